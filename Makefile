@@ -78,7 +78,7 @@ docs: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build/site .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(INSTALLED): requirements.txt runtime/pyproject.toml
+$(INSTALLED): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || { \
 	    echo "make: got $(PYTHON) = $$($(PYTHON) --version 2>&1); expected Python 3.10 to 3.13." \
 	         "Install one of them and run: make PYTHON=python3.x $(MAKECMDGOALS)" >&2; exit 2; }

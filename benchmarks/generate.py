@@ -29,8 +29,8 @@ from benchmarks.harness import (
     print_json,
     table,
 )
-from config import Config, preset
-from execution.model_size import parameter_count
+from popxl_gpt.config import Config, preset
+from popxl_gpt.execution.model_size import parameter_count
 
 CLOCKS = {False: time.perf_counter, True: time.process_time}
 """By whether processor time is asked for."""
@@ -61,8 +61,8 @@ class Phased:
     """This repository's program."""
 
     def __init__(self, options: Figures):
-        from execution.generation import CachedModel
-        from execution.variables import fresh_weights, write_whole_weights
+        from popxl_gpt.execution.generation import CachedModel
+        from popxl_gpt.execution.variables import fresh_weights, write_whole_weights
 
         self.clock = CLOCKS[options["processor_time"]]
         self.prompts, self.tokens = prompts(options).tolist(), options["tokens"]

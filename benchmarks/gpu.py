@@ -36,7 +36,7 @@ from benchmarks.harness import (  # noqa: E402
     run_counts,
     table,
 )
-from utils.units import bytes_text  # noqa: E402
+from popxl_gpt.utils.units import bytes_text  # noqa: E402
 
 BARS = {"one layer / resident": 0.95, "resident / plain": 1.0, "MFU": 0.45}
 LARGE = 2**28
@@ -158,7 +158,7 @@ class PhasedWorkload:
         import torch
 
         from benchmarks.phased import PhasedTrainer
-        from utils.runtime import file_traffic
+        from popxl_gpt.utils.runtime import file_traffic
 
         self.device, self.traffic = torch.device(options["device"]), file_traffic
         self.random = np.random.default_rng(0)
@@ -203,7 +203,7 @@ def device_peak(device: "object") -> Figures:
 
 def config_of(options: Figures) -> "object":
     """The application's configuration of a variant."""
-    from config import Config, Execution, Model, Training
+    from popxl_gpt.config import Config, Execution, Model, Training
 
     return Config(
         name="gpu",
@@ -244,8 +244,8 @@ def options_of(arguments: argparse.Namespace) -> Figures:
 
 def variants_of(arguments: argparse.Namespace) -> list[Variant]:
     """Plain PyTorch, then ours from all state on the device down to one layer's."""
-    from execution.pretraining import training_program
-    from utils.runtime import planner
+    from popxl_gpt.execution.pretraining import training_program
+    from popxl_gpt.utils.runtime import planner
 
     options = options_of(arguments)
     needs = planner().device_needs(training_program(config_of(options))[0], arguments.device)
@@ -265,7 +265,7 @@ def variants_of(arguments: argparse.Namespace) -> list[Variant]:
 
 def flops_of(arguments: argparse.Namespace) -> float:
     """The model's FLOPs in a step, recomputation not counted."""
-    from execution.model_size import flops_per_step
+    from popxl_gpt.execution.model_size import flops_per_step
 
     return flops_per_step(config_of(options_of(arguments)))
 
@@ -343,8 +343,8 @@ def main() -> int:
     parser.add_argument("--link_bytes", type=int, default=LARGE)
     arguments = parser.parse_args()
 
-    from config import UserError
-    from utils.runtime import session_device
+    from popxl_gpt.config import UserError
+    from popxl_gpt.utils.runtime import session_device
 
     try:
         session_device(arguments.device)

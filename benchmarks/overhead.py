@@ -38,9 +38,9 @@ SHORT, LONG = 200, 2200
 START = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[1])
-from config import preset
-from execution.host import run_steps
-from execution.pretraining import pretraining
+from popxl_gpt.config import preset
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining
 import numpy as np
 config = preset("test")
 shape = (config.training.global_batch_size, config.model.sequence_length + 1)
@@ -66,8 +66,8 @@ with pretraining(config) as session:
 BUILD = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
-from config import preset
-from execution.pretraining import training_program
+from popxl_gpt.config import preset
+from popxl_gpt.execution.pretraining import training_program
 config = preset("gpt3_175B_pod256")
 begin = time.process_time()
 training_program(config)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Figures
-from config import Config, Execution, Model, Training, learning_rate, override
-from execution.host import run_steps
-from execution.inference import evaluate, evaluation
-from execution.pretraining import pretraining
-from execution.variables import copy_weights
+from popxl_gpt.config import Config, Execution, Model, Training, learning_rate, override
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.inference import evaluate, evaluation
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import copy_weights
 
 Batch = tuple[np.ndarray, np.ndarray]
 

@@ -102,8 +102,8 @@ class Replicas:
 def trainer(options: Figures) -> Any:
     """This process's part of the training session."""
     from benchmarks.phased import PhasedTrainer
-    from config import preset
-    from execution.host import own_samples
+    from popxl_gpt.config import preset
+    from popxl_gpt.execution.host import own_samples
 
     dp, tp1, tp2 = options["layout"]
     layout = {"data_parallel": dp, "tensor_parallel_1": tp1, "tensor_parallel_2": tp2}
@@ -146,14 +146,14 @@ def start_others(options: Figures) -> list[subprocess.Popen]:
 
 def tell(count: int, instances: int) -> None:
     """Say to all processes of a run how many steps come next; 0 ends them."""
-    from utils.runtime import gather
+    from popxl_gpt.utils.runtime import gather
 
     gather(count, instances, patiently=True)
 
 
 def follow(options: Figures) -> None:
     """Be one of the other processes: step when the first one does."""
-    from utils.runtime import gather
+    from popxl_gpt.utils.runtime import gather
 
     own = trainer(options)
     while count := gather(None, options["instances"], patiently=True)[0]:

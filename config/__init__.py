@@ -5,8 +5,8 @@ Imports the standard library and yaml only. A new setting is a field with a docs
 `pretraining.yml`. `--help` and the reference follow.
 """
 
-from config.command_line import parse_command_line, parse_options
-from config.errors import (
+from popxl_gpt.config.command_line import check_command_line, parse_command_line, parse_options
+from popxl_gpt.config.errors import (
     ConfigError,
     CorruptedError,
     DivergedError,
@@ -16,12 +16,20 @@ from config.errors import (
     exit_on_user_error,
     hear_ctrl_c,
 )
-from config.leaves import Leaf, leaves, reference
-from config.presets import from_mapping, override, preset, preset_names
-from config.saving import changes, config_hash, load, numerics_hash, save, to_mapping, to_yaml
-from config.schedules import learning_rate
-from config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
-from config.validation import validate
+from popxl_gpt.config.leaves import Leaf, leaves, reference
+from popxl_gpt.config.presets import from_mapping, override, preset, preset_names
+from popxl_gpt.config.saving import (
+    changes,
+    config_hash,
+    load,
+    numerics_hash,
+    save,
+    to_mapping,
+    to_yaml,
+)
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
+from popxl_gpt.config.validation import validate
 
 __all__ = [
     "Checkpoint",
@@ -39,6 +47,7 @@ __all__ = [
     "Training",
     "UserError",
     "changes",
+    "check_command_line",
     "config_hash",
     "exit_on_user_error",
     "from_mapping",

@@ -7,12 +7,12 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import Any, Optional, TypeVar
 
-from config.errors import SHOWN, ConfigError
-from config.leaves import Leaf, leaves, sections, shown
-from config.presets import build, did_you_mean, preset_mapping, preset_names
-from config.schema import Config
-from config.texts import user_path
-from config.yaml_files import read_yaml
+from popxl_gpt.config.errors import SHOWN, ConfigError
+from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
+from popxl_gpt.config.presets import build, did_you_mean, preset_mapping, preset_names
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.config.yaml_files import read_yaml
 
 HELP_FLAGS = ("--help", "-h")
 Record = TypeVar("Record")
@@ -50,15 +50,7 @@ def parse_command_line(
         ConfigError: lists every problem of flags, values and combinations.
         SystemExit: with code 0 after printing the help.
     """
-    if any(word in HELP_FLAGS for word in arguments):
-        print(help_text(program, default, options, unused, defaults=defaults or {}))
-        sys.exit(0)
-    known = (*leaves(Config), *(leaves(options) if options else ()))
-    words = _Words(arguments, known, has_presets=sections_of is None)
-    words.read()
-    words.refuse(
-        [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
-    )
+    words = _read(arguments, program, default, options, defaults, unused, sections_of is None)
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in words.values.items() if name not in own}
     try:
@@ -80,6 +72,48 @@ def parse_command_line(
     if options is None:
         return config, None
     return config, options(**{name: value for name, value in words.values.items() if name in own})
+
+
+def check_command_line(
+    arguments: Sequence[str],
+    *,
+    program: str,
+    options: type,
+    defaults: Optional[dict[str, Any]] = None,
+    unused: Sequence[str] = (),
+) -> None:
+    """Look at the flags alone of a program that uses what another has made: what
+    `parse_command_line` with `sections_of` says before it calls it.
+
+    Raises:
+        ConfigError: lists every problem of flags.
+        SystemExit: with code 0 after printing the help.
+    """
+    words = _read(arguments, program, "", options, defaults, unused, has_presets=False)
+    if words.problems:
+        raise ConfigError(words.problems)
+
+
+def _read(
+    arguments: Sequence[str],
+    program: str,
+    default: str,
+    options: Optional[type],
+    defaults: Optional[dict[str, Any]],
+    unused: Sequence[str],
+    has_presets: bool,
+) -> "_Words":
+    """The flags that were given, and what is wrong with each."""
+    if any(word in HELP_FLAGS for word in arguments):
+        print(help_text(program, default, options, unused, defaults=defaults or {}))
+        sys.exit(0)
+    known = (*leaves(Config), *(leaves(options) if options else ()))
+    words = _Words(arguments, known, has_presets=has_presets)
+    words.read()
+    words.refuse(
+        [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
+    )
+    return words
 
 
 def parse_options(

@@ -13,10 +13,10 @@ from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from config.bounded import shortened
-from config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan, Within
-from config.schema import Config
-from config.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
+from popxl_gpt.config.bounded import shortened
+from popxl_gpt.config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan, Within
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}

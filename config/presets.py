@@ -5,11 +5,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Optional
 
-from config.errors import ConfigError
-from config.leaves import Leaf, assemble, flatten, leaves, sections
-from config.schema import Config
-from config.validation import check_values, combination_problems
-from config.yaml_files import read_yaml
+from popxl_gpt.config.errors import ConfigError
+from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.validation import check_values, combination_problems
+from popxl_gpt.config.yaml_files import read_yaml
 
 PRESETS_FILE = Path(__file__).with_name("pretraining.yml")
 INHERITS = "inherits"

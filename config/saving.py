@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from config.leaves import leaves
-from config.presets import from_mapping, preset, preset_names
-from config.schema import Config
-from config.yaml_files import read_yaml
+from popxl_gpt.config.leaves import leaves
+from popxl_gpt.config.presets import from_mapping, preset, preset_names
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.yaml_files import read_yaml
 
 NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
 """Sections that leave the numbers alone; the contents of data files are identified by the data

@@ -2,7 +2,7 @@
 
 import math
 
-from config.schema import Training
+from popxl_gpt.config.schema import Training
 
 
 def learning_rate(training: Training, step: int) -> float:

@@ -5,7 +5,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.errors import UserError
+from popxl_gpt.config.errors import UserError
 
 LONGEST_TEXT, LONGEST_PATH, LONGEST_PART = 4000, 4000, 240
 """Bytes of a text, of a path and of a name in it: what file systems take, less what programs

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from config.errors import ConfigError
-from config.leaves import assemble, flatten, leaves
-from config.schema import Config
-from config.texts import shown_text
+from popxl_gpt.config.errors import ConfigError
+from popxl_gpt.config.leaves import assemble, flatten, leaves
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.texts import shown_text
 
 SEARCHED = 100_000
 """Numbers next to a value among which a divisor is looked for."""

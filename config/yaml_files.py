@@ -9,9 +9,9 @@ from typing import Any, Optional
 
 import yaml
 
-from config.bounded import read_bounded
-from config.errors import ConfigError
-from config.texts import shown_text
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.errors import ConfigError
+from popxl_gpt.config.texts import shown_text
 
 FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 500, 4096
 """At most: bytes of a file, mappings and lists inside each other, keys in all, characters of a

@@ -6,11 +6,11 @@ tokenizers, zstandard and pyarrow. A new kind of input: a function in `sources.p
 `Source`, and a subcommand in `prepare.py`.
 """
 
-from data.dataset import Dataset, SyntheticDataset, TokenArray, TokenDataset, find_files
-from data.errors import DataError
-from data.loader import BatchLoader
-from data.mixture import MixedDataset
-from data.sampling import BatchSampler
+from popxl_gpt.data.dataset import Dataset, SyntheticDataset, TokenArray, TokenDataset, find_files
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.loader import BatchLoader
+from popxl_gpt.data.mixture import MixedDataset
+from popxl_gpt.data.sampling import BatchSampler
 
 __all__ = [
     "BatchLoader",

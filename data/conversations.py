@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from config.texts import shown_text
-from data.json_lines import json_objects, whole_characters
-from data.masking import masked
-from data.sources import Source, source_of, text_files
+from popxl_gpt.config.texts import shown_text
+from popxl_gpt.data.json_lines import json_objects, whole_characters
+from popxl_gpt.data.masking import masked
+from popxl_gpt.data.sources import Source, source_of, text_files
 
 ROLES = ("system", "user", "assistant")
 ANSWERS = "assistant"

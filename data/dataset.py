@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from config.texts import user_path
-from data import example
-from data.description import Described, check_size, describe, read_info
-from data.errors import DamagedRecordError, DataError
-from data.masking import ids_of, masked
-from data.records import DAMAGED, RecordFile
-from data.sampling import Mixture, derive_key, mix
-from data.windows import Windows
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.data import example
+from popxl_gpt.data.description import Described, check_size, describe, read_info
+from popxl_gpt.data.errors import DamagedRecordError, DataError
+from popxl_gpt.data.masking import ids_of, masked
+from popxl_gpt.data.records import DAMAGED, RecordFile
+from popxl_gpt.data.sampling import Mixture, derive_key, mix
+from popxl_gpt.data.windows import Windows
 
 VERIFIED_BYTES = 32 * 2**20
 """Data sets of up to this size, in bytes, have every checksum checked when they are opened (a

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config.bounded import read_bounded
-from data.errors import DataError
-from data.records import unreadable
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.records import unreadable
 
 INFO_BYTES = 2**24
 """Of a dataset.json."""

@@ -1,6 +1,6 @@
 """The one error of this room."""
 
-from config import UserError
+from popxl_gpt.config import UserError
 
 
 class DataError(UserError):

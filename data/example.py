@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data.errors import DataError
-from data.masking import ids_of
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.masking import ids_of
 
 FEATURE = "input_ids"
 MASK = "loss_mask"

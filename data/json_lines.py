@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from config.texts import shown_text
-from data.compression import open_text, plain_suffix
-from data.errors import DataError
+from popxl_gpt.config.texts import shown_text
+from popxl_gpt.data.compression import open_text, plain_suffix
+from popxl_gpt.data.errors import DataError
 
 SUFFIXES = (".jsonl", ".ndjson")
 Kind = TypeVar("Kind")

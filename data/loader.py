@@ -4,10 +4,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from data.dataset import Dataset
-from data.errors import DataError
-from data.masking import ids_of, labels_of
-from data.sampling import BatchSampler
+from popxl_gpt.data.dataset import Dataset
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.masking import ids_of, labels_of
+from popxl_gpt.data.sampling import BatchSampler
 
 
 class BatchLoader:

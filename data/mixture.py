@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from data.dataset import Dataset
-from data.sampling import Mixture, shares_of
+from popxl_gpt.data.dataset import Dataset
+from popxl_gpt.data.sampling import Mixture, shares_of
 
 
 class MixedDataset:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from data.dataset import TokenDataset
-from data.description import read_info
-from data.errors import DataError
-from data.folders import partial_folder, publish
-from data.preparation import FORMAT, Settings, write_split, write_text
-from data.records import unreadable
-from data.tokenisation import END_OF_TEXT, load_tokenizer
+from popxl_gpt.data.dataset import TokenDataset
+from popxl_gpt.data.description import read_info
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.folders import partial_folder, publish
+from popxl_gpt.data.preparation import FORMAT, Settings, write_split, write_text
+from popxl_gpt.data.records import unreadable
+from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer
 
 FILES = {"validation": "val.bin", "train": "train.bin"}
 """Of each split."""

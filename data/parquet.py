@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.compression import optional_package
-from data.errors import DataError
-from data.records import unreadable
+from popxl_gpt.data.compression import optional_package
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.records import unreadable
 
 SUFFIX = ".parquet"
 ROWS = 1000

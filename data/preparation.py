@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from config.bounded import read_bounded
-from data import example
-from data.conversations import RecordPacker, text_of
-from data.description import read_info
-from data.errors import DataError
-from data.folders import publish, resumable_folder
-from data.records import RecordWriter, flush
-from data.shuffle import DocumentShuffle
-from data.sources import Source
-from data.tokenisation import (
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.data import example
+from popxl_gpt.data.conversations import RecordPacker, text_of
+from popxl_gpt.data.description import read_info
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.folders import publish, resumable_folder
+from popxl_gpt.data.records import RecordWriter, flush
+from popxl_gpt.data.shuffle import DocumentShuffle
+from popxl_gpt.data.sources import Source
+from popxl_gpt.data.tokenisation import (
     END_OF_TEXT,
     SMALLEST_VOCABULARY,
     TOKENIZER_BYTES,

@@ -1,32 +1,34 @@
 """Turn text into TFRecords: `python data/prepare.py --help`."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Optional
 
-# The repository, as this file is run by its path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":
+    if not __package__:  # run by its path: the packages are beside this folder
+        sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from popxl_gpt.config.programs import start
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # while modules load, Ctrl-C ends the process without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    start("popxl_gpt.data.prepare")
 
-from config import ConfigError, exit_on_user_error, parse_options
-from config.errors import text_of
-from config.presets import did_you_mean
-from config.schema import PathText
-from data.conversations import conversation_source
-from data.dataset import find_files
-from data.errors import DataError
-from data.nanogpt import FILES, read_bins, write_bins
-from data.preparation import Settings, prepare
-from data.records import RecordFile
-from data.sources import Source, stdlib_source, text_source
-from data.wikipedia import wikipedia_source
+from popxl_gpt.config import ConfigError, parse_options
+from popxl_gpt.config.errors import text_of
+from popxl_gpt.config.presets import did_you_mean
+from popxl_gpt.config.programs import called_as
+from popxl_gpt.config.schema import PathText
+from popxl_gpt.data.conversations import conversation_source
+from popxl_gpt.data.dataset import find_files
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
+from popxl_gpt.data.preparation import Settings, prepare
+from popxl_gpt.data.records import RecordFile
+from popxl_gpt.data.sources import Source, stdlib_source, text_source
+from popxl_gpt.data.wikipedia import wikipedia_source
+
+STOPPED = "stopped; the same command goes on."
 
 
 def _cores() -> int:
@@ -215,7 +217,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     command = COMMANDS[name]
     options: Any = parse_options(
         words,
-        program=f"data/prepare.py {name}: {command.about}",
+        program=f"{_called()} {name}: {command.about}",
         options=command.options,
         words=command.words,
     )
@@ -231,16 +233,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         ) from error
 
 
+def _called() -> str:
+    return called_as("popxl-gpt-prepare", "data/prepare.py")
+
+
 def help_text() -> str:
     """What there is, one command a line."""
     lines = [f"  {name:<15}{command.about}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
-            "data/prepare.py COMMAND: turn text into TFRecords for pretraining",
+            f"{_called()} COMMAND: turn text into TFRecords for pretraining",
             "",
             *lines,
             "",
-            "data/prepare.py COMMAND --help tells what each takes.",
+            f"{_called()} COMMAND --help tells what each takes.",
         ]
     )
 
@@ -323,8 +329,3 @@ COMMANDS = {
     "to_bins": Command("turn token files into nanoGPT's", ToBins, _to_bins, "folder"),
     "check": Command("check every checksum of TFRecord files", Check, _check, "files"),
 }
-
-
-if __name__ == "__main__":
-    with exit_on_user_error(stopped="stopped; the same command goes on."):
-        sys.exit(main())

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from config.plain_files import open_plain
-from data.errors import DamagedRecordError, DataError
+from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.data.errors import DamagedRecordError, DataError
 
 HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")

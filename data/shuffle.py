@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data.sampling import derive_key, mix
+from popxl_gpt.data.sampling import derive_key, mix
 
 BUCKET_BYTES = 64 * 2**20
 """Aim for the size of one bucket, which is the memory the second pass takes."""

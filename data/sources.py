@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from config.texts import user_path
-from data.compression import EXPANDED, is_compressed, open_text
-from data.errors import DataError
-from data.json_lines import is_json_lines, read_json_lines
-from data.parquet import is_parquet, read_parquet
-from data.records import unreadable
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.data.compression import EXPANDED, is_compressed, open_text
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.json_lines import is_json_lines, read_json_lines
+from popxl_gpt.data.parquet import is_parquet, read_parquet
+from popxl_gpt.data.records import unreadable
 
 
 @dataclass(frozen=True, kw_only=True)

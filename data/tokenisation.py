@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from config.bounded import read_bounded
-from data.conversations import Conversation, text_of
-from data.errors import DataError
-from data.masking import masked
-from data.records import unreadable
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.data.conversations import Conversation, text_of
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.masking import masked
+from popxl_gpt.data.records import unreadable
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "\ufffd"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from data.errors import DataError
-from data.records import unreadable
-from data.sources import Source
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.records import unreadable
+from popxl_gpt.data.sources import Source
 
 COMPRESSION = 4
 """Bytes of text per byte of a bz2 dump, roughly."""

@@ -2,63 +2,32 @@
 `python demo/convert.py to_hugging_face CHECKPOINT OUT`. See --help.
 """
 
-import signal
 import sys
 from pathlib import Path
 
-# run as a script: the repository's packages are beside this folder, not in it
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # while modules load, Ctrl-C ends the process without a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if not __package__:  # run by its path: the packages are beside this folder
+        sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from popxl_gpt.demo import commands
+
+    commands.convert()
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
-from config import ConfigError, UserError, exit_on_user_error, parse_options, save
-from config.presets import did_you_mean
-from config.schema import Config, Count, PathText, Training
-from data.folders import partial_folder, publish
-from execution.checkpoint import find_trained, write_weights
-from execution.checkpoint_folder import TOKENIZER, folder_name
-from execution.hugging_face import HuggingFaceFolder, write_hugging_face
-from execution.initial_weights import with_positions
-from execution.model_size import parameter_count
-from utils.units import si
+from popxl_gpt.config import UserError, save
+from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.data.folders import partial_folder, publish
+from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
+from popxl_gpt.execution.checkpoint import find_trained, write_weights
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
+from popxl_gpt.execution.initial_weights import with_positions
+from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.utils.units import si
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Conversion:
-    """What is converted, and into what."""
-
-    paths: tuple[PathText, ...]
-    """The folder to read, and the folder to make."""
-    positions: Optional[Count] = None
-    """Positions that the new model has: the first ones, or with fresh ones after them; none: all
-    that there are.
-    """
-    overwrite: bool = False
-    """Replace the folder to make if it is there."""
-
-    def folders(self) -> "tuple[Path, Path]":
-        """The folder to read and the folder to make. ConfigError where there are not two."""
-        if len(self.paths) != 2:
-            raise ConfigError(
-                [f"PATHS: got {len(self.paths)}; expected two, the folder to read and OUT."]
-            )
-        source, out = (Path(path) for path in self.paths)
-        return source, out
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Export(Conversion):
-    """What is converted, and into what."""
-
-    file_bytes: Count = 5_000_000_000
-    """Begin another file of weights after so many bytes."""
+STOPPED = "stopped; nothing half-made is left."
 
 
 def from_hugging_face(options: Conversion) -> int:
@@ -118,42 +87,13 @@ def _made(out: Path, overwrite: bool) -> Iterator[Path]:
         ) from error
 
 
-class Command(NamedTuple):
-    """One of the program's commands."""
-
-    about: str
-    options: type
-    run: Callable[[Any], int]
-
-
-COMMANDS = {
-    "from_hugging_face": Command(
-        "FOLDER OUT: make a checkpoint of Hugging Face's GPT-2", Conversion, from_hugging_face
-    ),
-    "to_hugging_face": Command(
-        "CHECKPOINT OUT: make a GPT-2 that transformers loads", Export, to_hugging_face
-    ),
+COMMANDS: "dict[str, Callable[[Any], int]]" = {
+    "from_hugging_face": from_hugging_face,
+    "to_hugging_face": to_hugging_face,
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line. Returns the exit code."""
-    name, *words = list(arguments) or [""]
-    if name in ("--help", "-h"):
-        lines = [f"  {name:<20}{command.about}" for name, command in COMMANDS.items()]
-        print("\n".join(["demo/convert.py COMMAND", "", *lines]))
-        print("\ndemo/convert.py COMMAND --help tells what each takes.")
-        return 0
-    if name not in COMMANDS:
-        hint = did_you_mean(name, dict.fromkeys(COMMANDS), listed=True)
-        raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"], "command line")
-    command = COMMANDS[name]
-    program = f"demo/convert.py {name} {command.about}"
-    return command.run(
-        parse_options(words, program=program, options=command.options, words="paths")
-    )
-
-
-if __name__ == "__main__":
-    with exit_on_user_error(stopped="stopped; nothing half-made is left."):
-        sys.exit(main(sys.argv[1:]))
+    name, options = parse_conversion(arguments)
+    return COMMANDS[name](options)

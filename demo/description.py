@@ -12,12 +12,12 @@ from typing import Any, Optional
 
 import popdist
 
-from config import Config
-from data import Dataset
-from demo.run_folder import RunFolder
-from execution.model_size import flops_per_step, parameter_count
-from utils.files import written_whole
-from utils.runtime import host_bytes
+from popxl_gpt.config import Config
+from popxl_gpt.data import Dataset
+from popxl_gpt.demo.run_folder import RunFolder
+from popxl_gpt.execution.model_size import flops_per_step, parameter_count
+from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.runtime import host_bytes
 
 PACKAGES = ("popxl-runtime", "torch", "numpy")
 _LOG = logging.getLogger(__name__)

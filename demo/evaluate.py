@@ -2,19 +2,15 @@
 FILES`. See --help.
 """
 
-import os
-import signal
 import sys
 from pathlib import Path
 
-# run as a script: the repository's packages are beside this folder, not in it
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # while modules load, Ctrl-C ends the process without a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # OpenMP's threads spin while they wait: see demo/pretraining.py
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if not __package__:  # run by its path: the packages are beside this folder
+        sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from popxl_gpt.demo import commands
+
+    commands.evaluate()
 
 import json
 import math
@@ -27,71 +23,36 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import (
+from popxl_gpt.config import (
     Config,
     ConfigError,
     NotFiniteError,
     UserError,
-    exit_on_user_error,
     from_mapping,
-    leaves,
     override,
-    parse_command_line,
     to_mapping,
 )
-from config.schema import Count, PathText
-from config.texts import user_path
-from data import DataError, Dataset, TokenArray, TokenDataset
-from data.sources import text_source
-from data.tokenisation import END_OF_TEXT, token_bytes, tokenise
-from demo.text import read_tokenizer
-from execution.checkpoint import SavedRun, find_trained
-from execution.checkpoint_folder import TOKENIZER
-from execution.evaluation import Evaluation, Measured
-from execution.inference import evaluation
-from execution.instances import check_instances
-from execution.variables import write_whole_weights
-from utils.files import written_whole
-from utils.runtime import remote_memory_errors_are_user_errors
-from utils.units import duration
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.data import DataError, Dataset, TokenArray, TokenDataset
+from popxl_gpt.data.sources import text_source
+from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise
+from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
+from popxl_gpt.demo.commands import EvaluateOptions as Options
+from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.evaluation import Evaluation, Measured
+from popxl_gpt.execution.inference import evaluation
+from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.runtime import remote_memory_errors_are_user_errors
+from popxl_gpt.utils.units import duration
 
 REPORT_SECONDS = 10.0
 """Between lines that say how far it is."""
 ROWS = 1024
 """Tokens that run as one, about: enough for matrix products to be fast."""
-USED = (
-    "precision", "sequence_length", "attention_serialisation", "input_files", "tokenizer",
-    "skip_damaged",
-    "micro_batch_size", "widening", "data_parallel", "tensor_parallel_1", "tensor_parallel_2",
-    "replicated_tensor_sharding", "device", "device_memory", "memmap_dir", "host_memory",
-)  # fmt: skip
-"""Settings of training that mean something here."""
-ONE_REPLICA = {
-    "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "micro_batch_size": 1,
-    "device_iterations": 1, "replicated_tensor_sharding": False, "device": "auto",
-    "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
-}  # fmt: skip
-"""How a model is run unless it is told otherwise, whatever trained it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What is evaluated: every token once. Without `--input_files` and `--text` it is the run's own
-    validation data. Numbers are the same for every layout, width and batch, to rounding.
-    """
-
-    checkpoint: Optional[PathText] = None
-    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
-    text: tuple[PathText, ...] = ()
-    """Text files, JSON lines (.jsonl), folders or quoted globs, in place of token files; each file
-    or line is a document.
-    """
-    stride: Optional[Count] = None
-    """Tokens from the beginning of a window to the next one's; fewer than sequence_length give
-    every token more text before it, for more time; none: sequence_length.
-    """
-    json: Optional[PathText] = None
-    """File to write the numbers to, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +122,9 @@ def evaluate(
         NotFiniteError: a weight or the loss is not finite.
     """
     saved = find_trained(user_path("--checkpoint", checkpoint))
-    refused = sorted(set(settings) - set(USED))
+    refused = sorted(set(settings) - set(EVALUATE.used))
     if refused:
-        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(USED)}."])
+        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(EVALUATE.used)}."])
     if input_files:
         settings["input_files"] = tuple(map(str, input_files))
     values = {**settings, "text": tuple(map(str, text))}
@@ -183,13 +144,7 @@ def main(arguments: Sequence[str]) -> int:
         found.append(find_trained(Path(values["checkpoint"])))
         return _sections(found[0], values)
 
-    config, options = parse_command_line(
-        arguments,
-        program="demo/evaluate.py: the loss of a trained model on text",
-        options=Options,
-        unused=[leaf.name for leaf in leaves() if leaf.name not in USED],
-        sections_of=sections_of,
-    )
+    config, options = EVALUATE.parse(arguments, sections_of)
     is_leader = check_instances(config)
     with remote_memory_errors_are_user_errors():
         result = _measure(found[0], config, options, _Progress() if is_leader else _silent)
@@ -369,8 +324,3 @@ def _write_json(path: Path, result: Result) -> None:
             f"--json: got {path}: {error.strerror}; expected a file that can be written. Choose "
             "another."
         ) from error
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        sys.exit(main(sys.argv[1:]))

@@ -2,98 +2,48 @@
 'def main():'`. See --help.
 """
 
-import os
-import signal
 import sys
 from pathlib import Path
 
-# run as a script: the repository's packages are beside this folder, not in it
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # while modules load, Ctrl-C ends the process without a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # OpenMP's threads spin while they wait: see demo/pretraining.py
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if not __package__:  # run by its path: the packages are beside this folder
+        sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from popxl_gpt.demo import commands
+
+    commands.generate()
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Optional
+from typing import Any, Optional
 
 import popdist
 from tokenizers import Tokenizer
 
-from config import (
+from popxl_gpt.config import (
     Config,
     ConfigError,
     UserError,
-    exit_on_user_error,
-    leaves,
     override,
-    parse_command_line,
     to_mapping,
 )
-from config.bounded import read_bounded
-from config.bounds import Within
-from config.schema import Count, PathText, PositiveOrZero
-from config.texts import IsFreeText, user_path
-from data.tokenisation import END_OF_TEXT
-from demo.text import read_tokenizer
-from demo.writing import OnEnd, OnText, write
-from execution.checkpoint import SavedRun, find_trained
-from execution.checkpoint_folder import TOKENIZER
-from execution.generation import CachedModel
-from execution.instances import check_instances
-from execution.sampling import Sampling
-from execution.variables import write_whole_weights
-from utils.runtime import gather, remote_memory_errors_are_user_errors
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.demo.commands import GENERATE
+from popxl_gpt.demo.commands import GenerateOptions as Options
+from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.demo.writing import OnEnd, OnText, write
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
 
 PROMPT_BYTES = 2**26
 """Of a file with a prompt."""
-USED = (
-    "precision", "seed", "tokenizer", "data_parallel", "tensor_parallel_1", "tensor_parallel_2",
-    "replicated_tensor_sharding", "device", "device_memory", "memmap_dir", "host_memory",
-)  # fmt: skip
-"""Settings of training that mean something here."""
-ONE_REPLICA = {
-    "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "micro_batch_size": 1,
-    "widening": 1, "device_iterations": 1, "replicated_tensor_sharding": False, "device": "auto",
-    "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
-}  # fmt: skip
-"""How a model is run unless it is told otherwise, whatever trained it."""
-FreeText = Annotated[str, IsFreeText()]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What is written."""
-
-    checkpoint: Optional[PathText] = None
-    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
-    prompt: tuple[FreeText, ...] = ()
-    """Texts to go on from, each by itself; none: a new document is begun."""
-    prompt_file: Optional[PathText] = None
-    """A file whose text is a prompt; -: standard input."""
-    chat: bool = False
-    """Read prompts from standard input, a line each. The model sees all that was said before."""
-    tokens: Count = 200
-    """Tokens to write after each prompt, unless the text ends before. The model sees at most
-    max_positions tokens of a text, the last ones of a longer prompt; when a text grows beyond, it
-    goes on from the second half of those.
-    """
-    samples: Count = 1
-    """Texts to write after each prompt."""
-    stop: tuple[FreeText, ...] = ()
-    """Texts that end what is written, and are left out."""
-    temperature: PositiveOrZero = Sampling.temperature
-    """What logits are divided by: below one makes likely tokens likelier; 0: always the likeliest
-    one.
-    """
-    top_k: Optional[Count] = Sampling.top_k
-    """Tokens that are chosen from, the likeliest ones; none: all."""
-    top_p: Annotated[float, Within(1e-6, 1.0)] = Sampling.top_p
-    """Of these, as few as together have this probability."""
 
 
 class Trained:
@@ -162,10 +112,10 @@ def generate(
     """
     saved = find_trained(user_path("--checkpoint", checkpoint))
     batch = settings.get("data_parallel", 1)
-    refused = sorted(set(settings) - set(USED))
+    refused = sorted(set(settings) - set(GENERATE.used))
     if refused:
-        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(USED)}."])
-    config = override(saved.config, global_batch_size=batch, **{**ONE_REPLICA, **settings})
+        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(GENERATE.used)}."])
+    config = override(saved.config, global_batch_size=batch, **{**GENERATE.defaults, **settings})
     trained = Trained(saved, config, find_tokenizer(saved, config))
     found = [trained.tokens(text, "prompts") for text in prompts] or [trained.begin()]
     sampling = sampling or Sampling(seed=config.training.seed)
@@ -184,14 +134,7 @@ def main(arguments: Sequence[str]) -> int:
         found.append(find_trained(Path(values["checkpoint"])))
         return _sections(found[0], values)
 
-    config, options = parse_command_line(
-        arguments,
-        program="demo/generate.py: text that a trained model writes",
-        options=Options,
-        defaults=ONE_REPLICA,
-        unused=unused(),
-        sections_of=sections_of,
-    )
+    config, options = GENERATE.parse(arguments, sections_of)
     is_leader = check_instances(config)
     trained = Trained(found[0], config, find_tokenizer(found[0], config))
     sampling = Sampling(
@@ -206,11 +149,6 @@ def main(arguments: Sequence[str]) -> int:
         else:
             show_texts(trained, options, sampling, is_leader)
     return 0
-
-
-def unused() -> "list[str]":
-    """Settings that only training has a use for."""
-    return [leaf.name for leaf in leaves() if leaf.name not in USED]
 
 
 def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
@@ -391,8 +329,3 @@ def _lines(is_leader: bool) -> Iterator[str]:
             return
         if line.strip():
             yield line.rstrip("\n")
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        sys.exit(main(sys.argv[1:]))

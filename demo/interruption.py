@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import popdist
 
-from utils.runtime import gather
+from popxl_gpt.utils.runtime import gather
 
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Those that let the present step end, save, and end the process with 128 + their number."""

@@ -2,30 +2,21 @@
 See --help.
 """
 
-import os
-import signal
 import sys
 from pathlib import Path
 
-# run as a script: the repository's packages are beside this folder, not in it
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # while modules load, Ctrl-C ends the process without a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # nothing is there to save yet
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # OpenMP's threads spin while they wait. On cores shared with other work that took three times
-    # the processor time and 2.0 s a step where 0.7 s is enough (preset demo, two threads). Read
-    # when PyTorch is loaded.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if not __package__:  # run by its path: the packages are beside this folder
+        sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from popxl_gpt.demo import commands
+
+    commands.train()
 
 import contextlib
 import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, Optional
 
@@ -33,7 +24,7 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import (
+from popxl_gpt.config import (
     Config,
     ConfigError,
     DivergedError,
@@ -41,60 +32,41 @@ from config import (
     SpikeError,
     UserError,
     changes,
-    exit_on_user_error,
-    parse_command_line,
 )
-from config.schema import CountOrZero
-from data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
-from data.masking import ids_of
-from demo.description import describe
-from demo.interruption import Interruption
-from demo.output import lasting_output
-from demo.run_folder import RunFolder, claimed
-from demo.text import MARK, read_tokenizer, whole_lines, write_samples
-from demo.training_run import TrainingRun
-from demo.warnings_file import warnings_kept
-from execution.checkpoint import SavedRun
-from execution.checkpoint_folder import best_in
-from execution.initial_weights import Weights, initial_weights
-from execution.instances import check_instances
-from execution.memory import check_memory
-from execution.model_size import parameter_count, trained_count
-from execution.pretraining import training_program
-from execution.reports.folder import written_to
-from execution.reports.options import PlanOptions
-from execution.reports.plan.report import plan_and_show, write_plan
-from execution.reports.plan.run_plan import make_run_plan
-from execution.reports.profile.report import step_profiler
-from execution.variables import write_whole_weights
-from utils.runtime import gather, remote_memory_errors_are_user_errors
-from utils.units import si
+from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
+from popxl_gpt.data.masking import ids_of
+from popxl_gpt.demo.commands import TrainOptions as Options
+from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.description import describe
+from popxl_gpt.demo.interruption import Interruption
+from popxl_gpt.demo.output import lasting_output
+from popxl_gpt.demo.run_folder import RunFolder, claimed
+from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
+from popxl_gpt.demo.training_run import TrainingRun
+from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoint_folder import best_in
+from popxl_gpt.execution.initial_weights import Weights, initial_weights
+from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.memory import check_memory
+from popxl_gpt.execution.model_size import parameter_count, trained_count
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.reports.folder import written_to
+from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
+from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
+from popxl_gpt.execution.reports.profile.report import step_profiler
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
 PROMPT_TOKENS = 64
 SAMPLE_TOKENS = 100
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options(PlanOptions):
-    """What this program prints at the end, profiles on the way, or plans instead of running."""
-
-    limit: bool = False
-    """Plan the run at its start, in some seconds: progress tells the share of the machine's
-    physical limit that it reaches, and the report what bounds each phase.
-    """
-    samples: CountOrZero = 2
-    """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
-
-
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
-    config, options = parse_command_line(
-        arguments,
-        program="demo/pretraining.py: pretrain a GPT",
-        default="demo",
-        options=Options,
-    )
+    config, options = parse_training(arguments)
     if options.is_plan():
         check_instances(config)
         plan_and_show(training_program, config, options)
@@ -401,8 +373,3 @@ def show_files(folder: RunFolder, step: int) -> None:
     best = best_in(folder.checkpoints)
     if best is not None:
         print(f"  {'best':<14}{best}")
-
-
-if __name__ == "__main__":
-    with exit_on_user_error():
-        sys.exit(main(sys.argv[1:]))

@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Optional
 
-from config import Config
-from demo.progress_line import Part
-from execution.model_size import flops_per_step
-from execution.reports.run.curves import RunningMean
-from utils.units import duration, si
+from popxl_gpt.config import Config
+from popxl_gpt.demo.progress_line import Part
+from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.reports.run.curves import RunningMean
+from popxl_gpt.utils.units import duration, si
 
 WINDOW = 20
 """Session runs over which speed is averaged."""

@@ -11,13 +11,20 @@ from typing import Optional
 
 from tokenizers import Tokenizer
 
-from config import Config, UserError, to_yaml
-from demo.folder_lock import FolderLock
-from execution.checkpoint import SavedRun, find
-from execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
-from execution.reports.run.run_files import ABOUT, CONFIG, METRICS, REPORT, SAMPLES, WARNINGS
-from utils.files import remove_partial, written_whole
-from utils.runtime import leave_note, read_note
+from popxl_gpt.config import Config, UserError, to_yaml
+from popxl_gpt.demo.folder_lock import FolderLock
+from popxl_gpt.execution.checkpoint import SavedRun, find
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
+from popxl_gpt.execution.reports.run.run_files import (
+    ABOUT,
+    CONFIG,
+    METRICS,
+    REPORT,
+    SAMPLES,
+    WARNINGS,
+)
+from popxl_gpt.utils.files import remove_partial, written_whole
+from popxl_gpt.utils.runtime import leave_note, read_note
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import popxl_addons as addons
 from tokenizers import Tokenizer
 
-from config import Config, UserError
-from config.bounded import read_bounded
-from data.tokenisation import TOKENIZER_BYTES
-from demo.writing import write
-from execution.generation import CachedModel
-from execution.sampling import Sampling
-from execution.variables import copy_weights
+from popxl_gpt.config import Config, UserError
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
+from popxl_gpt.demo.writing import write
+from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.execution.variables import copy_weights
 
 MARK = "»"
 """Stands where the given text ends."""

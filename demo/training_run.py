@@ -12,28 +12,28 @@ import popdist
 import popxl_addons as addons
 from tokenizers import Tokenizer
 
-from config import Config, UserError, learning_rate
-from data import BatchLoader, DataError, Dataset
-from data.tokenisation import token_bytes
-from demo.interruption import Interruption, first
-from demo.progress import Progress, validation_parts
-from demo.progress_line import Part, ProgressLine, whole
-from demo.run_folder import RunFolder, for_rescue
-from demo.tensorboard_log import TensorboardLog
-from demo.wandb_log import WandbLog
-from execution.checkpoint import NotSavedError, Position, SavedRun, save
-from execution.evaluation import Evaluation
-from execution.host import StepResult, data_share, run_steps
-from execution.inference import evaluation
-from execution.metrics import MetricsFile
-from execution.overflow import FLOOR, Skipped, name_the_first
-from execution.pretraining import pretraining
-from execution.replicas import check_replicas
-from execution.reports.profile.report import StepProfiler
-from execution.reports.run.report import RunReport
-from execution.variables import copy_weights
-from execution.verification import due, verified
-from utils.runtime import gather, resident_bytes
+from popxl_gpt.config import Config, UserError, learning_rate
+from popxl_gpt.data import BatchLoader, DataError, Dataset
+from popxl_gpt.data.tokenisation import token_bytes
+from popxl_gpt.demo.interruption import Interruption, first
+from popxl_gpt.demo.progress import Progress, validation_parts
+from popxl_gpt.demo.progress_line import Part, ProgressLine, whole
+from popxl_gpt.demo.run_folder import RunFolder, for_rescue
+from popxl_gpt.demo.tensorboard_log import TensorboardLog
+from popxl_gpt.demo.wandb_log import WandbLog
+from popxl_gpt.execution.checkpoint import NotSavedError, Position, SavedRun, save
+from popxl_gpt.execution.evaluation import Evaluation
+from popxl_gpt.execution.host import StepResult, data_share, run_steps
+from popxl_gpt.execution.inference import evaluation
+from popxl_gpt.execution.metrics import MetricsFile
+from popxl_gpt.execution.overflow import FLOOR, Skipped, name_the_first
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.replicas import check_replicas
+from popxl_gpt.execution.reports.profile.report import StepProfiler
+from popxl_gpt.execution.reports.run.report import RunReport
+from popxl_gpt.execution.variables import copy_weights
+from popxl_gpt.execution.verification import due, verified
+from popxl_gpt.utils.runtime import gather, resident_bytes
 
 _LOG = logging.getLogger(__name__)
 

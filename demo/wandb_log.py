@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from config import Config, to_mapping
-from config.bounded import read_bounded
-from demo.description import machine, versions
-from utils.files import written_whole
+from popxl_gpt.config import Config, to_mapping
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.demo.description import machine, versions
+from popxl_gpt.utils.files import written_whole
 
 QUEUE = 10000
 """Steps that may wait for a slow connection; more are dropped."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Optional, Protocol
 
-from demo.progress_line import line_away
+from popxl_gpt.demo.progress_line import line_away
 
 
 class HasStep(Protocol):

@@ -6,11 +6,11 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from config import NotFiniteError
-from data.tokenisation import END_OF_TEXT
-from execution.generation import CachedModel
-from execution.sampling import Sampling, choose
-from utils.runtime import gather
+from popxl_gpt.config import NotFiniteError
+from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.execution.sampling import Sampling, choose
+from popxl_gpt.utils.runtime import gather
 
 UNFINISHED = "\ufffd"
 """What stands for bytes that are no whole character."""

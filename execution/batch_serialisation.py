@@ -7,8 +7,15 @@ import popxl
 import popxl_addons as addons
 from popxl import ReplicaGrouping, Tensor, TensorSpec
 
-from execution.layer_plan import FromBuffer, FromStream, LayerPlan, Seed, ToBuffer, ToStream
-from execution.transfers import shard_spec
+from popxl_gpt.execution.layer_plan import (
+    FromBuffer,
+    FromStream,
+    LayerPlan,
+    Seed,
+    ToBuffer,
+    ToStream,
+)
+from popxl_gpt.execution.transfers import shard_spec
 
 IoMode = Literal["compute", "io", "io_overlapped"]
 Loads = Dict[Tensor, Union[popxl.HostToDeviceStream, addons.RemoteHandle]]

@@ -27,7 +27,7 @@ import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
 
-from config import (
+from popxl_gpt.config import (
     Config,
     DivergedError,
     NotFiniteError,
@@ -37,9 +37,9 @@ from config import (
     override,
     to_mapping,
 )
-from config.plain_files import open_plain
-from data.folders import partial_folder, publish
-from execution.checkpoint_folder import (
+from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.data.folders import partial_folder, publish
+from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
     NAME,
     best_in,
@@ -49,20 +49,26 @@ from execution.checkpoint_folder import (
     remove_leftovers,
     set_aside,
 )
-from execution.manifest import FORMAT, FORMATS, ManifestError, manifest_text, read_manifest
-from execution.overflow import COUNTED, SEEDS, read_count
-from execution.tensor_files import (
+from popxl_gpt.execution.manifest import (
+    FORMAT,
+    FORMATS,
+    ManifestError,
+    manifest_text,
+    read_manifest,
+)
+from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
+from popxl_gpt.execution.tensor_files import (
     TensorFileError,
     damaged_tensors,
     read_tensors,
     tensor_checksum,
     write_tensors,
 )
-from execution.variables import write
-from modelling import Parameter, Table, model_table
-from modelling.linear import DOWN, UP, merged
-from utils.runtime import gather
-from utils.units import bytes_text
+from popxl_gpt.execution.variables import write
+from popxl_gpt.modelling import Parameter, Table, model_table
+from popxl_gpt.modelling.linear import DOWN, UP, merged
+from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.units import bytes_text
 
 OLDER = (
     "The checkpoint is damaged: load an older one with --checkpoint.load; auto finds the newest "

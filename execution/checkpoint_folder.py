@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
-from data.folders import flush_folder, remove_unlocked
-from execution.manifest import ManifestError, read_manifest
+from popxl_gpt.data.folders import flush_folder, remove_unlocked
+from popxl_gpt.execution.manifest import ManifestError, read_manifest
 
 MANIFEST = "checkpoint.json"
 TOKENIZER = "tokenizer.json"

@@ -10,12 +10,12 @@ from typing import Optional
 import numpy as np
 import popxl_addons as addons
 
-from config import Config
-from data import DataError, Dataset
-from data.masking import IGNORED, ids_of, labels_of
-from data.sampling import permute
-from execution.host import own_samples
-from execution.inference import token_losses
+from popxl_gpt.config import Config
+from popxl_gpt.data import DataError, Dataset
+from popxl_gpt.data.masking import IGNORED, ids_of, labels_of
+from popxl_gpt.data.sampling import permute
+from popxl_gpt.execution.host import own_samples
+from popxl_gpt.execution.inference import token_losses
 
 ORDER = 0x5DEECE66D
 """Key of the order that parts of data sets are taken in: the same for every run."""

@@ -7,15 +7,15 @@ import popxl_addons as addons
 from popxl import Tensor
 from popxl_addons.named_tensors import NamedTensors
 
-from config import Config, Execution, Model, Training
-from execution.batch_serialisation import LayerIO
-from execution.graphs import ForwardPass, InferenceGraphs
-from execution.layer_graphs import activation_specs, fwd_graphs, words_spec
-from execution.layer_plan import POSITIONS
-from execution.phase_graphs import PhaseGraphs
-from execution.transfers import first_row
-from execution.variables import make_weights
-from modelling import Layout
+from popxl_gpt.config import Config, Execution, Model, Training
+from popxl_gpt.execution.batch_serialisation import LayerIO
+from popxl_gpt.execution.graphs import ForwardPass, InferenceGraphs
+from popxl_gpt.execution.layer_graphs import activation_specs, fwd_graphs, words_spec
+from popxl_gpt.execution.layer_plan import POSITIONS
+from popxl_gpt.execution.phase_graphs import PhaseGraphs
+from popxl_gpt.execution.transfers import first_row
+from popxl_gpt.execution.variables import make_weights
+from popxl_gpt.modelling import Layout
 
 Description = tuple[tuple[int, ...], popxl.dtype]
 """Shape and type of one transfer of a stream."""

@@ -16,19 +16,25 @@ import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
 
-from config import Config, override
-from execution.graphs import ForwardGraphs, InferenceGraphs
-from execution.host import own_samples, token_array
-from execution.layer_graphs import layer_weights
-from execution.phase_graphs import PhaseGraphs
-from execution.pretraining import make_ir
-from execution.transfers import first_row
-from execution.variables import make_weights
-from modelling import Layout
-from modelling.decoder import CachedDecoderBlock
-from modelling.embedding import Embedding
-from modelling.head import TIED, LogitsHead
-from utils.runtime import data_type, expect_session, find_not_finite, gather, session_device
+from popxl_gpt.config import Config, override
+from popxl_gpt.execution.graphs import ForwardGraphs, InferenceGraphs
+from popxl_gpt.execution.host import own_samples, token_array
+from popxl_gpt.execution.layer_graphs import layer_weights
+from popxl_gpt.execution.phase_graphs import PhaseGraphs
+from popxl_gpt.execution.pretraining import make_ir
+from popxl_gpt.execution.transfers import first_row
+from popxl_gpt.execution.variables import make_weights
+from popxl_gpt.modelling import Layout
+from popxl_gpt.modelling.decoder import CachedDecoderBlock
+from popxl_gpt.modelling.embedding import Embedding
+from popxl_gpt.modelling.head import TIED, LogitsHead
+from popxl_gpt.utils.runtime import (
+    data_type,
+    expect_session,
+    find_not_finite,
+    gather,
+    session_device,
+)
 
 PROMPT_TOKENS = 256
 """Tokens of each text, at most, that a run takes of its prompt: bounds the memory for scores."""

@@ -14,12 +14,17 @@ from typing import Any, Optional
 
 import numpy as np
 
-from config import Model, UserError, from_mapping
-from config.bounded import read_bounded
-from execution.checkpoint_folder import TOKENIZER
-from execution.tensor_files import TensorFileError, read_tensor, tensor_shapes, write_tensors
-from modelling import model_table
-from modelling.hugging_face import TIED, hugging_face_name
+from popxl_gpt.config import Model, UserError, from_mapping
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.tensor_files import (
+    TensorFileError,
+    read_tensor,
+    tensor_shapes,
+    write_tensors,
+)
+from popxl_gpt.modelling import model_table
+from popxl_gpt.modelling.hugging_face import TIED, hugging_face_name
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -11,14 +11,14 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 
-from config import Config
-from execution.forward import Description, build_forward
-from execution.host import all_replicas, own_samples, token_array, word_arrays
-from execution.layer_graphs import words_spec
-from execution.pretraining import make_ir
-from modelling import model_table
-from modelling.head import TIED
-from utils.runtime import session_device
+from popxl_gpt.config import Config
+from popxl_gpt.execution.forward import Description, build_forward
+from popxl_gpt.execution.host import all_replicas, own_samples, token_array, word_arrays
+from popxl_gpt.execution.layer_graphs import words_spec
+from popxl_gpt.execution.pretraining import make_ir
+from popxl_gpt.modelling import model_table
+from popxl_gpt.modelling.head import TIED
+from popxl_gpt.utils.runtime import session_device
 
 
 def evaluation(config: Config) -> addons.TaskSession:

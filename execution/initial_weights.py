@@ -10,10 +10,10 @@ from typing import Optional
 
 import numpy as np
 
-from config import Config, Model, UserError
-from execution.checkpoint import find_trained
-from execution.hugging_face import HuggingFaceFolder, is_hugging_face
-from modelling import model_table
+from popxl_gpt.config import Config, Model, UserError
+from popxl_gpt.execution.checkpoint import find_trained
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder, is_hugging_face
+from popxl_gpt.modelling import model_table
 
 POSITIONS = "embedding.position.weight"
 MUST_AGREE = (

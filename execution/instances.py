@@ -10,14 +10,19 @@ from pathlib import Path
 
 import popdist
 
-from config import Config, UserError, to_yaml, validate
-from execution.host import data_share
-from utils.log import set_up_logging
-from utils.runtime import gather
+from popxl_gpt.config import Config, UserError, to_yaml, validate
+from popxl_gpt.execution.host import data_share
+from popxl_gpt.utils.log import set_up_logging
+from popxl_gpt.utils.runtime import gather
 
-PACKAGES = ("config", "data", "demo", "execution", "modelling", "utils",
-            "popart", "popdist", "poprun", "popxl", "popxl_addons", "popxl_engine")  # fmt: skip
-
+PACKAGES = (
+    *(
+        f"popxl_gpt.{name}"
+        for name in ("config", "data", "demo", "execution", "modelling", "utils")
+    ),
+    *("popart", "popdist", "poprun", "popxl", "popxl_addons", "popxl_engine"),
+)
+"""Each by itself: in a checkout those of the application are links."""
 SOURCES = (".py", ".cpp", ".h")
 LIBRARIES = ("torch", "numpy")
 """Those that the numbers come from."""
@@ -90,6 +95,6 @@ def code_hashes() -> "dict[str, str]":
         for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
             for path in Path(folder).rglob("*"):
                 if path.suffix in SOURCES:
-                    name = f"{package}/{path.relative_to(folder)}"
+                    name = f"{package.rpartition('.')[2]}/{path.relative_to(folder)}"
                     hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return hashes

@@ -15,9 +15,9 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from config import Config
-from execution.batch_serialisation import LayerIO, serialise, serialise_with_gradient
-from execution.graphs import (
+from popxl_gpt.config import Config
+from popxl_gpt.execution.batch_serialisation import LayerIO, serialise, serialise_with_gradient
+from popxl_gpt.execution.graphs import (
     Gradients,
     InferenceGraphs,
     LayerGraphs,
@@ -27,7 +27,7 @@ from execution.graphs import (
     Weights,
     summed,
 )
-from execution.layer_plan import (
+from popxl_gpt.execution.layer_plan import (
     POSITIONS,
     decoder_plan,
     embedding_plan,
@@ -36,14 +36,22 @@ from execution.layer_plan import (
     loss_plan,
     without_seed,
 )
-from execution.optimizer import Optimizer
-from execution.transfers import Gather, Load, Reduce, Store, selected, shard_length, shard_spec
-from modelling import Layer, Layout, Table, trained
-from modelling.attention import recomputing_gradients
-from modelling.decoder import DecoderBlock
-from modelling.embedding import Embedding
-from modelling.head import TIED, Head, LogitsHead, LossHead, MaskedLossHead, TokenLossHead
-from utils.runtime import accumulator_options, data_type, seed_spec
+from popxl_gpt.execution.optimizer import Optimizer
+from popxl_gpt.execution.transfers import (
+    Gather,
+    Load,
+    Reduce,
+    Store,
+    selected,
+    shard_length,
+    shard_spec,
+)
+from popxl_gpt.modelling import Layer, Layout, Table, trained
+from popxl_gpt.modelling.attention import recomputing_gradients
+from popxl_gpt.modelling.decoder import DecoderBlock
+from popxl_gpt.modelling.embedding import Embedding
+from popxl_gpt.modelling.head import TIED, Head, LogitsHead, LossHead, MaskedLossHead, TokenLossHead
+from popxl_gpt.utils.runtime import accumulator_options, data_type, seed_spec
 
 LOSS_SCALE = "loss_scale"
 """The head's input by name that is the loss scale, where the program finds it."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from config.bounded import read_bounded
-from config.errors import first_line
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.errors import first_line
 
 FORMAT = 2
 FORMATS = (1, 2)

@@ -2,10 +2,10 @@
 
 import os
 
-from config import Config, UserError
-from execution.model_size import parameter_count, trained_count
-from utils.runtime import host_bytes
-from utils.units import bytes_text
+from popxl_gpt.config import Config, UserError
+from popxl_gpt.execution.model_size import parameter_count, trained_count
+from popxl_gpt.utils.runtime import host_bytes
+from popxl_gpt.utils.units import bytes_text
 
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number."""

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from config import UserError
-from config.plain_files import open_plain
-from utils.files import written_whole
+from popxl_gpt.config import UserError
+from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.utils.files import written_whole
 
 LONGEST_LINE = 10_000
 """Characters of a line; one of a run has a few hundred."""

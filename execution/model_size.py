@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from config import Config, Model
-from execution.forward import forward_program
-from modelling import Table, layer_tables, trained
-from utils.runtime import planner
+from popxl_gpt.config import Config, Model
+from popxl_gpt.execution.forward import forward_program
+from popxl_gpt.modelling import Table, layer_tables, trained
+from popxl_gpt.utils.runtime import planner
 
 BACKWARD = 2
 """Matrix products of the backward pass for each of the forward pass: by either operand."""

@@ -16,10 +16,10 @@ from popxl_addons.ops.grad_reduce_square_add import grad_reduce_square_add
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from config import Training
-from execution.train_state import TrainState
-from modelling import Layout, Table
-from utils.runtime import moment_options, update_condition
+from popxl_gpt.config import Training
+from popxl_gpt.execution.train_state import TrainState
+from popxl_gpt.modelling import Layout, Table
+from popxl_gpt.utils.runtime import moment_options, update_condition
 
 SCALAR = TensorSpec((), popxl.float32)
 

@@ -17,9 +17,9 @@ from popxl import Tensor, ops
 from popxl_addons import TaskSession
 from popxl_addons.named_tensors import NamedTensors
 
-from config import Config, Training
-from execution.host import StepResult, run_steps
-from utils.runtime import find_not_finite, gather
+from popxl_gpt.config import Config, Training
+from popxl_gpt.execution.host import StepResult, run_steps
+from popxl_gpt.utils.runtime import find_not_finite, gather
 
 COUNTERS = ("skipped", "skipped_in_a_row")
 """Variables of the state that count skipped steps, int32 scalars; the second is 0 after a step that

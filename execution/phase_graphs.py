@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
 import popxl
 from popxl import Graph, Tensor, ops
 
-from execution.train_state import TrainState
+from popxl_gpt.execution.train_state import TrainState
 
 Phase = Callable[..., Any]
 """A top-level function `(step, inputs...) -> tensors`."""

@@ -14,13 +14,19 @@ import popxl
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from execution.graphs import InferenceGraphs, TrainingGraphs, TrainingStep, TwoPassGraphs, summed
-from execution.layer_graphs import LOSS_SCALE
-from execution.spikes import is_at_most
-from execution.train_state import LossScale, Rounding, TrainState
-from execution.transfers import first_row
-from modelling.head import TIED
-from utils.runtime import round_from
+from popxl_gpt.execution.graphs import (
+    InferenceGraphs,
+    TrainingGraphs,
+    TrainingStep,
+    TwoPassGraphs,
+    summed,
+)
+from popxl_gpt.execution.layer_graphs import LOSS_SCALE
+from popxl_gpt.execution.spikes import is_at_most
+from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
+from popxl_gpt.execution.transfers import first_row
+from popxl_gpt.modelling.head import TIED
+from popxl_gpt.utils.runtime import round_from
 
 
 def embedding_fwd_phase(step: TrainingStep, seed: Tensor) -> Tensor:

@@ -21,11 +21,11 @@ import popxl_addons as addons
 from popxl import Tensor, TensorByRef, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from config import Config, Training, exit_on_user_error
-from execution import phases
-from execution.batch_serialisation import LayerIO
-from execution.graphs import TrainingStep, TwoPassGraphs
-from execution.layer_graphs import (
+from popxl_gpt.config import Config, Training, exit_on_user_error
+from popxl_gpt.execution import phases
+from popxl_gpt.execution.batch_serialisation import LayerIO
+from popxl_gpt.execution.graphs import TrainingStep, TwoPassGraphs
+from popxl_gpt.execution.layer_graphs import (
     activation_spec,
     activation_specs,
     decoder_graphs,
@@ -33,17 +33,17 @@ from execution.layer_graphs import (
     head_graphs,
     words_spec,
 )
-from execution.layer_plan import POSITIONS
-from execution.overflow import count_step, counters, make_counters, seeds
-from execution.phase_graphs import PhaseGraphs
-from execution.reports.benchmark.report import main
-from execution.spikes import follow_norm, norm_limit
-from execution.train_state import LossScale, Rounding, TrainState
-from execution.transfers import Load, selected
-from execution.variables import fresh_weights, make_variables, write_whole_weights
-from modelling import Layout
-from modelling.head import TIED
-from utils.runtime import (
+from popxl_gpt.execution.layer_plan import POSITIONS
+from popxl_gpt.execution.overflow import count_step, counters, make_counters, seeds
+from popxl_gpt.execution.phase_graphs import PhaseGraphs
+from popxl_gpt.execution.reports.benchmark.report import main
+from popxl_gpt.execution.spikes import follow_norm, norm_limit
+from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
+from popxl_gpt.execution.transfers import Load, selected
+from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
+from popxl_gpt.modelling import Layout
+from popxl_gpt.modelling.head import TIED
+from popxl_gpt.utils.runtime import (
     expect_session,
     keep_remote_memory_in_files,
     keep_state_once,

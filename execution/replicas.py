@@ -5,8 +5,8 @@ from collections import Counter
 import popdist
 import popxl_addons as addons
 
-from config import CorruptedError
-from utils.runtime import gather, replica_digests
+from popxl_gpt.config import CorruptedError
+from popxl_gpt.utils.runtime import gather, replica_digests
 
 
 def check_replicas(session: addons.TaskSession, step: int) -> None:

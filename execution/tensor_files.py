@@ -18,8 +18,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from config.plain_files import open_plain
-from data.records import checksum
+from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.data.records import checksum
 
 HEADER_BYTES = 100_000_000
 """The most that a header may have, as for the format's own readers."""

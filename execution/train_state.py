@@ -5,7 +5,7 @@ from typing import List, Literal, Sequence, Union
 
 from popxl import Tensor
 
-from config import Training
+from popxl_gpt.config import Training
 
 LossScale = Union[Tensor, float]
 """What the loss is multiplied by: a tensor where the program finds it, else a constant of its

@@ -20,10 +20,10 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from config import Config, UserError
-from execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraphs, TrainingStep
-from modelling import model_table
-from utils.ahead import made_ahead
+from popxl_gpt.config import Config, UserError
+from popxl_gpt.execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraphs, TrainingStep
+from popxl_gpt.modelling import model_table
+from popxl_gpt.utils.ahead import made_ahead
 
 DRAWN_AHEAD = 2**29
 """Bytes of fresh weights on a machine that may wait while its programs are built."""

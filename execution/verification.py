@@ -7,9 +7,9 @@ from typing import Any
 import popdist
 import popxl_addons as addons
 
-from config import Config, CorruptedError
-from execution.overflow import layer_of_round
-from utils.runtime import gather, replay_phases
+from popxl_gpt.config import Config, CorruptedError
+from popxl_gpt.execution.overflow import layer_of_round
+from popxl_gpt.utils.runtime import gather, replay_phases
 
 
 def due(every: int, step: int, iterations: int) -> "list[int]":

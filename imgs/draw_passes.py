@@ -28,8 +28,8 @@ from popxl_engine.passes import (  # noqa: E402
     enabled_passes,
 )
 
-from config import override, preset  # noqa: E402
-from execution.pretraining import training_program  # noqa: E402
+from popxl_gpt.config import override, preset  # noqa: E402
+from popxl_gpt.execution.pretraining import training_program  # noqa: E402
 
 PAGE = ROOT / "docs/passes.md"
 HEAD = """\

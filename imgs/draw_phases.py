@@ -18,9 +18,9 @@ sys.path.insert(0, str(ROOT))
 import popxl  # noqa: E402
 from popxl_addons.named_tensors import NamedTensors  # noqa: E402
 
-from config import Config, preset  # noqa: E402
-from execution.graphs import TrainingStep  # noqa: E402
-from execution.pretraining import make_ir, make_kept, run_phases, training_step  # noqa: E402
+from popxl_gpt.config import Config, preset  # noqa: E402
+from popxl_gpt.execution.graphs import TrainingStep  # noqa: E402
+from popxl_gpt.execution.pretraining import make_ir, make_kept, run_phases, training_step  # noqa: E402
 
 LOAD, STORE, INK, BOX = "#2b6cb0", "#c05621", "#1a202c", "#edf2f7"
 LANES = (

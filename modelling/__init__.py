@@ -4,10 +4,10 @@ May import `config`, `utils`, `popxl_addons` and `popxl`. A new layer is a file 
 table of parameters beside it, and a case in `tests/integration/layers/cases.py`.
 """
 
-from modelling.gpt import layer_tables, model_table, shard_weights, unshard_weights
-from modelling.layer import Layer
-from modelling.layout import Layout
-from modelling.parameters import Parameter, Role, Table, trained
+from popxl_gpt.modelling.gpt import layer_tables, model_table, shard_weights, unshard_weights
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Parameter, Role, Table, trained
 
 __all__ = [
     "Layer", "Layout", "Parameter", "Role", "Table", "layer_tables", "model_table", "shard_weights",

@@ -13,12 +13,12 @@ import popxl_addons as addons
 from popxl import Tensor, TensorByRef, ops
 from popxl.transforms.autodiff import GradGraphInfo
 
-from config import Model
-from modelling.layer import Layer
-from modelling.layout import Layout
-from modelling.linear import Linear
-from modelling.parameters import Table, nested
-from utils.runtime import attention
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.linear import Linear
+from popxl_gpt.modelling.parameters import Table, nested
+from popxl_gpt.utils.runtime import attention
 
 
 class Attention(Layer):

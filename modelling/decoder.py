@@ -4,13 +4,13 @@ from typing import Optional, Tuple, Union
 
 from popxl import Tensor, TensorByRef, ops
 
-from config import Model
-from modelling.attention import Attention, CachedAttention
-from modelling.feed_forward import FeedForward
-from modelling.layer import Layer
-from modelling.layout import Layout
-from modelling.linear import Norm
-from modelling.parameters import Table, nested
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.attention import Attention, CachedAttention
+from popxl_gpt.modelling.feed_forward import FeedForward
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.parameters import Table, nested
 
 
 class DecoderBlock(Layer):

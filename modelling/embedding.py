@@ -10,10 +10,10 @@ import numpy as np
 import popxl
 from popxl import Tensor, ops
 
-from config import Model
-from modelling.layer import Layer, leave
-from modelling.layout import Layout
-from modelling.parameters import Parameter, Role, Table
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.layer import Layer, leave
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Parameter, Role, Table
 
 
 class Embedding(Layer):

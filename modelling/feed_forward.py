@@ -4,12 +4,12 @@ tp2: replica groups.
 
 from popxl import Tensor, ops
 
-from config import Model
-from modelling.attention import residual_std
-from modelling.layer import Layer
-from modelling.layout import Layout
-from modelling.linear import Linear
-from modelling.parameters import Table, nested
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.attention import residual_std
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.linear import Linear
+from popxl_gpt.modelling.parameters import Table, nested
 
 
 class FeedForward(Layer):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from config import Execution, Model
-from modelling.decoder import DecoderBlock
-from modelling.embedding import Embedding
-from modelling.head import Head
-from modelling.parameters import Table
+from popxl_gpt.config import Execution, Model
+from popxl_gpt.modelling.decoder import DecoderBlock
+from popxl_gpt.modelling.embedding import Embedding
+from popxl_gpt.modelling.head import Head
+from popxl_gpt.modelling.parameters import Table
 
 
 def layer_tables(model: Model) -> "dict[str, Table]":

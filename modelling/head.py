@@ -10,12 +10,12 @@ import popxl
 from popxl import Tensor, ops
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 
-from config import Model
-from modelling.embedding import word_table
-from modelling.layer import Layer, enter, leave
-from modelling.layout import Layout
-from modelling.linear import Norm
-from modelling.parameters import Table, nested
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.embedding import word_table
+from popxl_gpt.modelling.layer import Layer, enter, leave
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.parameters import Table, nested
 
 IGNORED = -100
 """A label that counts for nothing, as in PyTorch and Hugging Face."""

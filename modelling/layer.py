@@ -17,10 +17,10 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
     replicated_all_reduce_identical_inputs,
 )
 
-from config import Model
-from modelling.layout import Layout
-from modelling.parameters import Table
-from utils.runtime import data_type
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Table
+from popxl_gpt.utils.runtime import data_type
 
 
 class Layer(addons.Module):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import popxl
 from popxl import ReplicaGrouping
 
-from config import Execution
-from modelling.parameters import Parameter
+from popxl_gpt.config import Execution
+from popxl_gpt.modelling.parameters import Parameter
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ import numpy as np
 from popxl import Tensor, ops
 from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
 
-from config import Model
-from modelling.layer import Layer, enter, leave
-from modelling.layout import Layout
-from modelling.parameters import Parameter, Role, Table
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.layer import Layer, enter, leave
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Parameter, Role, Table
 
 Split = Literal["tp2 to tp1", "tp1 to tp2"]
 """Over which group the features are split before and after a linear layer."""

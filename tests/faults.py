@@ -14,9 +14,9 @@ from typing import Optional
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from data import example
-from data.records import RecordWriter
-from execution.manifest import manifest_text
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.execution.manifest import manifest_text
 
 ROOT = Path(__file__).parents[1]
 RECORDS = "tokens/train-00000.tfrecord"

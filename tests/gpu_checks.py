@@ -48,11 +48,11 @@ from popxl_engine.machine.device import Device, device_named  # noqa: E402
 from popxl_engine.machine.paging import HostStore  # noqa: E402
 from popxl_engine.support import uploader  # noqa: E402
 
-from config import Config, override, preset  # noqa: E402
-from execution.host import run_steps  # noqa: E402
-from execution.pretraining import pretraining, training_program  # noqa: E402
-from execution.variables import read_weights  # noqa: E402
-from utils.runtime import planner  # noqa: E402
+from popxl_gpt.config import Config, override, preset  # noqa: E402
+from popxl_gpt.execution.host import run_steps  # noqa: E402
+from popxl_gpt.execution.pretraining import pretraining, training_program  # noqa: E402
+from popxl_gpt.execution.variables import read_weights  # noqa: E402
+from popxl_gpt.utils.runtime import planner  # noqa: E402
 
 Check = tuple[str, Callable[[], None]]
 

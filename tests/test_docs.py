@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 from helpers.quick import Later
 
-from config import preset
-from utils.pages import ROOT
+from popxl_gpt.config import preset
+from popxl_gpt.utils.pages import ROOT
 
 phases_picture = Later("imgs.draw_phases")
 architecture_picture = Later("imgs.draw_architecture")
@@ -55,6 +55,7 @@ SHORTER = {
     # Without a network: the pins must be what this environment has. The runtime itself is installed
     # from the copy.
     "pip install -r requirements.txt": "{python} -m pip install --no-index --dry-run -r pins.txt",
+    "pip install .": "{python} -c 'import popxl_gpt'",
     "pip install -e ./runtime": "{python} -c 'import popxl, popxl_addons, popdist, popart'",
     # The same commands with less to do: added flags win over those before them.
     "python data/prepare.py text ...": "+ --vocabulary_size 300 --sequence_length 16 --workers 1",
@@ -156,7 +157,7 @@ def copy(tmp_path) -> Path:
     left_out = shutil.ignore_patterns(
         ".*", "venv", "runs", "wandb", "files", "__pycache__", "*.egg-info", "build", "dist"
     )
-    shutil.copytree(ROOT, folder, ignore=left_out)
+    shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
     (folder / "venv/bin").mkdir(parents=True)
     (folder / "venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     (folder / "venv/bin/python").chmod(0o755)
@@ -168,7 +169,7 @@ def copy(tmp_path) -> Path:
     (folder / "letters.txt").write_text(
         "the cat sat on the mat, and the dog sat on the log.\n" * 400
     )
-    pins = (folder / "requirements.txt").read_text().replace("-e ./runtime", "")
+    pins = (folder / "requirements.txt").read_text().replace("-e .\n", "")
     (folder / "pins.txt").write_text(pins)
     return folder
 

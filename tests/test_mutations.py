@@ -16,20 +16,20 @@ import time
 import numpy as np
 import pytest
 
-import demo.pretraining
-from config import UserError, exit_on_user_error, leaves, preset, to_yaml
-from config.bounds import Bytes
-from data import TokenDataset, example
-from data.prepare import main as prepare
-from data.records import FOOTER, HEADER, RecordWriter, masked_crc
-from data.tokenisation import load_tokenizer
-from demo.pretraining import Options
-from demo.text import read_tokenizer
-from execution.checkpoint import Position, SavedRun, save
-from execution.manifest import ManifestError, manifest_text, read_manifest
-from execution.metrics import MetricsFile, read_metrics
-from execution.pretraining import pretraining
-from execution.tensor_files import read_tensors
+import popxl_gpt.demo.pretraining
+from popxl_gpt.config import UserError, exit_on_user_error, leaves, preset, to_yaml
+from popxl_gpt.config.bounds import Bytes
+from popxl_gpt.data import TokenDataset, example
+from popxl_gpt.data.prepare import main as prepare
+from popxl_gpt.data.records import FOOTER, HEADER, RecordWriter, masked_crc
+from popxl_gpt.data.tokenisation import load_tokenizer
+from popxl_gpt.demo.pretraining import Options
+from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.manifest import ManifestError, manifest_text, read_manifest
+from popxl_gpt.execution.metrics import MetricsFile, read_metrics
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.tensor_files import read_tensors
 
 TRIES = int(os.environ.get("MUTATIONS", "300"))
 SEED = int(os.environ.get("MUTATION_SEED", "1"))
@@ -161,12 +161,12 @@ def program(made, tmp_path, monkeypatch, capfd):
     def begin(*_: object) -> None:
         raise SystemExit(0)
 
-    monkeypatch.setattr(demo.pretraining, "TrainingRun", begin)
-    monkeypatch.setattr(demo.pretraining, "plan_and_show", begin)
+    monkeypatch.setattr(popxl_gpt.demo.pretraining, "TrainingRun", begin)
+    monkeypatch.setattr(popxl_gpt.demo.pretraining, "plan_and_show", begin)
 
     def call(arguments):
         with pytest.raises(SystemExit) as stop, exit_on_user_error():
-            raise SystemExit(demo.pretraining.main(arguments))
+            raise SystemExit(popxl_gpt.demo.pretraining.main(arguments))
         return stop.value.code, capfd.readouterr().err
 
     return call

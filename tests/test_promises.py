@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from utils.pages import ROOT
+from popxl_gpt.utils.pages import ROOT
 
 PAGE = ROOT / "docs" / "promises.md"
 PROMISES = (

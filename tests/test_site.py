@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from utils.pages import ROOT
+from popxl_gpt.utils.pages import ROOT
 
 LOADING = ("script", "link", "img", "iframe", "source")
 """Elements whose addresses a browser loads by itself."""

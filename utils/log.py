@@ -3,7 +3,7 @@
 import logging
 import os
 
-from config import UserError
+from popxl_gpt.config import UserError
 
 LEVEL_VARIABLE = "MODEL_LOG_LEVEL"
 """Environment variable that holds the level; INFO without it."""

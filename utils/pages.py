@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from config import UserError, exit_on_user_error, preset, preset_names, reference
-from utils.units import si
+from popxl_gpt.config import UserError, exit_on_user_error, preset, preset_names, reference
+from popxl_gpt.utils.units import si
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "runtime" / "tests" / "helpers" / "public_names.json"
 """The names of the original API, by module."""
@@ -28,7 +28,7 @@ def presets_table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     # by name, for modules of utils import nothing above them
-    count = importlib.import_module("execution.model_size").parameter_count
+    count = importlib.import_module("popxl_gpt.execution.model_size").parameter_count
     for name in preset_names():
         config = preset(name)
         model, execution = config.model, config.execution

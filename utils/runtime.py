@@ -19,7 +19,7 @@ try:
 except ImportError:  # plain PopXL
     extensions = None  # type: ignore[assignment]
 
-from config import UserError
+from popxl_gpt.config import UserError
 
 _LOG = logging.getLogger(__name__)
 

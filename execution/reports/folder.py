@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from config import UserError
+from popxl_gpt.config import UserError
 
 
 @contextmanager

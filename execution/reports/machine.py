@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any, Tuple
 
-from config import Config
-from execution.reports.options import PlanOptions
-from utils.runtime import data_type, planner
+from popxl_gpt.config import Config
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.utils.runtime import data_type, planner
 
 SPEEDS = {
     "device_tflops": ("flops", 1e12),

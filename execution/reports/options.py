@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from config import ConfigError
-from config.schema import PathText, Positive
+from popxl_gpt.config import ConfigError
+from popxl_gpt.config.schema import PathText, Positive
 
 USED_BY = {
     "plan_folder": ("plan",),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from config import Config
+from popxl_gpt.config import Config
 
 
 def micro_batches(config: Config) -> str:

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 
 import pytest
 from helpers.public_api import private_names
-from helpers.source_tree import PACKAGES, ROOT, Import, Source, imports, parse, sources
+from helpers.source_tree import (
+    APPLICATION_PACKAGES,
+    PACKAGES,
+    ROOT,
+    RUNTIME_PACKAGES,
+    Import,
+    Source,
+    imports,
+    package_of,
+    parse,
+    sources,
+)
 from popxl.backend import Backend
 from popxl_engine.backend import BACKEND
 
@@ -65,19 +76,39 @@ ROOMS = (
         (*NOUNS, "popxl_engine.kernels.dtypes", "popdist", "poprun"),
         ("numpy", "torch"),
     ),
-    Room("config", (), ("yaml",)),
-    Room("data", ("config",), ("numpy", "crc32c", "tfrecord", "tokenizers")),
-    Room("utils", ("config", "popxl", "popxl_addons"), ("numpy",)),
-    Room("modelling", ("config", "utils", "popxl", "popxl_addons"), ("numpy", "safetensors")),
+    Room("popxl_gpt.config", (), ("yaml",)),
+    Room("popxl_gpt.data", ("popxl_gpt.config",), ("numpy", "crc32c", "tfrecord", "tokenizers")),
+    Room("popxl_gpt.utils", ("popxl_gpt.config", "popxl", "popxl_addons"), ("numpy",)),
     Room(
-        "execution",
-        ("config", "data", "utils", "modelling", "popxl", "popxl_addons", "popdist", "popart"),
+        "popxl_gpt.modelling",
+        ("popxl_gpt.config", "popxl_gpt.utils", "popxl", "popxl_addons"),
+        ("numpy", "safetensors"),
+    ),
+    Room(
+        "popxl_gpt.execution",
+        (
+            "popxl_gpt.config",
+            "popxl_gpt.data",
+            "popxl_gpt.utils",
+            "popxl_gpt.modelling",
+            "popxl",
+            "popxl_addons",
+            "popdist",
+            "popart",
+        ),
         ("numpy", "safetensors", "wandb", "matplotlib", "tokenizers"),
     ),
     # An entry point asks the launcher who it is, and names the session's type.
     Room(
-        "demo",
-        ("config", "data", "utils", "execution", "popdist", "popxl_addons"),
+        "popxl_gpt.demo",
+        (
+            "popxl_gpt.config",
+            "popxl_gpt.data",
+            "popxl_gpt.utils",
+            "popxl_gpt.execution",
+            "popdist",
+            "popxl_addons",
+        ),
         ("numpy", "wandb", "tensorboard", "tokenizers", "tqdm"),
     ),
 )
@@ -147,13 +178,13 @@ def test_imports_point_down():
         ("popxl_addons.module", "import popxl_engine"),
         ("popxl_engine.kernels.linalg", "import popxl_addons"),
         ("popxl_engine.machine.memory", "from popxl.graph import Graph"),
-        ("config.schema", "import numpy"),
-        ("data.loader", "from execution import pretraining"),
-        ("utils.units", "from modelling import attention"),
-        ("modelling.attention", "from execution import graphs"),
-        ("modelling.attention", "import torch"),
-        ("execution.pretraining", "import popxl_engine.interpreter"),
-        ("demo.pretraining", "import popxl"),
+        ("popxl_gpt.config.schema", "import numpy"),
+        ("popxl_gpt.data.loader", "from popxl_gpt.execution import pretraining"),
+        ("popxl_gpt.utils.units", "from popxl_gpt.modelling import attention"),
+        ("popxl_gpt.modelling.attention", "from popxl_gpt.execution import graphs"),
+        ("popxl_gpt.modelling.attention", "import torch"),
+        ("popxl_gpt.execution.pretraining", "import popxl_engine.interpreter"),
+        ("popxl_gpt.demo.pretraining", "import popxl"),
     ],
 )
 def test_a_wrong_arrow_is_seen(module, text):
@@ -251,8 +282,8 @@ def test_no_circle_is_hidden_where_types_are_checked():
 def test_no_package_imports_another_that_imports_it():
     edges: dict[str, set[str]] = {package: set() for package in PACKAGES}
     for module, targets in import_edges(types_too=True).items():
-        package = module.split(".")[0]
-        edges[package] |= {target.split(".")[0] for target in targets} - {package}
+        package = package_of(module)
+        edges[package] |= {package_of(target) for target in targets} - {package}
     assert not cycles(edges)
 
 
@@ -293,8 +324,8 @@ def test_the_engine_has_one_door():
 
 
 def test_another_door_is_seen():
-    assert engine_names(parse("utils.a", "import_module('popxl_engine.planner')"))
-    assert not engine_names(parse("utils.a", "'popxl_engine.planner'"))
+    assert engine_names(parse("popxl_gpt.utils.a", "import_module('popxl_engine.planner')"))
+    assert not engine_names(parse("popxl_gpt.utils.a", "'popxl_engine.planner'"))
 
 
 def test_the_engine_is_what_the_door_says():
@@ -371,10 +402,14 @@ def test_nobody_uses_underscore_names_of_another_package():
 
 
 def test_a_foreign_underscore_name_is_seen():
-    owned = {"popxl": {"_inner", "_pb_ir"}, "execution": {"_own"}}
-    assert foreign_private_uses(parse("execution.a", "graph._inner"), owned)
-    assert foreign_private_uses(parse("execution.a", "from popxl.graph import _thing"), owned)
-    assert not foreign_private_uses(parse("execution.a", "self._own, ir._pb_ir, torch._C"), owned)
+    owned = {"popxl": {"_inner", "_pb_ir"}, "popxl_gpt.execution": {"_own"}}
+    assert foreign_private_uses(parse("popxl_gpt.execution.a", "graph._inner"), owned)
+    assert foreign_private_uses(
+        parse("popxl_gpt.execution.a", "from popxl.graph import _thing"), owned
+    )
+    assert not foreign_private_uses(
+        parse("popxl_gpt.execution.a", "self._own, ir._pb_ir, torch._C"), owned
+    )
 
 
 FORBID = """
@@ -413,7 +448,7 @@ def test_the_api_imports_where_torch_and_the_engine_are_forbidden():
 def test_the_application_imports_where_torch_is_forbidden():
     done = run_python(
         FORBID.format(forbidden={"torch"})
-        + modules_of("config", "data", "utils", "modelling", "execution")
+        + modules_of(*(package for package in APPLICATION_PACKAGES if package != "popxl_gpt.demo"))
     )
     assert done.returncode == 0, done.stderr
 
@@ -449,9 +484,5 @@ def test_importing_has_no_effect_on_environment_folders_and_threads():
         "after = dict(os.environ), sorted(os.listdir('.')), threading.active_count()\nassert "
         "before == after, after\n"
     )
-    done = run_python(
-        watch
-        + modules_of("popart", "popdist", "popxl", "popxl_addons", "config", "data", "utils")
-        + check
-    )
+    done = run_python(watch + modules_of(*RUNTIME_PACKAGES[:5], *APPLICATION_PACKAGES[:3]) + check)
     assert done.returncode == 0, done.stderr

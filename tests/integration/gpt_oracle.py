@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from helpers.quick import Later
 
-from config import Config, Model, preset
-from modelling.gpt import model_table
-from modelling.hugging_face import hugging_face_name
+from popxl_gpt.config import Config, Model, preset
+from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.modelling.hugging_face import hugging_face_name
 
 transformers = Later("transformers")
 

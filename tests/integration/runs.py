@@ -5,12 +5,12 @@ training.
 import numpy as np
 import popxl_addons as addons
 
-from config import Config, learning_rate
-from demo.pretraining import main
-from execution.host import StepResult, run_steps
-from execution.pretraining import pretraining
-from execution.variables import read_gradients, read_weights, write_whole_weights
-from modelling.hugging_face import hugging_face_name
+from popxl_gpt.config import Config, learning_rate
+from popxl_gpt.demo.pretraining import main
+from popxl_gpt.execution.host import StepResult, run_steps
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
+from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
 
 TRAINED = small(

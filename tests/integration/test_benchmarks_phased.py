@@ -15,8 +15,8 @@ from benchmarks.phased import PhasedRun, PhasedSteps
 from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
 from benchmarks.shakespeare import BATCH, TRAINING, Characters
 from benchmarks.train_step import Batches
-from execution.variables import read_weights
-from modelling.hugging_face import hugging_face_name
+from popxl_gpt.execution.variables import read_weights
+from popxl_gpt.modelling.hugging_face import hugging_face_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 2, "hidden_size": 16, "heads": 2, "sequence_length": 8}

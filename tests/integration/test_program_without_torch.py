@@ -19,8 +19,8 @@ class Forbid:
             raise ImportError(f"{name} may not be imported while a program is built")
 
 sys.meta_path.insert(0, Forbid())
-from config import preset
-from execution.pretraining import training_program
+from popxl_gpt.config import preset
+from popxl_gpt.execution.pretraining import training_program
 
 data_parallel, tensor_parallel_1, tensor_parallel_2 = (int(size) for size in sys.argv[1:])
 config = preset("tiny", data_parallel=data_parallel, tensor_parallel_1=tensor_parallel_1,

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config import UserError, preset, save
-from demo.report import main
-from execution.metrics import MetricsFile
-from execution.reports.run.curves import POINTS, Curves, RunningMean, thinned
-from execution.reports.run.run_files import read_run
+from popxl_gpt.config import UserError, preset, save
+from popxl_gpt.demo.report import main
+from popxl_gpt.execution.metrics import MetricsFile
+from popxl_gpt.execution.reports.run.curves import POINTS, Curves, RunningMean, thinned
+from popxl_gpt.execution.reports.run.run_files import read_run
 from tests.browser import Browser
 
 ROOT = Path(__file__).parents[2]

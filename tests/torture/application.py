@@ -19,8 +19,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from data import example
-from data.records import RecordWriter
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
 from tests.metrics_text import metrics_of
 from tests.torture.judge import (
     Broken,

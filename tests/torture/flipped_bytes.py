@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import popxl_addons as addons
 
-from config import Config, UserError, parse_command_line
-from demo.pretraining import Options
-from execution.checkpoint import SavedRun
-from execution.pretraining import pretraining
+from popxl_gpt.config import Config, UserError, parse_command_line
+from popxl_gpt.demo.pretraining import Options
+from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.pretraining import pretraining
 from tests.torture.application import Mode, Workshop
 from tests.torture.judge import Broken, checkpoints_of
 from tests.torture.torture import Torture

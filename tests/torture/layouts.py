@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import popxl_addons as addons
 
-from config import Config, override
-from execution.checkpoint import Position, SavedRun, save
-from execution.host import run_steps
-from execution.pretraining import pretraining
-from execution.variables import read_weights
+from popxl_gpt.config import Config, override
+from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import read_weights
 from tests.integration.runs import TRAINED, batches
 from tests.torture.application import Workshop
 from tests.torture.judge import Broken

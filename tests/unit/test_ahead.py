@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from utils.ahead import made_ahead
+from popxl_gpt.utils.ahead import made_ahead
 
 CALLS = [(n % 3, lambda n=n: n * n) for n in range(40)]
 

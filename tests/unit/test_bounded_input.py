@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from config import ConfigError, UserError, from_mapping
-from config.bounded import read_bounded
-from config.command_line import parse_command_line
-from config.yaml_files import read_yaml
-from data.dataset import read_info
-from data.errors import DataError
-from data.tokenisation import load_tokenizer
-from demo.text import read_tokenizer
+from popxl_gpt.config import ConfigError, UserError, from_mapping
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.data.dataset import read_info
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.tokenisation import load_tokenizer
+from popxl_gpt.demo.text import read_tokenizer
 
 MEMORY = 2**29
 """Bytes that a process may take beside what it has at its start."""

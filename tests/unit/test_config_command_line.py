@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.quick import cases
 
-import config
-from config.leaves import field_docstrings, shown
+from popxl_gpt import config
+from popxl_gpt.config.leaves import field_docstrings, shown
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import config
-from config.presets import merge, preset_mapping
-from config.yaml_files import read_yaml
+from popxl_gpt import config
+from popxl_gpt.config.presets import merge, preset_mapping
+from popxl_gpt.config.yaml_files import read_yaml
 
 
 def test_every_preset_resolves_and_is_valid():

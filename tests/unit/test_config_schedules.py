@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from config import Training, learning_rate
+from popxl_gpt.config import Training, learning_rate
 
 STEPS, WARMUP, HIGH, LOW = 100, 10, 1e-3, 1e-4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-import config
+from popxl_gpt import config
 
 REFUSALS = [
     ({"layers": 0}, "layers: got 0; expected a whole number, at least 1."),

@@ -7,14 +7,14 @@ import pytest
 import tfrecord
 from tokenizers import Tokenizer
 
-from config import exit_on_user_error
-from data import BatchLoader, DataError, TokenDataset
-from data.conversations import RecordPacker, conversation_source
-from data.masking import IGNORED, ids_of, labels_of, masked
-from data.nanogpt import write_bins
-from data.preparation import Settings, prepare
-from data.prepare import main
-from data.tokenisation import END_OF_TEXT
+from popxl_gpt.config import exit_on_user_error
+from popxl_gpt.data import BatchLoader, DataError, TokenDataset
+from popxl_gpt.data.conversations import RecordPacker, conversation_source
+from popxl_gpt.data.masking import IGNORED, ids_of, labels_of, masked
+from popxl_gpt.data.nanogpt import write_bins
+from popxl_gpt.data.preparation import Settings, prepare
+from popxl_gpt.data.prepare import main
+from popxl_gpt.data.tokenisation import END_OF_TEXT
 
 PAIRS = [(f"{a}+{b}=", f"{a + b}") for a in range(12) for b in range(9)]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tfrecord
 
-import data.dataset
-from data import BatchLoader, DataError, TokenArray, TokenDataset, find_files
-from data.masking import IGNORED, labels_of
-from data.preparation import Settings, prepare
-from data.records import RecordFile, index_path
-from data.sources import text_source
+import popxl_gpt.data.dataset
+from popxl_gpt.data import BatchLoader, DataError, TokenArray, TokenDataset, find_files
+from popxl_gpt.data.masking import IGNORED, labels_of
+from popxl_gpt.data.preparation import Settings, prepare
+from popxl_gpt.data.records import RecordFile, index_path
+from popxl_gpt.data.sources import text_source
 
 LENGTH = 4
 VOCABULARY = 100
@@ -45,7 +45,7 @@ def flip(path, byte):
 @pytest.fixture
 def no_verification(monkeypatch):
     """As for a data set that is too large to be checked when it is opened."""
-    monkeypatch.setattr(data.dataset, "VERIFIED_BYTES", 0)
+    monkeypatch.setattr(popxl_gpt.data.dataset, "VERIFIED_BYTES", 0)
 
 
 def test_samples_are_the_records_of_all_files_in_order_of_name(tmp_path):
@@ -69,7 +69,7 @@ def test_samples_are_the_records_of_all_files_in_order_of_name(tmp_path):
 
 
 def test_more_files_than_may_be_open_at_once_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.dataset, "_OPEN_FILES", 2)
+    monkeypatch.setattr(popxl_gpt.data.dataset, "_OPEN_FILES", 2)
     for file in range(7):
         write(tmp_path / f"{file}.tfrecord", rows(1, first=file))
     dataset = TokenDataset(tmp_path, LENGTH, VOCABULARY)
@@ -227,11 +227,11 @@ def test_the_fingerprint_tells_other_contents_of_the_same_size_and_keeps_its_fir
 
 
 def test_pieces_that_name_large_data_lie_in_all_of_its_files(monkeypatch):
-    monkeypatch.setattr(data.dataset, "SAMPLED_BYTES", 100)
-    monkeypatch.setattr(data.dataset, "SAMPLED_PIECE", 10)
-    assert list(data.dataset._sampled([40, 60])) == [(0, 0, 40), (1, 0, 60)]
+    monkeypatch.setattr(popxl_gpt.data.dataset, "SAMPLED_BYTES", 100)
+    monkeypatch.setattr(popxl_gpt.data.dataset, "SAMPLED_PIECE", 10)
+    assert list(popxl_gpt.data.dataset._sampled([40, 60])) == [(0, 0, 40), (1, 0, 60)]
     sizes = [300, 5, 695]
-    pieces = list(data.dataset._sampled(sizes))
+    pieces = list(popxl_gpt.data.dataset._sampled(sizes))
     assert pieces[0] == (0, 0, 10) and pieces[-1] == (2, 685, 10) and len(pieces) == 10
     assert all(0 <= start and 0 < size <= sizes[number] - start for number, start, size in pieces)
     starts = [start + sum(sizes[:number]) for number, start, _ in pieces]
@@ -511,7 +511,7 @@ def test_damaged_records_are_left_out_named_once_and_counted_if_asked(
     tmp_path, caplog, monkeypatch, opens_all
 ):
     if not opens_all:
-        monkeypatch.setattr(data.dataset, "VERIFIED_BYTES", 0)
+        monkeypatch.setattr(popxl_gpt.data.dataset, "VERIFIED_BYTES", 0)
     path, byte = damaged_text(tmp_path)
     dataset = TokenDataset(path, LENGTH, VOCABULARY, skip_damaged=True)
     found = dataset.read(np.arange(len(dataset)))

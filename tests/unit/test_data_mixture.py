@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 
-from config import ConfigError, UserError, preset
-from data import BatchLoader, BatchSampler, DataError, MixedDataset, SyntheticDataset, TokenDataset
-from data.preparation import Settings, prepare
-from data.sampling import BLOCK, Mixture, shares_of
-from data.sources import text_source
-from demo.pretraining import open_data
+from popxl_gpt.config import ConfigError, UserError, preset
+from popxl_gpt.data import (
+    BatchLoader,
+    BatchSampler,
+    DataError,
+    MixedDataset,
+    SyntheticDataset,
+    TokenDataset,
+)
+from popxl_gpt.data.preparation import Settings, prepare
+from popxl_gpt.data.sampling import BLOCK, Mixture, shares_of
+from popxl_gpt.data.sources import text_source
+from popxl_gpt.demo.pretraining import open_data
 from tests.integration.runs import run_job
 
 

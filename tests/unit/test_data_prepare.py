@@ -23,16 +23,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-import data.preparation
-import data.shuffle
-from config import exit_on_user_error
-from data import BatchLoader, DataError, TokenDataset
-from data.conversations import conversation_source
-from data.preparation import HeldOut, Settings, prepare
-from data.prepare import main
-from data.shuffle import DocumentShuffle
-from data.sources import stdlib_source, text_source
-from data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
+import popxl_gpt.data.preparation
+import popxl_gpt.data.shuffle
+from popxl_gpt.config import exit_on_user_error
+from popxl_gpt.data import BatchLoader, DataError, TokenDataset
+from popxl_gpt.data.conversations import conversation_source
+from popxl_gpt.data.preparation import HeldOut, Settings, prepare
+from popxl_gpt.data.prepare import main
+from popxl_gpt.data.shuffle import DocumentShuffle
+from popxl_gpt.data.sources import stdlib_source, text_source
+from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "data" / "prepare.py"
 WORDS = "the cat sat on a mat and saw seven more cats run past, über das Haus: 日本 end".split()
@@ -127,8 +127,8 @@ def test_the_result_depends_on_input_and_seed_and_not_on_workers_buckets_or_call
     source = text_source([str(write_documents(tmp_path / "text"))])
     for name, changes, workers in (("a", {}, 1), ("b", {}, 2), ("d", {"seed": 1}, 1)):
         prepare(source, tmp_path / name, settings(**changes), workers=workers, report=quiet)
-    monkeypatch.setattr(data.shuffle, "BUCKET_BYTES", 256)
-    monkeypatch.setattr(data.shuffle, "_BUFFER_BYTES", 512)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", 256)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", 512)
     prepare(source, tmp_path / "c", settings(), report=quiet)
     a, b, c, d = (contents(tmp_path / name) for name in "abcd")
     assert a == b == c
@@ -229,7 +229,7 @@ def test_an_existing_tokenizer_is_used_and_must_end_documents(tmp_path):
 def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
     tokenizer = train_tokenizer(documents(20), 300)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data.tokenisation, "_BATCH_CHARACTERS", batch_characters)
+        patch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", batch_characters)
         encoded = list(tokenise(texts, tokenizer))
     assert len(encoded) == len(texts)
     for text, tokens in zip(texts, encoded):
@@ -249,7 +249,7 @@ def test_text_that_spells_the_end_of_text_does_not_end_it():
 
 @pytest.mark.slow
 def test_workers_keep_the_order_and_clean_each_document(monkeypatch):
-    monkeypatch.setattr(data.tokenisation, "_BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", 200)
     tokenizer = train_tokenizer(documents(20), 300)
     serial = list(tokenise(documents(200), tokenizer, str.upper))
     parallel = list(tokenise(documents(200), tokenizer, str.upper, workers=2))
@@ -258,7 +258,7 @@ def test_workers_keep_the_order_and_clean_each_document(monkeypatch):
 
 
 def test_tokenising_reads_no_further_ahead_than_a_few_batches(monkeypatch):
-    monkeypatch.setattr(data.tokenisation, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", 100)
     tokenizer = train_tokenizer(documents(20), 300)
     taken = itertools.count()
     endless = (f"document {next(taken)}" for _ in itertools.count())
@@ -279,8 +279,8 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
     orders = []
     for buckets, buffer in ((2**40, 2**40), (bucket_bytes, 50)):
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-            patch.setattr(data.shuffle, "BUCKET_BYTES", buckets)
-            patch.setattr(data.shuffle, "_BUFFER_BYTES", buffer)
+            patch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", buckets)
+            patch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", buffer)
             shuffle = DocumentShuffle(Path(folder) / "buckets", seed, 4 * sum(lengths))
             for document in given_documents:
                 shuffle.add(document)
@@ -646,7 +646,7 @@ def test_a_stopped_preparation_goes_on_where_it_was_to_the_same_bytes(
     if is_masked:
         lines = [{"prompt": text, "answer": text[:3]} for text in documents(300)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr(data.shuffle, "_BUFFER_BYTES", 1000)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", 1000)
     source = (conversation_source if is_masked else text_source)([str(path)])
     chosen = settings(tokenizer_bytes=4000, shard_bytes=3000)
     prepare(source, tmp_path / "whole", chosen, report=quiet)
@@ -662,7 +662,7 @@ def test_a_stopped_preparation_goes_on_where_it_was_to_the_same_bytes(
         return called
 
     with monkeypatch.context() as patch:
-        preparation = data.preparation
+        preparation = popxl_gpt.data.preparation
         patch.setattr(preparation, "train_tokenizer", stop_at("the tokenizer", train_tokenizer, 1))
         add = stop_at("documents", DocumentShuffle.add, 200)
         patch.setattr(DocumentShuffle, "add", lambda self, tokens: add(self, tokens))

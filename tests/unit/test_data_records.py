@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tfrecord import example_pb2
 from tfrecord.tools.tfrecord2idx import create_index
 
-from data import DataError, example
-from data.records import RecordFile, RecordWriter, index_path, masked_crc
+from popxl_gpt.data import DataError, example
+from popxl_gpt.data.records import RecordFile, RecordWriter, index_path, masked_crc
 
 IDS = st.integers(0, example.MAXIMUM_ID)
 

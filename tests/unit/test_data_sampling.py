@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import BatchLoader, BatchSampler, DataError, SyntheticDataset
-from data.sampling import derive_key, mix, permute
+from popxl_gpt.data import BatchLoader, BatchSampler, DataError, SyntheticDataset
+from popxl_gpt.data.sampling import derive_key, mix, permute
 
 
 class Numbers:

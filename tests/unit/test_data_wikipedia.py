@@ -9,9 +9,9 @@ from helpers.quick import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import DataError, TokenDataset
-from data.preparation import Settings, prepare
-from data.wikipedia import strip_markup, wikipedia_source
+from popxl_gpt.data import DataError, TokenDataset
+from popxl_gpt.data.preparation import Settings, prepare
+from popxl_gpt.data.wikipedia import strip_markup, wikipedia_source
 
 PAGE = (
     "<page><title>{title}</title><ns>{ns}</ns><id>1</id>{redirect}"

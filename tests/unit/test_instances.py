@@ -4,9 +4,9 @@
 
 import pytest
 
-from config import UserError
-from execution import instances
-from execution.instances import code_hashes
+from popxl_gpt.config import UserError
+from popxl_gpt.execution import instances
+from popxl_gpt.execution.instances import code_hashes
 
 
 @pytest.mark.parametrize(

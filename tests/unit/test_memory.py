@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from config import UserError, preset
-from execution import memory
+from popxl_gpt.config import UserError, preset
+from popxl_gpt.execution import memory
 
 
 @pytest.mark.parametrize(

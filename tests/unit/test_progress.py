@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from config import preset
-from demo.progress import Progress
-from demo.progress_line import Part, ProgressLine, fitting, whole
-from demo.warnings_file import warnings_kept
+from popxl_gpt.config import preset
+from popxl_gpt.demo.progress import Progress
+from popxl_gpt.demo.progress_line import Part, ProgressLine, fitting, whole
+from popxl_gpt.demo.warnings_file import warnings_kept
 
 COLUMNS = 60
 

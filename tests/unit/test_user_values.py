@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from config import (
+from popxl_gpt.config import (
     ConfigError,
     UserError,
     exit_on_user_error,
@@ -18,10 +18,10 @@ from config import (
     preset,
     to_yaml,
 )
-from config.plain_files import open_plain
-from config.texts import path_text, user_path
-from config.yaml_files import read_yaml
-from execution.memory import LARGEST_STATE, check_memory
+from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.texts import path_text, user_path
+from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.execution.memory import LARGEST_STATE, check_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -238,7 +238,7 @@ FAILURES = {
 def test_any_failure_ends_in_one_line_whatever_the_streams_are(failure, streams, tmp_path):
     body, code, says = FAILURES[failure]
     program = (
-        "import sys\nfrom config import exit_on_user_error\nwith exit_on_user_error():\n    "
+        "import sys\nfrom popxl_gpt.config import exit_on_user_error\nwith exit_on_user_error():\n    "
         f"{body}\n"
     )
     environment = {

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import popxl
 import pytest
 
-from config import UserError
-from utils import runtime
-from utils.log import set_up_logging
-from utils.pages import PAGES, SETTINGS, with_generated_parts
-from utils.units import bytes_text, duration, si
+from popxl_gpt.config import UserError
+from popxl_gpt.utils import runtime
+from popxl_gpt.utils.log import set_up_logging
+from popxl_gpt.utils.pages import PAGES, SETTINGS, with_generated_parts
+from popxl_gpt.utils.units import bytes_text, duration, si
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ from dataclasses import asdict
 import popdist
 import popxl_addons as addons
 
-from config import Config, UserError, parse_command_line
-from execution.instances import check_instances
-from execution.memory import check_memory
-from execution.model_size import parameter_count
-from execution.reports.benchmark.speed import FileUse, Options, measure
-from execution.reports.plan.report import plan_and_show
-from execution.reports.plan.run_plan import Build
-from execution.reports.profile.report import step_profiler
-from utils.runtime import remote_memory_errors_are_user_errors
-from utils.units import bytes_text, duration, si
+from popxl_gpt.config import Config, UserError, parse_command_line
+from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.memory import check_memory
+from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.reports.benchmark.speed import FileUse, Options, measure
+from popxl_gpt.execution.reports.plan.report import plan_and_show
+from popxl_gpt.execution.reports.plan.run_plan import Build
+from popxl_gpt.execution.reports.profile.report import step_profiler
+from popxl_gpt.utils.runtime import remote_memory_errors_are_user_errors
+from popxl_gpt.utils.units import bytes_text, duration, si
 
 UNUSED = ("data", "checkpoint", "wandb", "wandb_name", "wandb_project", "log_every")
 """Settings that a run on random tokens, of which nothing is kept, has no use for."""

@@ -8,13 +8,13 @@ from typing import Any, Optional
 
 import popxl_addons as addons
 
-from config import Config
-from data import BatchLoader, SyntheticDataset
-from execution.host import data_share, run_steps
-from execution.model_size import flops_per_step
-from execution.reports.options import PlanOptions
-from execution.reports.profile.report import StepProfiler
-from utils.runtime import file_traffic
+from popxl_gpt.config import Config
+from popxl_gpt.data import BatchLoader, SyntheticDataset
+from popxl_gpt.execution.host import data_share, run_steps
+from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.profile.report import StepProfiler
+from popxl_gpt.utils.runtime import file_traffic
 
 PROFILED_RUNS = 2
 """Runs with a profiler; it keeps the last."""

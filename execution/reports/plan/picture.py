@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from execution.reports.plan.run_plan import RunPlan
-from utils.files import save_picture
-from utils.units import bytes_text, duration, si
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan
+from popxl_gpt.utils.files import save_picture
+from popxl_gpt.utils.units import bytes_text, duration, si
 
 COLOURS = {"compute": "tab:blue", "link": "tab:orange", "remote": "tab:green"}
 LABELS = {"compute": "compute", "link": "links", "remote": "remote memory"}

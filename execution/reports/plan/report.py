@@ -5,14 +5,14 @@ from pathlib import Path
 
 import popdist
 
-from config import Config
-from execution.reports.folder import written_to
-from execution.reports.options import PlanOptions
-from execution.reports.plan.picture import draw_plan
-from execution.reports.plan.run_plan import Build, RunPlan, make_run_plan
-from execution.reports.plan.text import plan_text
-from execution.reports.plan.values import plan_values
-from utils.files import written_whole
+from popxl_gpt.config import Config
+from popxl_gpt.execution.reports.folder import written_to
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.picture import draw_plan
+from popxl_gpt.execution.reports.plan.run_plan import Build, RunPlan, make_run_plan
+from popxl_gpt.execution.reports.plan.text import plan_text
+from popxl_gpt.execution.reports.plan.values import plan_values
+from popxl_gpt.utils.files import written_whole
 
 
 def write_plan(found: RunPlan, folder: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any, Tuple
 
 import popxl
 
-from config import Config
-from execution.model_size import flops_per_step
-from execution.reports.machine import speeds
-from execution.reports.options import PlanOptions
-from utils.runtime import planner
+from popxl_gpt.config import Config
+from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.reports.machine import speeds
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.utils.runtime import planner
 
 Build = Callable[[Config], Tuple[popxl.Ir, Any, Any]]
 """Builds a configuration's program: the Ir first, what else comes is not needed."""

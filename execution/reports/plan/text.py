@@ -1,10 +1,10 @@
 """A plan as text: a line per phase, a line per collective, and the totals."""
 
-from config import Execution
-from execution.model_size import parameter_count
-from execution.reports.plan.run_plan import RunPlan
-from execution.reports.text import micro_batches, table
-from utils.units import bytes_text, duration, si
+from popxl_gpt.config import Execution
+from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan
+from popxl_gpt.execution.reports.text import micro_batches, table
+from popxl_gpt.utils.units import bytes_text, duration, si
 
 ASSUMPTIONS = (
     "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and "

@@ -3,8 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from execution.model_size import parameter_count
-from execution.reports.plan.run_plan import RunPlan
+from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan
 
 
 def plan_values(found: RunPlan) -> "dict[str, Any]":

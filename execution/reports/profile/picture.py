@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from execution.reports.profile.run_profile import RunProfile
-from execution.reports.profile.text import fraction, speed
-from utils.files import save_picture
-from utils.units import duration
+from popxl_gpt.execution.reports.profile.run_profile import RunProfile
+from popxl_gpt.execution.reports.profile.text import fraction, speed
+from popxl_gpt.utils.files import save_picture
+from popxl_gpt.utils.units import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

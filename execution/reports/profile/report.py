@@ -10,15 +10,15 @@ from typing import Any, Optional
 import popdist
 import popxl
 
-from config import Config
-from execution.reports.folder import written_to
-from execution.reports.options import PlanOptions
-from execution.reports.profile.picture import draw_profile
-from execution.reports.profile.run_profile import make_run_profile
-from execution.reports.profile.text import profile_text
-from execution.reports.profile.values import profile_values
-from utils.files import written_whole
-from utils.runtime import gather, planner, profile
+from popxl_gpt.config import Config
+from popxl_gpt.execution.reports.folder import written_to
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.profile.picture import draw_profile
+from popxl_gpt.execution.reports.profile.run_profile import make_run_profile
+from popxl_gpt.execution.reports.profile.text import profile_text
+from popxl_gpt.execution.reports.profile.values import profile_values
+from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.runtime import gather, planner, profile
 
 WARM_UP = 2
 """Runs of a session, with marks as well, before the one whose record counts: they fill caches."""

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Tuple
 
-from config import Config
-from execution.reports.machine import speeds
-from execution.reports.options import PlanOptions
-from utils.runtime import planner
+from popxl_gpt.config import Config
+from popxl_gpt.execution.reports.machine import speeds
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.utils.runtime import planner
 
 
 @dataclass(frozen=True)

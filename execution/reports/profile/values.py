@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from execution.reports.profile.run_profile import RunProfile
+from popxl_gpt.execution.reports.profile.run_profile import RunProfile
 
 
 def profile_values(found: RunProfile) -> "dict[str, Any]":

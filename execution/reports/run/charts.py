@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from execution.reports.run.run_files import RunFiles
+from popxl_gpt.execution.reports.run.run_files import RunFiles
 
 CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
     (

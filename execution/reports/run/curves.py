@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from execution.metrics import MetricsReader
+from popxl_gpt.execution.metrics import MetricsReader
 
 POINTS = 1000
 """Of a curve that is shown; more are thinned to the extremes of equal parts."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from config import changes, to_mapping, to_yaml
-from execution.reports.run.charts import charts
-from execution.reports.run.run_files import SHOWN, RunFiles
-from utils.units import bytes_text, duration, si
+from popxl_gpt.config import changes, to_mapping, to_yaml
+from popxl_gpt.execution.reports.run.charts import charts
+from popxl_gpt.execution.reports.run.run_files import SHOWN, RunFiles
+from popxl_gpt.utils.units import bytes_text, duration, si
 
 HERE = Path(__file__).parent
 STYLE = (HERE / "page.css").read_text(encoding="utf-8")

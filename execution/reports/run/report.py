@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Optional
 
-from execution.reports.run.page import page
-from execution.reports.run.run_files import REPORT, RunFiles, read_run
-from utils.files import written_whole
+from popxl_gpt.execution.reports.run.page import page
+from popxl_gpt.execution.reports.run.run_files import REPORT, RunFiles, read_run
+from popxl_gpt.utils.files import written_whole
 
 SECONDS = 60.0
 """Between reports of a run that trains, at most."""

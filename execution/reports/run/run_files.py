@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from config import Config, UserError, load
-from config.bounded import read_bounded
-from execution.checkpoint_folder import MANIFEST, best_in, checkpoints_in
-from execution.manifest import ManifestError, read_manifest
-from execution.reports.run.curves import Curves
+from popxl_gpt.config import Config, UserError, load
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.execution.checkpoint_folder import MANIFEST, best_in, checkpoints_in
+from popxl_gpt.execution.manifest import ManifestError, read_manifest
+from popxl_gpt.execution.reports.run.curves import Curves
 
 CONFIG = "config.yml"
 METRICS = "metrics.jsonl"

@@ -9,7 +9,12 @@ from pathlib import Path
 RUNTIME = Path(__file__).parents[2]
 ROOT = RUNTIME.parent
 RUNTIME_PACKAGES = ("popart", "poprun", "popdist", "popxl", "popxl_addons", "popxl_engine")
-APPLICATION_PACKAGES = ("config", "data", "utils", "modelling", "execution", "demo")
+APPLICATION = "popxl_gpt"
+"""The application's import name; its packages are folders of the root."""
+APPLICATION_PACKAGES = tuple(
+    f"{APPLICATION}.{folder}"
+    for folder in ("config", "data", "utils", "modelling", "execution", "demo")
+)
 PACKAGES = RUNTIME_PACKAGES + APPLICATION_PACKAGES
 
 
@@ -24,8 +29,8 @@ class Source:
 
     @property
     def package(self) -> str:
-        """The top-level package."""
-        return self.module.split(".")[0]
+        """The package that the module belongs to."""
+        return package_of(self.module)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -62,7 +67,13 @@ class Import:
 
     @property
     def package(self) -> str:
-        return self.module.split(".")[0]
+        return package_of(self.module)
+
+
+def package_of(module: str) -> str:
+    """The first part of a module's name, of the application's the first two: `popxl_gpt.config`."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] == APPLICATION else 1])
 
 
 @cache
@@ -73,11 +84,12 @@ def sources() -> dict[str, Source]:
 
 @cache
 def sources_of(package: str) -> tuple[Source, ...]:
-    """Every module of a top-level package."""
+    """Every module of a package."""
     found = []
-    base = RUNTIME if package in RUNTIME_PACKAGES else ROOT
-    for path in sorted((base / package).rglob("*.py")):
-        parts = path.relative_to(base).with_suffix("").parts
+    above, _, folder = package.rpartition(".")
+    base = ROOT if above else RUNTIME
+    for path in sorted((base / folder).rglob("*.py")):
+        parts = (*filter(None, [above]), *path.relative_to(base).with_suffix("").parts)
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found.append(Source(module, path, ast.parse(path.read_text(encoding="utf-8"), str(path))))
     return tuple(found)
@@ -124,4 +136,5 @@ def _absolute(source: Source, node: ast.ImportFrom) -> str:
 
 def parse(module: str, text: str) -> Source:
     """A module from text, to see a check fail."""
-    return Source(module, ROOT / (module.replace(".", "/") + ".py"), ast.parse(text))
+    path = module.removeprefix(f"{APPLICATION}.").replace(".", "/")
+    return Source(module, ROOT / f"{path}.py", ast.parse(text))

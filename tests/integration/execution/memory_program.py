@@ -17,9 +17,9 @@ import numpy as np
 import popdist
 import popxl_addons as addons
 
-from config import Config, preset
-from execution.host import own_samples, run_steps
-from execution.pretraining import pretraining
+from popxl_gpt.config import Config, preset
+from popxl_gpt.execution.host import own_samples, run_steps
+from popxl_gpt.execution.pretraining import pretraining
 
 LAYERS = (1, 1, 8)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from config import Config, preset
-from execution.pretraining import training_program
-from execution.reports.options import PlanOptions
-from execution.reports.plan.run_plan import RunPlan, make_run_plan
+from popxl_gpt.config import Config, preset
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan, make_run_plan
 
 SPEEDS = {"device_tflops": 1.0, "link_gbps": 1.0, "remote_gbps": 1.0}
 ODD = {

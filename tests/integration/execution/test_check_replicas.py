@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from config import CorruptedError, override
-from demo.pretraining import main
-from execution.checkpoint import checkpoints_in
-from execution.host import run_steps
-from execution.pretraining import pretraining
-from execution.replicas import check_replicas
+from popxl_gpt.config import CorruptedError, override
+from popxl_gpt.demo.pretraining import main
+from popxl_gpt.execution.checkpoint import checkpoints_in
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.replicas import check_replicas
 from tests.integration.execution.test_processes import environment
 from tests.integration.runs import TRAINED, batches
 
@@ -91,8 +91,8 @@ def damaging(step: int) -> str:
     """A program that trains as the job does, where a bit of replica 1 flips in a step."""
     return textwrap.dedent(f"""
         import sys
-        from config import exit_on_user_error
-        from demo import pretraining, training_run
+        from popxl_gpt.config import exit_on_user_error
+        from popxl_gpt.demo import pretraining, training_run
         from tests.integration.execution.test_check_replicas import NAME, flip
         run_steps, steps = training_run.run_steps, []
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from config import Config, UserError, override
-from execution.checkpoint import Position, SavedRun, checkpoints_in, find, save
-from execution.host import run_steps
-from execution.pretraining import pretraining
-from execution.variables import read_weights
+from popxl_gpt.config import Config, UserError, override
+from popxl_gpt.execution.checkpoint import Position, SavedRun, checkpoints_in, find, save
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import read_weights
 from tests.integration.gpt_oracle import small
 
 BASE = small(steps=8, warmup_steps=0, dropout=0.1, heads=4, vocabulary_size=37)

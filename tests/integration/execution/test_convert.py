@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from config import UserError, preset
-from data.tokenisation import train_tokenizer
-from demo.convert import main
-from execution.checkpoint import SavedRun, find_trained
-from execution.inference import generation, logits
-from execution.variables import write_whole_weights
+from popxl_gpt.config import UserError, preset
+from popxl_gpt.data.tokenisation import train_tokenizer
+from popxl_gpt.demo.convert import main
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.inference import generation, logits
+from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.runs import run_job
 
 ROOT = Path(__file__).parents[3]
@@ -125,7 +125,7 @@ def test_a_run_begins_with_the_weights_of_another_model(theirs, tmp_path, source
     run_job(*flags, *layout)
     line = json.loads((tmp_path / "new/metrics.jsonl").read_text())
     assert line["step"] == 1
-    from data import BatchLoader, SyntheticDataset
+    from popxl_gpt.data import BatchLoader, SyntheticDataset
 
     words, labels = BatchLoader(SyntheticDataset(12, 270, 42), 2, seed=42, shuffle=True).batch(0)
     with torch.no_grad():

@@ -15,14 +15,14 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
-import config as configuration
-from config import preset
-from data import example
-from data.records import RecordWriter
-from data.tokenisation import train_tokenizer
-from demo.run_folder import claimed
-from demo.text import whole_lines
-from demo.wandb_log import WandbLog
+from popxl_gpt import config as configuration
+from popxl_gpt.config import preset
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.data.tokenisation import train_tokenizer
+from popxl_gpt.demo.run_folder import claimed
+from popxl_gpt.demo.text import whole_lines
+from popxl_gpt.demo.wandb_log import WandbLog
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -235,7 +235,7 @@ def test_tensorboard_shows_what_the_metrics_say_also_of_a_run_that_goes_on(folde
 
 def test_a_wandb_that_hangs_delays_no_step(monkeypatch, tmp_path):
     monkeypatch.setattr(WandbLog, "_work", lambda self: time.sleep(5))
-    monkeypatch.setattr("demo.wandb_log.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("popxl_gpt.demo.wandb_log.CLOSE_SECONDS", 0.2)
     log = WandbLog(preset("tiny"), tmp_path)
     begin = time.perf_counter()
     for step in range(20000):

@@ -16,14 +16,14 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from config import exit_on_user_error, load
-from data import SyntheticDataset, TokenArray
-from data.prepare import main as prepare
-from data.tokenisation import END_OF_TEXT, token_bytes, train_tokenizer
-from demo.evaluate import evaluate, main
-from execution.evaluation import Evaluation
-from execution.inference import evaluation, token_losses
-from execution.variables import write_whole_weights
+from popxl_gpt.config import exit_on_user_error, load
+from popxl_gpt.data import SyntheticDataset, TokenArray
+from popxl_gpt.data.prepare import main as prepare
+from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, train_tokenizer
+from popxl_gpt.demo.evaluate import evaluate, main
+from popxl_gpt.execution.evaluation import Evaluation
+from popxl_gpt.execution.inference import evaluation, token_losses
+from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 from tests.integration.runs import run_job
 

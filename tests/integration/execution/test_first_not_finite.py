@@ -7,12 +7,12 @@ import popxl
 import pytest
 from popxl import ops
 
-from config import Config, DivergedError, override
-from demo.pretraining import main
-from execution import phases
-from execution.host import run_steps
-from execution.overflow import Skipped, name_the_first
-from execution.variables import write_whole_weights
+from popxl_gpt.config import Config, DivergedError, override
+from popxl_gpt.demo.pretraining import main
+from popxl_gpt.execution import phases
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.overflow import Skipped, name_the_first
+from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.execution.test_skipped_steps import flags, session_of, state_of
 from tests.integration.gpt_oracle import random_batch, random_weights
 from tests.integration.runs import TRAINED

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from config import NotFiniteError, UserError
-from data import example
-from data.records import RecordWriter
-from data.tokenisation import train_tokenizer
-from demo import generate as command
-from demo.generate import generate
-from execution.checkpoint import _sha256
-from execution.manifest import manifest_text, read_manifest
-from execution.sampling import Sampling
+from popxl_gpt.config import NotFiniteError, UserError
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.data.tokenisation import train_tokenizer
+from popxl_gpt.demo import generate as command
+from popxl_gpt.demo.generate import generate
+from popxl_gpt.execution.checkpoint import _sha256
+from popxl_gpt.execution.manifest import manifest_text, read_manifest
+from popxl_gpt.execution.sampling import Sampling
 from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.multi

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from helpers.fake_gpu import run_on_fake_gpu
 
-from config import UserError, override, preset
-from execution.host import run_steps
-from execution.pretraining import pretraining, training_program
+from popxl_gpt.config import UserError, override, preset
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.utils.runtime import (
+    file_traffic,
+    remote_memory_errors_are_user_errors,
+    session_device,
+)
 from tests.integration import runs
 from tests.integration.runs import batches, train
-from utils.runtime import file_traffic, remote_memory_errors_are_user_errors, session_device
 
 TRAINED = override(runs.TRAINED, steps=3)
 ONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}

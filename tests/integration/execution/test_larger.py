@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config import Config, UserError, override
-from execution.host import run_steps
-from execution.memory import check_memory
-from execution.pretraining import pretraining
+from popxl_gpt.config import Config, UserError, override
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.memory import check_memory
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.utils.runtime import file_traffic, remote_memory_errors_are_user_errors
 from tests.faults import read, run
 from tests.integration.runs import TRAINED, batches, run_job, train
 from tests.metrics_text import metrics_of
-from utils.runtime import file_traffic, remote_memory_errors_are_user_errors
 
 ENOUGH = 200_000
 """Bytes that hold what the largest phase uses at a time, and not much more."""

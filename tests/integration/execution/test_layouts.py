@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from config import Config, override, preset
-from execution.host import StepResult
+from popxl_gpt.config import Config, override, preset
+from popxl_gpt.execution.host import StepResult
 from tests.integration.gpt_oracle import small
 from tests.integration.runs import gradients_of, train, worst_distance
 

@@ -11,22 +11,22 @@ import pytest
 import torch
 from helpers.quick import cases
 
-from config import UserError, learning_rate, override
-from demo.convert import main as convert
-from execution.checkpoint import Position, SavedRun, find_trained, save
-from execution.checkpoint_folder import MANIFEST
-from execution.hugging_face import HuggingFaceFolder
-from execution.inference import evaluate, evaluation
-from execution.initial_weights import initial_weights
-from execution.memory import state_bytes
-from execution.model_size import parameter_count, trained_count
-from execution.pretraining import training_program
-from execution.variables import copy_weights, gradient_variables, write_whole_weights
-from modelling import Role, model_table
-from modelling.hugging_face import hugging_face_name
+from popxl_gpt.config import UserError, learning_rate, override
+from popxl_gpt.demo.convert import main as convert
+from popxl_gpt.execution.checkpoint import Position, SavedRun, find_trained, save
+from popxl_gpt.execution.checkpoint_folder import MANIFEST
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder
+from popxl_gpt.execution.inference import evaluate, evaluation
+from popxl_gpt.execution.initial_weights import initial_weights
+from popxl_gpt.execution.memory import state_bytes
+from popxl_gpt.execution.model_size import parameter_count, trained_count
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.variables import copy_weights, gradient_variables, write_whole_weights
+from popxl_gpt.modelling import Role, model_table
+from popxl_gpt.modelling.hugging_face import hugging_face_name
+from popxl_gpt.utils.runtime import planner
 from tests.integration.gpt_oracle import distance, hugging_face, random_weights, small
 from tests.integration.runs import batches, run_job, train, train_session
-from utils.runtime import planner
 
 ON = {"lora_rank": 3, "lora_alpha": 5.0}
 TRAINED = small(

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from config import Config, ConfigError, DivergedError, UserError, override
-from demo.pretraining import main
-from execution.checkpoint import MANIFEST, Position, SavedRun, save
-from execution.host import StepResult
-from execution.metrics import read_metrics
-from execution.overflow import CEILING, COUNTED, FLOOR, INITIAL
-from execution.pretraining import pretraining
+from popxl_gpt.config import Config, ConfigError, DivergedError, UserError, override
+from popxl_gpt.demo.pretraining import main
+from popxl_gpt.execution.checkpoint import MANIFEST, Position, SavedRun, save
+from popxl_gpt.execution.host import StepResult
+from popxl_gpt.execution.metrics import read_metrics
+from popxl_gpt.execution.overflow import CEILING, COUNTED, FLOOR, INITIAL
+from popxl_gpt.execution.pretraining import pretraining
 from tests.faults import json_changed
 from tests.integration.execution.test_skipped_steps import GRID, flags, run, session_of, state_of
 from tests.integration.runs import TRAINED

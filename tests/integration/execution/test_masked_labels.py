@@ -7,13 +7,13 @@ import pytest
 import torch
 from helpers.quick import cases
 
-from config import UserError, override
-from execution import host
-from execution.host import run_steps
-from execution.inference import evaluation, token_losses
-from execution.pretraining import pretraining, training_program
-from execution.variables import read_gradients, write_whole_weights
-from modelling.hugging_face import hugging_face_name
+from popxl_gpt.config import UserError, override
+from popxl_gpt.execution import host
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.inference import evaluation, token_losses
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.variables import read_gradients, write_whole_weights
+from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import hugging_face, random_batch, random_weights, small
 from tests.integration.runs import worst_distance
 

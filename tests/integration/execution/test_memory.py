@@ -14,11 +14,11 @@ import pytest
 from popxl_addons import TaskSession
 from popxl_engine.machine.replica import Replica
 
-from config import override, preset
-from execution.host import run_steps
-from execution.memory import state_bytes
-from execution.model_size import parameter_count
-from execution.variables import gradient_variables
+from popxl_gpt.config import override, preset
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.memory import state_bytes
+from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.variables import gradient_variables
 from tests.integration.execution import memory_program
 from tests.integration.execution.memory_program import stepped
 from tests.integration.execution.plan_cases import step_arrays

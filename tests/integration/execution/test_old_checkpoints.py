@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config import UserError, parse_command_line
-from execution.checkpoint import SavedRun
-from execution.manifest import FORMATS, manifest_text, read_manifest
+from popxl_gpt.config import UserError, parse_command_line
+from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.manifest import FORMATS, manifest_text, read_manifest
 from tests.integration.runs import run_job
 
 OLD = Path(__file__).parents[2] / "fixtures/checkpoints"

@@ -6,10 +6,10 @@ import popxl
 import pytest
 from popxl import Tensor
 
-from config import override
-from execution.inference import evaluation
-from execution.pretraining import training_program
-from execution.train_state import TrainState
+from popxl_gpt.config import override
+from popxl_gpt.execution.inference import evaluation
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.train_state import TrainState
 from tests.integration.gpt_oracle import small
 
 LAYERS = 3

@@ -16,15 +16,15 @@ from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.rendezvous import Rendezvous
 from popxl_engine.machine.replica import Replica
 
-from config import UserError, parse_command_line, preset, preset_names
-from execution.host import run_steps
-from execution.model_size import flops_per_step
-from execution.pretraining import pretraining, training_program
-from execution.reports.benchmark.speed import Options
-from execution.reports.options import PlanOptions
-from execution.reports.plan.run_plan import make_run_plan
-from execution.reports.plan.text import group_name, plan_text
-from execution.reports.plan.values import plan_values
+from popxl_gpt.config import UserError, parse_command_line, preset, preset_names
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.reports.benchmark.speed import Options
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
+from popxl_gpt.execution.reports.plan.text import group_name, plan_text
+from popxl_gpt.execution.reports.plan.values import plan_values
 from tests.integration.execution.plan_cases import (
     GRIDS,
     SPEEDS,
@@ -86,7 +86,7 @@ PLANNED: "list[tuple[tuple[int, int, int], dict[str, Any]]]" = [
 ]
 PLANS = """
 import json, sys
-from demo.pretraining import main
+from popxl_gpt.demo.pretraining import main
 for arguments in json.loads(sys.argv[1]):
     assert main(arguments) == 0
 """

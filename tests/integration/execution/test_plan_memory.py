@@ -12,8 +12,8 @@ from popxl_engine.machine.replica import Replica
 from popxl_engine.planner import dry_run
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from execution.host import run_steps
-from execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining, training_program
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
 PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")

@@ -150,9 +150,9 @@ def test_what_does_not_fit_together_is_said_once_and_writes_nothing(flags, says,
 
 
 def test_other_code_in_a_process_is_found_before_anything_is_built(tmp_path):
-    for package in ("config", "data", "demo", "execution", "modelling", "utils"):
+    for package in ("popxl_gpt", "config", "data", "demo", "execution", "modelling", "utils"):
         ignored = shutil.ignore_patterns("__pycache__", "files")
-        shutil.copytree(ROOT / package, tmp_path / "1" / package, ignore=ignored)
+        shutil.copytree(ROOT / package, tmp_path / "1" / package, symlinks=True, ignore=ignored)
     (tmp_path / "0").symlink_to(ROOT)
     with open(tmp_path / "1/modelling/layout.py", "a") as file:
         file.write("# another version\n")

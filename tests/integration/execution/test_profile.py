@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work, plan, profile
 
-from config import Config, UserError, parse_command_line, preset
-from execution.host import run_steps
-from execution.pretraining import pretraining, training_program
-from execution.reports.benchmark.speed import Options
-from execution.reports.options import PlanOptions
-from execution.reports.profile.picture import busy
-from execution.reports.profile.report import StepProfiler
-from execution.reports.profile.run_profile import RunProfile, make_run_profile
-from execution.reports.profile.text import profile_text
-from execution.reports.profile.values import profile_values
+from popxl_gpt.config import Config, UserError, parse_command_line, preset
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.reports.benchmark.speed import Options
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.profile.picture import busy
+from popxl_gpt.execution.reports.profile.report import StepProfiler
+from popxl_gpt.execution.reports.profile.run_profile import RunProfile, make_run_profile
+from popxl_gpt.execution.reports.profile.text import profile_text
+from popxl_gpt.execution.reports.profile.values import profile_values
 from tests.integration.execution.plan_cases import step_arrays
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of

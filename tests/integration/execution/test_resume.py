@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import example
-from data.records import RecordWriter
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 

@@ -12,11 +12,11 @@ import pytest
 from popxl_engine.machine.device import Processor
 from popxl_engine.machine.paging import budget as budgets
 
-from config import Config, override
-from execution.host import run_steps
-from execution.inference import evaluate, evaluation, generation, logits
-from execution.pretraining import pretraining
-from execution.variables import copy_weights, read_weights
+from popxl_gpt.config import Config, override
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.inference import evaluate, evaluation, generation, logits
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import copy_weights, read_weights
 from tests.integration.runs import TRAINED, batches
 
 LIMITS = {"host_memory": 400_000, "device_memory": 1_000_000}

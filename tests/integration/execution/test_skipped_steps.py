@@ -16,15 +16,15 @@ from helpers.quick import cases
 from popxl import ops
 from safetensors.numpy import load_file
 
-from config import Config, ConfigError, DivergedError, UserError, learning_rate, override
-from demo.pretraining import main
-from execution import optimizer, phases
-from execution.checkpoint import MANIFEST, Position, SavedRun, checkpoints_in, save
-from execution.host import run_steps
-from execution.metrics import MetricsFile, read_metrics
-from execution.overflow import COUNTED, COUNTERS, Skipped
-from execution.pretraining import pretraining
-from execution.variables import read_weights, write_whole_weights
+from popxl_gpt.config import Config, ConfigError, DivergedError, UserError, learning_rate, override
+from popxl_gpt.demo.pretraining import main
+from popxl_gpt.execution import optimizer, phases
+from popxl_gpt.execution.checkpoint import MANIFEST, Position, SavedRun, checkpoints_in, save
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.metrics import MetricsFile, read_metrics
+from popxl_gpt.execution.overflow import COUNTED, COUNTERS, Skipped
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import read_weights, write_whole_weights
 from tests.faults import json_entry, tensors_changed
 from tests.integration.execution.test_training import TRAINED as PLAIN
 from tests.integration.execution.test_training import train_plainly

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from config import Config, SpikeError, override
-from demo.pretraining import main
-from execution.checkpoint import Position, SavedRun, checkpoints_in, save
-from execution.metrics import read_metrics
-from execution.overflow import Skipped
-from execution.pretraining import pretraining
+from popxl_gpt.config import Config, SpikeError, override
+from popxl_gpt.demo.pretraining import main
+from popxl_gpt.execution.checkpoint import Position, SavedRun, checkpoints_in, save
+from popxl_gpt.execution.metrics import read_metrics
+from popxl_gpt.execution.overflow import Skipped
+from popxl_gpt.execution.pretraining import pretraining
 from tests.integration.execution.test_skipped_steps import (
     GRID,
     POISON,

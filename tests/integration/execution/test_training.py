@@ -10,11 +10,11 @@ from helpers.quick import cases
 from popxl_engine import codegen
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
-from config import Config, learning_rate, override
-from execution.host import StepResult, run_steps
-from execution.pretraining import pretraining
-from execution.variables import write_whole_weights
-from modelling.hugging_face import hugging_face_name
+from popxl_gpt.config import Config, learning_rate, override
+from popxl_gpt.execution.host import StepResult, run_steps
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import distance, random_weights, small
 from tests.integration.runs import TRAINED as RANDOM
 from tests.integration.runs import batches, train, train_session
@@ -323,8 +323,8 @@ def test_a_session_is_expected_before_its_program_is_built(monkeypatch):
         events.append("program")
         raise InterruptedError
 
-    monkeypatch.setattr("execution.pretraining.expect_session", events.append)
-    monkeypatch.setattr("execution.pretraining.training_program", build)
+    monkeypatch.setattr("popxl_gpt.execution.pretraining.expect_session", events.append)
+    monkeypatch.setattr("popxl_gpt.execution.pretraining.training_program", build)
     with pytest.raises(InterruptedError):
         pretraining(override(TRAINED, device="cpu"))
     assert events == ["cpu", "program"]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from popxl_engine.machine.replica import Replica
 
-from config import CorruptedError, learning_rate, override
-from demo.pretraining import main
-from execution.checkpoint import checkpoints_in
-from execution.host import run_steps
-from execution.pretraining import pretraining
-from execution.variables import read_weights, write_whole_weights
-from execution.verification import due, verified
+from popxl_gpt.config import CorruptedError, learning_rate, override
+from popxl_gpt.demo.pretraining import main
+from popxl_gpt.execution.checkpoint import checkpoints_in
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import read_weights, write_whole_weights
+from popxl_gpt.execution.verification import due, verified
 from tests.integration.gpt_oracle import random_weights
 from tests.integration.runs import TRAINED, batches
 
@@ -192,7 +192,7 @@ def damaged_run(flips):
 
 
 def test_a_run_ends_at_the_step_that_verifies_the_damaged_phase(tmp_path, flips, monkeypatch):
-    monkeypatch.setattr("demo.training_run.run_steps", damaged_run(flips))
+    monkeypatch.setattr("popxl_gpt.demo.training_run.run_steps", damaged_run(flips))
     told = "step 2: got other bytes of tensor .*, row .* from phase decoder_fwd_phase, layer 0, on "
     with pytest.raises(CorruptedError, match=told):
         main([*FLAGS, "--run_folder", str(tmp_path)])

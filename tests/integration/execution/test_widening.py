@@ -8,15 +8,15 @@ import pytest
 from helpers.quick import cases
 from popxl.extensions import stack_seeds
 
-from config import Config, UserError, override
-from execution.checkpoint import Position, SavedRun, save
-from execution.host import run_steps
-from execution.layer_graphs import activation_spec, words_spec
-from execution.pretraining import pretraining, training_program
-from execution.variables import read_weights
+from popxl_gpt.config import Config, UserError, override
+from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.layer_graphs import activation_spec, words_spec
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.variables import read_weights
+from popxl_gpt.utils import runtime
 from tests.integration.gpt_oracle import random_batch, small
 from tests.integration.runs import gradients_of, train, worst_distance
-from utils import runtime
 
 TOLERANCE = 1e-6
 DROPPING = small(dropout=0.3, heads=4, micro_batch_size=2, global_batch_size=8)

@@ -7,8 +7,8 @@ from popxl import ops
 from popxl.transforms.ambiguity import check_ambiguity
 from popxl.transforms.op_order import Steps
 
-from config import preset, preset_names
-from execution.pretraining import training_program
+from popxl_gpt.config import preset, preset_names
+from popxl_gpt.execution.pretraining import training_program
 
 
 @pytest.mark.parametrize("name", preset_names())

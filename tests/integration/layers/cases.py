@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from config import Model
-from modelling.attention import Attention
-from modelling.decoder import DecoderBlock
-from modelling.embedding import Embedding
-from modelling.feed_forward import FeedForward
-from modelling.head import LogitsHead, LossHead
-from modelling.layer import Layer
-from modelling.linear import Norm
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.attention import Attention
+from popxl_gpt.modelling.decoder import DecoderBlock
+from popxl_gpt.modelling.embedding import Embedding
+from popxl_gpt.modelling.feed_forward import FeedForward
+from popxl_gpt.modelling.head import LogitsHead, LossHead
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.linear import Norm
 
 Weights = "dict[str, Tensor]"
 

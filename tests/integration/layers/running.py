@@ -11,9 +11,9 @@ import popxl_addons as addons
 import torch
 from popxl import ops
 
-from config import Execution, Model
-from modelling import Layout, Table
-from modelling.attention import recomputing_gradients
+from popxl_gpt.config import Execution, Model
+from popxl_gpt.modelling import Layout, Table
+from popxl_gpt.modelling.attention import recomputing_gradients
 from tests.integration.layers.cases import Case
 
 MODEL = Model(

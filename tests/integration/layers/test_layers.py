@@ -8,9 +8,9 @@ import popxl
 import pytest
 from helpers.quick import cases
 
-from config import Execution, Model
-from modelling import Layout
-from modelling.attention import Attention
+from popxl_gpt.config import Execution, Model
+from popxl_gpt.modelling import Layout
+from popxl_gpt.modelling.attention import Attention
 from tests.integration.layers.cases import CASES, SPLITS, Case
 from tests.integration.layers.running import (
     MODEL,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers.quick import Later
 
-from config import Execution, Model
-from modelling import Role, model_table, shard_weights, unshard_weights
-from modelling.hugging_face import TIED, hugging_face_name
+from popxl_gpt.config import Execution, Model
+from popxl_gpt.modelling import Role, model_table, shard_weights, unshard_weights
+from popxl_gpt.modelling.hugging_face import TIED, hugging_face_name
 from tests.integration.gpt_oracle import random_weights
 
 transformers = Later("transformers")

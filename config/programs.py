@@ -1,0 +1,38 @@
+"""How a program starts: its command line is answered before anything slow is loaded."""
+
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, Optional
+
+from popxl_gpt.config.errors import exit_on_user_error
+
+
+def start(module: str, check: "Optional[Callable[[Sequence[str]], object]]" = None) -> NoReturn:
+    """Answer the command line, or load a program and run it.
+
+    Help, and flags that are wrong, need little code; the program needs numpy, PyTorch and much of
+    ours. It is imported by name, so that it is one module however it is run.
+
+    Args:
+        module: the program, whose `main` takes the words of the command line and gives the exit
+            code. Its `STOPPED`, if it has one, is said after Ctrl-C.
+        check: prints the help and exits, or raises ConfigError for a wrong command line.
+    """
+    arguments = sys.argv[1:]
+    if check is not None:
+        with exit_on_user_error():
+            check(arguments)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # while modules load, Ctrl-C ends the process without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    program = importlib.import_module(module)
+    with exit_on_user_error(getattr(program, "STOPPED", "stopped.")):
+        sys.exit(program.main(arguments))
+
+
+def called_as(command: str, script: str) -> str:
+    """The name that a program was called by: its console command's, or its script's."""
+    return command if Path(sys.argv[0]).name == command else script

@@ -1,0 +1,280 @@
+"""The commands: what each takes, known before the programs themselves are loaded.
+
+Imports what loads in a moment: `config`, and the flags of a plan.
+"""
+
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+from popxl_gpt.config import (
+    Config,
+    ConfigError,
+    check_command_line,
+    leaves,
+    parse_command_line,
+    parse_options,
+)
+from popxl_gpt.config.bounds import Within
+from popxl_gpt.config.presets import did_you_mean
+from popxl_gpt.config.programs import called_as, start
+from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero
+from popxl_gpt.config.texts import IsFreeText
+from popxl_gpt.execution.reports.options import PlanOptions
+
+FreeText = Annotated[str, IsFreeText()]
+LAYOUT = (
+    "data_parallel", "tensor_parallel_1", "tensor_parallel_2", "replicated_tensor_sharding",
+    "device", "device_memory", "memmap_dir", "host_memory",
+)  # fmt: skip
+"""Settings of training that say where a trained model runs."""
+ONE_REPLICA = {
+    "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "micro_batch_size": 1,
+    "device_iterations": 1, "replicated_tensor_sharding": False, "device": "auto",
+    "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
+}  # fmt: skip
+"""How a trained model runs unless it is told otherwise, whatever trained it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions(PlanOptions):
+    """What this program prints at the end, profiles on the way, or plans instead of running."""
+
+    limit: bool = False
+    """Plan the run at its start, in some seconds: progress tells the share of the machine's
+    physical limit that it reaches, and the report what bounds each phase.
+    """
+    samples: CountOrZero = 2
+    """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateOptions:
+    """What is evaluated: every token once. Without `--input_files` and `--text` it is the run's own
+    validation data. Numbers are the same for every layout, width and batch, to rounding.
+    """
+
+    checkpoint: Optional[PathText] = None
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    text: tuple[PathText, ...] = ()
+    """Text files, JSON lines (.jsonl), folders or quoted globs, in place of token files; each file
+    or line is a document.
+    """
+    stride: Optional[Count] = None
+    """Tokens from the beginning of a window to the next one's; fewer than sequence_length give
+    every token more text before it, for more time; none: sequence_length.
+    """
+    json: Optional[PathText] = None
+    """File to write the numbers to, as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateOptions:
+    """What is written."""
+
+    checkpoint: Optional[PathText] = None
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    prompt: tuple[FreeText, ...] = ()
+    """Texts to go on from, each by itself; none: a new document is begun."""
+    prompt_file: Optional[PathText] = None
+    """A file whose text is a prompt; -: standard input."""
+    chat: bool = False
+    """Read prompts from standard input, a line each. The model sees all that was said before."""
+    tokens: Count = 200
+    """Tokens to write after each prompt, unless the text ends before. The model sees at most
+    max_positions tokens of a text, the last ones of a longer prompt; when a text grows beyond, it
+    goes on from the second half of those.
+    """
+    samples: Count = 1
+    """Texts to write after each prompt."""
+    stop: tuple[FreeText, ...] = ()
+    """Texts that end what is written, and are left out."""
+    temperature: PositiveOrZero = 0.8
+    """What logits are divided by: below one makes likely tokens likelier; 0: always the likeliest
+    one.
+    """
+    top_k: Optional[Count] = 40
+    """Tokens that are chosen from, the likeliest ones; none: all."""
+    top_p: Annotated[float, Within(1e-6, 1.0)] = 1.0
+    """Of these, as few as together have this probability."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportOptions:
+    """Which runs, and where the page goes."""
+
+    runs: tuple[PathText, ...]
+    """Folders of runs, such as runs/demo; several are laid over each other."""
+    output: Optional[PathText] = None
+    """File of the page; none: report.html in the run's folder, or in this one for several runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """What is converted, and into what."""
+
+    paths: tuple[PathText, ...]
+    """The folder to read, and the folder to make."""
+    positions: Optional[Count] = None
+    """Positions that the new model has: the first ones, or with fresh ones after them; none: all
+    that there are.
+    """
+    overwrite: bool = False
+    """Replace the folder to make if it is there."""
+
+    def folders(self) -> "tuple[Path, Path]":
+        """The folder to read and the folder to make. ConfigError where there are not two."""
+        if len(self.paths) != 2:
+            raise ConfigError(
+                [f"PATHS: got {len(self.paths)}; expected two, the folder to read and OUT."]
+            )
+        source, out = (Path(path) for path in self.paths)
+        return source, out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export(Conversion):
+    """What is converted, and into what."""
+
+    file_bytes: Count = 5_000_000_000
+    """Begin another file of weights after so many bytes."""
+
+
+CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
+    "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's GPT-2", Conversion),
+    "to_hugging_face": ("CHECKPOINT OUT: make a GPT-2 that transformers loads", Export),
+}
+"""For each way to convert what it does and takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModelCommand:
+    """A command that runs a trained model: its flags, and settings of training.
+
+    Attributes:
+        command: the console command; `script`: the file in a checkout.
+        about: what it does.
+        used: the settings of training that mean something to it.
+        defaults: settings that it does not take from the checkpoint.
+    """
+
+    command: str
+    script: str
+    about: str
+    options: type
+    used: "tuple[str, ...]"
+    defaults: "Mapping[str, Any]" = field(default_factory=dict)
+
+    def unused(self) -> "list[str]":
+        """Settings that mean nothing to it."""
+        return [leaf.name for leaf in leaves() if leaf.name not in self.used]
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """Print the help and exit, or raise ConfigError for flags that are wrong by themselves."""
+        check_command_line(arguments, **self._known())
+
+    def parse(
+        self,
+        arguments: Sequence[str],
+        sections_of: "Callable[[dict[str, Any]], Mapping[str, Any]]",
+    ) -> "tuple[Config, Any]":
+        """The configuration and the options; see `parse_command_line`."""
+        return parse_command_line(arguments, **self._known(), sections_of=sections_of)
+
+    def _known(self) -> "dict[str, Any]":
+        return {
+            "program": f"{called_as(self.command, self.script)}: {self.about}",
+            "options": self.options,
+            "defaults": dict(self.defaults),
+            "unused": self.unused(),
+        }
+
+
+EVALUATE = TrainedModelCommand(
+    command="popxl-gpt-evaluate",
+    script="demo/evaluate.py",
+    about="the loss of a trained model on text",
+    options=EvaluateOptions,
+    used=(
+        "precision", "sequence_length", "attention_serialisation", "input_files", "tokenizer",
+        "skip_damaged", "micro_batch_size", "widening", *LAYOUT,
+    ),
+)  # fmt: skip
+GENERATE = TrainedModelCommand(
+    command="popxl-gpt-generate",
+    script="demo/generate.py",
+    about="text that a trained model writes",
+    options=GenerateOptions,
+    used=("precision", "seed", "tokenizer", *LAYOUT),
+    defaults={**ONE_REPLICA, "widening": 1},
+)
+
+
+def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
+    """The configuration of a run, and what else is asked for."""
+    return parse_command_line(
+        arguments,
+        program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
+        default="demo",
+        options=TrainOptions,
+    )
+
+
+def parse_report(arguments: Sequence[str]) -> ReportOptions:
+    """Which runs the page shows, and where it goes."""
+    program = called_as("popxl-gpt-report", "demo/report.py")
+    return parse_options(
+        arguments, program=f"{program}: runs as a page", options=ReportOptions, words="runs"
+    )
+
+
+def parse_conversion(arguments: Sequence[str]) -> "tuple[str, Conversion]":
+    """The way to convert, and what it takes."""
+    program = called_as("popxl-gpt-convert", "demo/convert.py")
+    name, *words = list(arguments) or [""]
+    if name in ("--help", "-h"):
+        lines = [f"  {name:<20}{about}" for name, (about, _) in CONVERSIONS.items()]
+        print("\n".join([f"{program} COMMAND", "", *lines]))
+        print(f"\n{program} COMMAND --help tells what each takes.")
+        sys.exit(0)
+    if name not in CONVERSIONS:
+        hint = did_you_mean(name, dict.fromkeys(CONVERSIONS), listed=True)
+        raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"], "command line")
+    about, options = CONVERSIONS[name]
+    program = f"{program} {name} {about}"
+    return name, parse_options(words, program=program, options=options, words="paths")
+
+
+def train() -> NoReturn:
+    """`popxl-gpt-train`, `demo/pretraining.py`."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # nothing is there to save yet
+    start("popxl_gpt.demo.pretraining", parse_training)
+
+
+def evaluate() -> NoReturn:
+    """`popxl-gpt-evaluate`, `demo/evaluate.py`."""
+    start("popxl_gpt.demo.evaluate", EVALUATE.check)
+
+
+def generate() -> NoReturn:
+    """`popxl-gpt-generate`, `demo/generate.py`."""
+    start("popxl_gpt.demo.generate", GENERATE.check)
+
+
+def convert() -> NoReturn:
+    """`popxl-gpt-convert`, `demo/convert.py`."""
+    start("popxl_gpt.demo.convert", parse_conversion)
+
+
+def report() -> NoReturn:
+    """`popxl-gpt-report`, `demo/report.py`."""
+    start("popxl_gpt.demo.report", parse_report)
+
+
+def prepare() -> NoReturn:
+    """`popxl-gpt-prepare`, `data/prepare.py`."""
+    # its flags are beside its readers, which load quickly
+    start("popxl_gpt.data.prepare")
