@@ -105,6 +105,10 @@ class Training:
     """Course of the learning rate after warm-up."""
     warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises linearly to its highest value."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What updates the matrices of decoder blocks; embeddings, gains and biases are AdamW's."""
+    muon_momentum: Fraction = 0.95
+    """Muon's decay of the momentum, per step."""
     beta1: Fraction = 0.9
     """Adam's decay of the first moment, per step."""
     beta2: Fraction = 0.95

@@ -149,6 +149,12 @@ def _model(config: Config) -> Iterator[Problem]:
             f"lora_rank: got {model.lora_rank}; expected at most hidden_size = "
             f"{model.hidden_size}, for a wider adapter is no smaller than the layer. Use 8 or 16.",
         )
+    if model.lora_rank and config.training.optimizer == "muon":
+        yield _problem(
+            "optimizer lora_rank",
+            f"optimizer: got muon with lora_rank = {model.lora_rank}; expected adamw, which "
+            "updates adapters. Leave out --optimizer.",
+        )
     if model.end_of_text >= model.vocabulary_size:
         yield _problem(
             "end_of_text vocabulary_size",

@@ -662,7 +662,8 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     must_agree = [("model", name) for name in ("layers", "hidden_size", "heads", "vocabulary_size")]
     must_agree += [("training", "global_batch_size")]
     saved["model"].setdefault("lora_rank", 0)
-    must_agree += [("model", "lora_rank")]
+    saved["training"].setdefault("optimizer", "adamw")
+    must_agree += [("model", "lora_rank"), ("training", "optimizer")]
     problems = [
         f"{name} {saved[section].get(name)}, not {now[section][name]}"
         for section, name in must_agree

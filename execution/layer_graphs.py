@@ -318,7 +318,7 @@ def _training_graphs(
         name: TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape)
         for name, b in weights.buffers.to_dict().items()
     }
-    optimizer = Optimizer.of(changed, specs, own, layout, config.training)
+    optimizer = Optimizer.of(changed, specs, own, layout, config)
     state = addons.named_variable_buffers(optimizer.factories, rows, False)
     updated = {
         name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name])

@@ -29,7 +29,8 @@ def state_bytes(config: Config) -> int:
         * WIDTHS[model.precision]
     )
     changed = trained_count(model)
-    moments = 2 * WIDTHS[training.moment_precision]
+    least = 1 if training.optimizer == "muon" else 2  # of each parameter
+    moments = least * WIDTHS[training.moment_precision]
     precision = WIDTHS[model.precision]
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)

@@ -1,12 +1,12 @@
-"""The optimizer's graphs: one per parameter, AdamW with loss scaling and clipping by the global
-norm.
+"""The optimizer's graphs: one per parameter, AdamW or Muon, with loss scaling and clipping by the
+global norm.
 
 An update happens only where the global norm is finite: then every gradient is. Else, and where the
 norm is a spike, nothing changes, bit for bit.
 """
 
 from dataclasses import dataclass
-from typing import Dict, Mapping
+from typing import Any, Dict, FrozenSet, Mapping, Tuple
 
 import popxl
 import popxl_addons as addons
@@ -16,25 +16,26 @@ from popxl_addons.ops.grad_reduce_square_add import grad_reduce_square_add
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config import Training
+from popxl_gpt.config import Config, Training
+from popxl_gpt.execution.muon import MuonStep
 from popxl_gpt.execution.train_state import TrainState
-from popxl_gpt.modelling import Layout, Table
-from popxl_gpt.utils.runtime import moment_options, update_condition
+from popxl_gpt.modelling import Layout, Parameter, Role, Table
+from popxl_gpt.utils.runtime import data_type, moment_options, update_condition
 
 SCALAR = TensorSpec((), popxl.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Optimizer:
-    """Updates the parameters of one layer."""
+    """Updates the parameters of one layer: all by AdamW, or matrices by Muon."""
 
     graphs: Dict[str, addons.GraphWithNamedArgs]
     """By parameter."""
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
     is_clipped: bool
-    is_conditional: bool
-    """Whether the graphs have the condition of an update as an input; plain PopXL's have not."""
+    conditional: FrozenSet[str]
+    """Parameters whose graphs have the condition of an update as an input; none in plain PopXL."""
 
     @classmethod
     def of(
@@ -43,36 +44,23 @@ class Optimizer:
         weights: Mapping[str, TensorSpec],
         gradients: NamedTensors,
         layout: Layout,
-        training: Training,
+        config: Config,
     ) -> "Optimizer":
-        """Graphs for tensors like these. Weight decay is given by each parameter's role."""
-        graphs, factories = {}, NamedVariableFactories()
-        clip = (
-            {"global_norm": SCALAR, "global_norm_max": training.max_norm}
-            if training.max_norm > 0
-            else {}
-        )
-        scale = SCALAR if training.is_scaled_by_program else training.fixed_scale
-        moments, condition = moment_options(training.moment_precision), update_condition()
+        """Graphs for tensors like these. Weight decay is given by each parameter's role, and so is
+        the optimizer.
+        """
+        graphs, factories, conditional = {}, NamedVariableFactories(), set()
         for name, parameter in table.items():
-            state, graph = AdamOptimizerStep().create_graph(
-                weights[name],
-                gradients[name].spec,
-                replica_grouping=layout.holders(parameter),
-                lr=SCALAR,
-                beta1=training.beta1,
-                beta2=training.beta2,
-                eps=training.epsilon,
-                weight_decay=training.weight_decay if parameter.role.decays else 0.0,
-                bias_correction=True,
-                loss_scaling=scale,
-                **moments,
-                **clip,
-                **condition,
-            )
+            tensors = weights[name], gradients[name].spec
+            if is_by_muon(config.training, parameter):
+                state, graph = _muon(*tensors, parameter, layout, config)
+            else:
+                state, graph = _adamw(*tensors, parameter, layout, config.training)
+                if update_condition():
+                    conditional.add(name)
             graphs[name] = graph
             factories.insert(name, state, overwrite=True)
-        return cls(graphs, factories, bool(clip), bool(condition))
+        return cls(graphs, factories, config.training.max_norm > 0, frozenset(conditional))
 
     def __call__(
         self,
@@ -93,7 +81,7 @@ class Optimizer:
         if self.is_clipped:
             scalars.append(state.grad_norm)
         graph = self.graphs[name].bind(moments)
-        if self.is_conditional:
+        if name in self.conditional:
             graph.call(weight, gradient, *scalars, state.is_applied)
             return
         changed = (weight, *moments.values_flat())
@@ -101,6 +89,60 @@ class Optimizer:
         graph.call(weight, gradient, *scalars)
         for t, before in zip(changed, kept):
             ops.var_updates.copy_var_update_(t, ops.where(state.is_applied, t, before))
+
+
+Made = Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]
+
+
+def is_by_muon(training: Training, parameter: Parameter) -> bool:
+    """Whether Muon updates a parameter: matrices of hidden layers, where it is asked for."""
+    return training.optimizer == "muon" and parameter.role is Role.WEIGHT
+
+
+def _common(parameter: Parameter, training: Training) -> Dict[str, Any]:
+    """Arguments of every optimizer, those that are inputs in the order of `Optimizer.__call__`."""
+    clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm}
+    return {
+        "lr": SCALAR,
+        "weight_decay": training.weight_decay if parameter.role.decays else 0.0,
+        "loss_scaling": SCALAR if training.is_scaled_by_program else training.fixed_scale,
+        **(clip if training.max_norm > 0 else {}),
+    }
+
+
+def _adamw(
+    weight: TensorSpec,
+    gradient: TensorSpec,
+    parameter: Parameter,
+    layout: Layout,
+    training: Training,
+) -> Made:
+    return AdamOptimizerStep().create_graph(
+        weight,
+        gradient,
+        replica_grouping=layout.holders(parameter),
+        beta1=training.beta1,
+        beta2=training.beta2,
+        eps=training.epsilon,
+        bias_correction=True,
+        **_common(parameter, training),
+        **moment_options(training.moment_precision),
+        **update_condition(),
+    )
+
+
+def _muon(
+    weight: TensorSpec, gradient: TensorSpec, parameter: Parameter, layout: Layout, config: Config
+) -> Made:
+    is_narrow = config.model.precision == "bfloat16"
+    step = MuonStep(parameter, layout, popxl.bfloat16 if is_narrow else popxl.float32)
+    return step.create_graph(
+        weight,
+        gradient,
+        momentum=config.training.muon_momentum,
+        moment_dtype=data_type(config.training.moment_precision),
+        **_common(parameter, config.training),
+    )
 
 
 def grad_norm_sq(

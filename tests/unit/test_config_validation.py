@@ -103,6 +103,10 @@ REFUSALS = [
         "lora_rank: got 65; expected at most hidden_size = 64, for a wider adapter is no smaller",
     ),
     (
+        {"lora_rank": 4, "optimizer": "muon"},
+        "optimizer: got muon with lora_rank = 4; expected adamw, which updates adapters",
+    ),
+    (
         {"end_of_text": 128},
         "end_of_text: got 128; expected a token below vocabulary_size = 128. Use the end_of_text",
     ),

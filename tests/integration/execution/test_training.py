@@ -10,12 +10,13 @@ from helpers.quick import cases
 from popxl_engine import codegen
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
-from popxl_gpt.config import Config, learning_rate, override
+from popxl_gpt.config import Config, Training, learning_rate, override
 from popxl_gpt.execution.host import StepResult, run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import distance, random_weights, small
+from tests.integration.plain_muon import PlainMuon
 from tests.integration.runs import TRAINED as RANDOM
 from tests.integration.runs import batches, train, train_session
 
@@ -36,6 +37,15 @@ TRAINED = small(
     max_norm=0.5,
     loss_scaling=64.0,
 )
+
+
+def plain_optimizer(gpt: PlainGPT, training: Training) -> torch.optim.Optimizer:
+    """AdamW, or Muon and AdamW."""
+    groups = gpt.parameter_groups(training.weight_decay)
+    if training.optimizer == "muon":
+        return PlainMuon(gpt, groups, training)
+    betas = (training.beta1, training.beta2)
+    return PlainAdamW(groups, lr=0.0, betas=betas, eps=training.epsilon)
 
 
 def train_plainly(
@@ -61,10 +71,7 @@ def train_plainly(
     gpt.load_state_dict(
         {theirs: torch.from_numpy(weights[name]).double() for theirs, name in ours.items()}
     )
-    groups = gpt.parameter_groups(training.weight_decay)
-    optimizer = PlainAdamW(
-        groups, lr=0.0, betas=(training.beta1, training.beta2), eps=training.epsilon
-    )
+    optimizer = plain_optimizer(gpt, training)
     results = []
     for step, (words, labels) in enumerate(batches(config)):
         gpt.zero_grad()
@@ -115,6 +122,7 @@ SOME = {"data_parallel": 2, "micro_batch_size": 1}
     cases(
         [
             {"moment_precision": "bfloat16"},
+            {"optimizer": "muon", "moment_precision": "bfloat16"},
             {
                 "moment_precision": "bfloat16",
                 "precision": "float32",
@@ -323,8 +331,8 @@ def test_a_session_is_expected_before_its_program_is_built(monkeypatch):
         events.append("program")
         raise InterruptedError
 
-    monkeypatch.setattr("popxl_gpt.execution.pretraining.expect_session", events.append)
-    monkeypatch.setattr("popxl_gpt.execution.pretraining.training_program", build)
+    monkeypatch.setattr("execution.pretraining.expect_session", events.append)
+    monkeypatch.setattr("execution.pretraining.training_program", build)
     with pytest.raises(InterruptedError):
         pretraining(override(TRAINED, device="cpu"))
     assert events == ["cpu", "program"]
