@@ -135,7 +135,7 @@ def _muon(
     weight: TensorSpec, gradient: TensorSpec, parameter: Parameter, layout: Layout, config: Config
 ) -> Made:
     is_narrow = config.model.precision == "bfloat16"
-    step = MuonStep(parameter, layout, popxl.bfloat16 if is_narrow else popxl.float32)
+    step = MuonStep(parameter, layout, data_type("bfloat16" if is_narrow else "float32"))
     return step.create_graph(
         weight,
         gradient,

@@ -331,8 +331,8 @@ def test_a_session_is_expected_before_its_program_is_built(monkeypatch):
         events.append("program")
         raise InterruptedError
 
-    monkeypatch.setattr("execution.pretraining.expect_session", events.append)
-    monkeypatch.setattr("execution.pretraining.training_program", build)
+    monkeypatch.setattr("popxl_gpt.execution.pretraining.expect_session", events.append)
+    monkeypatch.setattr("popxl_gpt.execution.pretraining.training_program", build)
     with pytest.raises(InterruptedError):
         pretraining(override(TRAINED, device="cpu"))
     assert events == ["cpu", "program"]
