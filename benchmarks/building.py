@@ -3,10 +3,11 @@
     python benchmarks/building.py
     python benchmarks/building.py --check
 
-Three shapes of programs grow: graphs in graphs, each of two inputs, one of them by reference, and
+Four shapes of programs grow: graphs in graphs, each of two inputs, one of them by reference, and
 each calling the next one twice, 2 to 32 deep (a run of the deepest would do 2^32 calls, and nothing
-here runs); one graph with up to 100,000 ops; and one graph that is called up to 16,000 times. All
-times are processor time. A shape grows linearly if its cost
+here runs); one graph with up to 100,000 ops; one graph that is called up to 16,000 times; and a
+module of up to 640 layers with weights of their own, whose gradients are accumulated. All times are
+processor time. A shape grows linearly if its cost
 for each op of the largest program is at most three times that of the second largest: growth is read
 from neighbours, as what a program costs at all weighs on the smallest.
 """
@@ -29,9 +30,10 @@ SIZES = {
     "nested": (2, 4, 8, 16, 32),
     "flat": (1_000, 10_000, 100_000),
     "calls": (1_000, 4_000, 16_000),
+    "modules": (40, 160, 640),
 }
-"""Depths, ops and calls."""
-UNITS = {"nested": "depth", "flat": "ops", "calls": "calls"}
+"""Depths, ops, calls and layers."""
+UNITS = {"nested": "depth", "flat": "ops", "calls": "calls", "modules": "layers"}
 PARTS = ("build", "autodiff", "session")
 STEEPEST = 3.0
 """How much dearer an op of the largest program may be than one of the second largest."""
@@ -133,6 +135,37 @@ def calls(count: int) -> tuple[Callable[[], object], Callable[[object], object]]
     return build, _differentiated(2)
 
 
+def modules(count: int) -> tuple[Callable[[], object], Callable[[object], object]]:
+    """A module of layers that share no graph."""
+    import popxl
+    import popxl_addons as addons
+
+    class Layers(addons.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = addons.Module.from_list([addons.layers.Linear(4) for _ in range(count)])
+
+        def build(self, x: popxl.Tensor) -> popxl.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    def build() -> popxl.Ir:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            x = popxl.variable(np.ones((2, 4), np.float32))
+            factories, graph = Layers().create_graph(x)
+            _store(*graph.bind(factories.init()).call(x))
+        return ir
+
+    def differentiate(_: object) -> object:
+        with popxl.Ir().main_graph:
+            _, graph = Layers().create_graph(popxl.TensorSpec((2, 4), popxl.float32))
+            return addons.autodiff_with_accumulation(graph, graph.args.tensors)
+
+    return build, differentiate
+
+
 def _store(t: object) -> None:
     import popxl
     from popxl import ops
@@ -147,7 +180,7 @@ def _differentiated(last: int) -> Callable[[object], object]:
     return lambda ir: popxl.transforms.autodiff(ir.graphs[last])  # type: ignore[attr-defined]
 
 
-SHAPES = {"nested": nested, "flat": flat, "calls": calls}
+SHAPES = {"nested": nested, "flat": flat, "calls": calls, "modules": modules}
 
 
 def measured(shape: str, size: int, rounds: int) -> Figures:
