@@ -168,7 +168,7 @@ class DotTree(Generic[L]):
         *path, last = self._parts(key)
         node: DotTree[Any] = self
         for part in path:
-            child = node._map.get(part)
+            child: Any = node._map.get(part)
             if own is None or id(child) not in own:
                 child = child.copy() if isinstance(child, DotTree) else type(self)()
                 node._map[part] = child
