@@ -122,7 +122,8 @@ class VariantProcess:
         tree = variant.tree
         packages = [str(tree), str(tree / "runtime"), os.environ.get("PYTHONPATH")]
         python_path = os.pathsep.join(filter(None, packages))
-        script = tree / script.resolve().relative_to(ROOT)
+        if tree != ROOT:
+            script = tree / script.resolve().relative_to(ROOT)
         self.process = subprocess.Popen(
             [sys.executable, str(script), "--worker", json.dumps(dict(variant.options))],
             stdin=subprocess.PIPE,
