@@ -412,6 +412,16 @@ def test_a_foreign_underscore_name_is_seen():
     )
 
 
+def test_no_test_module_imports_another():
+    for folder in ("runtime/tests", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            nodes = list(ast.walk(ast.parse(path.read_text())))
+            names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+            names += [n.name for node in nodes if isinstance(node, ast.Import) for n in node.names]
+            wrong = [name for name in names if name.rsplit(".", 1)[-1].startswith("test_")]
+            assert not wrong, f"{path} imports {wrong}: move what both need to a helper"
+
+
 FORBID = """
 import sys
 class Forbid:

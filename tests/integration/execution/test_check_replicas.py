@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.processes import environment
 
 from popxl_gpt.config import CorruptedError, override
 from popxl_gpt.demo.pretraining import main
@@ -14,7 +15,6 @@ from popxl_gpt.execution.checkpoint import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
-from tests.integration.execution.test_processes import environment
 from tests.integration.runs import TRAINED, batches
 
 ROOT = Path(__file__).parents[3]

@@ -18,8 +18,8 @@ from popxl_gpt.execution.metrics import read_metrics
 from popxl_gpt.execution.overflow import CEILING, COUNTED, FLOOR, INITIAL
 from popxl_gpt.execution.pretraining import pretraining
 from tests.faults import json_changed
-from tests.integration.execution.test_skipped_steps import GRID, flags, run, session_of, state_of
 from tests.integration.runs import TRAINED
+from tests.integration.skipping import GRID, flags, run, session_of, state_of
 
 WINDOW, STEPS = 2, 18
 HALF = override(
