@@ -102,7 +102,7 @@ class Training:
     minimum_learning_rate: PositiveOrZero = 0.0
     """Learning rate that the linear and cosine schedules fall to."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Course of the learning rate after warm-up."""
+    """How the learning rate falls after warm-up."""
     warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises linearly to its highest value."""
     optimizer: Literal["adamw", "muon"] = "adamw"
