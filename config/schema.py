@@ -313,7 +313,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logging:
-    """What is told about a run."""
+    """What is reported about a run."""
 
     run_folder: PathText = "runs"
     """Folder that holds one folder per run, with config.yml, metrics.jsonl, report.html and

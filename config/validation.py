@@ -1,4 +1,4 @@
-"""Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
+"""Rules that a whole configuration must keep. All problems are reported together, with their fixes."""
 
 import re
 from collections.abc import Iterator, Mapping, Set
