@@ -1,4 +1,4 @@
-"""Rules that a whole configuration must keep. All problems are reported at once, with their fixes."""
+"""Rules that a whole configuration must keep. Problems are reported all at once, with fixes."""
 
 import re
 from collections.abc import Iterator, Mapping, Set

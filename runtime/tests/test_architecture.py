@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -412,14 +413,19 @@ def test_a_foreign_underscore_name_is_seen():
     )
 
 
+OF_A_TEST = re.compile(r"^\s*(?:from \S*\btest_\w+ import|import \S*\btest_)", re.MULTILINE)
+
+
 def test_no_test_module_imports_another():
-    for folder in ("runtime/tests", "tests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            nodes = list(ast.walk(ast.parse(path.read_text())))
-            names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-            names += [n.name for node in nodes if isinstance(node, ast.Import) for n in node.names]
-            wrong = [name for name in names if name.rsplit(".", 1)[-1].startswith("test_")]
-            assert not wrong, f"{path} imports {wrong}: move what both need to a helper"
+    paths = [p for folder in ("runtime/tests", "tests") for p in (ROOT / folder).rglob("*.py")]
+    wrong = [path for path in paths if OF_A_TEST.search(path.read_text())]
+    assert paths and not wrong, f"{wrong} import test modules: move what both need to a helper"
+
+
+def test_an_import_of_a_test_module_is_seen():
+    assert OF_A_TEST.search("    from tests.unit.test_ahead import x")
+    assert OF_A_TEST.search("import a\nimport tests.test_docs")
+    assert not OF_A_TEST.search("from tests.integration.runs import test_of")
 
 
 FORBID = """
