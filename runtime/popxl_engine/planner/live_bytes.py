@@ -19,13 +19,6 @@ class LiveBytes(TorchDispatchMode):
     kernel asks of one reads as `STAND_IN`, an integer as 0, a truth as False.
     """
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is traced by torch.compile; else torch loads its tracer, which takes
-        seconds.
-        """
-        return False
-
     def __init__(self) -> None:
         super().__init__()
         self.live = self.highest = 0
