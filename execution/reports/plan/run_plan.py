@@ -65,9 +65,18 @@ class RunPlan:
 
 def make_run_plan(build: Build, config: Config, options: PlanOptions) -> RunPlan:
     """Build the program and plan it. Files of remote memory are not made."""
+    machine, measured = speeds(config, options)
+    return plan_for(build, config, machine, measured)
+
+
+def plan_for(build: Build, config: Config, machine: Any, measured: Tuple[str, ...]) -> RunPlan:
+    """`make_run_plan` for a machine that is known.
+
+    Args:
+        measured: the flags of those speeds that were measured.
+    """
     tools = planner()
     ir = build(replace(config, execution=replace(config.execution, memmap_dir=None)))[0]
     program = tools.plan(ir, device="cuda" if config.execution.device.startswith("cuda") else "cpu")
-    machine, measured = speeds(config, options)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
     return RunPlan(config, program, machine, measured, times)
