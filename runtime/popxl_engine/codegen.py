@@ -470,10 +470,16 @@ class BlockWriter:
         """Offsets stay on the host: the kernel takes anything that int() takes."""
         assert instr.definition is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)
-        host = [isinstance(a, Value) and a.host and a is instr.arguments["offset"] for a in args]
-        return [self._argument(a, h) for a, h in zip(args, host)] + [
+        offset = instr.arguments["offset"]
+        return [self._row(instr) if a is offset else self._argument(a, False) for a in args] + [
             f"{k}={self._argument(v, False)}" for k, v in kwargs.items()
         ]
+
+    def _row(self, instr: Instr) -> str:
+        """The row of a transfer, as something that int() takes."""
+        offset = instr.arguments["offset"]
+        source = self._argument(offset, host=True)
+        return f"{source}.reshape(-1)[0]" if isinstance(offset, Value) and offset.rank else source
 
     def _overwritten(self, instr: Instr) -> str:
         """The name in the source of the operand whose memory the result may take, if nothing needs
