@@ -14,8 +14,11 @@ import hashlib
 import logging
 import math
 import os
+import queue
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -67,7 +70,7 @@ from popxl_gpt.execution.tensor_files import (
 from popxl_gpt.execution.variables import write
 from popxl_gpt.modelling import Parameter, Table, model_table
 from popxl_gpt.modelling.linear import DOWN, UP, merged
-from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.runtime import gather, host_bytes
 from popxl_gpt.utils.units import bytes_text
 
 OLDER = (
@@ -110,6 +113,85 @@ class Position:
     """The loss on held-out text after this step, where it was measured and is a number."""
 
 
+class Saving:
+    """A checkpoint that is being written.
+
+    Instance 0 has a thread that takes the parts as they are read, and writes them.
+    """
+
+    def __init__(self, target: Path, step: int):
+        self.target, self.step = target, step
+        self._thread: Optional[threading.Thread] = None
+        self._error: Optional[BaseException] = None
+        self._needed = 0
+        """Bytes of the checkpoint."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this process has written what it is to write."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def begin(
+        self,
+        session: addons.TaskSession,
+        config: Config,
+        position: Position,
+        keep: Optional[int],
+        is_behind: bool,
+    ) -> None:
+        """Hand all parts over to the thread. See `begin_save`."""
+        self._needed = _bytes_needed(session, config)
+        waiting = 0 if is_behind and _is_room_for(self._needed) else 1
+        parts: "queue.Queue[Union[Part, BaseException, None]]" = queue.Queue(waiting)
+        self._thread = threading.Thread(
+            target=self._write, args=(parts, config, position, keep), name="checkpoint"
+        )
+        self._thread.start()
+        try:
+            for part in _parts(session, config):
+                parts.put(part)
+        except BaseException as error:
+            parts.put(error)
+            raise
+        parts.put(None)
+
+    def _write(
+        self,
+        parts: "queue.Queue[Union[Part, BaseException, None]]",
+        config: Config,
+        position: Position,
+        keep: Optional[int],
+    ) -> None:
+        received = _received(parts)
+        try:
+            _save(received, config, self.target, position, keep)
+        except BaseException as error:  # raised by `finish`
+            self._error = error
+        with suppress(BaseException):
+            for _ in received:  # what is still handed over
+                pass
+
+    def wait(self) -> None:
+        """Wait until this process has written what it is to write."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def finish(self) -> Path:
+        """Wait until it is written; all processes call this, and those that raise NotSavedError can
+        go on. See `save`.
+        """
+        self.wait()
+        problem = None
+        if isinstance(self._error, OSError):
+            problem = _not_saved(self.target, self._needed, self._error)
+        elif self._error is not None:
+            raise self._error
+        problem = gather(problem, popdist.getNumInstances(), patiently=True)[0]
+        if problem is not None:
+            raise NotSavedError(problem)
+        return self.target
+
+
 def save(
     session: addons.TaskSession,
     config: Config,
@@ -129,27 +211,54 @@ def save(
             All processes raise it, and can go on.
         DivergedError: a weight or a moment is not finite; what was saved before stays.
     """
-    target = folder / folder_name(position.step)
-    instances = popdist.getNumInstances()
-    if gather(target.exists(), instances, patiently=True)[0]:
-        return target
-    problem = None
+    saving = begin_save(session, config, folder, position, keep_all=keep_all, is_behind=False)
+    return saving.finish()
+
+
+def begin_save(
+    session: addons.TaskSession,
+    config: Config,
+    folder: Path,
+    position: Position,
+    *,
+    keep_all: bool = False,
+    is_behind: bool = True,
+) -> Saving:
+    """As `save`, but a copy of the state is written while the program goes on, until `finish` waits
+    for it. All processes call both.
+
+    The state is read, and written part by part before this returns, where it is in files, or where
+    a copy would take more than half of the memory that is free.
+
+    Args:
+        is_behind: whether a copy is taken.
+    """
+    saving = Saving(folder / folder_name(position.step), position.step)
+    if gather(saving.target.exists(), popdist.getNumInstances(), patiently=True)[0]:
+        return saving
     if popdist.getInstanceIndex() == 0:
-        parts = _parts(session, config)
-        try:
-            _save(parts, config, target, position, None if keep_all else config.checkpoint.keep)
-        except OSError as error:
-            for _ in parts:  # the others read along
-                pass
-            problem = _not_saved(target, session, config, error)
+        is_in_memory = config.execution.memmap_dir is None  # files' values are no copies
+        keep = None if keep_all else config.checkpoint.keep
+        saving.begin(session, config, position, keep, is_behind and is_in_memory)
     else:
         for variables in _layer_variables(session, config).values():
             session.get_tensors_data(variables.values())
         _read_scalars(session)
-    problem = gather(problem, instances, patiently=True)[0]
-    if problem is not None:
-        raise NotSavedError(problem)
-    return target
+    return saving
+
+
+def _is_room_for(needed: int) -> bool:
+    """Whether memory takes a copy of the state, and as much stays free."""
+    _, free, _ = host_bytes()
+    return 2 * needed <= free
+
+
+def _received(parts: "queue.Queue[Union[Part, BaseException, None]]") -> Iterator[Part]:
+    """Parts as they come. Raises what kept the reader from going on."""
+    while (part := parts.get()) is not None:
+        if isinstance(part, BaseException):
+            raise part
+        yield part
 
 
 def _parts(session: addons.TaskSession, config: Config) -> Iterator[Part]:
@@ -172,11 +281,11 @@ def _save(
         delete_old(folder, keep)
 
 
-def _not_saved(target: Path, session: addons.TaskSession, config: Config, error: OSError) -> str:
+def _not_saved(target: Path, needed: int, error: OSError) -> str:
     reason = getattr(error, "strerror", None) or str(error)
     return (
         f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
-        f"{_bytes_needed(session, config)} bytes{_free(target.parent)}. Free space on the disk or "
+        f"{needed} bytes{_free(target.parent)}. Free space on the disk or "
         "set --checkpoint.save to another folder, and continue with --checkpoint.load."
     )
 
