@@ -21,14 +21,7 @@ from popxl_gpt.demo.progress_line import Part, ProgressLine, whole
 from popxl_gpt.demo.run_folder import RunFolder, for_rescue
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.demo.wandb_log import WandbLog
-from popxl_gpt.execution.checkpoint import (
-    NotSavedError,
-    Position,
-    SavedRun,
-    Saving,
-    begin_save,
-    save,
-)
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.host import StepResult, data_share, run_steps
 from popxl_gpt.execution.inference import evaluation
@@ -38,6 +31,8 @@ from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.reports.run.report import RunReport
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import NotSavedError, Saving, begin_save, save
 from popxl_gpt.execution.variables import copy_weights
 from popxl_gpt.execution.verification import due, verified
 from popxl_gpt.utils.runtime import gather, resident_bytes
@@ -204,9 +199,12 @@ class TrainingRun:
                     self._save_last()  # where the folder was lost meanwhile
                     if self.diverged is not None:
                         self.diverged += self._first_place()
+            except KeyboardInterrupt:  # the second Ctrl-C, which does not wait
+                if self._saving is not None:
+                    self._saving.abandon()
+                raise
             finally:
-                if self._saving is not None:  # an error ends the run: what is begun is completed
-                    self._saving.wait()
+                self._complete_saving()
                 self.loader.close()
                 if self.metrics is not None:
                     self.metrics.close()
@@ -237,7 +235,7 @@ class TrainingRun:
             *gather(mine, popdist.getNumInstances())
         )
         self._is_save_due |= any(saves)
-        if are_saved[0]:
+        if all(are_saved):
             self._finish_saving()
         if any(is_lost):
             self._end_elsewhere()
@@ -533,9 +531,9 @@ class TrainingRun:
             self.report.has_failed = False
 
     def _save(self, *, is_last: bool = False, keep_all: bool = False) -> None:
-        """Begin a checkpoint, unless this step has one; the last one is waited for. Metrics up to
-        it are on the disk first. Where the disk does not take it, older ones stay; unless it is the
-        last, training goes on.
+        """Begin a checkpoint, unless this step has one; the one before, and the last one, are
+        waited for. Metrics up to it are on the disk first. Where the disk does not take it, older
+        ones stay; unless it is the last, training goes on.
 
         Weights that only lead to skipped steps may be worth little: those before them are not
         deleted then.
@@ -554,9 +552,20 @@ class TrainingRun:
             self.session, self.config, place, position, keep_all=keep_all, is_behind=not is_last
         )
         if is_last:
-            self._finish_saving(is_last)
+            self._finish_saving(is_last=True)
 
-    def _finish_saving(self, is_last: bool = False) -> None:
+    def _complete_saving(self) -> None:
+        """Where an error ends the run, complete the checkpoint that is being written. Others may
+        not come here.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        saving.wait()
+        if isinstance(saving.problem, UserError) and self.is_leader:
+            _LOG.warning("%s", saving.problem)
+
+    def _finish_saving(self, *, is_last: bool = False) -> None:
         """Wait for the checkpoint that is being written, if one is."""
         saving, self._saving = self._saving, None
         if saving is None:

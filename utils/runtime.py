@@ -134,6 +134,13 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
     return list(importlib.import_module("mpi4py.MPI").COMM_WORLD.allgather(value))
 
 
+def gather_beside(value: Any, instances: int) -> list[Any]:
+    """As `gather`, in a thread that works beside the program, one in each process."""
+    if instances > 1 and hasattr(extensions, "gather_beside"):
+        return extensions.gather_beside(value)
+    return gather(value, instances)
+
+
 def replica_digests(
     session: popxl.Session, variables: "list[Any]"
 ) -> "tuple[list[list[str]], list[list[list[int]]]]":

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-import popxl_gpt.execution.checkpoint
+import popxl_gpt.execution.saving
 from popxl_gpt.config import UserError
 from popxl_gpt.demo import pretraining
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
@@ -464,17 +464,17 @@ def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_save
 FULL_AT_STEP_2 = """
 import errno, os, sys
 sys.path[:0] = {paths}
-import popxl_gpt.execution.checkpoint
+import popxl_gpt.execution.saving
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.demo import pretraining
-write_tensors = popxl_gpt.execution.checkpoint.write_tensors
+write_tensors = popxl_gpt.execution.saving.write_tensors
 
 def write(tensors, path):
     if "step_00000002" in str(path) and "decoder.1" in str(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    write_tensors(tensors, path)
+    return write_tensors(tensors, path)
 
-popxl_gpt.execution.checkpoint.write_tensors = write
+popxl_gpt.execution.saving.write_tensors = write
 with exit_on_user_error():
     sys.exit(pretraining.main(sys.argv[1:]))
 """
@@ -497,6 +497,6 @@ def test_a_disk_that_is_full_for_the_last_checkpoint_ends_with_an_error(tmp_path
     def full(tensors, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(popxl_gpt.execution.checkpoint, "write_tensors", full)
+    monkeypatch.setattr(popxl_gpt.execution.saving, "write_tensors", full)
     with pytest.raises(UserError, match="step_00000002: got 'No space left on device' while"):
         here(tmp_path, steps=2)

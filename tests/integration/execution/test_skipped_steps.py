@@ -19,11 +19,13 @@ from safetensors.numpy import load_file
 from popxl_gpt.config import Config, ConfigError, DivergedError, UserError, learning_rate, override
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import optimizer, phases
-from popxl_gpt.execution.checkpoint import MANIFEST, Position, SavedRun, checkpoints_in, save
+from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun, checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.metrics import MetricsFile, read_metrics
 from popxl_gpt.execution.overflow import COUNTED, COUNTERS, Skipped
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_weights, write_whole_weights
 from tests.faults import json_entry, tensors_changed
 from tests.integration.execution.test_training import TRAINED as PLAIN
