@@ -96,9 +96,9 @@ def write_tensors(
     text += b" " * (-len(text) % _ALIGNMENT)
     digest, checksums = hashlib.sha256(), {}
     with open(path, "wb", buffering=_PIECE) as file:
-        for begin in (struct.pack("<Q", len(text)), text):
-            digest.update(begin)
-            file.write(begin)
+        for part in (struct.pack("<Q", len(text)), text):
+            digest.update(part)
+            file.write(part)
         for name in order:
             content = memoryview(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
             crc = 0
