@@ -5,7 +5,6 @@ thread: what it has read of them is the thread's own. A folder gets a checkpoint
 processes have brought theirs onto the disk.
 """
 
-import logging
 import os
 import shutil
 import threading
@@ -41,10 +40,8 @@ from popxl_gpt.execution.saved_state import (
 )
 from popxl_gpt.execution.tensor_files import write_tensors
 from popxl_gpt.modelling import model_table
-from popxl_gpt.utils.runtime import gather, gather_beside, host_bytes
+from popxl_gpt.utils.runtime import can_gather_beside, gather, gather_beside, host_bytes
 from popxl_gpt.utils.units import bytes_text
-
-_LOG = logging.getLogger(__name__)
 
 
 class NotSavedError(UserError):
@@ -96,10 +93,13 @@ def begin_save(
     Args:
         is_behind: whether a copy is taken.
     """
-    saving = Saving(config, folder / folder_name(position.step), position, keep_all)
-    if not gather(saving.target.exists(), popdist.getNumInstances(), patiently=True)[0]:
-        # what is read of files are the files
-        saving.begin(session, is_behind and config.execution.memmap_dir is None)
+    saving, instances = (
+        Saving(config, folder / folder_name(position.step), position, keep_all),
+        popdist.getNumInstances(),
+    )
+    if not gather(saving.target.exists(), instances, patiently=True)[0]:
+        is_in_files = config.execution.memmap_dir is not None
+        saving.begin(session, is_behind and not is_in_files and can_gather_beside(instances))
     return saving
 
 
