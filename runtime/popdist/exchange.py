@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
 from poprun import rendezvous, store, wire
@@ -41,8 +41,8 @@ FLUSH_SECONDS = 10.0
 """How long the end of a process waits for what it has still to send."""
 LATE = re.compile("timed? ?out", re.IGNORECASE)
 """In the transport's errors: nobody came in time."""
-GATHER, PATIENT = 2**62, 2**62 + 1
-"""Tags of parcels: of the two kinds of gathers, which different threads may call."""
+GATHER, PATIENT, BESIDE = 2**62, 2**62 + 1, 2**62 + 3
+"""Tags of parcels: of the kinds of gathers, which different threads may call."""
 BROADCAST = 2**62 + 2
 
 
@@ -221,6 +221,7 @@ def _meet(values: store.Client, index: int, instances: int, address: str) -> Lis
 def reaching_others(
     what: Union[str, Callable[[], str]],
     errors: Union[Type[Exception], Tuple[Type[Exception], ...]] = RuntimeError,
+    is_told: bool = True,
 ) -> Iterator[None]:
     """Turn the transport's errors in the body into an `InstanceError`: what was going on, and where
     the others are.
@@ -228,9 +229,10 @@ def reaching_others(
     Args:
         what: words for it, or what finds them; another thread may call that.
         errors: those of the transport.
+        is_told: whether others that ask hear that this instance waits.
     """
     told = what if callable(what) else lambda: what
-    with waiting(told):
+    with waiting(told) if is_told else nullcontext():
         try:
             yield
         except errors as error:
@@ -281,6 +283,11 @@ def gather_patiently(value: Any, what: str = "gathering values") -> List[Any]:
     return _gather(value, what, PATIENT, PATIENT_SECONDS)
 
 
+def gather_beside(value: Any, what: str = "gathering values") -> List[Any]:
+    """As `gather_patiently`, in a thread beside the program's, one in each instance."""
+    return _gather(value, what, BESIDE, PATIENT_SECONDS)
+
+
 def _gather(value: Any, what: str, tag: int, wait: float) -> List[Any]:
     index, instances = getInstanceIndex(), getNumInstances()
     content = as_text(value).encode()
@@ -288,7 +295,7 @@ def _gather(value: Any, what: str, tag: int, wait: float) -> List[Any]:
         return [json.loads(content)]
     messages = connect().messages
     others = [other for other in range(instances) if other != index]
-    with reaching_others(what, TransferError):
+    with reaching_others(what, TransferError, is_told=tag != BESIDE):
         for other in others:
             messages.post(other, tag, content)
         found = {other: messages.take(other, tag, wait) for other in others}

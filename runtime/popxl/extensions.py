@@ -60,6 +60,7 @@ __all__ = [
     "file_traffic",
     "find_not_finite",
     "gather",
+    "gather_beside",
     "host_memory",
     "keep_remote_memory_in_files",
     "keep_state_once",
@@ -93,6 +94,13 @@ def gather(value: Any, patiently: bool = False) -> List[Any]:
             collectives allow.
     """
     return exchange.gather_patiently(value) if patiently else exchange.gather(value)
+
+
+def gather_beside(value: Any) -> List[Any]:
+    """As `gather`, patiently, in a thread that works beside the program: each instance has one such
+    thread at a time, and the program's own gathers and runs go on meanwhile.
+    """
+    return exchange.gather_beside(value)
 
 
 def stack_seeds(seeds: Sequence[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from tests.torture.layouts import ANY_LAYOUT
 from tests.torture.same_seed import SAME_SEED
 from tests.torture.save_calls import SAVE_CALLS
 from tests.torture.signals_in_states import SIGNALS_IN_STATES
+from tests.torture.soak import SOAK
 
 KINDS = [
     KILLS,
@@ -18,4 +19,5 @@ KINDS = [
     INSTANCES,
     SAME_SEED,
     ANY_LAYOUT,
+    SOAK,
 ]

@@ -6,9 +6,11 @@ import pytest
 from helpers.quick import cases
 
 from popxl_gpt.config import UserError, override
-from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.muon import orthogonal
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from tests.integration.gpt_oracle import distance
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly

@@ -8,10 +8,12 @@ from helpers.quick import cases
 
 from popxl_gpt.config import Config, SpikeError, override
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import Position, SavedRun, checkpoints_in, save
+from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in
 from popxl_gpt.execution.metrics import read_metrics
 from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from tests.integration.gpt_oracle import distance
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly
