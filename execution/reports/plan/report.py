@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Optional
 
 import popdist
 
@@ -9,7 +10,8 @@ from popxl_gpt.config import Config
 from popxl_gpt.execution.reports.folder import written_to
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.picture import draw_plan
-from popxl_gpt.execution.reports.plan.run_plan import Build, RunPlan, make_run_plan
+from popxl_gpt.execution.reports.plan.process import Build
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.reports.plan.text import plan_text
 from popxl_gpt.execution.reports.plan.values import plan_values
 from popxl_gpt.utils.files import written_whole
@@ -21,7 +23,9 @@ def write_plan(found: RunPlan, folder: Path) -> None:
         partial.write_text(json.dumps(plan_values(found), indent=2) + "\n", encoding="utf-8")
 
 
-def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
+def plan_and_show(
+    build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
+) -> None:
     """Print a plan, and write it as JSON and as a picture. In a run of several processes the first
     one does it.
     """
@@ -34,7 +38,7 @@ def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
     )
     with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    found = make_run_plan(build, config, options)
+    found = make_run_plan(build, config, options, validation)
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
         write_plan(found, folder)

@@ -1,19 +1,20 @@
 """What a run would need of memory, traffic and time, found without running it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Tuple
-
-import popxl
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.reports.machine import speeds
 from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.process import (
+    Build,
+    ProcessMemory,
+    own_bytes,
+    process_memory,
+    without_files,
+)
 from popxl_gpt.utils.runtime import planner
-
-Build = Callable[[Config], Tuple[popxl.Ir, Any, Any]]
-"""Builds a configuration's program: the Ir first, what else comes is not needed."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class RunPlan:
     """Speeds."""
     measured: Tuple[str, ...]
     """Those speeds, by flag, that were measured on this machine."""
+    process: ProcessMemory
+    """Of the host, as this process would take it."""
     times: Tuple[Any, ...]
     """Of each phase in a run."""
 
@@ -63,11 +66,19 @@ class RunPlan:
         return max(totals, key=lambda name: totals[name])
 
 
-def make_run_plan(build: Build, config: Config, options: PlanOptions) -> RunPlan:
-    """Build the program and plan it. Files of remote memory are not made."""
-    tools = planner()
-    ir = build(replace(config, execution=replace(config.execution, memmap_dir=None)))[0]
+def make_run_plan(
+    build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
+) -> RunPlan:
+    """Build the program and plan it. Files of remote memory are not made.
+
+    Args:
+        build: builds the training program.
+        validation: builds the one that runs between steps.
+    """
+    tools, itself = planner(), own_bytes(config)
+    ir = build(without_files(config))[0]
     program = tools.plan(ir, device="cuda" if config.execution.device.startswith("cuda") else "cpu")
+    process = process_memory(config, itself, ir, validation)
     machine, measured = speeds(config, options)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
-    return RunPlan(config, program, machine, measured, times)
+    return RunPlan(config, program, machine, measured, process, times)
