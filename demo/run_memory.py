@@ -12,7 +12,7 @@ from popxl_gpt.execution.reports.plan.process import (
     process_memory,
     without_files,
 )
-from popxl_gpt.utils.runtime import peak_resident_bytes
+from popxl_gpt.utils.runtime import peak_resident_bytes, resident_bytes
 from popxl_gpt.utils.units import bytes_text
 
 PLANNED_AFTER = 180.0
@@ -27,22 +27,20 @@ class RunMemory:
     def __init__(self, config: Config, has_planned: bool):
         self._config, self._has_planned = config, has_planned
         self._itself, self._begin = own_bytes(config, has_planned), time.monotonic()
-        self._measured = 0
+        self._measured = self._peak = 0
 
     def end(self) -> None:
-        """Note the most that the process has taken, before it does something else."""
-        self._measured = peak_resident_bytes()
+        """Note what training has come to, before the process does something else."""
+        self._measured, self._peak = resident_bytes(), peak_resident_bytes()
 
     def text(self) -> str:
-        """A line on what was measured, and beside it what was to be expected, where that is
-        planned.
-        """
-        planned = self._planned()
-        told = f"{bytes_text(self._measured)} resident at its peak"
-        if planned is None:
-            return told
-        more = self._measured / planned.resident - 1
-        return f"{told}, {bytes_text(planned.resident)} planned ({more:+.1%})"
+        """What was measured, and beside it what was to be expected, where that is planned."""
+        planned, beside = self._planned(), ""
+        if planned is not None:
+            more = self._measured / planned.resident - 1
+            beside = f", {bytes_text(planned.resident)} planned ({more:+.1%})"
+        peak = bytes_text(self._peak)
+        return f"{bytes_text(self._measured)} resident{beside}; {peak} at its peak"
 
     def _planned(self) -> Optional[ProcessMemory]:
         if not self._has_planned and time.monotonic() - self._begin < PLANNED_AFTER:

@@ -1,4 +1,4 @@
-"""Plans of runs against the runs: what a process has resident at its peak."""
+"""Plans of runs against the runs: what a process has resident."""
 
 import json
 import re
@@ -37,14 +37,14 @@ CASES = [
 def trial(case: int, shop: Workshop) -> str:
     chosen, folder = CASES[case], shop.fresh()
     # random tokens: those of the shop are of another vocabulary
-    given = {"input_files": "", "validation_files": ""}
+    given = {"input_files": None, "validation_files": None}
     with shop.start(chosen, folder, plan="true", **given, **SPEEDS) as program:
         finished(program)
     plan = json.loads((folder / "runs/run-plan/plan.json").read_text())
     planned = plan["memory"]["process"]["resident"]
     with shop.start(chosen, folder, **given) as program:
         output = finished(program)
-    number, unit = re.search(r"memory +([\d.]+) (\w+) resident at its peak", output).groups()
+    number, unit = re.search(r"memory +([\d.]+) (\w+) resident", output).groups()
     more = float(number) * UNITS[unit] / planned - 1
     told = f"{chosen.name}: {number} {unit} resident, {more:+.1%} of what was planned"
     if abs(more) > NEAR:

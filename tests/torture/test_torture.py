@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from tests.torture import calls
-from tests.torture.application import MODES, Workshop
+from tests.torture.application import MODES, ROOT, Workshop
 from tests.torture.judge import (
     Broken,
     Undisturbed,
@@ -32,6 +33,7 @@ SHARE = {
     "instances": [6],
     "same_seed": [0],
     "layouts": [15, 50],
+    "plans": [0],
 }
 """Cases of each kind."""
 
@@ -102,21 +104,33 @@ def test_nothing_broken_is_exit_code_0(shop, capsys):
     assert report(spend(0, [breaks_at()], 0, shop, is_full=True), 0, None) == 0
 
 
+def test_the_command_of_make_torture_runs_without_anything_of_pytest(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-m", "tests.torture", "--minutes", "0", "--json", tmp_path / "found"]
+    subprocess.run(words, cwd=ROOT, env=environment, check=True, timeout=60)
+    found = json.loads((tmp_path / "found").read_text())["tortures"]
+    assert [torture["name"] for torture in found] == [kind.name for kind in KINDS]
+
+
 # Calls that fail
 
 CHANGES = """
-import os
+import ctypes, os, platform
+RENAMEAT, AT_FDCWD = {"x86_64": 264, "aarch64": 38}[platform.machine()], -100
+c = ctypes.CDLL(None, use_errno=True)
 os.mkdir("a")
 with open("a/file", "wb", buffering=0) as file:
     file.write(b"0123456789")
     os.fsync(file.fileno())
 with open("a/file", "rb") as file:
     file.read()
-os.rename("a/file", "a/other")
+if c.syscall(RENAMEAT, AT_FDCWD, b"a/file", AT_FDCWD, b"a/third"):  # without the C library's
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+os.rename("a/third", "a/other")
 os.unlink("a/other")
 os.rmdir("a")
 """
-NAMES = ["mkdir", "open", "write", "fsync", "rename", "unlink", "rmdir"]
+NAMES = ["mkdir", "open", "write", "fsync", "rename", "rename", "unlink", "rmdir"]
 
 
 def changes(shop, folder, **settings):
@@ -143,9 +157,16 @@ def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path)
     there = sorted(path.name for path in (tmp_path / "below").rglob("*"))
     assert (
         there
-        == [[], ["a"], ["a", "file"], ["a", "file"], ["a", "file"], ["a", "other"], ["a"]][
-            number - 1
-        ]
+        == [
+            [],
+            ["a"],
+            ["a", "file"],
+            ["a", "file"],
+            ["a", "file"],
+            ["a", "third"],
+            ["a", "other"],
+            ["a"],
+        ][number - 1]
     )
 
 

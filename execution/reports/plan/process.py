@@ -7,6 +7,7 @@ from typing import Any, Optional, Tuple
 import popxl
 
 from popxl_gpt.config import Config
+from popxl_gpt.execution.memory import largest_layer_bytes
 from popxl_gpt.utils.runtime import planner, resident_bytes, session_device
 
 Build = Callable[[Config], Tuple[popxl.Ir, Any, Any]]
@@ -25,7 +26,9 @@ MADE_AFTER_PLAN = 6 * 2**20
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes of the host's memory in one process of a run, at the moment when it takes most."""
+    """Bytes of the host's memory that one process of a run keeps to its end. While a checkpoint is
+    written beside training, it takes a copy of the state more, where there is memory for it.
+    """
 
     itself: int
     """The interpreter, PyTorch, the program and its kernels."""
@@ -33,11 +36,13 @@ class ProcessMemory:
     """Remote rows of its replicas."""
     tensors: int
     """What its replicas have in hand beside rows; on a GPU that is in the device's memory."""
+    saving: int
+    """What checkpoints are written from: a layer as it is read, and as it is stored."""
 
     @property
     def resident(self) -> int:
         """All of it: the process's resident set."""
-        return self.itself + self.rows + self.tensors
+        return self.itself + self.rows + self.tensors + self.saving
 
 
 def has_validation(config: Config) -> bool:
@@ -84,4 +89,5 @@ def process_memory(
         tensors = max(tensors, between.tensors)
     if execution.memmap_dir is not None and execution.host_memory is not None:
         rows = min(all_rows, execution.host_memory)
-    return ProcessMemory(itself, rows, 0 if execution.device.startswith("cuda") else tensors)
+    on_host = 0 if execution.device.startswith("cuda") else tensors
+    return ProcessMemory(itself, rows, on_host, 2 * largest_layer_bytes(config))

@@ -150,9 +150,10 @@ def _totals(found: RunPlan) -> str:
         ),
         (
             "process",
-            f"{bytes_text(process.resident)} resident at peak: {bytes_text(process.itself)} for "
-            f"itself, {bytes_text(process.rows)} of rows and {bytes_text(process.tensors)} of "
-            f"tensors, of {replicas_here} replica{'s' * (replicas_here > 1)} in it",
+            f"{bytes_text(process.resident)} resident: {bytes_text(process.itself)} for itself, "
+            f"{bytes_text(process.rows)} of rows and {bytes_text(process.tensors)} of tensors for "
+            f"{replicas_here} replica{'s' * (replicas_here > 1)}, {bytes_text(process.saving)} "
+            "for checkpoints",
         ),
         (
             "step",
