@@ -1,5 +1,6 @@
 """A small share of each torture, and that tortures find what is broken."""
 
+import ast
 import errno
 import json
 import os
@@ -21,6 +22,7 @@ from tests.torture.judge import (
     state_of,
 )
 from tests.torture.kinds import KINDS
+from tests.torture.of_tests import CONFIGURATIONS, FILES, OF_TESTS, SERVICES, STRANGERS, with_seeds
 from tests.torture.runner import report, spend
 from tests.torture.torture import Torture
 
@@ -35,7 +37,14 @@ SHARE = {
     "layouts": [15, 50],
     "plans": [0],
 }
-"""Cases of each kind."""
+"""Cases of each kind; those that are made of tests are tests already."""
+
+
+SELECTED = {
+    tests[0].partition("::")[0]: {test.partition("::")[2] for test in tests}
+    for tests in ([*CONFIGURATIONS, *FILES], STRANGERS, SERVICES)
+}
+"""Tests of kinds that are made of some, by file."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,7 @@ def shop():
 
 @pytest.mark.slow
 @pytest.mark.multi
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in OF_TESTS], ids=lambda k: k.name)
 def test_a_share_of_the_torture_breaks_no_promise(kind, shop):
     for case in SHARE[kind.name]:
         kind.trial(case, shop)
@@ -110,6 +119,25 @@ def test_the_command_of_make_torture_runs_without_anything_of_pytest(tmp_path):
     subprocess.run(words, cwd=ROOT, env=environment, check=True, timeout=60)
     found = json.loads((tmp_path / "found").read_text())["tortures"]
     assert [torture["name"] for torture in found] == [kind.name for kind in KINDS]
+
+
+def test_a_test_that_fails_breaks_its_promise_and_gets_the_seed(tmp_path):
+    test = tmp_path / "test_seed.py"
+    test.write_text("import os\ndef test_seed(): assert os.environ['MUTATION_SEED'] == '6'\n")
+    kind = with_seeds("sky", "", [f"{test}::test_seed"])
+    assert "250 mutations: test_seed, seed 6: 1 passed" in kind.trial(6, None)
+    with pytest.raises(Broken, match="test_seed, seed 7: E .*assert '7' == '6'"):
+        kind.trial(7, None)
+
+
+@pytest.mark.parametrize("path, names", SELECTED.items(), ids=lambda value: str(value)[-20:])
+def test_kinds_that_are_made_of_tests_name_some_that_are_there(path, names):
+    functions = [
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    assert names <= set(functions)
 
 
 # Calls that fail
