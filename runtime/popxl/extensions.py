@@ -24,6 +24,7 @@ from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Wor
 from popxl.remote_files import (
     DeviceNeeds,
     FileTraffic,
+    HostNeeds,
     keep_remote_memory_in_files,
     limit_device_memory,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Event",
     "FileTraffic",
     "HostMemory",
+    "HostNeeds",
     "Machine",
     "NotFinite",
     "Phase",
@@ -62,6 +64,7 @@ __all__ = [
     "gather",
     "gather_beside",
     "host_memory",
+    "host_needs",
     "keep_remote_memory_in_files",
     "keep_state_once",
     "leave_note",
@@ -205,6 +208,15 @@ def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:
     Arguments and errors as of `plan`.
     """
     return backend().device_needs(ir, kind_of_device(device, "device_needs"))
+
+
+def host_needs(ir: Ir) -> HostNeeds:
+    """What a program takes of the host's memory in a process that runs its replicas on processors,
+    with rows in memory. Nothing is allocated; what the process itself takes is not counted.
+
+    Errors as of `plan`.
+    """
+    return backend().host_needs(ir)
 
 
 def file_traffic(session: Session) -> Optional[FileTraffic]:

@@ -11,7 +11,8 @@ import popdist
 from popxl_gpt.config import Config, ConfigError, UserError, override
 from popxl_gpt.execution.reports.machine import speeds
 from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.execution.reports.plan.run_plan import Build, RunPlan, plan_for
+from popxl_gpt.execution.reports.plan.process import Build
+from popxl_gpt.execution.reports.plan.run_plan import StepPlan, plan_step
 from popxl_gpt.execution.reports.text import table
 from popxl_gpt.utils.units import bytes_text, duration, si
 
@@ -57,7 +58,7 @@ def layouts(config: Config, devices: int) -> List[Config]:
     return found
 
 
-def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> List[RunPlan]:
+def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> List[StepPlan]:
     """Plans of all layouts over `options.devices`, the fastest first; of equally fast ones that
     which needs less memory. With `--device_memory` only those that fit.
     """
@@ -76,14 +77,14 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> List[
         )
     machine, measured = speeds(config, options)
     chosen = layouts(override(config, device_memory=None), options.devices)
-    plan = partial(plan_for, build, machine=machine, measured=measured)
+    plan = partial(plan_step, build, machine=machine, measured=measured)
     workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         found = sorted(pool.map(plan, chosen), key=lambda p: (p.seconds, p.program.peak_bytes))
     return found if memory is None else that_fit(found, memory)
 
 
-def that_fit(found: List[RunPlan], memory: int) -> List[RunPlan]:
+def that_fit(found: List[StepPlan], memory: int) -> List[StepPlan]:
     """Those whose peak is at most so many bytes. UserError where none is."""
     fitting = [p for p in found if p.program.peak_bytes <= memory]
     if not fitting:
@@ -96,7 +97,7 @@ def that_fit(found: List[RunPlan], memory: int) -> List[RunPlan]:
     return fitting
 
 
-def layouts_text(found: List[RunPlan]) -> str:
+def layouts_text(found: List[StepPlan]) -> str:
     """The first ones as a table, and the flags of the first."""
     rows = [
         (
@@ -142,7 +143,7 @@ def layouts_text(found: List[RunPlan]) -> str:
     )
 
 
-def layouts_values(found: List[RunPlan]) -> "List[dict[str, Any]]":
+def layouts_values(found: List[StepPlan]) -> "List[dict[str, Any]]":
     """All layouts as plain values, the fastest first."""
     return [
         {

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import popdist
 
@@ -15,7 +15,8 @@ from popxl_gpt.execution.reports.plan.layouts import (
     layouts_values,
 )
 from popxl_gpt.execution.reports.plan.picture import draw_plan
-from popxl_gpt.execution.reports.plan.run_plan import Build, RunPlan, make_run_plan
+from popxl_gpt.execution.reports.plan.process import Build
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.reports.plan.text import plan_text
 from popxl_gpt.execution.reports.plan.values import plan_values
 from popxl_gpt.utils.files import written_whole
@@ -31,7 +32,9 @@ def _write(values: Any, path: Path) -> None:
         partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
+def plan_and_show(
+    build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
+) -> None:
     """Print a plan, and write it as JSON and as a picture. In a run of several processes the first
     one does it.
     """
@@ -44,12 +47,11 @@ def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
     )
     with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    if options.devices is None:
-        found = make_run_plan(build, config, options)
-    else:
+    if options.devices is not None:
         fastest = fastest_layouts(build, config, options)
         print(layouts_text(fastest), end="\n\n")
-        found = fastest[0]
+        config = fastest[0].config
+    found = make_run_plan(build, config, options, validation)
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
         write_plan(found, folder)
