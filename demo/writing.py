@@ -110,7 +110,7 @@ def write(
                 choose(row, sampling, randoms[number]) if np.isfinite(row).all() else NOT_FINITE,
             ]
             for number, row in zip(model.own, logits[:, :classes])
-            if is_open[number]
+            if number < len(prompts) and is_open[number]
         ]
         chosen = [0] * len(prompts)
         for theirs in gather(own, popdist.getNumInstances()):

@@ -110,7 +110,7 @@ ROOMS = (
             "popdist",
             "popxl_addons",
         ),
-        ("numpy", "wandb", "tensorboard", "tokenizers", "tqdm"),
+        ("numpy", "lm_eval", "wandb", "tensorboard", "tokenizers", "tqdm"),
     ),
 )
 """`popxl` stands for its core and, in its `__init__`, for the whole package."""
