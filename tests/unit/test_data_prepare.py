@@ -28,10 +28,11 @@ import popxl_gpt.data.shuffle
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.data import BatchLoader, DataError, TokenDataset
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.preparation import HeldOut, Settings, prepare
+from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import stdlib_source, text_source
+from popxl_gpt.data.splits import HeldOut
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "data" / "prepare.py"
