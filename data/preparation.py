@@ -281,7 +281,8 @@ class _Job:
         end = self.tokenizer.get_vocab()[END_OF_TEXT]
         padding = end if source.is_masked else None
         shuffle = self._shuffled(source, self.settings.max_bytes, BUCKETS)
-        documents, held_out = iter(shuffle), None
+        documents = iter(shuffle)
+        held_out: Iterable[np.ndarray] | None = None
         if validation is not None:
             held_out = iter(self._shuffled(validation, None, GIVEN_BUCKETS))
         elif self.settings.validation:
