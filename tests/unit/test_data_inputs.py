@@ -4,6 +4,7 @@ GPT-2's merges; and what a preparation tells while it works.
 
 import hashlib
 import io
+import itertools
 import json
 import re
 import sys
@@ -17,11 +18,14 @@ from tokenizers import Tokenizer
 from transformers import GPT2TokenizerFast
 
 import popxl_gpt.data.merges
+import popxl_gpt.data.shuffle
 import popxl_gpt.data.throughput
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.data import DataError, TokenDataset
 from popxl_gpt.data.merges import gpt2_file
+from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
+from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.throughput import Throughput
 from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer, train_tokenizer
@@ -257,3 +261,32 @@ def test_the_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
             assert re.fullmatch(rf"25%: 1 documents, 100 B, 60 tokens, {speed}", told[0])
             assert len(told) == 3 and not stream.getvalue()
         assert re.fullmatch(rf"2 documents, 200 B, 70 tokens in .*s, {speed}\.", told[-1]), told
+
+
+def test_a_preparation_with_files_to_hold_out_goes_on_where_it_was(tmp_path, monkeypatch):
+    for name in ("train", "held"):
+        lines = [json.dumps({"text": f"{name} {n}: a cat sat"}) + "\n" for n in range(90)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    made = Settings(sequence_length=8, vocabulary_size=300, validation=0.0)
+    train, held = (text_source([str(tmp_path / f"{name}.jsonl")]) for name in ("train", "held"))
+
+    def make(name: str) -> "dict[str, bytes]":
+        prepare(train, tmp_path / name, made, validation=held, report=lambda line: None)
+        return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+
+    whole = make("whole")
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", 1000)
+    add = DocumentShuffle.add
+    for count in (50, 90 + 40):  # of documents to train on, and of those that are held out
+        with monkeypatch.context() as patch:
+            added = itertools.count()
+
+            def stop(self, tokens, added=added, count=count):
+                if next(added) == count:
+                    raise KeyboardInterrupt
+                add(self, tokens)
+
+            patch.setattr(DocumentShuffle, "add", stop)
+            with pytest.raises(KeyboardInterrupt):
+                make("out")
+    assert make("out") == whole and not list(tmp_path.glob(".out*"))
