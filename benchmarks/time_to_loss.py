@@ -55,6 +55,8 @@ OURS = (
 """What the application is given, as flags; the axes of its search are settings, too."""
 MODES = ("eager-float32", "eager-bfloat16", "compiled-float32", "compiled-bfloat16")
 """How a baseline may run; without instructions for bfloat16, float32 is faster."""
+RUN = "import sys; from benchmarks.timed_runs import main; sys.exit(main())"
+"""What a run's process does: this file's own modules would cost it start-up."""
 PROBE_STEPS, PROBE_MINUTES = 12, 10.0
 """Of a probe, which tells start-up and speed of a mode: so many steps, or minutes at most."""
 BASELINES = ("nanogpt", "modern")
@@ -247,7 +249,7 @@ class Bench:
         left = None if self.until is None else self.until - time.monotonic()
         if self.is_ended or (left is not None and left <= 0):
             raise Ended
-        command = [sys.executable, str(ROOT / "benchmarks" / "timed_runs.py")]
+        command = [sys.executable, "-c", RUN]
         options = {**options, "started": time.monotonic()}
         self.process = subprocess.Popen(
             command,

@@ -20,12 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.harness import Figures  # noqa: E402
-from popxl_gpt.config import Training, learning_rate  # noqa: E402
-from popxl_gpt.data import BatchLoader, Dataset, TokenDataset  # noqa: E402
-from popxl_gpt.data.masking import ids_of, labels_of  # noqa: E402
+from benchmarks.harness import Figures
+from popxl_gpt.config import Training, learning_rate
+from popxl_gpt.data import BatchLoader, Dataset, TokenDataset
+from popxl_gpt.data.masking import ids_of, labels_of
 
 SCHEDULE_STEPS = 10_000
 """Steps of a schedule that time drives: a share of the time left is a share of these."""
@@ -307,7 +305,3 @@ def main() -> int:
     part.replace(result)
     shutil.rmtree(run.folder, ignore_errors=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
