@@ -355,6 +355,16 @@ def machine() -> Figures:
     }
 
 
+def multiply_ceiling(dtype: str) -> float:
+    """FLOP/s of a loop that only multiplies, with PyTorch's threads: see `ceilings.py`. 0 without a
+    compiler.
+    """
+    import torch  # as in `machine`
+    from popxl_engine.planner.measuring import multiply_rate
+
+    return multiply_rate(getattr(torch, dtype), from_cache=False)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in plain text: the first column to the left, figures to the right."""
     widths = [max(len(line[i]) for line in (headers, *rows)) for i in range(len(headers))]

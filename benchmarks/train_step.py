@@ -39,6 +39,7 @@ from benchmarks.harness import (  # noqa: E402
     machine,
     main_or_worker,
     measure,
+    multiply_ceiling,
     print_json,
     table,
 )
@@ -348,6 +349,31 @@ def offloading_verdict(figures: Figures) -> Figures | None:
     }
 
 
+def ceiling_shares(
+    figures: Figures, arguments: argparse.Namespace, dtype: str, tokens: int
+) -> Figures:
+    """Each variant's FLOP/s over those of a loop that only multiplies: of a step's products without
+    what is recomputed, attention as if not causal. Prints the best.
+    """
+    from popxl_gpt.config import Model  # not at the top: baselines do without
+    from popxl_gpt.execution.model_size import flops_per_token
+
+    names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
+    model = Model(**{name: getattr(arguments, name) for name in names})
+    flops, ceiling = flops_per_token(model), multiply_ceiling(dtype)
+    shares = {
+        name: tokens * flops / variant["seconds"] / ceiling if ceiling else None
+        for name, variant in figures["variants"].items()
+    }
+    if ceiling:
+        best = max(shares, key=lambda name: shares[name])
+        print(
+            f"\nceiling: {ceiling / 1e9:.0f} GFLOP/s from registers; {best} reaches "
+            f"{shares[best]:.0%} of it"
+        )
+    return {"flops": ceiling, "shares": shares}
+
+
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Flags for the model, the batch, and how often it is measured."""
     parser = argparse.ArgumentParser(
@@ -441,6 +467,7 @@ def main() -> int:
             f"({figures['fastest_baseline']})\n"
         )
         print(table(headers, rows), flush=True)
+        figures["ceiling"] = ceiling_shares(figures, arguments, dtype, tokens)
         figures["bar"] = verdict(figures)
         if figures["bar"] is not None:
             met = "met" if figures["bar"]["met"] else "missed"
