@@ -5,6 +5,7 @@ engine asks `backend` for it.
 """
 
 import importlib
+import os
 from typing import (
     Collection,
     ContextManager,
@@ -33,6 +34,12 @@ BACKEND = "popxl_engine.backend"
 """A module with a `Backend` named ``BACKEND``. It loads torch."""
 KERNELS = "popxl_engine.native.build"
 """A module that is a `Kernels`. It does not."""
+SPINS = "GOMP_SPINCOUNT"
+"""OpenMP's environment variable for how often a thread that waits looks before it sleeps."""
+FEW = "1000"
+"""Some microseconds. By itself it is milliseconds, of cores that others use as well."""
+WAITING = (SPINS, "OMP_WAIT_POLICY")
+"""What users may have said about that."""
 
 
 class DeviceValues(Protocol):
@@ -131,7 +138,9 @@ class Kernels(Protocol):
 
 
 def backend() -> Backend:
-    """The engine's side of the door."""
+    """The engine's side of the door. OpenMP reads its environment when torch is loaded."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ[SPINS] = FEW
     return cast(Backend, importlib.import_module(BACKEND).BACKEND)
 
 

@@ -101,8 +101,8 @@ def readable_rows(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
     """Rows that may be read between runs: by the host, or by what runs before a run that follows an
     upload.
     """
-    places = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
-    found = {(place.buffer, place.offset) for place in places}
+    locations = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
+    found = {(location.buffer, location.offset) for location in locations}
     if preparation is not None:
         taken = _events(ir, preparation)
         everything = [((b, i), False) for b in ir.remote_buffers for i in range(b.entries)]

@@ -151,9 +151,14 @@ class Program:
 
 
 class Workshop:
-    """Where trials are done: a folder, data, and what trials share. It is gone at the end."""
+    """Where trials are done: a folder, data, and what trials share. It is gone at the end.
 
-    def __init__(self) -> None:
+    Args:
+        is_long: trials whose length is a choice take long.
+    """
+
+    def __init__(self, is_long: bool = False) -> None:
+        self.is_long = is_long
         self.folder = Path(tempfile.mkdtemp(prefix="torture-")).resolve()
         self.tokens = self.folder / "tokens-0.tfrecord"
         with RecordWriter(self.tokens) as writer:

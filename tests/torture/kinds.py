@@ -10,6 +10,7 @@ from tests.torture.plans import PLANS
 from tests.torture.same_seed import SAME_SEED
 from tests.torture.save_calls import SAVE_CALLS
 from tests.torture.signals_in_states import SIGNALS_IN_STATES
+from tests.torture.soak import SOAK
 
 KINDS = [
     KILLS,
@@ -20,6 +21,7 @@ KINDS = [
     INSTANCES,
     SAME_SEED,
     ANY_LAYOUT,
+    SOAK,
     PLANS,
     *OF_TESTS,
 ]

@@ -24,6 +24,7 @@ from tests.torture.judge import (
 from tests.torture.kinds import KINDS
 from tests.torture.of_tests import CONFIGURATIONS, FILES, OF_TESTS, SERVICES, STRANGERS, with_seeds
 from tests.torture.runner import report, spend
+from tests.torture.soak import Sample, judge
 from tests.torture.torture import Torture
 
 SHARE = {
@@ -35,6 +36,7 @@ SHARE = {
     "instances": [6],
     "same_seed": [0],
     "layouts": [15, 50],
+    "soak": [0],
     "plans": [0],
 }
 """Cases of each kind; those that are made of tests are tests already."""
@@ -274,6 +276,38 @@ def test_an_end_without_words_is_broken(code, output):
         check_words(code, output)
     check_words(2, "error: got no space")
     check_words(0, "step 1")
+
+
+def samples_of(growth, steps=4000):
+    """A process that has more of something with each step."""
+    return [
+        Sample(
+            step,
+            50_000_000 + step * growth.get("memory", 0),
+            9 + int(step * growth.get("descriptors", 0)),
+            4 + int(step * growth.get("threads", 0)),
+        )
+        for step in range(1, steps + 1, 7)
+    ]
+
+
+def test_a_process_that_stays_as_it_is_passes_and_short_peaks_do_not_matter():
+    samples = samples_of({})
+    samples[-3] = Sample(samples[-3].step, 90_000_000, 20, 7)
+    assert judge(samples, 4000) == (
+        "memory 50000000 -> 50000000, descriptors 9 -> 9, threads 4 -> 4"
+    )
+
+
+@pytest.mark.parametrize("what, rate", [("memory", 600), ("descriptors", 1e-3), ("threads", 1e-3)])
+def test_what_grows_by_little_in_each_step_is_found(what, rate):
+    with pytest.raises(Broken, match=f"{what} grew from"):
+        judge(samples_of({what: rate}), 4000)
+
+
+def test_a_process_that_nobody_has_looked_at_is_no_proof():
+    with pytest.raises(Broken, match="not seen"):
+        judge(samples_of({})[:200], 4000)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
+import popxl
+
 from popxl_gpt.config import Config
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.reports.machine import speeds
@@ -18,8 +20,8 @@ from popxl_gpt.utils.runtime import planner
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """A plan with its times."""
+class StepPlan:
+    """A plan of a training program with its times."""
 
     config: Config
     program: Any
@@ -28,8 +30,6 @@ class RunPlan:
     """Speeds."""
     measured: Tuple[str, ...]
     """Those speeds, by flag, that were measured on this machine."""
-    process: ProcessMemory
-    """Of the host, as this process would take it."""
     times: Tuple[Any, ...]
     """Of each phase in a run."""
 
@@ -66,19 +66,41 @@ class RunPlan:
         return max(totals, key=lambda name: totals[name])
 
 
+@dataclass(frozen=True)
+class RunPlan(StepPlan):
+    """The same, with what a run of it takes here."""
+
+    process: ProcessMemory
+    """Of the host, as this process would take it."""
+
+
+def plan_step(build: Build, config: Config, machine: Any, measured: Tuple[str, ...]) -> StepPlan:
+    """Build a training program and plan it for a machine. Files of remote memory are not made.
+
+    Args:
+        measured: the flags of those speeds that were measured.
+    """
+    return _timed(config, build(without_files(config))[0], machine, measured)
+
+
 def make_run_plan(
     build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
 ) -> RunPlan:
-    """Build the program and plan it. Files of remote memory are not made.
+    """`plan_step`, and the memory of a process on this machine.
 
     Args:
         build: builds the training program.
         validation: builds the one that runs between steps.
     """
-    tools, itself = planner(), own_bytes(config)
+    itself = own_bytes(config)
     ir = build(without_files(config))[0]
-    program = tools.plan(ir, device="cuda" if config.execution.device.startswith("cuda") else "cpu")
+    step = _timed(config, ir, *speeds(config, options))
     process = process_memory(config, itself, ir, validation)
-    machine, measured = speeds(config, options)
+    return RunPlan(step.config, step.program, step.machine, step.measured, step.times, process)
+
+
+def _timed(config: Config, ir: popxl.Ir, machine: Any, measured: Tuple[str, ...]) -> StepPlan:
+    tools = planner()
+    program = tools.plan(ir, device="cuda" if config.execution.device.startswith("cuda") else "cpu")
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
-    return RunPlan(config, program, machine, measured, process, times)
+    return StepPlan(config, program, machine, measured, times)

@@ -76,7 +76,7 @@ def measured_peak(config: Any, borrows: bool, monkeypatch: Any) -> int:
     """`allocated_peak` of steps, whose loads may take memory of their own."""
     session, arrays = pretraining(config), step_arrays(config)
     # rows keep their memory: what is measured is all else
-    monkeypatch.setattr(Rows, "give_up", lambda *row: None)
+    monkeypatch.setattr(Rows, "release", lambda *row: None)
     if not borrows:
         copying("remote_load", monkeypatch)
         copying("host_load", monkeypatch)
