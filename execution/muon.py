@@ -25,8 +25,9 @@ ITERATIONS = 5
 RMS = 0.2
 """Root mean square of an update over the learning rate, as AdamW's is: one rate serves both."""
 BLOCKS, SMALLEST_BLOCKED = 3, 384
-"""Along a side of a symmetric product, of which six of nine are computed; smaller products gain
-nothing."""
+"""Along a side of a symmetric product in float32, of which six of nine are computed; smaller and
+16-bit ones gain nothing.
+"""
 LONG = 2
 """Columns for each row from which on steps are done on X X^T alone."""
 SMALLEST_NORM = 1e-7
@@ -202,7 +203,7 @@ def symmetric(lhs: Tensor, rhs: Tensor) -> Tensor:
     blocks on the diagonal is what is above them.
     """
     rows = lhs.shape[1]
-    if rows % BLOCKS or rows < SMALLEST_BLOCKED:
+    if rows % BLOCKS or rows < SMALLEST_BLOCKED or lhs.dtype != popxl.float32:
         return lhs @ rhs
     size = rows // BLOCKS
     above = [  # [.., size, (BLOCKS - i) * size]
