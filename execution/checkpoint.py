@@ -4,7 +4,7 @@
 Files hold whole tensors, whatever the layout: `weights.<parameter>` and
 `optimizer.<parameter>.<moment>`. bfloat16 is stored as float32, without loss: moments in bfloat16
 go on in float32 as they are. The other way would lose some of them and is refused. Weights go on in
-any type, and where that rounds them it is told. A folder appears under its name only when all of it
+any type, and rounding is reported. A folder appears under its name only when all of it
 is on the disk. What is not finite is neither saved nor loaded. `checkpoint.json` has a checksum of
 itself, of every file and of every tensor (see `manifest.py`).
 """

@@ -17,12 +17,12 @@ import time
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
-from poprun import meeting, store, wire
+from poprun import rendezvous, store, wire
 from poprun.environment import INTERFACE, SECONDS, TIMEOUT, number_from_environment
 from poprun.hang_report import HangReport, own_name, waiting
 from poprun.heartbeat import InstanceHeartbeat
 from poprun.interfaces import missing_interfaces
-from poprun.meeting import Meeting
+from poprun.rendezvous import Rendezvous
 
 from popdist.environment import getInstanceIndex, getNumInstances, getNumTotalReplicas
 from popdist.linking import LinkError, link_all, make_listener
@@ -53,7 +53,7 @@ class InstanceError(RuntimeError):
 class Connection(NamedTuple):
     """This process's connections to all others."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     messages: Messages
 
 
@@ -120,7 +120,7 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 def _open(index: int, instances: int) -> Connection:
     global _hang_report
-    point = meeting.find(index)
+    point = rendezvous.find(index)
     check_interface()
     if point.keeps_store:
         _keep_store(point)
@@ -168,19 +168,19 @@ def _opening() -> str:
 
 
 def _join_seconds() -> int:
-    return max(meeting.JOIN_SECONDS, seconds())
+    return max(rendezvous.JOIN_SECONDS, seconds())
 
 
-def _keep_store(point: Meeting) -> None:
+def _keep_store(point: Rendezvous) -> None:
     try:
         store.Keeper(wire.listen(point.address), point.secret)
     except OSError as error:
         if isinstance(point.address, tuple):
-            raise RuntimeError(meeting.in_use(*point.address)) from None
+            raise RuntimeError(rendezvous.in_use(*point.address)) from None
         raise RuntimeError(f"popdist: the instances cannot meet at {point} ({error}).") from None
 
 
-def _reach(point: Meeting, index: int, instances: int) -> store.Client:
+def _reach(point: Rendezvous, index: int, instances: int) -> store.Client:
     """A connection to the keys and values that all instances see."""
     wait = _join_seconds()
     try:
@@ -188,7 +188,7 @@ def _reach(point: Meeting, index: int, instances: int) -> store.Client:
     except wire.Stranger as error:
         raise InstanceError(
             f"popdist: instance {index} found another program at {point} ({error}); expected one "
-            f"of this run: {meeting.how_to_share()}."
+            f"of this run: {rendezvous.how_to_share()}."
         ) from None
     except wire.Unreachable as error:
         raise InstanceError(

@@ -198,7 +198,9 @@ class Workshop:
         environment: "Optional[Mapping[str, str]]" = None,
         **settings: object,
     ) -> Program:
-        """Start the training job, or let it go on, in `folder`/runs/run."""
+        """Start the training job, or let it go on, in `folder`/runs/run. A setting that is None is
+        left to the program.
+        """
         given = {
             **SETTINGS, "run_folder": folder / "runs", "input_files": self.tokens, "validation_files": self.tokens,
             **({"memmap_dir": folder / "rows"} if mode.has_rows else {}), **mode.settings, **settings,
@@ -206,6 +208,7 @@ class Workshop:
         flags = [
             word
             for name, value in given.items()
+            if value is not None
             for word in (f"--{name.replace('__', '.')}", str(value))
         ]
         launcher = [sys.executable, "-m", "poprun", "--num-replicas", mode.instances]

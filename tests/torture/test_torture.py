@@ -1,7 +1,9 @@
 """A small share of each torture, and that tortures find what is broken."""
 
+import ast
 import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +12,7 @@ import sys
 import pytest
 
 from tests.torture import calls
-from tests.torture.application import MODES, Workshop
+from tests.torture.application import MODES, ROOT, Workshop
 from tests.torture.judge import (
     Broken,
     Undisturbed,
@@ -20,6 +22,7 @@ from tests.torture.judge import (
     state_of,
 )
 from tests.torture.kinds import KINDS
+from tests.torture.of_tests import CONFIGURATIONS, FILES, OF_TESTS, SERVICES, STRANGERS, with_seeds
 from tests.torture.runner import report, spend
 from tests.torture.soak import Sample, judge
 from tests.torture.torture import Torture
@@ -34,8 +37,16 @@ SHARE = {
     "same_seed": [0],
     "layouts": [15, 50],
     "soak": [0],
+    "plans": [0],
 }
-"""Cases of each kind."""
+"""Cases of each kind; those that are made of tests are tests already."""
+
+
+SELECTED = {
+    tests[0].partition("::")[0]: {test.partition("::")[2] for test in tests}
+    for tests in ([*CONFIGURATIONS, *FILES], STRANGERS, SERVICES)
+}
+"""Tests of kinds that are made of some, by file."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +57,7 @@ def shop():
 
 @pytest.mark.slow
 @pytest.mark.multi
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in OF_TESTS], ids=lambda k: k.name)
 def test_a_share_of_the_torture_breaks_no_promise(kind, shop):
     for case in SHARE[kind.name]:
         kind.trial(case, shop)
@@ -104,21 +115,52 @@ def test_nothing_broken_is_exit_code_0(shop, capsys):
     assert report(spend(0, [breaks_at()], 0, shop, is_full=True), 0, None) == 0
 
 
+def test_the_command_of_make_torture_runs_without_anything_of_pytest(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-m", "tests.torture", "--minutes", "0", "--json", tmp_path / "found"]
+    subprocess.run(words, cwd=ROOT, env=environment, check=True, timeout=60)
+    found = json.loads((tmp_path / "found").read_text())["tortures"]
+    assert [torture["name"] for torture in found] == [kind.name for kind in KINDS]
+
+
+def test_a_test_that_fails_breaks_its_promise_and_gets_the_seed(tmp_path):
+    test = tmp_path / "test_seed.py"
+    test.write_text("import os\ndef test_seed(): assert os.environ['MUTATION_SEED'] == '6'\n")
+    kind = with_seeds("sky", "", [f"{test}::test_seed"])
+    assert "250 mutations: test_seed, seed 6: 1 passed" in kind.trial(6, None)
+    with pytest.raises(Broken, match="test_seed, seed 7: E .*assert '7' == '6'"):
+        kind.trial(7, None)
+
+
+@pytest.mark.parametrize("path, names", SELECTED.items(), ids=lambda value: str(value)[-20:])
+def test_kinds_that_are_made_of_tests_name_some_that_are_there(path, names):
+    functions = [
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    assert names <= set(functions)
+
+
 # Calls that fail
 
 CHANGES = """
-import os
+import ctypes, os, platform
+RENAMEAT, AT_FDCWD = {"x86_64": 264, "aarch64": 38}[platform.machine()], -100
+c = ctypes.CDLL(None, use_errno=True)
 os.mkdir("a")
 with open("a/file", "wb", buffering=0) as file:
     file.write(b"0123456789")
     os.fsync(file.fileno())
 with open("a/file", "rb") as file:
     file.read()
-os.rename("a/file", "a/other")
+if c.syscall(RENAMEAT, AT_FDCWD, b"a/file", AT_FDCWD, b"a/third"):  # without the C library's
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+os.rename("a/third", "a/other")
 os.unlink("a/other")
 os.rmdir("a")
 """
-NAMES = ["mkdir", "open", "write", "fsync", "rename", "unlink", "rmdir"]
+NAMES = ["mkdir", "open", "write", "fsync", "rename", "rename", "unlink", "rmdir"]
 
 
 def changes(shop, folder, **settings):
@@ -145,9 +187,16 @@ def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path)
     there = sorted(path.name for path in (tmp_path / "below").rglob("*"))
     assert (
         there
-        == [[], ["a"], ["a", "file"], ["a", "file"], ["a", "file"], ["a", "other"], ["a"]][
-            number - 1
-        ]
+        == [
+            [],
+            ["a"],
+            ["a", "file"],
+            ["a", "file"],
+            ["a", "file"],
+            ["a", "third"],
+            ["a", "other"],
+            ["a"],
+        ][number - 1]
     )
 
 

@@ -20,8 +20,8 @@ from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from tests.faults import json_changed
-from tests.integration.execution.test_skipped_steps import GRID, flags, run, session_of, state_of
 from tests.integration.runs import TRAINED
+from tests.integration.skipping import GRID, flags, run, session_of, state_of
 
 WINDOW, STEPS = 2, 18
 HALF = override(

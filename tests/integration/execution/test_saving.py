@@ -18,7 +18,7 @@ from popxl_gpt.execution.checkpoint_folder import folder_name
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import begin_save, save
-from tests.integration.execution.test_checkpoint import BASE, train
+from tests.integration.saved_runs import BASE, train
 
 SECONDS = 60
 

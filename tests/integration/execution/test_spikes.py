@@ -14,21 +14,19 @@ from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
-from tests.integration.execution.test_skipped_steps import (
+from tests.integration.gpt_oracle import distance
+from tests.integration.plain_training import TRAINED as PLAIN
+from tests.integration.plain_training import train_plainly
+from tests.integration.runs import TRAINED, train
+from tests.integration.skipping import (
     GRID,
     POISON,
     flags,
-    poisoned,
     run,
     session_of,
     state_of,
 )
-from tests.integration.execution.test_training import TRAINED as PLAIN
-from tests.integration.execution.test_training import train_plainly
-from tests.integration.gpt_oracle import distance
-from tests.integration.runs import TRAINED, train
 
-__all__ = ["poisoned"]
 SPIKES = {"on_spike": "skip", "spike_threshold": 1.0, "spike_window": 4}
 LAYOUTS = {
     "one": {},
