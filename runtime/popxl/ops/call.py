@@ -176,8 +176,9 @@ def match_inputs(
             f"{len(graph.inputs)}."
         )
     values: Dict[Tensor, Any] = dict(zip(graph.inputs, positional))
+    known = set(graph.inputs) if inputs_dict else set()
     for key, value in (inputs_dict or {}).items():
-        if not isinstance(key, Tensor) or key not in graph._inputs:
+        if not isinstance(key, Tensor) or key not in known:
             raise ValueError(
                 f"{name}: got key {key!r} in inputs_dict; expected an input of graph "
                 f"'{graph.name}'."
