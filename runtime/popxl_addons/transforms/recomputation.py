@@ -24,12 +24,12 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
     forward, gradient = info.forward_graph, info.graph
     expected = list(zip(gradient.inputs, info.expected_inputs))
     provided = [(t, c) for t, c in expected if c.connection_type is ExpectedConnectionType.FwdGrad]
-    values = {
-        c.fwd_tensor: None for _, c in expected if c.connection_type is ExpectedConnectionType.Fwd
-    }
-    given = set(forward.inputs)
-    needed = [source for source in values if source in given]
-    others = sorted((t for t in forward.inputs if t not in values), key=lambda t: t.name)
+    activations = [
+        (t, c.fwd_tensor) for t, c in expected if c.connection_type is ExpectedConnectionType.Fwd
+    ]
+    own = set(forward.inputs)
+    needed = [source for _, source in activations if source in own]
+    others = sorted(own.difference(needed), key=lambda t: t.name)
 
     result = gradient.ir.create_empty_graph(suffix_graph_name(gradient.name, "recompute"))
     with result:
@@ -37,7 +37,8 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
         inputs = {t: input_like(forward, t) for t in (*needed, *others)}
         connections.update((t, input_like(gradient, t)) for t in gradient.inputs[len(expected) :])
         forward_call = ops.call_with_info(forward, inputs_dict=inputs)
-        connections.update(info.inputs_dict(forward_call))
+        for t, source in activations:
+            connections[t] = forward_call.graph_to_parent(source)
         for t in ops.call(gradient, inputs_dict=connections):
             popxl.graph_output(t)
     new_info = GradGraphInfo.make(
