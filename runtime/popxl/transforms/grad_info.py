@@ -182,10 +182,8 @@ class GradGraphInfo:
         """
         self._check_call(fwd_call_info, self._forward_graph, "fwd_parent_ins_to_grad_parent_outs")
         result: Dict[Tensor, Tensor] = {}
-        gradients = self.fwd_graph_ins_to_grad_parent_outs(grad_call_info)
-        parents = fwd_call_info._parents(tuple(gradients))
-        for inner, gradient in gradients.items():
-            outer = parents[inner]
+        for inner, gradient in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items():
+            outer = fwd_call_info.graph_to_parent(inner)
             if outer in result:
                 raise GraphError(
                     f"fwd_parent_ins_to_grad_parent_outs: got %{outer.name} for two inputs of "
