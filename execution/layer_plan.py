@@ -48,7 +48,7 @@ class ToBuffer:
 
 POSITIONS = "positions"
 """Stream and buffer of tokens' positions in their documents."""
-Place = TypeVar("Place")
+Slot = TypeVar("Slot")
 Source = Union[FromStream, FromBuffer, Seed]
 Target = Union[ToStream, ToBuffer]
 
@@ -109,6 +109,14 @@ def loss_plan(layers: int) -> LayerPlan:
     )
 
 
+def score_plan(layers: int) -> LayerPlan:
+    """The last row of x and the labels to the loss, and to whether they are the likeliest."""
+    return LayerPlan(
+        inputs=(FromBuffer("x", layers), FromStream("labels")),
+        outputs=(ToStream("loss"), ToStream("is_likeliest")),
+    )
+
+
 def logits_plan(layers: int) -> LayerPlan:
     """The last row of x and the numbers of the wanted rows to their logits."""
     return LayerPlan(
@@ -116,8 +124,8 @@ def logits_plan(layers: int) -> LayerPlan:
     )
 
 
-def _if(is_so: bool, place: Place) -> Tuple[Place, ...]:
-    return (place,) if is_so else ()
+def _if(is_so: bool, slot: Slot) -> Tuple[Slot, ...]:
+    return (slot,) if is_so else ()
 
 
 def without_seed(plan: LayerPlan) -> LayerPlan:

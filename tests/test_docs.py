@@ -81,6 +81,8 @@ SHORTER = {
     "python demo/pretraining.py --config tiny --name ...": ALONE,
     "python demo/pretraining.py --config tiny --cooldown_steps ...": ALONE,
     "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1",
+    "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
+    "--layers 1 --hidden_size 96",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config demo --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
