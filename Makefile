@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    prepare real text, train a small GPT on it for about four minutes, show what it learned"
-	@echo "make shakespeare TEXT=FILE   train nanoGPT's model of characters on a text, in about a minute"
+	@echo "make shakespeare TEXT=FILE   train nanoGPT's small model of characters on a text"
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
