@@ -24,6 +24,10 @@ Seed = Annotated[int, Between(0, 2**32)]
 PathText = Annotated[str, IsPath()]
 
 
+ARCHITECTURE = ("layers", "hidden_size", "heads", "vocabulary_size", "norm", "activation", "biases")
+"""Settings of the model that weights are for; beside them feed_forward_size, which may be none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """The GPT that is trained."""
@@ -42,6 +46,15 @@ class Model:
     """Rows of the position embedding, in tokens; none: sequence_length."""
     feed_forward_size: Optional[Count] = None
     """Width inside the feed-forward layer; none: 4 * hidden_size."""
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """How activations are normalised; RMS norms subtract no mean, and have no bias."""
+    activation: Literal["gelu", "relu2", "swiglu"] = "gelu"
+    """Between the feed-forward layer's projections: GELU in its tanh form, squared ReLU, or the
+    product of one half of the first projection and the swish of the other, which makes it twice as
+    wide.
+    """
+    biases: bool = True
+    """Add biases in linear layers and layer norms."""
     dropout: Fraction = 0.1
     """Probability that a unit is dropped, for embeddings, attention probabilities and residual
     branches.
@@ -71,7 +84,7 @@ class Model:
     sqrt(2 * layers).
     """
     layer_norm_eps: Positive = 1e-5
-    """Added to the variance by layer norms."""
+    """Added to the variance by layer norms, to the mean square by RMS norms."""
 
     @property
     def positions(self) -> int:

@@ -38,6 +38,7 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
@@ -659,15 +660,13 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     changes.
     """
     saved, now = manifest["config"], to_mapping(config)
-    must_agree = [("model", name) for name in ("layers", "hidden_size", "heads", "vocabulary_size")]
-    must_agree += [("training", "global_batch_size")]
-    saved["model"].setdefault("lora_rank", 0)
-    saved["training"].setdefault("optimizer", "adamw")
-    must_agree += [("model", "lora_rank"), ("training", "optimizer")]
+    before = to_mapping(Config())  # what a setting was before it could be chosen
+    must_agree = [("model", name) for name in (*ARCHITECTURE, "lora_rank")]
+    must_agree += [("training", name) for name in ("global_batch_size", "optimizer")]
     problems = [
-        f"{name} {saved[section].get(name)}, not {now[section][name]}"
+        f"{name} {old}, not {now[section][name]}"
         for section, name in must_agree
-        if saved[section].get(name) != now[section][name]
+        if (old := saved[section].get(name, before[section][name])) != now[section][name]
     ]
     old_positions = saved["model"].get("max_positions") or saved["model"].get("sequence_length")
     if old_positions != config.model.positions:
@@ -688,7 +687,6 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
             f"{folder}: got a checkpoint with {'; '.join(problems)}. Train with the checkpoint's "
             "settings (its run's config.yml), or start afresh without --checkpoint.load."
         )
-    before = to_mapping(Config())  # what a setting was before it could be chosen
     changed = [
         f"{section}.{name}: {old} -> {value}"
         for section in ("model", "training", "execution")

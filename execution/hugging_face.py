@@ -16,6 +16,7 @@ import numpy as np
 
 from popxl_gpt.config import Model, UserError, from_mapping
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.tensor_files import (
     TensorFileError,
@@ -58,6 +59,9 @@ SIZES = {
     "layer_norm_epsilon": 1e-5,
 }
 """The sizes of `GPT2Config`, with its defaults."""
+
+
+SIZES_OF_ANY = ("layers", "hidden_size", "heads", "vocabulary_size")
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -235,7 +239,19 @@ def write_hugging_face(
         weights: whole, by our names.
         tokenizer: a tokenizer.json to put beside them.
         file_bytes: another file of weights is begun after so many.
+    Raises:
+        UserError: the model is no GPT-2.
     """
+    own = [
+        f"{name} {getattr(model, name)}"
+        for name in ARCHITECTURE
+        if name not in SIZES_OF_ANY and getattr(model, name) != getattr(Model(), name)
+    ]
+    if own:
+        raise UserError(
+            f"{folder.name}: got a model with {', '.join(own)}; expected GPT-2's architecture, the "
+            "one that is known here. Use the model with this program."
+        )
     total, where = 0, {}
     shards: "list[dict[str, np.ndarray]]" = [{}]
     names: "list[Path]" = []

@@ -11,14 +11,13 @@ from typing import Optional
 import numpy as np
 
 from popxl_gpt.config import Config, Model, UserError
+from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder, is_hugging_face
 from popxl_gpt.modelling import model_table
 
 POSITIONS = "embedding.position.weight"
-MUST_AGREE = (
-    "layers", "hidden_size", "heads", "vocabulary_size", "feed_forward", "layer_norm_eps",
-)  # fmt: skip
+MUST_AGREE = (*ARCHITECTURE, "feed_forward", "layer_norm_eps")
 _LOG = logging.getLogger(__name__)
 Weights = Iterator["tuple[str, np.ndarray]"]
 

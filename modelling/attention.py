@@ -40,11 +40,11 @@ class Attention(Layer):
 
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
-        hidden = model.hidden_size
-        std, rank = model.initial_std, model.lora_rank
+        hidden, std, blocks = model.hidden_size, model.initial_std, (1, 1, 1)
+        qkv = (hidden, 3 * hidden)
         return (
-            Linear.parameters((hidden, 3 * hidden), "tp2 to tp1", std=std, rank=rank, blocks=3),
-            Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model), rank=rank),
+            Linear.parameters(model, qkv, "tp2 to tp1", std=std, blocks=blocks),
+            Linear.parameters(model, (hidden, hidden), "tp1 to tp2", std=residual_std(model)),
         )
 
     # [B*S, H/tp2], identical over tp1

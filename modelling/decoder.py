@@ -9,12 +9,12 @@ from popxl_gpt.modelling.attention import Attention, CachedAttention
 from popxl_gpt.modelling.feed_forward import FeedForward
 from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Table, nested
 
 
 class DecoderBlock(Layer):
-    """Attention and feed-forward, each behind a layer norm and added to its input."""
+    """Attention and feed-forward, each behind a norm and added to its input."""
 
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))

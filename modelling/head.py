@@ -1,4 +1,4 @@
-"""Head: layer norm, logits by the word embedding, loss.
+"""Head: norm, logits by the word embedding, loss.
 
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
@@ -14,7 +14,7 @@ from popxl_gpt.config import Model
 from popxl_gpt.modelling.embedding import word_table
 from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Table, nested
 
 IGNORED = -100

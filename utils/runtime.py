@@ -77,6 +77,18 @@ def attention(
     return probabilities @ value
 
 
+def rms_norm(x: popxl.Tensor, weight: popxl.Tensor, eps: float) -> popxl.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, one op where PopXL has it.
+
+    Shapes: x [rows, features], weight [features] -> [rows, features].
+    """
+    if hasattr(extensions, "rms_norm"):
+        return extensions.rms_norm(x, weight, eps)
+    wide = ops.cast(x, popxl.float32)
+    rms = ops.sqrt(ops.mean(wide * wide, axis=1, keepdims=True) + eps)
+    return ops.cast(wide / rms * ops.cast(weight, popxl.float32), x.dtype)
+
+
 def seed_spec(count: int) -> popxl.TensorSpec:
     """One random seed, or so many in one tensor, for equal parts of what they drop units of.
 

@@ -16,6 +16,7 @@ from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
 from popxl.ops.attention import attention
+from popxl.ops.normalisation import rms_norm
 from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import kind_of_device, measure, plan, sequence
@@ -71,6 +72,7 @@ __all__ = [
     "profile",
     "read_note",
     "replay_phases",
+    "rms_norm",
     "round_from",
     "run_count",
     "sequence",

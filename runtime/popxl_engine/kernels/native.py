@@ -141,6 +141,29 @@ def group_norm_grad(
     return dt, *gradients.to(weight.dtype).unbind()
 
 
+@kernel("rms_norm", device="cpu")
+def rms_norm(t: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Row by row."""
+    if not t.numel() or not native.takes(t, weight):
+        return KERNELS["rms_norm"](t, weight, eps)
+    result = torch.empty_like(t)
+    native.call("rms_norm", (t.dtype,), t, widened(weight), result, eps, *t.shape)
+    return result
+
+
+@kernel("rms_norm_grad", device="cpu")
+def rms_norm_grad(
+    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float
+) -> Tuple[torch.Tensor, ...]:
+    """Row by row; gradients of gains are added up in float32."""
+    if not t.numel() or t.dtype != dy.dtype or not native.takes(dy, t, weight):
+        result: Tuple[torch.Tensor, ...] = KERNELS["rms_norm_grad"](dy, t, weight, eps)
+        return result
+    dt, dweight = torch.empty_like(t), torch.empty(t.shape[1], device=t.device)
+    native.call("rms_norm_grad", (t.dtype,), dy, t, widened(weight), dt, dweight, eps, *t.shape)
+    return dt, dweight.to(weight.dtype)
+
+
 @kernel("sumsquare", device="cpu")
 def sumsquare(t: torch.Tensor, axis: Any, keepdims: bool) -> torch.Tensor:
     """Of the whole tensor: of rows in float32, which are added up in float64."""

@@ -159,6 +159,34 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
   column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
 }
 
+template <class T>
+void rms_norm(const T* x, const float* weight, T* y, float epsilon, int64_t rows, int64_t columns,
+              int threads) {
+  in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t at = first * columns; at < end * columns; at += columns)
+      rms_norms::forward(x + at, weight, y + at, epsilon, columns);
+  });
+}
+
+// As of layer norm; gradient: the gain's, [columns].
+template <class T>
+void rms_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* gradient,
+                   float epsilon, int64_t rows, int64_t columns, int threads) {
+  constexpr int FEW = 4;
+  const int64_t piece = (rows + 15) / 16, pieces = (rows + piece - 1) / piece;
+  std::vector<float> sums(pieces * columns);
+  float* const parts = sums.data();
+  in_pieces(rows, piece, threads, [=](int64_t first, int64_t end) {
+    float* const dweight = parts + first / piece * columns;
+    int64_t r = first;
+    for (int64_t at = r * columns; r + FEW <= end; r += FEW, at += FEW * columns)
+      rms_norms::gradients<FEW>(dy + at, x + at, weight, dx + at, dweight, epsilon, columns);
+    for (int64_t at = r * columns; r < end; ++r, at += columns)
+      rms_norms::gradients<1>(dy + at, x + at, weight, dx + at, dweight, epsilon, columns);
+  });
+  column_sums(parts, gradient, 0.0f, 1.0f, pieces, columns, threads);
+}
+
 // Fetches the next row meanwhile, whose largest number is looked for first.
 template <class T>
 float sum_of_exponentials(const T* row, float shift, int64_t columns) {
@@ -256,6 +284,14 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
                               float* gradients, float epsilon, int64_t rows, int64_t columns,     \
                               int threads) {                                                      \
     layer_norm_grad(dy, x, weight, dx, gradients, epsilon, rows, columns, threads);               \
+  }                                                                                               \
+  void rms_norm_##NAME(const T* x, const float* weight, T* y, float epsilon, int64_t rows,         \
+                       int64_t columns, int threads) {                                            \
+    rms_norm(x, weight, y, epsilon, rows, columns, threads);                                      \
+  }                                                                                               \
+  void rms_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* gradient, \
+                            float epsilon, int64_t rows, int64_t columns, int threads) {          \
+    rms_norm_grad(dy, x, weight, dx, gradient, epsilon, rows, columns, threads);                  \
   }                                                                                               \
   void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale,             \
                       int64_t count, int threads) {                                               \

@@ -26,6 +26,8 @@ SIGNATURES = {
     "column_sums": ("ppffnn", 1),
     "layer_norm": ("ppppfnn", 1),
     "layer_norm_grad": ("pppppfnn", 1),
+    "rms_norm": ("pppfnn", 1),
+    "rms_norm_grad": ("pppppfnn", 1),
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("pnpnn", 1),
     "logsumexp_grad": ("pnpppppnnn", 1),

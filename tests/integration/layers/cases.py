@@ -18,18 +18,24 @@ from popxl_gpt.modelling.embedding import Embedding
 from popxl_gpt.modelling.feed_forward import FeedForward
 from popxl_gpt.modelling.head import LogitsHead, LossHead
 from popxl_gpt.modelling.layer import Layer
-from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.norm import Norm
 
 Weights = "dict[str, Tensor]"
 
 # B micro-batch, S sequence, H hidden size, h heads, V vocabulary.
 
 
+def bias(w: Weights, name: str) -> "Tensor | float":
+    return w.get(name, 0.0)
+
+
 def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
+    if model.norm == "rms_norm":
+        squares = (x**2).mean(-1, keepdim=True)
+        return x / torch.sqrt(squares + model.layer_norm_eps) * w[f"{prefix}weight"]
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
-    return (x - mean) / torch.sqrt(variance + model.layer_norm_eps) * w[f"{prefix}weight"] + w[
-        f"{prefix}bias"
-    ]
+    normalised = (x - mean) / torch.sqrt(variance + model.layer_norm_eps)
+    return normalised * w[f"{prefix}weight"] + bias(w, f"{prefix}bias")
 
 
 def attention(
@@ -37,7 +43,7 @@ def attention(
 ) -> Tensor:
     # keep: factor of each probability, [B, h, S, S]
     sequence, heads, size = model.sequence_length, model.heads, model.head_size
-    projected = x @ w[f"{prefix}qkv.weight"] + w[f"{prefix}qkv.bias"]  # [B*S, 3*H]
+    projected = x @ w[f"{prefix}qkv.weight"] + bias(w, f"{prefix}qkv.bias")  # [B*S, 3*H]
     rows = []
     for number, block in enumerate(projected.split(sequence)):  # one sequence of the micro-batch
         query, key, value = block.split(model.hidden_size, dim=1)
@@ -51,13 +57,19 @@ def attention(
                 shares = shares * keep[number, head]
             results.append(shares @ value[:, columns])
         rows.append(torch.cat(results, dim=1))
-    return torch.cat(rows) @ w[f"{prefix}output.weight"] + w[f"{prefix}output.bias"]
+    return torch.cat(rows) @ w[f"{prefix}output.weight"] + bias(w, f"{prefix}output.bias")
 
 
 def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
-    y = x @ w[f"{prefix}up.weight"] + w[f"{prefix}up.bias"]
-    y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
-    return y @ w[f"{prefix}down.weight"] + w[f"{prefix}down.bias"]
+    y = x @ w[f"{prefix}up.weight"] + bias(w, f"{prefix}up.bias")
+    if model.activation == "swiglu":
+        gate, values = y[:, : model.feed_forward], y[:, model.feed_forward :]
+        y = gate / (1 + torch.exp(-gate)) * values
+    elif model.activation == "relu2":
+        y = torch.where(y > 0, y**2, 0.0)
+    else:
+        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+    return y @ w[f"{prefix}down.weight"] + bias(w, f"{prefix}down.bias")
 
 
 def decoder(model: Model, w: Weights, x: Tensor, keep: "Sequence[Tensor] | None" = None) -> Tensor:
@@ -104,5 +116,10 @@ CASES = {
     "loss": Case(LossHead, loss, ("x", "labels"), output="nothing"),
     "logits": Case(LogitsHead, logits, ("x", "rows"), output="vocabulary"),
 }
+CHOICES = {
+    "no biases, relu2": {"biases": False, "activation": "relu2"},
+    "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu"},
+}
+"""Settings of a model beside GPT-2's, each of which some case has."""
 SPLITS = [(1, 1), (2, 1), (1, 2), (2, 4), (4, 2), (4, 4)]
 """(tp1, tp2)."""

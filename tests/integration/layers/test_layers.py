@@ -11,7 +11,7 @@ from helpers.quick import cases
 from popxl_gpt.config import Execution, Model
 from popxl_gpt.modelling import Layout
 from popxl_gpt.modelling.attention import Attention
-from tests.integration.layers.cases import CASES, SPLITS, Case
+from tests.integration.layers.cases import CASES, CHOICES, SPLITS, Case
 from tests.integration.layers.running import (
     MODEL,
     ROWS,
@@ -35,6 +35,12 @@ NAMES = [f"tp1={tp1}, tp2={tp2}" for tp1, tp2 in SPLITS]
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_equals_its_formula_on_every_split(name, split):
     check(CASES[name], MODEL, *split)
+
+
+@pytest.mark.parametrize("split", cases([(1, 1), (2, 2)], lambda split: split == (2, 2)))
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_block_with_other_choices_equals_its_formula(choice, split):
+    check(CASES["decoder"], dataclasses.replace(MODEL, **CHOICES[choice]), *split)
 
 
 @pytest.mark.parametrize("pieces", cases([2, 3, 6], lambda pieces: pieces == 3))

@@ -87,6 +87,19 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
                 random(4, 200, dtype=dtype, scale=0.1) + 30,
             )
         ],
+        "rms_norm": [
+            (x, random(x.shape[1], dtype=dtype), 1e-5)
+            for x in (random(*s, dtype=dtype) for s in ((1, 1), (3, 8), (0, 8), (67, 1031)))
+        ],
+        "rms_norm_grad": [
+            (
+                random(*s, dtype=dtype, seed=1, scale=0.1),
+                random(*s, dtype=dtype),
+                random(s[1], dtype=dtype),
+                1e-5,
+            )
+            for s in ((1, 1), (3, 8), (0, 8), (67, 1031))
+        ],
         "group_norm_grad": [
             (
                 random(*s, dtype=dtype, seed=1, scale=0.1),
