@@ -668,12 +668,16 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         for section, name in must_agree
         if (old := saved[section].get(name, before[section][name])) != now[section][name]
     ]
-    old_positions = saved["model"].get("max_positions") or saved["model"].get("sequence_length")
-    if old_positions != config.model.positions:
+    old = saved["model"]
+    old_positions = old.get("max_positions") or old.get("sequence_length")
+    if config.model.has_position_table and old_positions != config.model.positions:
         problems.append(f"max_positions {old_positions}, not {config.model.positions}")
-    old_wide = saved["model"].get("feed_forward_size") or 4 * saved["model"].get("hidden_size", 0)
+    old_wide = old.get("feed_forward_size") or 4 * old.get("hidden_size", 0)
     if old_wide != config.model.feed_forward:
         problems.append(f"feed_forward_size {old_wide}, not {config.model.feed_forward}")
+    old_heads = old.get("key_value_heads") or old.get("heads")
+    if old_heads != config.model.key_value:
+        problems.append(f"key_value_heads {old_heads}, not {config.model.key_value}")
     old_moments, moments = (
         saved["training"].get("moment_precision", "float32"),
         config.training.moment_precision,

@@ -116,7 +116,7 @@ def _passes(
 ) -> Tuple[CachedPass, CachedPass]:
     """For one token of each text, and for those of a prompt; they share weights and cache."""
     model = config.model
-    heads = model.heads // config.execution.tensor_parallel_1
+    heads = model.key_value // config.execution.tensor_parallel_1
     cached = TensorSpec(
         (sizes.texts, heads, sizes.columns, model.head_size), data_type(model.precision)
     )
@@ -156,7 +156,7 @@ def _graphs(
     mask = TensorSpec((texts, 1, tokens, cached.shape[2]), cached.dtype)
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
     layers: "Tuple[Tuple[Any, int, Sequence[Any]], ...]" = (
-        (Embedding(model, layout), 1, (words, None, words)),
+        (Embedding(model, layout), 1, (words, None, words if model.has_position_table else None)),
         (CachedDecoderBlock(model, layout), model.layers, (x, cached, cached, mask, column)),
         (LogitsHead(model, layout), 1, (x, last)),
     )
@@ -200,7 +200,9 @@ def embedding_phase(
     before = padding.reshape((sizes.texts, 1))
     positions = ops.maximum(own - before, popxl.constant(0, popxl.int32))  # [texts, tokens]
     weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
-    (x,) = graphs.fwd.bind(weights).call(words, positions.reshape((-1,)))
+    has_table = step.config.model.has_position_table
+    numbers = (positions.reshape((-1,)),) if has_table else ()
+    (x,) = graphs.fwd.bind(weights).call(words, *numbers)
 
     # A token of the padding sees itself, so that its softmax has something to sum.
     columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)

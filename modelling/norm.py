@@ -1,4 +1,8 @@
-"""Layer norm and RMS norm. N rows (micro_batch * sequence), H hidden size. tp2: replica group."""
+"""Layer norm and RMS norm.
+
+N rows (micro_batch * sequence), H hidden size, h heads per tp1 replica, D head size. tp1, tp2:
+replica groups.
+"""
 
 import numpy as np
 import popxl
@@ -48,6 +52,24 @@ class Norm(Layer):
         squares = enter(leave(squares, tp2), tp2)  # of all; so are its gradients
         rms = ops.sqrt(squares * (1 / self.model.hidden_size) + self.model.layer_norm_eps)
         return ops.cast(wide / rms * ops.cast(weight, popxl.float32), x.dtype)
+
+
+class HeadNorm(Layer):
+    """RMS norm of each head's features, by one gain for all heads."""
+
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout, self.parameters(model))
+
+    @staticmethod
+    def parameters(model: Model) -> Table:
+        """Gain, [D]."""
+        return {"weight": Parameter(shape=(model.head_size,), role=Role.GAIN)}
+
+    def build(self, x: Tensor) -> Tensor:  # [N, h*D], identical over tp2
+        """[N, h*D] -> [N, h*D], identical over tp2."""
+        weight = enter(self.parameter("weight"), self.layout.tp1)  # heads are split over tp1
+        rows = x.reshape((-1, self.model.head_size))
+        return rms_norm(rows, weight, self.model.layer_norm_eps).reshape(x.shape)
 
 
 def _zeros(like: Tensor) -> Tensor:

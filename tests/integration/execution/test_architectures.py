@@ -13,11 +13,12 @@ from helpers.quick import cases
 from popxl_gpt.config import Config, UserError, override
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoint import Position, SavedRun, find_trained, save
+from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.inference import evaluation, token_losses
 from popxl_gpt.execution.initial_weights import initial_weights
 from popxl_gpt.execution.model_size import flops_per_token, parameter_count
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.variables import copy_weights
+from popxl_gpt.execution.variables import copy_weights, write_whole_weights
 from popxl_gpt.modelling import Role, model_table
 from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
 from tests.integration.layers import cases as formulas
@@ -27,7 +28,18 @@ from tests.integration.runs import batches, own_gradients_of, train, train_sessi
 TOLERANCE = 1e-5
 MODELS = {
     "no biases, relu2": {"biases": False, "activation": "relu2"},
-    "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu", "feed_forward_size": 40},
+    "rms_norm, swiglu, grouped queries": {
+        "norm": "rms_norm",
+        "activation": "swiglu",
+        "feed_forward_size": 40,
+        "key_value_heads": 2,
+    },
+    "rotary, qk_norm": {
+        "position_embedding": "rotary",
+        "rotary_base": 100.0,
+        "qk_norm": True,
+        "attention_serialisation": 3,
+    },
 }
 LAYOUTS = {
     "one": {},
@@ -43,22 +55,33 @@ def of(weights: "dict[str, torch.Tensor]", prefix: str) -> "dict[str, torch.Tens
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 
 
-def token_losses_by_formula(
-    config: Config, weights: "dict[str, torch.Tensor]", words: np.ndarray, labels: np.ndarray
+def logits_by_formula(
+    config: Config, weights: "dict[str, torch.Tensor]", words: np.ndarray
 ) -> torch.Tensor:
-    """Losses of a batch, [B*S]."""
+    """Logits of texts as long as the model's sequences, [B*S, V]."""
     model, ids = config.model, torch.from_numpy(words).reshape(-1).long()
     x = formulas.embedding(model, of(weights, "embedding."), ids)
     for n in range(model.layers):
         x = formulas.decoder(model, of(weights, f"decoder.{n}."), x)
     head = {"word.weight": weights["embedding.word.weight"], **of(weights, "head.")}
-    logits = formulas.logits(model, head, x, torch.arange(len(ids)))
+    return formulas.logits(model, head, x, torch.arange(len(ids)))
+
+
+def token_losses_by_formula(
+    config: Config, weights: "dict[str, torch.Tensor]", words: np.ndarray, labels: np.ndarray
+) -> torch.Tensor:
+    """Losses of a batch, [B*S]."""
+    logits = logits_by_formula(config, weights, words)
     target = torch.from_numpy(labels).reshape(-1).long()
     return torch.nn.functional.cross_entropy(logits, target, reduction="none")
 
 
+def doubles(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
+    return {n: torch.from_numpy(w).double() for n, w in weights.items()}
+
+
 def leaves(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
-    return {n: torch.from_numpy(w).double().requires_grad_() for n, w in weights.items()}
+    return {n: w.requires_grad_() for n, w in doubles(weights).items()}
 
 
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
@@ -93,19 +116,60 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
     words, labels = random_batch(config)
     with evaluating:
         losses = token_losses(evaluating, other, words, labels)
-    whole = {n: torch.from_numpy(w).double() for n, w in find_trained(place).weights()}
+    whole = doubles(dict(find_trained(place).weights()))
     expected = token_losses_by_formula(config, whole, words, labels).numpy()
     np.testing.assert_allclose(losses.reshape(-1), expected, rtol=2e-5, atol=2e-5)
-    with pytest.raises(UserError, match="a checkpoint with .*norm|biases .*, not"):
+    with pytest.raises(UserError, match="a checkpoint with .* .*, not"):
         SavedRun(place, small(heads=4, steps=2, optimizer="muon"))
-    with pytest.raises(UserError, match="--init_from: got .* with .*norm|biases .*, not"):
+    with pytest.raises(UserError, match="--init_from: got .* with .*, not"):
         initial_weights(place, small(heads=4))
     with pytest.raises(UserError, match="expected GPT-2's architecture"):
         convert(["to_hugging_face", str(place), str(tmp_path / "theirs")])
 
 
-def test_muon_moves_each_matrix_of_a_gated_layer_by_itself():
-    config = small_model("rms_norm, swiglu", **LAYOUTS["all"], optimizer="muon", steps=1)
+@pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, layout, monkeypatch):
+    monkeypatch.setattr("popxl_gpt.execution.generation.PROMPT_TOKENS", 4)
+    config = small_model(name, **LAYOUTS[layout])
+    weights = random_weights(config.model)
+    texts = [list(text) for text in np.random.default_rng(2).integers(0, 37, (3, 7))]
+    texts[1], texts[2] = texts[1][:3], texts[2][:6]
+    model = CachedModel(config, 3, 7, 5)
+    write_whole_weights(model.session, model.config, weights.items())
+    with model.session:
+        logits = model.start(texts)
+        for _ in range(5):
+            for text, row in zip(texts, logits, strict=True):
+                single = override(config, sequence_length=len(text), attention_serialisation=1)
+                expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
+                np.testing.assert_allclose(row, expected, atol=3e-5)
+                text.append(int(row.argmax()))
+            logits = model.append([text[-1] for text in texts])
+
+
+def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn():
+    config = small_model("rotary, qk_norm", document_attention=True, **LAYOUTS["all"])
+    words, labels = random_batch(config)
+    words[words == config.model.end_of_text] = 1
+    words[:, 4] = config.model.end_of_text
+    weights, session = random_weights(config.model), evaluation(config)
+    write_whole_weights(session, config, weights.items())
+    with session:
+        losses = token_losses(session, config, words, labels)
+    for part in (slice(0, 5), slice(5, None)):
+        inside = words[:, part].shape[1]
+        alone = override(config, sequence_length=inside, attention_serialisation=1)
+        expected = token_losses_by_formula(alone, doubles(weights), words[:, part], labels[:, part])
+        np.testing.assert_allclose(
+            losses[:, part].reshape(-1), expected.numpy(), rtol=2e-5, atol=2e-5
+        )
+
+
+def test_muon_moves_each_matrix_that_stands_beside_others_by_itself():
+    config = small_model(
+        "rms_norm, swiglu, grouped queries", **LAYOUTS["all"], optimizer="muon", steps=1
+    )
     config = override(config, learning_rate=0.02, weight_decay=0.0, max_norm=0.0, warmup_steps=0)
     before = random_weights(config.model)
     _, after = train(config)
@@ -127,10 +191,10 @@ def test_muon_moves_each_matrix_of_a_gated_layer_by_itself():
 
 
 def test_sizes_are_those_of_the_parameters_and_of_their_products():
-    model = small_model("rms_norm, swiglu").model
+    model = small_model("rms_norm, swiglu, grouped queries").model
     hidden, wide = model.hidden_size, model.feed_forward
-    matrices = 4 * hidden**2 + 3 * hidden * wide
-    biases = 4 * hidden + hidden + 2 * wide
+    matrices = 3 * hidden**2 + 3 * hidden * wide  # half as many keys and values as queries
+    biases = 2 * hidden + 2 * wide + 2 * hidden
     table = model.vocabulary_size * hidden
     expected = model.layers * (matrices + biases + 2 * hidden) + table + hidden
     assert parameter_count(model) == expected + model.positions * hidden

@@ -38,24 +38,45 @@ def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
     return normalised * w[f"{prefix}weight"] + bias(w, f"{prefix}bias")
 
 
+def turned(model: Model, t: Tensor) -> Tensor:
+    """Features of a head at each position, as complex numbers times e^(i * angle): [S, D]."""
+    half = model.head_size // 2
+    speeds = model.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds
+    found = torch.complex(t[:, :half], t[:, half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([found.real, found.imag], dim=1)
+
+
+def of_head(model: Model, w: Weights, t: Tensor, name: str) -> Tensor:
+    """Queries or keys of a head, as they are compared: [S, D]."""
+    if model.qk_norm:
+        squares = (t**2).mean(-1, keepdim=True)
+        t = t / torch.sqrt(squares + model.layer_norm_eps) * w[f"{name}_norm.weight"]
+    return turned(model, t) if model.position_embedding == "rotary" else t
+
+
 def attention(
     model: Model, w: Weights, x: Tensor, prefix: str = "", keep: "Tensor | None" = None
 ) -> Tensor:
     # keep: factor of each probability, [B, h, S, S]
     sequence, heads, size = model.sequence_length, model.heads, model.head_size
-    projected = x @ w[f"{prefix}qkv.weight"] + bias(w, f"{prefix}qkv.bias")  # [B*S, 3*H]
+    shared = heads // model.key_value
+    projected = x @ w[f"{prefix}qkv.weight"] + bias(w, f"{prefix}qkv.bias")  # [B*S, (h+2k)*D]
     rows = []
     for number, block in enumerate(projected.split(sequence)):  # one sequence of the micro-batch
-        query, key, value = block.split(model.hidden_size, dim=1)
+        found = block.split(size, dim=1)
+        queries, others = found[:heads], found[heads:]
+        keys, values = others[: len(others) // 2], others[len(others) // 2 :]
         results = []
         for head in range(heads):
-            columns = slice(head * size, (head + 1) * size)
-            scores = query[:, columns] @ key[:, columns].T / math.sqrt(size)
+            query = of_head(model, w, queries[head], f"{prefix}query")
+            key = of_head(model, w, keys[head // shared], f"{prefix}key")
+            scores = query @ key.T / math.sqrt(size)
             later = torch.arange(sequence)[:, None] < torch.arange(sequence)
             shares = torch.softmax(scores.masked_fill(later, -math.inf), dim=1)
             if keep is not None:
                 shares = shares * keep[number, head]
-            results.append(shares @ value[:, columns])
+            results.append(shares @ values[head // shared])
         rows.append(torch.cat(results, dim=1))
     return torch.cat(rows) @ w[f"{prefix}output.weight"] + bias(w, f"{prefix}output.bias")
 
@@ -84,7 +105,8 @@ def decoder(model: Model, w: Weights, x: Tensor, keep: "Sequence[Tensor] | None"
 
 def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
     positions = torch.arange(words.shape[0]) % model.sequence_length
-    return w["word.weight"][words] + w["position.weight"][positions]
+    x = w["word.weight"][words]
+    return x if model.position_embedding == "rotary" else x + w["position.weight"][positions]
 
 
 def loss(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
@@ -119,6 +141,8 @@ CASES = {
 CHOICES = {
     "no biases, relu2": {"biases": False, "activation": "relu2"},
     "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu"},
+    "rotary, qk_norm": {"position_embedding": "rotary", "rotary_base": 50.0, "qk_norm": True},
+    "grouped queries": {"key_value_heads": 2, "qk_norm": True},
 }
 """Settings of a model beside GPT-2's, each of which some case has."""
 SPLITS = [(1, 1), (2, 1), (1, 2), (2, 4), (4, 2), (4, 4)]

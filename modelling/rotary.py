@@ -1,0 +1,38 @@
+"""Rotary positions: pairs of features turn by angles that grow with the position.
+
+B micro-batch, h heads, S sequence, D head size, P positions.
+"""
+
+from typing import Tuple
+
+import numpy as np
+import popxl
+from popxl import Tensor, ops
+
+from popxl_gpt.config import Model
+
+Tables = Tuple[Tensor, Tensor]
+"""Sines and cosines of the angles of positions and pairs, [P, D/2] each."""
+
+
+def rotary_tables(model: Model, positions: int, dtype: popxl.dtype) -> Tables:
+    """Those of the positions from 0 on, as constants of the current graph.
+
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
+    """
+    size = model.head_size
+    speeds = model.rotary_base ** (-np.arange(0, size, 2, dtype=np.float64) / size)
+    angles = np.outer(np.arange(positions), speeds)
+    return popxl.constant(np.sin(angles), dtype, "sin"), popxl.constant(
+        np.cos(angles), dtype, "cos"
+    )
+
+
+def rotated(t: Tensor, tables: Tables) -> Tensor:
+    """Features i and i + D/2 of each position turned by its angle i.
+
+    [B, h, S, D], twice [S, D/2] -> [B, h, S, D].
+    """
+    sin, cos = tables
+    first, second = ops.split(t, 2, axis=3)
+    return ops.concat([first * cos - second * sin, second * cos + first * sin], axis=3)
