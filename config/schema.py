@@ -26,7 +26,7 @@ PathText = Annotated[str, IsPath()]
 
 ARCHITECTURE = (
     "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
-    "rotary_base", "qk_norm", "activation", "biases",
+    "rotary_base", "qk_norm", "activation", "biases", "tied_head", "logit_softcap",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those that may be none."""
 
@@ -72,6 +72,10 @@ class Model:
     """
     biases: bool = True
     """Add biases in linear layers and layer norms."""
+    tied_head: bool = True
+    """Use the word embedding for the logits as well; false: the head has a matrix of its own."""
+    logit_softcap: PositiveOrZero = 0.0
+    """Bound c of the logits, which become c * tanh(logit / c); 0: none."""
     dropout: Fraction = 0.1
     """Probability that a unit is dropped, for embeddings, attention probabilities and residual
     branches.

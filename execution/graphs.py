@@ -188,7 +188,7 @@ class TrainingStep:
     decoder: TwoPassGraphs
     head: TrainingGraphs
     tied_load: Optional[Load]
-    """Loads the head's gradient of the tied word embedding, where that is trained."""
+    """Loads the head's gradient of the word embedding, where that is tied and trained."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -150,7 +150,14 @@ def head_graphs(
     )
     table = Head.parameters(config.model)
     return _training_graphs(
-        config, layout, table, 1, factories.fwd, factories.grad, graph, tied_to=embedding
+        config,
+        layout,
+        table,
+        1,
+        factories.fwd,
+        factories.grad,
+        graph,
+        tied_to=embedding if config.model.tied_head else None,
     )
 
 

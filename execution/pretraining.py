@@ -135,7 +135,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     head = head_graphs(config, layout, io, embedding)
     tied_load = (
         Load.of(selected(embedding.gradients.buffers, (TIED,)), 1)
-        if isinstance(embedding, TwoPassGraphs)
+        if isinstance(embedding, TwoPassGraphs) and config.model.tied_head
         else None
     )
     return TrainingStep(config, layout, io, embedding, decoder, head, tied_load)

@@ -75,7 +75,7 @@ def _gathered(table: Tensor, numbers: Tensor, shard: Optional[Tensor]) -> Tensor
 
 
 def word_table(model: Model) -> Parameter:
-    """The word embedding [V, H], which the head uses too."""
+    """The word embedding [V, H], which a tied head uses, too; another one has its own alike."""
     return Parameter(
         shape=(model.vocabulary_size, model.hidden_size),
         role=Role.EMBEDDING,

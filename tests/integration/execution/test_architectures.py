@@ -34,11 +34,13 @@ MODELS = {
         "feed_forward_size": 40,
         "key_value_heads": 2,
     },
-    "rotary, qk_norm": {
+    "rotary, qk_norm, untied head": {
         "position_embedding": "rotary",
         "rotary_base": 100.0,
         "qk_norm": True,
         "attention_serialisation": 3,
+        "tied_head": False,
+        "logit_softcap": 3.0,
     },
 }
 LAYOUTS = {
@@ -149,7 +151,7 @@ def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, lay
 
 
 def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn():
-    config = small_model("rotary, qk_norm", document_attention=True, **LAYOUTS["all"])
+    config = small_model("rotary, qk_norm, untied head", document_attention=True, **LAYOUTS["all"])
     words, labels = random_batch(config)
     words[words == config.model.end_of_text] = 1
     words[:, 4] = config.model.end_of_text

@@ -110,11 +110,13 @@ def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
 
 
 def loss(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(norm(model, w, x, "norm.") @ w["word.weight"].T, labels)
+    return cross_entropy(logits(model, w, x, torch.arange(len(x))), labels)
 
 
 def logits(model: Model, w: Weights, x: Tensor, rows: Tensor) -> Tensor:
-    return norm(model, w, x[rows], "norm.") @ w["word.weight"].T
+    matrix = w["word.weight" if model.tied_head else "output.weight"]
+    y, cap = norm(model, w, x[rows], "norm.") @ matrix.T, model.logit_softcap
+    return cap * torch.tanh(y / cap) if cap else y
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ CHOICES = {
     "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu"},
     "rotary, qk_norm": {"position_embedding": "rotary", "rotary_base": 50.0, "qk_norm": True},
     "grouped queries": {"key_value_heads": 2, "qk_norm": True},
+    "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},
 }
-"""Settings of a model beside GPT-2's, each of which some case has."""
+"""Settings of a model beside GPT-2's."""
 SPLITS = [(1, 1), (2, 1), (1, 2), (2, 4), (4, 2), (4, 4)]
 """(tp1, tp2)."""

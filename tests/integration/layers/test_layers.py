@@ -39,8 +39,10 @@ def test_a_layer_equals_its_formula_on_every_split(name, split):
 
 @pytest.mark.parametrize("split", cases([(1, 1), (2, 2)], lambda split: split == (2, 2)))
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_block_with_other_choices_equals_its_formula(choice, split):
-    check(CASES["decoder"], dataclasses.replace(MODEL, **CHOICES[choice]), *split)
+def test_layers_with_other_choices_equal_their_formulas(choice, split):
+    model = dataclasses.replace(MODEL, **CHOICES[choice])
+    for layer in ("loss", "logits") if "head" in choice else ("decoder",):
+        check(CASES[layer], model, *split)
 
 
 @pytest.mark.parametrize("pieces", cases([2, 3, 6], lambda pieces: pieces == 3))
