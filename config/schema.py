@@ -26,7 +26,8 @@ PathText = Annotated[str, IsPath()]
 
 ARCHITECTURE = (
     "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
-    "rotary_base", "qk_norm", "activation", "biases", "tied_head", "logit_softcap",
+    "rotary_base", "qk_norm", "value_embeddings", "activation", "biases", "tied_head",
+    "logit_softcap",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those that may be none."""
 
@@ -65,6 +66,10 @@ class Model:
     """
     qk_norm: bool = False
     """Normalise queries and keys of each head by an RMS norm, before they are turned."""
+    value_embeddings: bool = False
+    """Add to the values of each block's attention an embedding of the words, from a table of its
+    own.
+    """
     activation: Literal["gelu", "relu2", "swiglu"] = "gelu"
     """Between the feed-forward layer's projections: GELU in its tanh form, squared ReLU, or the
     product of one half of the first projection and the swish of the other, which makes it twice as

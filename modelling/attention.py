@@ -20,6 +20,7 @@ from popxl_gpt.modelling.linear import Linear
 from popxl_gpt.modelling.norm import HeadNorm
 from popxl_gpt.modelling.parameters import Table, nested
 from popxl_gpt.modelling.rotary import Tables, rotary_tables, rotated
+from popxl_gpt.modelling.value_embedding import ValueEmbedding
 from popxl_gpt.utils.runtime import attention
 
 
@@ -39,17 +40,21 @@ class Attention(Layer):
         if model.qk_norm:
             self.query_norm = HeadNorm(model, layout)
             self.key_norm = HeadNorm(model, layout)
+        if model.value_embeddings:
+            self.value_embedding = ValueEmbedding(model, layout)
 
     @staticmethod
     def parameters(model: Model) -> Table:
-        """Projections to query, key and value side by side, and out of the heads; gains of queries
-        and keys.
+        """Projections to query, key and value side by side, and out of the heads; what else is in
+        between.
         """
         qkv, output = Attention._tables(model)
-        norms = {}
+        others = {}
         if model.qk_norm:
-            norms = {name: HeadNorm.parameters(model) for name in ("query_norm", "key_norm")}
-        return nested(qkv=qkv, output=output, **norms)
+            others = {name: HeadNorm.parameters(model) for name in ("query_norm", "key_norm")}
+        if model.value_embeddings:
+            others["value_embedding"] = ValueEmbedding.parameters(model)
+        return nested(qkv=qkv, output=output, **others)
 
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
@@ -63,17 +68,22 @@ class Attention(Layer):
 
     # [B*S, H/tp2], identical over tp1
     def build(
-        self, x: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        seed: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+        words: Optional[Tensor] = None,
     ) -> Tensor:
         """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped.
 
         Args:
             positions: of tokens in their documents, int32 [B*S]: each attends to its own alone.
+            words: the tokens, int32 [B*S], for value embeddings.
         """
         sequence = self.model.sequence_length
         tables = self._rotary_tables(sequence)
         # [B, h, S, D] and twice [B, k, S, D]
-        query, key, value = self._query_key_value(x, sequence, tables)
+        query, key, value = self._query_key_value(x, sequence, tables, words)
         if self.model.dropout == 0.0:
             seed = None
         # probabilities are split over tp1 and identical over tp2, and so are their masks
@@ -95,7 +105,7 @@ class Attention(Layer):
         return rotary_tables(self.model, positions, self.dtype)
 
     def _query_key_value(
-        self, x: Tensor, sequence: int, tables: Optional[Tables]
+        self, x: Tensor, sequence: int, tables: Optional[Tables], words: Optional[Tensor]
     ) -> "Tuple[Tensor, Tensor, Tensor]":
         """[B*S, H/tp2] -> [B, h, S, D] and two of [B, k, S, D], identical over tp2."""
         qkv = self.qkv(x)  # [B*S, (h+2*k)*D], identical over tp2
@@ -104,6 +114,8 @@ class Attention(Layer):
         query, key, value = ops.split(qkv, [shared * unit, unit, unit], axis=1)
         if self.model.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
+        if words is not None:
+            value = self.value_embedding(value, words)
         query, key, value = (self._split_heads(t, sequence) for t in (query, key, value))
         if tables is not None:
             query, key = rotated(query, tables), rotated(key, tables)
@@ -173,7 +185,13 @@ class CachedAttention(Attention):
     """
 
     def build(  # type: ignore[override]
-        self, x: Tensor, keys: TensorByRef, values: TensorByRef, mask: Tensor, first: Tensor
+        self,
+        x: Tensor,
+        keys: TensorByRef,
+        values: TensorByRef,
+        mask: Tensor,
+        first: Tensor,
+        words: Optional[Tensor] = None,
     ) -> Tensor:
         """[B*C, H/tp2] -> [B*C, H/tp2], identical over tp1. Writes the tokens' own keys and values.
 
@@ -181,6 +199,7 @@ class CachedAttention(Attention):
             keys, values: [B, k, P, D], identical over tp2.
             mask: what is added to scores, [B, 1, C, P].
             first: the first token's column, int32 scalar.
+            words: the tokens, int32 [B*C], for value embeddings.
         """
         column, tokens = first.reshape((1,)), mask.shape[2]
         tables = self._rotary_tables(mask.shape[3])
@@ -188,7 +207,7 @@ class CachedAttention(Attention):
             sin, cos = (ops.dynamic_slice(t, column, [0], [tokens], True) for t in tables)
             tables = sin, cos
         # [B, h, C, D] and twice [B, k, C, D]
-        query, key, value = self._query_key_value(x, tokens, tables)
+        query, key, value = self._query_key_value(x, tokens, tables, words)
         keys = ops.dynamic_update_(keys, column, key, [2], [tokens], True)
         values = ops.dynamic_update_(values, column, value, [2], [tokens], True)
         # queries that share a key stand one after the other: keys are read as they are

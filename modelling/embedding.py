@@ -4,7 +4,7 @@ N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P posi
 replica groups.
 """
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Tuple
 
 import numpy as np
 import popxl
@@ -40,12 +40,13 @@ class Embedding(Layer):
 
     def build(
         self, words: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
-    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:  # int32 [N]
-        """int32 [N] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped.
+    ) -> Tuple[Tensor, ...]:  # int32 [N]
+        """int32 [N] -> [N, H/tp2], identical over tp1, and what decoder blocks get beside it.
+        Without a seed nothing is dropped.
 
         Args:
-            positions: of the words, int32 [N], which decoder blocks get, too, with document
-                attention; none: words are whole sequences.
+            positions: of the words, int32 [N], which blocks get with document attention; none:
+                words are whole sequences.
         """
         word, is_split = self.parameter("word.weight"), self.layout.tp1.group_size > 1
         shard = self.position_in(self.layout.tp1, "tp1_position") if is_split else None
@@ -59,9 +60,11 @@ class Embedding(Layer):
             x = (x.reshape((-1, *y.shape)) + y).reshape(x.shape)  # the positions of each sequence
         x = leave(x, self.layout.tp1)  # [N, H/tp2], identical over tp1
         x = self.dropout(x, seed)
-        if positions is None or not self.model.document_attention:
-            return x
-        return x, ops.identity(positions)
+        beside = (
+            positions if self.model.document_attention else None,
+            words if self.model.value_embeddings else None,
+        )
+        return (x, *(ops.identity(t) for t in beside if t is not None))
 
 
 def _gathered(table: Tensor, numbers: Tensor, shard: Optional[Tensor]) -> Tensor:

@@ -38,6 +38,7 @@ MODELS = {
         "position_embedding": "rotary",
         "rotary_base": 100.0,
         "qk_norm": True,
+        "value_embeddings": True,
         "attention_serialisation": 3,
         "tied_head": False,
         "logit_softcap": 3.0,
@@ -64,7 +65,8 @@ def logits_by_formula(
     model, ids = config.model, torch.from_numpy(words).reshape(-1).long()
     x = formulas.embedding(model, of(weights, "embedding."), ids)
     for n in range(model.layers):
-        x = formulas.decoder(model, of(weights, f"decoder.{n}."), x)
+        beside = ids if model.value_embeddings else None
+        x = formulas.decoder(model, of(weights, f"decoder.{n}."), x, beside)
     head = {"word.weight": weights["embedding.word.weight"], **of(weights, "head.")}
     return formulas.logits(model, head, x, torch.arange(len(ids)))
 
@@ -166,6 +168,25 @@ def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn():
         np.testing.assert_allclose(
             losses[:, part].reshape(-1), expected.numpy(), rtol=2e-5, atol=2e-5
         )
+
+
+def test_adapters_have_the_gradients_of_what_they_add_to_each_projection():
+    changes = {"lora_rank": 3, "lora_alpha": 5.0}
+    for name in list(MODELS)[1:]:
+        config = small_model(name, **changes, **LAYOUTS["all"])
+        weights = leaves(random_weights(config.model))
+        whole = dict(weights)
+        for n in weights:
+            if n.endswith("lora_a"):
+                n = n.removesuffix("lora_a")
+                added = weights[f"{n}lora_a"] @ weights[f"{n}lora_b"]
+                whole[f"{n}weight"] = weights[f"{n}weight"] + added * (5.0 / 3)
+        loss, gradients, _ = own_gradients_of(config)
+        expected = token_losses_by_formula(config, whole, *random_batch(config)).mean()
+        expected.backward()
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
+        assert gradients.keys() == {n for n in weights if "lora" in n}
+        assert max(distance(g, weights[n].grad.numpy()) for n, g in gradients.items()) < TOLERANCE
 
 
 def test_muon_moves_each_matrix_that_stands_beside_others_by_itself():

@@ -56,12 +56,22 @@ def of_head(model: Model, w: Weights, t: Tensor, name: str) -> Tensor:
 
 
 def attention(
-    model: Model, w: Weights, x: Tensor, prefix: str = "", keep: "Tensor | None" = None
+    model: Model,
+    w: Weights,
+    x: Tensor,
+    prefix: str = "",
+    keep: "Tensor | None" = None,
+    words: "Tensor | None" = None,
 ) -> Tensor:
     # keep: factor of each probability, [B, h, S, S]
     sequence, heads, size = model.sequence_length, model.heads, model.head_size
     shared = heads // model.key_value
     projected = x @ w[f"{prefix}qkv.weight"] + bias(w, f"{prefix}qkv.bias")  # [B*S, (h+2k)*D]
+    if words is not None:
+        mix, width = w[f"{prefix}value_embedding.mix"], model.key_value * size
+        others, values = projected[:, :-width], projected[:, -width:]
+        values = mix[0] * values + mix[1] * w[f"{prefix}value_embedding.weight"][words]
+        projected = torch.cat([others, values], dim=1)
     rows = []
     for number, block in enumerate(projected.split(sequence)):  # one sequence of the micro-batch
         found = block.split(size, dim=1)
@@ -93,11 +103,18 @@ def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tenso
     return y @ w[f"{prefix}down.weight"] + bias(w, f"{prefix}down.bias")
 
 
-def decoder(model: Model, w: Weights, x: Tensor, keep: "Sequence[Tensor] | None" = None) -> Tensor:
+def decoder(
+    model: Model,
+    w: Weights,
+    x: Tensor,
+    words: "Tensor | None" = None,
+    keep: "Sequence[Tensor] | None" = None,
+) -> Tensor:
     # keep: factors of the probabilities, [B, h, S, S], and of what each of the two branches adds,
     # [N, H]
     shares, first, second = keep or (None, 1.0, 1.0)
-    x = x + first * attention(model, w, norm(model, w, x, "attention_norm."), "attention.", shares)
+    normal = norm(model, w, x, "attention_norm.")
+    x = x + first * attention(model, w, normal, "attention.", shares, words)
     return x + second * feed_forward(
         model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward."
     )
@@ -140,13 +157,30 @@ CASES = {
     "loss": Case(LossHead, loss, ("x", "labels"), output="nothing"),
     "logits": Case(LogitsHead, logits, ("x", "rows"), output="vocabulary"),
 }
+
+
+class DecoderBlockOfWords(DecoderBlock):
+    """The block with an argument less."""
+
+    def build(self, x, words):
+        return super().build(x, words=words)
+
+
 CHOICES = {
     "no biases, relu2": {"biases": False, "activation": "relu2"},
     "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu"},
     "rotary, qk_norm": {"position_embedding": "rotary", "rotary_base": 50.0, "qk_norm": True},
     "grouped queries": {"key_value_heads": 2, "qk_norm": True},
+    "value embeddings": {"value_embeddings": True, "key_value_heads": 2},
     "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},
 }
 """Settings of a model beside GPT-2's."""
+BLOCK = {"decoder": CASES["decoder"]}
+CHANGED = {
+    **dict.fromkeys(CHOICES, BLOCK),
+    "value embeddings": {"decoder": Case(DecoderBlockOfWords, decoder, ("x", "words"))},
+    "untied head, softcap": {name: CASES[name] for name in ("loss", "logits")},
+}
+"""Layers that a choice changes."""
 SPLITS = [(1, 1), (2, 1), (1, 2), (2, 4), (4, 2), (4, 4)]
 """(tp1, tp2)."""

@@ -11,7 +11,7 @@ from helpers.quick import cases
 from popxl_gpt.config import Execution, Model
 from popxl_gpt.modelling import Layout
 from popxl_gpt.modelling.attention import Attention
-from tests.integration.layers.cases import CASES, CHOICES, SPLITS, Case
+from tests.integration.layers.cases import CASES, CHANGED, CHOICES, SPLITS, Case
 from tests.integration.layers.running import (
     MODEL,
     ROWS,
@@ -41,8 +41,8 @@ def test_a_layer_equals_its_formula_on_every_split(name, split):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_layers_with_other_choices_equal_their_formulas(choice, split):
     model = dataclasses.replace(MODEL, **CHOICES[choice])
-    for layer in ("loss", "logits") if "head" in choice else ("decoder",):
-        check(CASES[layer], model, *split)
+    for case in CHANGED[choice].values():
+        check(case, model, *split)
 
 
 @pytest.mark.parametrize("pieces", cases([2, 3, 6], lambda pieces: pieces == 3))
