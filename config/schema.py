@@ -133,6 +133,11 @@ class Model:
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether several heads of queries share keys and values."""
+        return self.key_value != self.heads
+
+    @property
     def has_position_table(self) -> bool:
         """Whether positions are learned vectors."""
         return self.position_embedding == "learned"
@@ -346,7 +351,7 @@ class Checkpoint:
     """
     init_from: Optional[PathText] = None
     """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,
-    or a GPT-2 as Hugging Face saves it; none: random weights.
+    or a GPT-2, Llama or Qwen3 as Hugging Face saves it; none: random weights.
     """
     save: Optional[PathText] = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""

@@ -25,6 +25,7 @@ from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.initial_weights import with_positions
 from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.modelling.hugging_face import family_of
 from popxl_gpt.utils.units import si
 
 STOPPED = "stopped; nothing half-made is left."
@@ -63,7 +64,9 @@ def to_hugging_face(options: Export) -> int:
         )
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")
-    print(f"Load it with transformers.GPT2LMHeadModel.from_pretrained({str(out)!r}).")
+    family = family_of(model)
+    assert family is not None, "write_hugging_face has asked"
+    print(f"Load it with transformers.{family.architecture}.from_pretrained({str(out)!r}).")
     return 0
 
 

@@ -72,9 +72,12 @@ def read_tensors(path: Path) -> "dict[str, np.ndarray]":
 def write_tensors(
     tensors: "dict[str, np.ndarray]", path: Path, metadata: "dict[str, str] | None" = None
 ) -> None:
-    """Write a file of tensors. OSError where it cannot be written."""
+    """Write a file of tensors, whatever their order in memory is, which save_file would keep.
+    OSError where it cannot be written.
+    """
     try:
-        save_file(tensors, path, metadata)
+        ordered = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
+        save_file(ordered, path, metadata)
     except SafetensorError as error:  # what the system said, as text
         raise OSError(str(error)) from error
 

@@ -4,7 +4,7 @@ N rows (micro_batch * sequence), H hidden size, R rank of adapters. tp1, tp2: re
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from popxl import Tensor
@@ -49,18 +49,21 @@ class Linear(Layer):
         first, for the second one is.
         """
         out, into = ("tp1_axis", "tp2_axis") if split == "tp2 to tp1" else ("tp2_axis", "tp1_axis")
+        columns: "dict[str, Any]" = {out: 1}  # where what comes out is split, and what goes in
+        row: "dict[str, Any]" = {out: 0}
+        rows: "dict[str, Any]" = {into: 0}
         table = {
             "weight": Parameter(
-                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **{out: 1, into: 0}
+                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **columns, **rows
             )
         }
         if model.biases:
-            table["bias"] = Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **{out: 0})
+            table["bias"] = Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **row)
         if model.lora_rank:
             down, up = (shape[0], model.lora_rank), (model.lora_rank, shape[1])
             fresh = 1 / math.sqrt(shape[0])
-            table[DOWN] = Parameter(shape=down, role=Role.ADAPTER, std=fresh, **{into: 0})
-            table[UP] = Parameter(shape=up, role=Role.ADAPTER, blocks=blocks, **{out: 1})
+            table[DOWN] = Parameter(shape=down, role=Role.ADAPTER, std=fresh, **rows)
+            table[UP] = Parameter(shape=up, role=Role.ADAPTER, blocks=blocks, **columns)
         return table
 
     # [N, in/a], identical over b (a: features_in, b: features_out)

@@ -8,7 +8,7 @@ from helpers.quick import Later
 
 from popxl_gpt.config import Execution, Model
 from popxl_gpt.modelling import Role, model_table, shard_weights, unshard_weights
-from popxl_gpt.modelling.hugging_face import TIED, hugging_face_name
+from popxl_gpt.modelling.hugging_face import HEAD, hugging_face_name
 from tests.integration.gpt_oracle import random_weights
 
 transformers = Later("transformers")
@@ -60,7 +60,7 @@ def test_names_and_shapes_are_those_of_hugging_face():
         )
     )
     ours = {hugging_face_name(n): p.shape for n, p in model_table(MODEL).items()}
-    theirs = {name: tuple(t.shape) for name, t in gpt.state_dict().items() if name != TIED}
+    theirs = {name: tuple(t.shape) for name, t in gpt.state_dict().items() if name != HEAD}
     assert ours == theirs
 
 
