@@ -19,9 +19,9 @@ from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.linear import Linear
 from popxl_gpt.modelling.norm import HeadNorm
 from popxl_gpt.modelling.parameters import Table, nested
-from popxl_gpt.modelling.rotary import Tables, rotary_tables, rotated
+from popxl_gpt.modelling.rotary import Tables, rotary_tables
 from popxl_gpt.modelling.value_embedding import ValueEmbedding
-from popxl_gpt.utils.runtime import attention
+from popxl_gpt.utils.runtime import attention, rotary
 
 
 class Attention(Layer):
@@ -114,11 +114,11 @@ class Attention(Layer):
         query, key, value = ops.split(qkv, [shared * unit, unit, unit], axis=1)
         if self.model.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
+        if tables is not None:
+            query, key = rotary(query, *tables), rotary(key, *tables)
         if words is not None:
             value = self.value_embedding(value, words)
         query, key, value = (self._split_heads(t, sequence) for t in (query, key, value))
-        if tables is not None:
-            query, key = rotated(query, tables), rotated(key, tables)
         return query, key, value
 
     def _join_heads(self, y: Tensor) -> Tensor:

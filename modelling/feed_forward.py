@@ -10,6 +10,7 @@ from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.linear import Linear
 from popxl_gpt.modelling.parameters import Table, nested
+from popxl_gpt.utils.runtime import relu2, swiglu
 
 
 class FeedForward(Layer):
@@ -50,10 +51,5 @@ class FeedForward(Layer):
 
     def _activated(self, y: Tensor) -> Tensor:
         """[N, F/tp1], for SwiGLU [N, 2*F/tp1] -> [N, F/tp1], identical over tp2."""
-        if self.model.activation == "gelu":
-            return ops.gelu(y)
-        if self.model.activation == "relu2":
-            y = ops.relu(y)
-            return y * y
-        gate, values = ops.split(y, 2, axis=1)
-        return ops.swish(gate) * values
+        functions = {"gelu": ops.gelu, "relu2": relu2, "swiglu": swiglu}
+        return functions[self.model.activation](y)

@@ -1,13 +1,13 @@
 """Rotary positions: pairs of features turn by angles that grow with the position.
 
-B micro-batch, h heads, S sequence, D head size, P positions.
+D head size, P positions.
 """
 
 from typing import Tuple
 
 import numpy as np
 import popxl
-from popxl import Tensor, ops
+from popxl import Tensor
 
 from popxl_gpt.config import Model
 
@@ -26,13 +26,3 @@ def rotary_tables(model: Model, positions: int, dtype: popxl.dtype) -> Tables:
     return popxl.constant(np.sin(angles), dtype, "sin"), popxl.constant(
         np.cos(angles), dtype, "cos"
     )
-
-
-def rotated(t: Tensor, tables: Tables) -> Tensor:
-    """Features i and i + D/2 of each position turned by its angle i.
-
-    [B, h, S, D], twice [S, D/2] -> [B, h, S, D].
-    """
-    sin, cos = tables
-    first, second = ops.split(t, 2, axis=3)
-    return ops.concat([first * cos - second * sin, second * cos + first * sin], axis=3)

@@ -1,5 +1,5 @@
-// Layer norm and RMS norm of a row, and their gradients, of a few rows at a time. The next rows are fetched
-// meanwhile, since the CPU does not follow into other pages by itself.
+// Layer norm and RMS norm of a row, and their gradients, of a few rows at a time. The next rows are
+// fetched meanwhile, since the CPU does not follow into other pages by itself.
 #pragma once
 #include <cmath>
 

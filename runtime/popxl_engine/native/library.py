@@ -21,6 +21,11 @@ REFUSES_TILES = "refuses_tiles"
 SIGNATURES = {
     "gelu": ("ppn", 1),
     "gelu_grad": ("pppn", 1),
+    "relu2": ("ppn", 1),
+    "relu2_grad": ("pppn", 1),
+    "swiglu": ("ppnn", 1),
+    "swiglu_grad": ("pppnn", 1),
+    "rotary": ("pnpppnnnn", 1),
     "accumulate": ("ppffn", 1),
     "squares": ("ppn", 1),
     "column_sums": ("ppffnn", 1),
