@@ -25,7 +25,6 @@ from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.initial_weights import with_positions
 from popxl_gpt.execution.model_size import parameter_count
-from popxl_gpt.modelling.hugging_face import family_of
 from popxl_gpt.utils.units import si
 
 STOPPED = "stopped; nothing half-made is left."
@@ -59,14 +58,12 @@ def to_hugging_face(options: Export) -> int:
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
     tokenizer = saved.folder.parent / TOKENIZER
     with _made(out, options.overwrite) as folder:
-        write_hugging_face(
+        architecture = write_hugging_face(
             folder, model, weights, tokenizer if tokenizer.is_file() else None, options.file_bytes
         )
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")
-    family = family_of(model)
-    assert family is not None, "write_hugging_face has asked"
-    print(f"Load it with transformers.{family.architecture}.from_pretrained({str(out)!r}).")
+    print(f"Load it with transformers.{architecture}.from_pretrained({str(out)!r}).")
     return 0
 
 

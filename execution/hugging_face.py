@@ -190,8 +190,8 @@ def write_hugging_face(
     weights: "Iterator[tuple[str, np.ndarray]]",
     tokenizer: Optional[Path],
     file_bytes: int,
-) -> None:
-    """Fill a folder with a model that transformers loads.
+) -> str:
+    """Fill a folder with a model that transformers loads. Returns the name of its class there.
 
     Args:
         weights: whole, by our names.
@@ -242,6 +242,7 @@ def write_hugging_face(
             folder / "tokenizer_config.json",
             {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.positions},
         )
+    return family.architecture
 
 
 def _no_family(model: Model) -> UserError:

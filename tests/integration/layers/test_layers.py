@@ -11,6 +11,7 @@ from helpers.quick import cases
 from popxl_gpt.config import Execution, Model
 from popxl_gpt.modelling import Layout
 from popxl_gpt.modelling.attention import Attention
+from popxl_gpt.utils import runtime
 from tests.integration.layers.cases import CASES, CHANGED, CHOICES, SPLITS, Case
 from tests.integration.layers.running import (
     MODEL,
@@ -43,6 +44,12 @@ def test_layers_with_other_choices_equal_their_formulas(choice, split):
     model = dataclasses.replace(MODEL, **CHOICES[choice])
     for case in CHANGED[choice].values():
         check(case, model, *split)
+
+
+@pytest.mark.parametrize("choice", ["no biases, relu2", "rms_norm, swiglu", "rotary, qk_norm"])
+def test_without_the_extensions_of_popxl_layers_equal_their_formulas(choice, monkeypatch):
+    monkeypatch.setattr(runtime, "extensions", None)
+    check(CASES["decoder"], dataclasses.replace(MODEL, **CHOICES[choice]), 2, 1)
 
 
 @pytest.mark.parametrize("pieces", cases([2, 3, 6], lambda pieces: pieces == 3))

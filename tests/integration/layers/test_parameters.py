@@ -81,6 +81,19 @@ def test_fresh_weights_follow_their_roles():
             assert abs(array.mean()) < 4 * expected / np.sqrt(array.size), name
 
 
+def test_fresh_embeddings_of_values_are_as_large_as_fresh_values():
+    model = dataclasses.replace(
+        MODEL, hidden_size=256, vocabulary_size=2000, value_embeddings=True, key_value_heads=2
+    )
+    table, prefix = model_table(model), "decoder.1.attention.value_embedding"
+    rows = table[f"{prefix}.weight"].initial("rows", seed=3)
+    assert rows.shape == (2000, 128)
+    normal = np.random.default_rng(1).standard_normal((500, 256))
+    values = normal @ table["decoder.1.attention.qkv.weight"].initial("qkv", seed=3)[:, -128:]
+    assert rows.std() == pytest.approx(values.std(), rel=0.03)
+    assert (table[f"{prefix}.mix"].initial("mix", seed=3) == 1).all()
+
+
 def test_fresh_weights_depend_on_the_seed_and_the_name_alone():
     def fresh(model, seed):
         return {
