@@ -16,6 +16,7 @@ from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Table, nested
+from popxl_gpt.utils.runtime import softcap
 
 IGNORED = -100
 """A label that counts for nothing, as in PyTorch and Hugging Face."""
@@ -53,7 +54,7 @@ class Head(Layer):
         y = leave(x @ matrix.transpose(), self.layout.tp2)  # [N, V/tp1], identical over tp2
         y = ops.cast(y, popxl.float32)
         if cap:
-            y = ops.tanh(y * (1 / cap)) * cap
+            y = softcap(y, cap)
         classes = matrix.shape[0]
         if first is None or classes * self.layout.tp1.group_size == self.model.vocabulary_size:
             return y

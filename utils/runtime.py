@@ -108,6 +108,13 @@ def swiglu(x: popxl.Tensor) -> popxl.Tensor:
     return ops.swish(gate) * values
 
 
+def softcap(x: popxl.Tensor, cap: float) -> popxl.Tensor:
+    """cap * tanh(x / cap), one op where PopXL has it."""
+    if hasattr(extensions, "softcap"):
+        return extensions.softcap(x, cap)
+    return ops.tanh(x * (1 / cap)) * cap
+
+
 def rotary(x: popxl.Tensor, sin: popxl.Tensor, cos: popxl.Tensor) -> popxl.Tensor:
     """Pairs i and i + D/2 of each head turned by angle i of the row's position, one op where PopXL
     has it.

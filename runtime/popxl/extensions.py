@@ -18,7 +18,7 @@ from popxl.ops import concat, reshape
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
 from popxl.ops.normalisation import rms_norm
-from popxl.ops.transformer import rotary, swiglu
+from popxl.ops.transformer import rotary, softcap, swiglu
 from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import kind_of_device, measure, plan, sequence
@@ -81,6 +81,7 @@ __all__ = [
     "run_count",
     "sequence",
     "set_run_count",
+    "softcap",
     "stack_seeds",
     "swiglu",
     "timeline",

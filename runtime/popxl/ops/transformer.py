@@ -50,6 +50,38 @@ swiglu_grad.cost(lambda dt, dy, t: Cost(flops=(2 * TRANSCENDENTAL + 2) * dy.nelm
 
 
 @op
+def softcap(t: Tensor, cap: float) -> TensorSpec:
+    """Elementwise cap * tanh(t / cap): numbers near zero stay, none goes beyond the cap.
+
+    Shapes: t [a], floating point -> [a].
+    Raises:
+        ValueError: for a cap that is not above zero.
+        DTypeError: from sessions, if t is not floating point.
+    Source: Gemma Team 2024, arXiv:2408.00118, section 2.
+    """
+    check_floating("softcap", t=t)
+    if not cap > 0:
+        raise ValueError(f"softcap: got cap {cap}; expected a number above 0. Leave the op out.")
+    return t.spec
+
+
+@softcap.vjp
+def softcap_vjp(dy: Tensor, y: Tensor, t: Tensor, cap: float) -> Tensor:
+    """From the result alone."""
+    return softcap_grad(dy, y, cap)
+
+
+@op(differentiable=False)
+def softcap_grad(dy: Tensor, y: Tensor, cap: float) -> TensorSpec:
+    """Gradient of `softcap` from its result: dy * (1 - (y / cap)**2)."""
+    return y.spec
+
+
+softcap.cost(lambda y, t, cap: Cost(flops=(TRANSCENDENTAL + 2) * y.nelms))
+softcap_grad.cost(lambda dt, dy, y, cap: Cost(flops=4 * dt.nelms))
+
+
+@op
 def rotary(t: Tensor, sin: Tensor, cos: Tensor, inverse: bool = False) -> TensorSpec:
     """Turn pairs of features by angles: (a, b) becomes (a cos - b sin, b cos + a sin).
 

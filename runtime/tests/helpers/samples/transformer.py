@@ -32,11 +32,29 @@ def rotary(t, sin, cos, inverse=False):
     return torch.stack(rows)
 
 
+def softcap(t, cap):
+    e = torch.exp(2 * t / cap)
+    return cap * (e - 1) / (e + 1)
+
+
 TABLES = {"sin": (3, 2), "cos": (3, 2)}
 SAMPLES = [
     Sample("swiglu", operands=((3, 8),), autograd=swiglu),
     Sample("swiglu", operands=(Operand((4, 6), layout="transposed"),), autograd=swiglu),
     Sample("swiglu_grad", operands=((3, 4), (3, 8)), oracle=swiglu_grad),
+    Sample("softcap", operands=((3, 4),), attrs={"cap": 0.75}, autograd=softcap),
+    Sample(
+        "softcap",
+        operands=(Operand((4, 3), layout="transposed", low=-9.0, high=9.0),),
+        attrs={"cap": 4.0},
+        autograd=softcap,
+    ),
+    Sample(
+        "softcap_grad",
+        operands=((3, 4), (3, 4)),
+        attrs={"cap": 2.0},
+        oracle=lambda dy, y, cap: dy * (1 - (y / cap) ** 2),
+    ),
     Sample("rotary", operands={"t": (3, 4), **TABLES}, autograd=rotary),
     Sample(
         "rotary",
@@ -46,6 +64,7 @@ SAMPLES = [
     ),
 ]
 REFUSALS = [
+    Refusal("softcap", operands=((3,),), attrs={"cap": 0.0}, error=ValueError, says="above 0"),
     Refusal("swiglu", operands=((3, 5),), error=ShapeError, says="a gate and as many values"),
     Refusal("swiglu", operands=((2, 3, 4),), error=ShapeError, says="a gate and as many values"),
     Refusal(
