@@ -86,12 +86,12 @@ class HuggingFaceFolder:
                 f"Use the {CONFIG} of these weights."
             )
         for name, parameter in table.items():
-            theirs = family.names(name)
-            array = family.joined(parameter, [files.read(each) for each in theirs])
+            own_names = family.names(name)
+            array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
             is_tied = name == WORDS and model.tied_head and files.shape(HEAD) is not None
             if is_tied and not np.array_equal(array, files.read(HEAD)):
                 raise UserError(
-                    f"{self.path}: got {HEAD} that is not {theirs[0]}; expected one tensor for "
+                    f"{self.path}: got {HEAD} that is not {own_names[0]}; expected one tensor for "
                     f"both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
                 )
             yield name, array

@@ -8,7 +8,7 @@ from typing import Any
 from popxl_gpt.config import Model, UserError, from_mapping
 from popxl_gpt.modelling.hugging_face import FAMILIES, GPT2, LLAMA, QWEN3, Family
 
-Values = "dict[str, Any]"
+Values = dict[str, Any]
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 """Names of the tanh form of GELU."""
 FIXED: "Mapping[str, Mapping[str, tuple[Any, ...]]]" = {

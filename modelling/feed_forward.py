@@ -51,5 +51,6 @@ class FeedForward(Layer):
 
     def _activated(self, y: Tensor) -> Tensor:
         """[N, F/tp1], for SwiGLU [N, 2*F/tp1] -> [N, F/tp1], identical over tp2."""
-        functions = {"gelu": ops.gelu, "relu2": relu2, "swiglu": swiglu}
-        return functions[self.model.activation](y)
+        if self.model.activation == "gelu":
+            return ops.gelu(y)
+        return relu2(y) if self.model.activation == "relu2" else swiglu(y)
