@@ -53,8 +53,9 @@ class TrainOptions(PlanOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateOptions:
-    """What is evaluated: every token once. Without `--input_files` and `--text` it is the run's own
-    validation data. Numbers are the same for every layout, width and batch, to rounding.
+    """What is evaluated: every token once. Without `--input_files`, `--text` and `--lm_eval` it is
+    the run's own validation data. Numbers are the same for every layout, width and batch, to
+    rounding.
     """
 
     checkpoint: Optional[PathText] = None
@@ -67,6 +68,14 @@ class EvaluateOptions:
     """Tokens from the beginning of a window to the next one's; fewer than sequence_length give
     every token more text before it, for more time; none: sequence_length.
     """
+    lm_eval: tuple[PathText, ...] = ()
+    """Tasks of EleutherAI's lm-evaluation-harness, in place of a loss: names of its own, or task
+    files (.yaml), whose code is run. Needs the package lm_eval.
+    """
+    num_fewshot: Optional[CountOrZero] = None
+    """Examples that stand before each document of a task; none: as the task has it."""
+    limit: Optional[Count] = None
+    """Documents of each task, the first ones; none: all."""
     json: Optional[PathText] = None
     """File to write the numbers to, as JSON."""
 

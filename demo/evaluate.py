@@ -12,6 +12,7 @@ if __name__ == "__main__":
 
     commands.evaluate()
 
+import importlib
 import json
 import math
 import time
@@ -121,15 +122,26 @@ def evaluate(
         UserError: something given cannot be used.
         NotFiniteError: a weight or the loss is not finite.
     """
+    if input_files:
+        settings["input_files"] = tuple(map(str, input_files))
+    options = Options(text=tuple(map(str, text)), stride=stride)
+    saved, config = _opened(checkpoint, {**settings, "text": options.text}, settings)
+    return _measure(saved, config, options)
+
+
+def _opened(
+    checkpoint: "str | Path", values: Mapping[str, Any], settings: Mapping[str, Any]
+) -> "tuple[SavedRun, Config]":
+    """A checkpoint, and how to run it.
+
+    Args:
+        values: all that was given; `settings`: what is of the configuration.
+    """
     saved = find_trained(user_path("--checkpoint", checkpoint))
     refused = sorted(set(settings) - set(EVALUATE.used))
     if refused:
         raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(EVALUATE.used)}."])
-    if input_files:
-        settings["input_files"] = tuple(map(str, input_files))
-    values = {**settings, "text": tuple(map(str, text))}
-    config = override(from_mapping(_sections(saved, values)), **settings)
-    return _measure(saved, config, Options(text=values["text"], stride=stride))
+    return saved, override(from_mapping(_sections(saved, values)), **settings)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -147,19 +159,75 @@ def main(arguments: Sequence[str]) -> int:
     config, options = EVALUATE.parse(arguments, sections_of)
     is_leader = check_instances(config)
     with remote_memory_errors_are_user_errors():
-        result = _measure(found[0], config, options, _Progress() if is_leader else _silent)
+        if options.lm_eval:
+            values = _run_tasks(found[0], config, options)
+            shown = _harness().table(values) if is_leader else ""
+        else:
+            result = _measure(found[0], config, options, _Progress() if is_leader else _silent)
+            values, shown = result.values(), result.table()
     if is_leader:
-        print(result.table())
+        print(shown)
         if options.json is not None:
-            _write_json(Path(options.json), result)
+            _write_json(Path(options.json), values)
     return 0
+
+
+def evaluate_tasks(
+    checkpoint: "str | Path",
+    tasks: Sequence[str],
+    *,
+    num_fewshot: Optional[int] = None,
+    limit: Optional[int] = None,
+    **settings: Any,
+) -> "dict[str, Any]":
+    """Measure a trained model on tasks of EleutherAI's lm-evaluation-harness.
+
+    Args:
+        checkpoint: a run's folder, or a checkpoint.
+        tasks: names of the harness's, or task files.
+        num_fewshot, limit, settings: as the command line takes them.
+    Returns:
+        what the harness gives: numbers by task below `results`.
+    Raises:
+        UserError: something given cannot be used.
+        NotFiniteError: a weight or a loss is not finite.
+    """
+    options = Options(lm_eval=tuple(map(str, tasks)), num_fewshot=num_fewshot, limit=limit)
+    saved, config = _opened(checkpoint, {**settings, "lm_eval": options.lm_eval}, settings)
+    return _run_tasks(saved, config, options)
+
+
+def _run_tasks(saved: SavedRun, config: Config, options: Options) -> "dict[str, Any]":
+    if options.text or config.data.input_files or options.stride is not None:
+        raise UserError(
+            "--lm_eval: got tasks, and --text, --input_files or --stride; expected tasks alone. "
+            "Evaluate them one after the other."
+        )
+    tokenizer = _tokenizer(saved, config, needed=True)
+    assert tokenizer is not None
+    found: "dict[str, Any]" = _harness().run_tasks(
+        saved, config, tokenizer, options.lm_eval, options.num_fewshot, options.limit
+    )
+    return {"checkpoint": str(saved.folder), "step": saved.position.step, **found}
+
+
+def _harness() -> Any:
+    """`demo/harness.py`: few need it, and the package that it stands on."""
+    try:
+        return importlib.import_module("popxl_gpt.demo.harness")
+    except ImportError as error:
+        raise UserError(
+            f"--lm_eval: got no package {error.name}; expected the lm-evaluation-harness. Run: pip "
+            "install 'lm_eval>=0.4.13', or '.[lm_eval]' in a checkout."
+        ) from error
 
 
 def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     """The sections of a checkpoint's configuration, for the data and the layout of these values."""
     mapping = to_mapping(saved.config)
     data, execution = mapping["data"], mapping["execution"]
-    data["input_files"] = [] if values.get("text") else data["validation_files"]
+    has_other = values.get("text") or values.get("lm_eval")
+    data["input_files"] = [] if has_other else data["validation_files"]
     data["validation_files"], data["mix"] = [], []
     mapping["training"] |= {
         "validate_every": 0,
@@ -315,10 +383,11 @@ def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Optional[Tokeni
     return tokenizer
 
 
-def _write_json(path: Path, result: Result) -> None:
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    text = json.dumps(values, indent=2, default=str)  # the harness's tell of functions, too
     try:
         with written_whole(path) as partial:
-            partial.write_text(json.dumps(result.values(), indent=2) + "\n", encoding="utf-8")
+            partial.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"--json: got {path}: {error.strerror}; expected a file that can be written. Choose "

@@ -16,6 +16,7 @@ from popxl_gpt.execution.phase_graphs import PhaseGraphs
 from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.execution.variables import make_weights
 from popxl_gpt.modelling import Layout
+from popxl_gpt.modelling.head import Head, TokenLossHead
 
 Description = tuple[tuple[int, ...], popxl.dtype]
 """Shape and type of one transfer of a stream."""
@@ -28,7 +29,7 @@ def forward_program(model: Model) -> popxl.Ir:
     ir = popxl.Ir()
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
-    build_forward(ir, config, inputs, {"loss": (words[0], popxl.float32)}, None)
+    build_forward(ir, config, inputs, {"loss": (words[0], popxl.float32)}, TokenLossHead)
     return ir
 
 
@@ -37,12 +38,14 @@ def build_forward(
     config: Config,
     inputs: "dict[str, Description]",
     outputs: "dict[str, Description]",
-    rows: "int | None",
+    head: "type[Head]",
+    rows: "int | None" = None,
 ) -> "tuple[LayerIO, NamedTensors]":
     """Fill an empty program. Returns its streams and its weights.
 
     Args:
         inputs: streams but that of positions, which document attention adds.
+        head, rows: as `fwd_graphs` takes them.
     """
     if config.model.document_attention:
         inputs = {**inputs, POSITIONS: (words_spec(config).shape, popxl.int32)}
@@ -56,7 +59,7 @@ def build_forward(
             config.execution.io_mode,
             layout.tp1 if config.execution.replicated_tensor_sharding else None,
         )
-        step = ForwardPass(config, *fwd_graphs(config, layout, io, rows), io)
+        step = ForwardPass(config, *fwd_graphs(config, layout, io, head, rows), io)
         state = make_weights(step, "evaluation" if rows is None else "generation")
         run = PhaseGraphs(step, config.model.layers)
         with popxl.in_sequence(True):

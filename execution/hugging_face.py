@@ -16,6 +16,7 @@ import numpy as np
 
 from popxl_gpt.config import Model, UserError
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.hugging_face_config import config_of, family_in, model_in
 from popxl_gpt.execution.tensor_files import (
@@ -235,14 +236,31 @@ def write_hugging_face(
             "weight_map": {name: final[i] for name, i in where.items()},
         }
         _write_json(folder / INDEX, index)
-    _write_json(folder / CONFIG, config_of(model, family, kind))
+    _write_json(folder / CONFIG, config_of(model, family, kind, _end_of_text(tokenizer)))
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
-        _write_json(
-            folder / "tokenizer_config.json",
-            {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.positions},
-        )
+        _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, model))
     return family.architecture
+
+
+def _tokenizer_config(tokenizer: Path, model: Model) -> "dict[str, Any]":
+    """The token that ends documents has its place in the model's configuration, too."""
+    ends = _end_of_text(tokenizer) is not None
+    special = dict.fromkeys(("bos_token", "eos_token"), END_OF_TEXT) if ends else {}
+    kind = "PreTrainedTokenizerFast"
+    return {"tokenizer_class": kind, "model_max_length": model.positions, **special}
+
+
+def _end_of_text(tokenizer: Optional[Path]) -> Optional[int]:
+    """The token that ends documents; None where there is none."""
+    if tokenizer is None:
+        return None
+    found = [
+        token["id"]
+        for token in _read_json(tokenizer).get("added_tokens", ())
+        if token["content"] == END_OF_TEXT
+    ]
+    return found[0] if found else None
 
 
 def _no_family(model: Model) -> UserError:

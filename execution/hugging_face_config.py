@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from popxl_gpt.config import Model, UserError, from_mapping
 from popxl_gpt.modelling.hugging_face import FAMILIES, GPT2, LLAMA, QWEN3, Family
@@ -126,13 +126,20 @@ def _expect(file: Path, name: str, found: Any, expected: "tuple[Any, ...]") -> N
         )
 
 
-def config_of(model: Model, family: Family, kind: str) -> Values:
-    """Their configuration of a model of ours, whose weights have the type `kind`."""
+def config_of(model: Model, family: Family, kind: str, end: Optional[int]) -> Values:
+    """Their configuration of a model of ours.
+
+    Args:
+        kind: type of the weights.
+        end: the token that ends documents, which transformers has a default for.
+    """
     values: Values = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **{name: expected[0] for name, expected in FIXED[family.model_type].items()},
         **{theirs: getattr(model, ours) for ours, (theirs, _) in SIZES[family.model_type].items()},
+        "bos_token_id": end,
+        "eos_token_id": end,
         "torch_dtype": kind,
     }
     values[SIZES[family.model_type]["sequence_length"][0]] = model.positions
@@ -146,6 +153,4 @@ def config_of(model: Model, family: Family, kind: str) -> Values:
         "head_dim": model.head_size,
         "rope_theta": model.rotary_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rotary_base},
-        "bos_token_id": model.end_of_text,
-        "eos_token_id": model.end_of_text,
     }

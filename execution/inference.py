@@ -6,6 +6,7 @@ They hold weights under the same names as the training program, from which
 """
 
 import dataclasses
+from typing import Tuple
 
 import numpy as np
 import popxl
@@ -14,18 +15,31 @@ import popxl_addons as addons
 from popxl_gpt.config import Config
 from popxl_gpt.execution.forward import Description, build_forward
 from popxl_gpt.execution.host import all_replicas, own_samples, token_array, word_arrays
-from popxl_gpt.execution.layer_graphs import words_spec
+from popxl_gpt.execution.layer_graphs import LayerIO, words_spec
 from popxl_gpt.execution.pretraining import make_ir
 from popxl_gpt.modelling import model_table
-from popxl_gpt.modelling.head import TIED
+from popxl_gpt.modelling.head import TIED, Head, LogitsHead, ScoreHead, TokenLossHead
 from popxl_gpt.utils.runtime import session_device
 
 
 def evaluation(config: Config) -> addons.TaskSession:
     """A session whose run gives the loss of each token of one global batch; see `token_losses`."""
+    return _session(config, *evaluation_program(config))
+
+
+def evaluation_program(config: Config) -> "Tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
+    """The program of `evaluation`, its streams and its weights."""
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
-    return _session(config, inputs, {"loss": (words[0], popxl.float32)}, None)
+    return _program(config, inputs, {"loss": (words[0], popxl.float32)}, TokenLossHead)
+
+
+def scoring(config: Config) -> addons.TaskSession:
+    """As `evaluation`, with whether each token is the likeliest one; see `token_scores`."""
+    words = (words_spec(config).shape, popxl.int32)
+    inputs: dict[str, Description] = {"words": words, "labels": words}
+    outputs: dict[str, Description] = {"loss": (words[0], popxl.float32), "is_likeliest": words}
+    return _session(config, *_program(config, inputs, outputs, ScoreHead))
 
 
 def token_losses(
@@ -38,19 +52,47 @@ def token_losses(
         words, labels: int [global_batch_size, sequence]; over several processes this one's share,
             as in `run_steps`.
     """
+    (losses,) = _by_sample(session, config, words, labels, ("loss",))
+    return losses
+
+
+def token_scores(
+    session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray
+) -> "tuple[np.ndarray, np.ndarray]":
+    """As `token_losses`, and whether each label is the likeliest token, bool, of a session of
+    `scoring`.
+    """
+    losses, found = _by_sample(session, config, words, labels, ("loss", "is_likeliest"))
+    return losses, found > 0
+
+
+def _by_sample(
+    session: addons.TaskSession,
+    config: Config,
+    words: np.ndarray,
+    labels: np.ndarray,
+    names: "tuple[str, ...]",
+) -> "list[np.ndarray]":
+    """Run one global batch. For each of these streams, what it gives for every token,
+    [global_batch_size, sequence].
+    """
     outputs = session.run(
         {
             **word_arrays(session, words, config),
             session.inputs.labels: token_array(session, "labels", labels, config),
         }
     )
-    found = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
-    execution = config.execution
+    execution, sequence = config.execution, config.model.sequence_length
     # [runs, data-parallel replica, its copies, widening, micro-batch * sequence]
-    shape = (len(found), execution.data_parallel, -1, execution.widening)
-    size = execution.micro_batch_size * config.model.sequence_length
-    by_replica = found.reshape(*shape, size)[:, :, 0]
-    return by_replica.swapaxes(1, 2).reshape(-1, config.model.sequence_length)
+    size = execution.micro_batch_size * sequence
+    copies = execution.tensor_parallel_1 * execution.tensor_parallel_2
+    shape = (-1, execution.data_parallel, copies, execution.widening, size)
+    result = []
+    for name in names:
+        stream = session.outputs[name]
+        found = all_replicas(session, stream, outputs[stream]).reshape(shape)[:, :, 0]
+        result.append(found.swapaxes(1, 2).reshape(-1, sequence))
+    return result
 
 
 def evaluate(
@@ -75,7 +117,8 @@ def generation(config: Config, rows: int) -> addons.TaskSession:
         "words": (words_spec(config).shape, popxl.int32),
         "rows": ((rows,), popxl.int32),
     }
-    return _session(config, inputs, {"logits": ((rows, classes), popxl.float32)}, rows)
+    outputs: dict[str, Description] = {"logits": ((rows, classes), popxl.float32)}
+    return _session(config, *_program(config, inputs, outputs, LogitsHead, rows))
 
 
 def logits(
@@ -118,13 +161,19 @@ def token_rows(session: addons.TaskSession, rows: np.ndarray, config: Config) ->
     return token_array(session, "rows", rows, dataclasses.replace(config, execution=single))
 
 
-def _session(
+def _program(
     config: Config,
     inputs: "dict[str, Description]",
     outputs: "dict[str, Description]",
-    rows: "int | None",
-) -> addons.TaskSession:
+    head: "type[Head]",
+    rows: "int | None" = None,
+) -> "Tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
     ir = make_ir(config)
-    io, state = build_forward(ir, config, inputs, outputs, rows)
+    return ir, *build_forward(ir, config, inputs, outputs, head, rows)
+
+
+def _session(
+    config: Config, ir: popxl.Ir, io: LayerIO, state: addons.NamedTensors
+) -> addons.TaskSession:
     device = session_device(config.execution.device)
     return addons.TaskSession(io.inputs, io.outputs, state, 1, ir, device)

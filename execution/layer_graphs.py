@@ -3,7 +3,7 @@ buffers and transfers.
 """
 
 import copy
-from typing import Collection, Dict, Mapping, Optional, Tuple, Union
+from typing import Callable, Collection, Dict, Mapping, Optional, Tuple, Type, Union
 
 import numpy as np
 import popxl
@@ -30,12 +30,14 @@ from popxl_gpt.execution.graphs import (
 from popxl_gpt.execution.layer_plan import (
     POSITIONS,
     WORDS,
+    LayerPlan,
     beside,
     decoder_plan,
     embedding_plan,
     head_plan,
     logits_plan,
     loss_plan,
+    score_plan,
     without_seed,
 )
 from popxl_gpt.execution.optimizer import Optimizer
@@ -52,7 +54,15 @@ from popxl_gpt.modelling import Layer, Layout, Table, trained
 from popxl_gpt.modelling.attention import recomputing_gradients
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.embedding import Embedding
-from popxl_gpt.modelling.head import TIED, Head, LogitsHead, LossHead, MaskedLossHead, TokenLossHead
+from popxl_gpt.modelling.head import (
+    TIED,
+    Head,
+    LogitsHead,
+    LossHead,
+    MaskedLossHead,
+    ScoreHead,
+    TokenLossHead,
+)
 from popxl_gpt.utils.runtime import accumulator_options, data_type, seed_spec
 
 LOSS_SCALE = "loss_scale"
@@ -197,24 +207,28 @@ class HeadStep(addons.Module):
         return site.outputs[0], dx
 
 
+HEADS: "Dict[Type[Head], Callable[[int], LayerPlan]]" = {
+    TokenLossHead: loss_plan,
+    ScoreHead: score_plan,
+    LogitsHead: logits_plan,
+}
+"""Heads of programs that only run forward, with what each reads and writes."""
+
+
 def fwd_graphs(
-    config: Config, layout: Layout, io: LayerIO, rows: Optional[int]
+    config: Config, layout: Layout, io: LayerIO, head: Type[Head], rows: Optional[int]
 ) -> Tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
     """Embedding, decoder and head of a program that only runs forward, without dropout.
 
     Args:
-        rows: rows per run of the head whose logits the head gives; None: the head gives the loss of
-            each token.
+        head: one of `HEADS`.
+        rows: rows per run of the head that it gives something for; None: those of all tokens.
     """
     model = config.model
     layers: Tuple[Tuple[Layer, Table, int], ...] = (
         (Embedding(model, layout), Embedding.parameters(model), 1),
         (DecoderBlock(model, layout), DecoderBlock.parameters(model), model.layers),
-        (
-            TokenLossHead(model, layout) if rows is None else LogitsHead(model, layout),
-            Head.parameters(model),
-            1,
-        ),
+        (head(model, layout), Head.parameters(model), 1),
     )
     labels = words_spec(config) if rows is None else TensorSpec((rows,), popxl.int32)
     x, (positions, words) = activation_spec(config), _beside_specs(config)
@@ -222,7 +236,7 @@ def fwd_graphs(
     plans = (
         without_seed(embedding_plan(model)),
         without_seed(decoder_plan(model)),
-        loss_plan(model.layers) if rows is None else logits_plan(model.layers),
+        HEADS[head](model.layers),
     )
     result: "list[InferenceGraphs]" = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):

@@ -119,6 +119,14 @@ def loss_plan(layers: int) -> LayerPlan:
     )
 
 
+def score_plan(layers: int) -> LayerPlan:
+    """The last row of x and the labels to the loss, and to whether they are the likeliest."""
+    return LayerPlan(
+        inputs=(FromBuffer("x", layers), FromStream("labels")),
+        outputs=(ToStream("loss"), ToStream("is_likeliest")),
+    )
+
+
 def logits_plan(layers: int) -> LayerPlan:
     """The last row of x and the numbers of the wanted rows to their logits."""
     return LayerPlan(

@@ -3,7 +3,7 @@
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
 
-from typing import Literal, Optional, Union
+from typing import Literal, Optional, Tuple, Union
 
 import numpy as np
 import popxl
@@ -130,6 +130,27 @@ class TokenLossHead(LossHead):
     def build(self, x: Tensor, labels: Tensor) -> Tensor:
         """[N, H/tp2], int32 [N] -> float32 [N], identical over tp1 and tp2."""
         return self.losses(x, labels, "none")
+
+
+class ScoreHead(LossHead):
+    """Cross entropy of each next word, and whether it is the likeliest one."""
+
+    # [N, H/tp2] identical over tp1, int32 [N]
+    def build(self, x: Tensor, labels: Tensor) -> Tuple[Tensor, Tensor]:  # type: ignore[override]
+        """[N, H/tp2], int32 [N] -> float32 [N], int32 [N] of ones and zeros, both identical over
+        tp1 and tp2.
+        """
+        tp1, first = self.layout.tp1, self.first_class()
+        logits = self.logits(x, first)
+        own = labels if first is None else labels - first
+        losses = cross_entropy_sharded_loss(logits, own, replica_grouping=tp1, reduction="none")
+        is_top = ops.equal(ops.argmax(logits, dim=1), own)
+        if tp1.group_size == 1:
+            return losses, ops.cast(is_top, popxl.int32)
+        top = ops.max(logits, axis=1)
+        most = ops.collectives.replicated_all_reduce(top, "max", tp1)
+        found = ops.cast(ops.logical_and(is_top, ops.equal(top, most)), popxl.int32)
+        return losses, ops.collectives.replicated_all_reduce(found, "add", tp1)
 
 
 class LogitsHead(Head):

@@ -30,12 +30,13 @@ class ValueEmbedding(Layer):
         """Table [V, K*D], which starts as large as fresh values of normalised rows are, and the two
         factors.
         """
+        width = math.sqrt(model.hidden_size)
         return {
             "weight": Parameter(
                 shape=(model.vocabulary_size, model.key_value * model.head_size),
                 role=Role.EMBEDDING,
                 tp1_axis=1,
-                std=model.initial_std * math.sqrt(model.hidden_size),
+                std=1.0 if model.initialisation == "width" else model.initial_std * width,
             ),
             "mix": Parameter(shape=(2,), role=Role.GAIN),
         }

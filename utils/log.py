@@ -39,5 +39,5 @@ def set_up_logging(is_leader: bool = True) -> None:
         level=level,
         force=True,
     )
-    for name in ("torch", "matplotlib"):  # tell of their own caches
+    for name in ("torch", "matplotlib", "lm_eval"):  # tell of their own caches, and of each task
         logging.getLogger(name).setLevel(logging.WARNING)

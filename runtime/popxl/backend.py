@@ -5,6 +5,7 @@ engine asks `backend` for it.
 """
 
 import importlib
+import os
 from typing import (
     Collection,
     ContextManager,
@@ -25,7 +26,7 @@ from popxl.not_finite import NotFinite
 from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Plan
 from popxl.profile import Profile
-from popxl.remote_files import DeviceNeeds, FileTraffic
+from popxl.remote_files import DeviceNeeds, FileTraffic, HostNeeds
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
@@ -33,6 +34,12 @@ BACKEND = "popxl_engine.backend"
 """A module with a `Backend` named ``BACKEND``. It loads torch."""
 KERNELS = "popxl_engine.native.build"
 """A module that is a `Kernels`. It does not."""
+SPINS = "GOMP_SPINCOUNT"
+"""OpenMP's environment variable for how often a thread that waits looks before it sleeps."""
+FEW = "1000"
+"""Some microseconds. By itself it is milliseconds, of cores that others use as well."""
+WAITING = (SPINS, "OMP_WAIT_POLICY")
+"""What users may have said about that."""
 
 
 class DeviceValues(Protocol):
@@ -108,7 +115,12 @@ class Backend(Protocol):
     def device_needs(self, ir: Ir, device: str) -> DeviceNeeds:
         """See `popxl.extensions.device_needs`."""
 
-    def make_plan(self, ir: Ir, borrows_rows: bool, together: bool, device: str) -> Plan:
+    def host_needs(self, ir: Ir) -> HostNeeds:
+        """See `popxl.extensions.host_needs`."""
+
+    def make_plan(
+        self, ir: Ir, borrows_rows: bool, together: bool, device: str, with_peaks: bool
+    ) -> Plan:
         """See `popxl.planning.plan`."""
 
     def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
@@ -126,7 +138,9 @@ class Kernels(Protocol):
 
 
 def backend() -> Backend:
-    """The engine's side of the door."""
+    """The engine's side of the door. OpenMP reads its environment when torch is loaded."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ[SPINS] = FEW
     return cast(Backend, importlib.import_module(BACKEND).BACKEND)
 
 

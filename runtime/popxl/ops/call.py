@@ -194,6 +194,11 @@ def match_inputs(
             f"graph '{graph.name}'; expected all {len(graph.inputs)} inputs. Pass them in order, "
             "or in inputs_dict keyed by the graph's tensors."
         )
+    if missing and missing != list(graph.inputs[-len(missing) :]):
+        raise ValueError(
+            f"{name}: got no value for %{missing[0].name} of graph '{graph.name}', and values for "
+            "inputs after it; expected those without a value to be the last. Give it one."
+        )
     return tuple(_operand(name, t, values[t]) for t in graph.inputs if t in values)
 
 

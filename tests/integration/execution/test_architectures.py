@@ -12,12 +12,14 @@ from helpers.quick import cases
 
 from popxl_gpt.config import Config, UserError, override
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoint import Position, SavedRun, find_trained, save
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.inference import evaluation, token_losses
 from popxl_gpt.execution.initial_weights import initial_weights
 from popxl_gpt.execution.model_size import flops_per_token, parameter_count
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import copy_weights, write_whole_weights
 from popxl_gpt.modelling import Role, model_table
 from tests.integration.gpt_oracle import distance, random_batch, random_weights, small

@@ -8,9 +8,11 @@ import pytest
 from helpers.quick import cases
 
 from popxl_gpt.config import Config, UserError, override
-from popxl_gpt.execution.checkpoint import Position, SavedRun, checkpoints_in, find, save
+from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in, find
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_weights
 from tests.integration.gpt_oracle import small
 

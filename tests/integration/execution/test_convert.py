@@ -99,6 +99,10 @@ def test_the_tokenizer_goes_both_ways(theirs, tmp_path):
 
     loaded = AutoTokenizer.from_pretrained(tmp_path / "back")
     assert loaded.decode(loaded("def f():")["input_ids"]) == "def f():"
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "back")
+    ends = (loaded.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id)
+    assert ends == (loaded.convert_tokens_to_ids("<|endoftext|>"),) * 3
+    assert loaded.bos_token == loaded.eos_token == "<|endoftext|>"
 
 
 @pytest.mark.parametrize("positions", [5, 12, 20])

@@ -11,16 +11,18 @@ from helpers.quick import cases
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
 from popxl_gpt.config import Config, UserError, learning_rate, override
-from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
 from popxl_gpt.modelling import model_table
 from popxl_gpt.modelling.hugging_face import hugging_face_name
-from tests.integration.execution.test_skipped_steps import GRID, run, session_of
 from tests.integration.gpt_oracle import distance, random_weights
 from tests.integration.runs import TRAINED, batches, train
+from tests.integration.skipping import GRID, run, session_of
 
 KEPT = override(TRAINED, stochastic_rounding=False, steps=3, weight_decay=0.2)
 HALF = {"precision": "float16", "loss_scaling": "auto"}

@@ -6,14 +6,16 @@ import pytest
 from helpers.quick import cases
 
 from popxl_gpt.config import UserError, override
-from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.muon import orthogonal
 from popxl_gpt.execution.pretraining import pretraining
-from tests.integration.execution.test_skipped_steps import GRID
-from tests.integration.execution.test_training import TRAINED as PLAIN
-from tests.integration.execution.test_training import train_plainly
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from tests.integration.gpt_oracle import distance
+from tests.integration.plain_training import TRAINED as PLAIN
+from tests.integration.plain_training import train_plainly
 from tests.integration.runs import TRAINED, train, train_session
+from tests.integration.skipping import GRID
 
 EXACT = {"precision": "float32", "stochastic_rounding": False, "dropout": 0.0}
 EVEN = {"heads": 4, "vocabulary_size": 40}

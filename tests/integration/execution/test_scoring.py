@@ -1,0 +1,72 @@
+"""Log-likelihoods of continuations, against Hugging Face's GPT-2."""
+
+import numpy as np
+import pytest
+import torch
+
+from popxl_gpt.config import override
+from popxl_gpt.execution.scoring import Continuation, score
+from tests.integration.gpt_oracle import hugging_face, random_weights, small
+
+LENGTHS = ((2, 1), (9, 8), (33, 5), (34, 33), (51, 50), (70, 3), (12, 4), (13, 0))
+"""Tokens of texts, and of their continuations. 50 positions are seen."""
+
+
+def texts_of(vocabulary):
+    generator = np.random.default_rng(3)
+    return [
+        Continuation(generator.integers(0, vocabulary, length).tolist(), count)
+        for length, count in LENGTHS
+    ]
+
+
+def greedy_text(gpt, begin, count):
+    """A text that goes on with the likeliest tokens."""
+    tokens = list(begin)
+    for _ in range(count):
+        tokens.append(int(gpt(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return Continuation(tokens, count)
+
+
+def expected(gpt, text, positions):
+    tokens = text.tokens[-(positions + 1) :]
+    chosen = gpt(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+    labels = torch.tensor(tokens[1:])
+    begin = len(labels) - text.count
+    picked = chosen.gather(1, labels[:, None])[begin:, 0]
+    return float(picked.detach().sum()), bool((chosen.argmax(-1) == labels)[begin:].all())
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"data_parallel": 2, "tensor_parallel_1": 3, "tensor_parallel_2": 2, "vocabulary_size": 40},
+        {"document_attention": True, "end_of_text": 5, "attention_serialisation": 4},
+    ],
+)
+def test_scores_are_those_of_hugging_face_for_every_length_and_layout(layout):
+    model = {"max_positions": 50, "sequence_length": 12, "widening": 2, **layout}
+    config = small(**model, global_batch_size=4)
+    weights = random_weights(config.model)
+    gpt = hugging_face(config.model, weights)
+    texts = texts_of(config.model.vocabulary_size)
+    texts += [greedy_text(gpt, [3, 1], 9), greedy_text(gpt, list(range(30)), 4)]
+    texts.append(Continuation([*texts[-1].tokens[:-1], 0], 4))
+    done = []
+    found = score(config, weights.items, texts, done.append)
+    assert sum(done) == len(texts)
+    wanted = [expected(gpt, text, 50) for text in texts]
+    assert [each.is_likeliest for each in found] == [is_so for _, is_so in wanted]
+    assert {each.is_likeliest for each in found if each.log_likelihood} == {True, False}
+    got = [each.log_likelihood for each in found]
+    np.testing.assert_allclose(got, [total for total, _ in wanted], rtol=1e-5, atol=1e-5)
+
+
+def test_a_text_has_its_score_whatever_others_there_are():
+    config = override(small(max_positions=50), widening=1, global_batch_size=1)
+    weights, texts = random_weights(config.model), texts_of(37)
+    (alone,) = score(config, weights.items, texts[1:2])
+    together = score(config, weights.items, texts)[1]
+    assert alone.log_likelihood == pytest.approx(together.log_likelihood, rel=1e-6)
+    assert score(config, weights.items, []) == []
