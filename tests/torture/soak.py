@@ -17,7 +17,7 @@ from tests.torture.torture import Torture
 STEPS, LONG_STEPS = 4_000, 100_000
 EVENTS = 20
 """Validations, and as many checkpoints, in a run."""
-SECONDS = 0.1
+SECONDS = 0.5
 """From one look at the processes to the next."""
 STALLED_SECONDS = 300
 GROWTH = 2**20
@@ -42,6 +42,7 @@ def trial(case: int, shop: Workshop) -> str:
     settings = {
         "steps": steps // 3 * 3, "checkpoint__every": every, "validate_every": every,
         "checkpoint__load": "none", "log_every": every,
+        "layers": 1, "global_batch_size": 2, "micro_batch_size": 1, "samples": 0,
     }  # fmt: skip
     with shop.start(mode, folder, **settings) as program:
         samples = watch(program, folder / "runs/run/metrics.jsonl")

@@ -29,7 +29,7 @@ from tests.torture.torture import Torture
 
 SHARE = {
     "kills": [1854077756],
-    "save_calls": [17, 72],
+    "save_calls": [17, 65],
     "flipped_bytes": range(2400, 20000, 97),
     "disks": [4176489243],
     "signals": [18, 39, 65],

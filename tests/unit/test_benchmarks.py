@@ -296,7 +296,8 @@ def test_overhead_tells_every_figure_that_has_a_bar(monkeypatch):
 
 @pytest.mark.multi
 def test_building_tells_what_each_part_costs_and_how_it_grows(monkeypatch, capsys):
-    monkeypatch.setattr(building, "SIZES", {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20)})
+    sizes = {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20), "modules": (1, 2)}
+    monkeypatch.setattr(building, "SIZES", sizes)
     monkeypatch.setattr(sys, "argv", ["building.py", "--rounds", "1"])
     assert building.main() == 0
     *shown, last = capsys.readouterr().out.strip().splitlines()
