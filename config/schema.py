@@ -24,6 +24,14 @@ Seed = Annotated[int, Between(0, 2**32)]
 PathText = Annotated[str, IsPath()]
 
 
+ARCHITECTURE = (
+    "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
+    "rotary_base", "qk_norm", "value_embeddings", "activation", "biases", "tied_head",
+    "logit_softcap",
+)  # fmt: skip
+"""Settings of the model that weights are for; beside them those that may be none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """The GPT that is trained."""
@@ -34,14 +42,45 @@ class Model:
     """Width of the activations between blocks; a multiple of heads."""
     heads: Count = 12
     """Attention heads per block."""
+    key_value_heads: Optional[Count] = None
+    """Heads of keys and values per block, each of which serves equally many heads of queries
+    (grouped queries); none: as many as heads.
+    """
     sequence_length: Count = 1024
     """Tokens per training sequence."""
     vocabulary_size: Count = 50257
     """Token ids; padded to a multiple of tensor_parallel_1 inside the program."""
     max_positions: Optional[Count] = None
-    """Rows of the position embedding, in tokens; none: sequence_length."""
+    """Tokens of a text that the model sees at most, which is the rows of a learned position
+    embedding; none: sequence_length.
+    """
     feed_forward_size: Optional[Count] = None
     """Width inside the feed-forward layer; none: 4 * hidden_size."""
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """How activations are normalised; RMS norms subtract no mean, and have no bias."""
+    position_embedding: Literal["learned", "rotary"] = "learned"
+    """Positions are told by vectors that are added to words, or by turning queries and keys."""
+    rotary_base: Positive = 10000.0
+    """Features i and i + D/2 of a head of size D turn by rotary_base ** (-2i / D) radians per
+    token.
+    """
+    qk_norm: bool = False
+    """Normalise queries and keys of each head by an RMS norm, before they are turned."""
+    value_embeddings: bool = False
+    """Add to the values of each block's attention an embedding of the words, from a table of its
+    own.
+    """
+    activation: Literal["gelu", "relu2", "swiglu"] = "gelu"
+    """Between the feed-forward layer's projections: GELU in its tanh form, squared ReLU, or the
+    product of one half of the first projection and the swish of the other, which makes it twice as
+    wide.
+    """
+    biases: bool = True
+    """Add biases in linear layers and layer norms."""
+    tied_head: bool = True
+    """Use the word embedding for the logits as well; false: the head has a matrix of its own."""
+    logit_softcap: PositiveOrZero = 0.0
+    """Bound c of the logits, which become c * tanh(logit / c); 0: none."""
     dropout: Fraction = 0.1
     """Probability that a unit is dropped, for embeddings, attention probabilities and residual
     branches.
@@ -76,11 +115,11 @@ class Model:
     a wide one better.
     """
     layer_norm_eps: Positive = 1e-5
-    """Added to the variance by layer norms."""
+    """Added to the variance by layer norms, to the mean square by RMS norms."""
 
     @property
     def positions(self) -> int:
-        """Rows of the position embedding, in tokens."""
+        """Tokens of a text that the model sees at most."""
         return self.sequence_length if self.max_positions is None else self.max_positions
 
     @property
@@ -92,6 +131,21 @@ class Model:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.heads
+
+    @property
+    def key_value(self) -> int:
+        """Heads of keys and values per block."""
+        return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several heads of queries share keys and values."""
+        return self.key_value != self.heads
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether positions are learned vectors."""
+        return self.position_embedding == "learned"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +366,7 @@ class Checkpoint:
     """
     init_from: Optional[PathText] = None
     """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,
-    or a GPT-2 as Hugging Face saves it; none: random weights.
+    or a GPT-2, Llama or Qwen3 as Hugging Face saves it; none: random weights.
     """
     save: Optional[PathText] = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""

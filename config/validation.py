@@ -128,6 +128,7 @@ def _model(config: Config) -> Iterator[Problem]:
     tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
     yield from _divides("hidden_size", model.hidden_size, "heads", model.heads)
     yield from _divides("heads", model.heads, "tensor_parallel_1", tp1)
+    yield from _attention(config)
     yield from _divides("hidden_size", model.hidden_size, "tensor_parallel_2", tp2)
     if model.feed_forward_size is not None:  # the default follows from hidden_size
         yield from _divides("feed_forward_size", model.feed_forward_size, "tensor_parallel_1", tp1)
@@ -160,6 +161,22 @@ def _model(config: Config) -> Iterator[Problem]:
             "end_of_text vocabulary_size",
             f"end_of_text: got {model.end_of_text}; expected a token below vocabulary_size = "
             f"{model.vocabulary_size}. Use the end_of_text of the data's dataset.json.",
+        )
+
+
+def _attention(config: Config) -> Iterator[Problem]:
+    model, tp1 = config.model, config.execution.tensor_parallel_1
+    if model.key_value_heads is not None:
+        problems = list(_divides("heads", model.heads, "key_value_heads", model.key_value_heads))
+        yield from problems or _divides(
+            "key_value_heads", model.key_value_heads, "tensor_parallel_1", tp1
+        )
+    if model.position_embedding == "rotary" and model.head_size % 2:
+        yield _problem(
+            "position_embedding hidden_size heads",
+            f"position_embedding: got rotary with heads of hidden_size / heads = {model.head_size} "
+            "features; expected an even number, for they turn in pairs. Change hidden_size or "
+            "heads.",
         )
 
 

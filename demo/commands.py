@@ -153,8 +153,8 @@ class Export(Conversion):
 
 
 CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
-    "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's GPT-2", Conversion),
-    "to_hugging_face": ("CHECKPOINT OUT: make a GPT-2 that transformers loads", Export),
+    "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's model", Conversion),
+    "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
 }
 """For each way to convert what it does and takes."""
 

@@ -59,12 +59,12 @@ def to_hugging_face(options: Export) -> int:
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
     tokenizer = saved.folder.parent / TOKENIZER
     with _made(out, options.overwrite) as folder:
-        write_hugging_face(
+        architecture = write_hugging_face(
             folder, model, weights, tokenizer if tokenizer.is_file() else None, options.file_bytes
         )
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")
-    print(f"Load it with transformers.GPT2LMHeadModel.from_pretrained({str(out)!r}).")
+    print(f"Load it with transformers.{architecture}.from_pretrained({str(out)!r}).")
     return 0
 
 

@@ -31,6 +31,7 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
     NAME,
@@ -390,22 +391,24 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     changes.
     """
     saved, now = manifest["config"], to_mapping(config)
-    must_agree = [("model", name) for name in ("layers", "hidden_size", "heads", "vocabulary_size")]
-    must_agree += [("training", "global_batch_size")]
-    saved["model"].setdefault("lora_rank", 0)
-    saved["training"].setdefault("optimizer", "adamw")
-    must_agree += [("model", "lora_rank"), ("training", "optimizer")]
+    before = to_mapping(Config())  # what a setting was before it could be chosen
+    must_agree = [("model", name) for name in (*ARCHITECTURE, "lora_rank")]
+    must_agree += [("training", name) for name in ("global_batch_size", "optimizer")]
     problems = [
-        f"{name} {saved[section].get(name)}, not {now[section][name]}"
+        f"{name} {old}, not {now[section][name]}"
         for section, name in must_agree
-        if saved[section].get(name) != now[section][name]
+        if (old := saved[section].get(name, before[section][name])) != now[section][name]
     ]
-    old_positions = saved["model"].get("max_positions") or saved["model"].get("sequence_length")
-    if old_positions != config.model.positions:
+    old = saved["model"]
+    old_positions = old.get("max_positions") or old.get("sequence_length")
+    if config.model.has_position_table and old_positions != config.model.positions:
         problems.append(f"max_positions {old_positions}, not {config.model.positions}")
-    old_wide = saved["model"].get("feed_forward_size") or 4 * saved["model"].get("hidden_size", 0)
+    old_wide = old.get("feed_forward_size") or 4 * old.get("hidden_size", 0)
     if old_wide != config.model.feed_forward:
         problems.append(f"feed_forward_size {old_wide}, not {config.model.feed_forward}")
+    old_heads = old.get("key_value_heads") or old.get("heads")
+    if old_heads != config.model.key_value:
+        problems.append(f"key_value_heads {old_heads}, not {config.model.key_value}")
     old_moments, moments = (
         saved["training"].get("moment_precision", "float32"),
         config.training.moment_precision,
@@ -419,7 +422,6 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
             f"{folder}: got a checkpoint with {'; '.join(problems)}. Train with the checkpoint's "
             "settings (its run's config.yml), or start afresh without --checkpoint.load."
         )
-    before = to_mapping(Config())  # what a setting was before it could be chosen
     changed = [
         f"{section}.{name}: {old} -> {value}"
         for section in ("model", "training", "execution")

@@ -116,7 +116,7 @@ def _passes(
 ) -> Tuple[CachedPass, CachedPass]:
     """For one token of each text, and for those of a prompt; they share weights and cache."""
     model = config.model
-    heads = model.heads // config.execution.tensor_parallel_1
+    heads = model.key_value // config.execution.tensor_parallel_1
     cached = TensorSpec(
         (sizes.texts, heads, sizes.columns, model.head_size), data_type(model.precision)
     )
@@ -156,8 +156,12 @@ def _graphs(
     mask = TensorSpec((texts, 1, tokens, cached.shape[2]), cached.dtype)
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
     layers: "Tuple[Tuple[Any, int, Sequence[Any]], ...]" = (
-        (Embedding(model, layout), 1, (words, None, words)),
-        (CachedDecoderBlock(model, layout), model.layers, (x, cached, cached, mask, column)),
+        (Embedding(model, layout), 1, (words, None, words if model.has_position_table else None)),
+        (
+            CachedDecoderBlock(model, layout),
+            model.layers,
+            (x, cached, cached, mask, column, words if model.value_embeddings else None),
+        ),
         (LogitsHead(model, layout), 1, (x, last)),
     )
     shared = (other.embedding, other.decoder, other.head) if other is not None else (None,) * 3
@@ -184,8 +188,10 @@ def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
     """
     run = PhaseGraphs(step, step.config.model.layers)
     with popxl.in_sequence(True):
-        x, mask = run.once(embedding_phase, ops.host_load(step.words), column, padding)
-        x = run.per_layer(decoder_phase, x, mask, column)
+        words = ops.host_load(step.words)
+        x, mask = run.once(embedding_phase, words, column, padding)
+        beside = [words] if step.config.model.value_embeddings else []
+        x = run.per_layer(decoder_phase, x, mask, column, beside)
         run.once(head_phase, x)
 
 
@@ -200,7 +206,9 @@ def embedding_phase(
     before = padding.reshape((sizes.texts, 1))
     positions = ops.maximum(own - before, popxl.constant(0, popxl.int32))  # [texts, tokens]
     weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
-    (x,) = graphs.fwd.bind(weights).call(words, positions.reshape((-1,)))
+    has_table = step.config.model.has_position_table
+    numbers = (positions.reshape((-1,)),) if has_table else ()
+    x, *_ = graphs.fwd.bind(weights).call(words, *numbers)
 
     # A token of the padding sees itself, so that its softmax has something to sum.
     columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)
@@ -215,13 +223,17 @@ def embedding_phase(
 
 
 def decoder_phase(
-    step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor
+    step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor, beside: List[Tensor]
 ) -> Tuple[Tensor, Tensor]:
-    """Layer n, whose keys and values come and go with its weights. Returns n + 1 and its result."""
+    """Layer n, whose keys and values come and go with its weights. Returns n + 1 and its result.
+
+    Args:
+        beside: the words, for value embeddings.
+    """
     graphs = step.decoder
     weights = graphs.fwd_all_gather(graphs.fwd_load(n))
     keys, values = (ops.remote_load(buffer, n) for buffer in (step.keys, step.values))
-    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column)
+    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column, *beside)
     ops.remote_store(step.keys, n, keys)
     ops.remote_store(step.values, n, values)
     return n + 1, x

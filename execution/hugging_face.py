@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's GPT-2: `config.json`, safetensors in one file or several, and the
+"""Folders of Hugging Face's models: `config.json`, safetensors in one file or several, and the
 tokenizer's files.
 
 Weights pass through memory a tensor at a time. Nothing is unpickled.
@@ -14,10 +14,11 @@ from typing import Any, Optional
 
 import numpy as np
 
-from popxl_gpt.config import Model, UserError, from_mapping
+from popxl_gpt.config import Model, UserError
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.hugging_face_config import config_of, family_in, model_in
 from popxl_gpt.execution.tensor_files import (
     TensorFileError,
     read_tensor,
@@ -25,12 +26,10 @@ from popxl_gpt.execution.tensor_files import (
     write_tensors,
 )
 from popxl_gpt.modelling import model_table
-from popxl_gpt.modelling.hugging_face import TIED, hugging_face_name
+from popxl_gpt.modelling.hugging_face import FAMILIES, HEAD, Family, family_of
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-PREFIX = "transformer."
-"""Of all names but the head's; files of the bare model leave it out."""
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
 TOKENIZER_FILES = (
@@ -39,26 +38,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 LARGEST_JSON = 2**26
 """Bytes of config.json and of an index."""
-ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-"""Names of the tanh form of GELU."""
-FIXED = {
-    "model_type": "gpt2",
-    "tie_word_embeddings": True,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-}
-"""What our model is; the defaults of transformers' `GPT2Config` but for the type."""
-SIZES = {
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "n_inner": None,
-    "layer_norm_epsilon": 1e-5,
-}
-"""The sizes of `GPT2Config`, with its defaults."""
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -68,7 +47,7 @@ def is_hugging_face(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class HuggingFaceFolder:
-    """A GPT-2 as transformers saves it; UserError where it is none, or has no safetensors."""
+    """A model as transformers saves it; UserError where it is none, or has no safetensors."""
 
     path: Path
 
@@ -76,72 +55,53 @@ class HuggingFaceFolder:
     def model(self) -> Model:
         """The model's configuration; `sequence_length` is the number of its positions."""
         file = self.path / CONFIG
-        values = _read_json(file)
-        for name, expected in FIXED.items():
-            found = values.get(name, None if name == "model_type" else expected)
-            if found != expected:
-                raise UserError(
-                    f"{file}: got {name} {json.dumps(found)}; expected {json.dumps(expected)}, "
-                    "for GPT-2's architecture is the one that is known here. Convert a GPT-2."
-                )
-        activation = values.get("activation_function", "gelu_new")
-        if activation not in ACTIVATIONS:
-            raise UserError(
-                f"{file}: got activation_function {json.dumps(activation)}; expected one of "
-                f"{', '.join(ACTIVATIONS)}, the tanh form of GELU. Convert a model that has it."
-            )
-        sizes = {name: values.get(name, default) for name, default in SIZES.items()}
-        found = {
-            "vocabulary_size": sizes["vocab_size"],
-            "sequence_length": sizes["n_positions"],
-            "hidden_size": sizes["n_embd"],
-            "layers": sizes["n_layer"],
-            "heads": sizes["n_head"],
-            "feed_forward_size": sizes["n_inner"],
-            "layer_norm_eps": sizes["layer_norm_epsilon"],
-        }
-        try:
-            return from_mapping({"model": found}).model
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from error
+        return model_in(file, _read_json(file))
+
+    @property
+    def family(self) -> Family:
+        """What kind of model it is."""
+        file = self.path / CONFIG
+        return family_in(file, _read_json(file))
 
     def weights(self) -> "Iterator[tuple[str, np.ndarray]]":
         """Whole weights by our parameter names, in the table's order: float32, or float16 where
         the file has that.
 
         Raises:
-            UserError: tensors are missing, have another shape or type, or the head is untied.
+            UserError: tensors are missing, have another shape or type, or the head is tied by the
+                configuration alone.
         """
-        files, problems = self._files(), []
-        table = model_table(self.model)
+        family, model, problems = self.family, self.model, []
+        files, table = self._files(family), model_table(model)
         for name, parameter in table.items():
-            theirs = hugging_face_name(name)
-            shape = files.shape(theirs)
-            if shape is None:
-                problems.append(f"{theirs} is missing")
-            elif shape != parameter.shape:
-                problems.append(f"{theirs} has shape {list(shape)}, not {list(parameter.shape)}")
+            for theirs, expected in family.shapes(name, parameter).items():
+                shape = files.shape(theirs)
+                if shape is None:
+                    problems.append(f"{theirs} is missing")
+                elif shape != expected:
+                    problems.append(f"{theirs} has shape {list(shape)}, not {list(expected)}")
         if problems:
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise UserError(
                 f"{self.path}: got tensors of another model: {'; '.join(problems[:3])}{more}. "
                 f"Use the {CONFIG} of these weights."
             )
-        for name in table:
-            array = files.read(hugging_face_name(name))
-            if name == TIED_PARAMETER and files.shape(TIED) is not None:
-                if not np.array_equal(array, files.read(TIED)):
-                    raise UserError(
-                        f"{self.path}: got {TIED} that is not {hugging_face_name(name)}; expected "
-                        "one tensor for both, as in GPT-2. Convert a model with a tied head."
-                    )
+        for name, parameter in table.items():
+            own_names = family.names(name)
+            array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
+            is_tied = name == WORDS and model.tied_head and files.shape(HEAD) is not None
+            if is_tied and not np.array_equal(array, files.read(HEAD)):
+                raise UserError(
+                    f"{self.path}: got {HEAD} that is not {own_names[0]}; expected one tensor for "
+                    f"both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
+                )
             yield name, array
 
     def tokenizer_files(self) -> "list[Path]":
         """Those of the tokenizer's files that are there."""
         return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
 
-    def _files(self) -> "_TensorFiles":
+    def _files(self, family: Family) -> "_TensorFiles":
         if (self.path / INDEX).is_file():
             names = _read_json(self.path / INDEX).get("weight_map")
             if not isinstance(names, dict) or not all(
@@ -151,30 +111,32 @@ class HuggingFaceFolder:
                     f"{self.path / INDEX}: got no weight_map of files in its folder; expected one. "
                     "Copy the folder again."
                 )
-            return _TensorFiles(self.path / file for file in sorted(set(names.values())))
+            found = sorted(set(names.values()))
+            return _TensorFiles((self.path / file for file in found), family)
         if (self.path / WEIGHTS).is_file():
-            return _TensorFiles([self.path / WEIGHTS])
+            return _TensorFiles([self.path / WEIGHTS], family)
         pickled = sorted(path.name for path in self.path.glob("*.bin"))
-        found = f"{pickled[0]}, which is pickled, and" if pickled else ""
+        other = f"{pickled[0]}, which is pickled, and" if pickled else ""
         raise UserError(
-            f"{self.path}: got {found} no {WEIGHTS}; expected safetensors. Load the model with "
+            f"{self.path}: got {other} no {WEIGHTS}; expected safetensors. Load the model with "
             "transformers where you trust it, and save it with save_pretrained."
         )
 
 
-TIED_PARAMETER = "embedding.word.weight"
-"""The parameter that the head shares with the embedding."""
+WORDS = "embedding.word.weight"
+"""The parameter that a tied head shares with the embedding."""
 
 
 class _TensorFiles:
-    """Tensors by Hugging Face's names, with and without the prefix `transformer.`."""
+    """Tensors by Hugging Face's names, with and without their family's prefix."""
 
-    def __init__(self, files: "Iterable[Path]"):
+    def __init__(self, files: "Iterable[Path]", family: Family):
         self._found: "dict[str, tuple[Path, str, tuple[int, ...]]]" = {}
         for path in files:
             with _told(path):
                 for name, shape in tensor_shapes(path).items():
-                    full = name if name == TIED else f"{PREFIX}{name.removeprefix(PREFIX)}"
+                    bare = name.removeprefix(family.prefix)
+                    full = name if name == HEAD else f"{family.prefix}{bare}"
                     self._found[full] = path, name, shape
 
     def shape(self, name: str) -> "Optional[tuple[int, ...]]":
@@ -229,15 +191,20 @@ def write_hugging_face(
     weights: "Iterator[tuple[str, np.ndarray]]",
     tokenizer: Optional[Path],
     file_bytes: int,
-) -> None:
-    """Fill a folder with a GPT-2 that transformers loads.
+) -> str:
+    """Fill a folder with a model that transformers loads. Returns the name of its class there.
 
     Args:
         weights: whole, by our names.
         tokenizer: a tokenizer.json to put beside them.
         file_bytes: another file of weights is begun after so many.
+    Raises:
+        UserError: the model is of no family that transformers has.
     """
-    total, where = 0, {}
+    family = family_of(model)
+    if family is None:
+        raise _no_family(model)
+    table, total, where = model_table(model), 0, {}
     shards: "list[dict[str, np.ndarray]]" = [{}]
     names: "list[Path]" = []
 
@@ -251,8 +218,9 @@ def write_hugging_face(
         pending = sum(held.nbytes for held in shards[-1].values())
         if pending and pending + array.nbytes > file_bytes:
             flush()
-        theirs = hugging_face_name(name)
-        shards[-1][theirs], where[theirs] = np.ascontiguousarray(array), len(names)
+        tensors = family.split(name, table[name], array)
+        shards[-1].update(tensors)
+        where.update(dict.fromkeys(tensors, len(names)))
         total += array.nbytes
         kind = array.dtype.name
     flush()
@@ -268,10 +236,11 @@ def write_hugging_face(
             "weight_map": {name: final[i] for name, i in where.items()},
         }
         _write_json(folder / INDEX, index)
-    _write_json(folder / CONFIG, _config_of(model, kind, _end_of_text(tokenizer)))
+    _write_json(folder / CONFIG, config_of(model, family, kind, _end_of_text(tokenizer)))
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
         _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, model))
+    return family.architecture
 
 
 def _tokenizer_config(tokenizer: Path, model: Model) -> "dict[str, Any]":
@@ -294,25 +263,21 @@ def _end_of_text(tokenizer: Optional[Path]) -> Optional[int]:
     return found[0] if found else None
 
 
-def _config_of(model: Model, kind: str, end: Optional[int]) -> "dict[str, Any]":
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        **FIXED,
-        "activation_function": "gelu_new",
-        "vocab_size": model.vocabulary_size,
-        "n_positions": model.positions,
-        "n_embd": model.hidden_size,
-        "n_layer": model.layers,
-        "n_head": model.heads,
-        "n_inner": model.feed_forward_size,
-        "layer_norm_epsilon": model.layer_norm_eps,
-        "attn_pdrop": model.dropout,
-        "embd_pdrop": model.dropout,
-        "resid_pdrop": model.dropout,
-        "bos_token_id": end,  # transformers' default is GPT-2's own
-        "eos_token_id": end,
-        "torch_dtype": kind,
+def _no_family(model: Model) -> UserError:
+    """What keeps a model from the family that it is nearest to."""
+    apart = {
+        family.model_type: [
+            f"{name} {getattr(model, name)}"
+            for name, value in family.settings.items()
+            if getattr(model, name) != value
+        ]
+        for family in FAMILIES.values()
     }
+    nearest = min(apart, key=lambda name: len(apart[name]))
+    return UserError(
+        f"to_hugging_face: got a model with {', '.join(apart[nearest])}, which {nearest} has not; "
+        f"expected one of {', '.join(apart)}. Use the model with this program."
+    )
 
 
 def _write_json(path: Path, values: "dict[str, Any]") -> None:

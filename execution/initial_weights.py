@@ -11,14 +11,13 @@ from typing import Optional
 import numpy as np
 
 from popxl_gpt.config import Config, Model, UserError
+from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder, is_hugging_face
 from popxl_gpt.modelling import model_table
 
 POSITIONS = "embedding.position.weight"
-MUST_AGREE = (
-    "layers", "hidden_size", "heads", "vocabulary_size", "feed_forward", "layer_norm_eps",
-)  # fmt: skip
+MUST_AGREE = (*ARCHITECTURE, "key_value", "feed_forward", "layer_norm_eps")
 _LOG = logging.getLogger(__name__)
 Weights = Iterator["tuple[str, np.ndarray]"]
 
@@ -46,7 +45,7 @@ def initial_weights(path: Path, config: Config) -> Weights:
             f"--init_from: got {path} with {'; '.join(problems)}; expected the model that is "
             "trained. Give the run the settings of these weights."
         )
-    if model.positions != config.model.positions:
+    if model.has_position_table and model.positions != config.model.positions:
         _LOG.warning(
             "--init_from: %d positions become %d: %s.",
             model.positions,

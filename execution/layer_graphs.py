@@ -29,7 +29,9 @@ from popxl_gpt.execution.graphs import (
 )
 from popxl_gpt.execution.layer_plan import (
     POSITIONS,
+    WORDS,
     LayerPlan,
+    beside,
     decoder_plan,
     embedding_plan,
     head_plan,
@@ -75,11 +77,9 @@ def activation_spec(config: Config) -> TensorSpec:
 
 
 def activation_specs(config: Config) -> Dict[str, TensorSpec]:
-    """What travels forward, by the names of buffers: activations, and with document attention the
-    tokens' positions.
-    """
-    specs = {"x": activation_spec(config)}
-    return specs | ({POSITIONS: words_spec(config)} if config.model.document_attention else {})
+    """What travels forward, by the names of buffers: activations, and what is beside them."""
+    others = dict.fromkeys(beside(config.model), words_spec(config))
+    return {"x": activation_spec(config), **others}
 
 
 def words_spec(config: Config) -> TensorSpec:
@@ -87,9 +87,10 @@ def words_spec(config: Config) -> TensorSpec:
     return TensorSpec((_tokens(config),), popxl.int32)
 
 
-def positions_specs(config: Config) -> Tuple[TensorSpec, ...]:
-    """That of the tokens' positions in their documents, where layers get them."""
-    return (words_spec(config),) if config.model.document_attention else ()
+def _beside_specs(config: Config) -> "Tuple[Optional[TensorSpec], ...]":
+    """Of tokens' positions, and of tokens, where decoder blocks get them."""
+    names = beside(config.model)
+    return tuple(words_spec(config) if name in names else None for name in (POSITIONS, WORDS))
 
 
 def _tokens(config: Config) -> int:
@@ -105,9 +106,9 @@ def embedding_graphs(
     computing again. Beside adapters it is frozen, and only runs forward.
     """
     layer = Embedding(config.model, layout)
-    seed, positions = seed_spec(config.execution.widening), positions_specs(config)
-    factories, fwd = layer.create_graph(words_spec(config), seed, *positions)
-    plan = embedding_plan(config.model.document_attention)
+    seed, (positions, _) = seed_spec(config.execution.widening), _beside_specs(config)
+    factories, fwd = layer.create_graph(words_spec(config), seed, positions)
+    plan = embedding_plan(config.model)
     table = Embedding.parameters(config.model)
     if config.model.lora_rank:
         weights = layer_weights(config, layout, factories, 1, None)
@@ -122,15 +123,15 @@ def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs
     """The decoder blocks' part of a training step."""
     layers = config.model.layers
     layer = DecoderBlock(config.model, layout)
-    seed, positions = seed_spec(config.execution.widening), positions_specs(config)
-    factories, fwd = layer.create_graph(activation_spec(config), seed, *positions)
+    seed = seed_spec(config.execution.widening)
+    factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
     is_whole = config.model.attention_serialisation == 1
     # A layer that is computed again makes the probabilities of whole attention anyway.
     again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
     accumulators, grad = _gradient(fwd, factories, layer, required=1, gradients=again)
     if config.execution.recomputation:
         grad = addons.recompute_graph(grad)
-    plan = decoder_plan(layers, config.model.document_attention)
+    plan = decoder_plan(config.model)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     table = DecoderBlock.parameters(config.model)
     graphs = _training_graphs(config, layout, table, layers, factories, accumulators, grad_all)
@@ -160,7 +161,14 @@ def head_graphs(
     )
     table = Head.parameters(config.model)
     return _training_graphs(
-        config, layout, table, 1, factories.fwd, factories.grad, graph, tied_to=embedding
+        config,
+        layout,
+        table,
+        1,
+        factories.fwd,
+        factories.grad,
+        graph,
+        tied_to=embedding if config.model.tied_head else None,
     )
 
 
@@ -223,12 +231,11 @@ def fwd_graphs(
         (head(model, layout), Head.parameters(model), 1),
     )
     labels = words_spec(config) if rows is None else TensorSpec((rows,), popxl.int32)
-    x, has_positions = activation_spec(config), model.document_attention
-    positions = (None, words_spec(config)) if has_positions else ()
-    inputs = ((words_spec(config), *positions), (x, *positions), (x, labels))
+    x, (positions, words) = activation_spec(config), _beside_specs(config)
+    inputs = ((words_spec(config), None, positions), (x, None, positions, words), (x, labels))
     plans = (
-        without_seed(embedding_plan(has_positions)),
-        without_seed(decoder_plan(model.layers, has_positions)),
+        without_seed(embedding_plan(model)),
+        without_seed(decoder_plan(model)),
         HEADS[head](model.layers),
     )
     result: "list[InferenceGraphs]" = []

@@ -8,6 +8,8 @@ own number n.
 from dataclasses import dataclass
 from typing import Tuple, TypeVar, Union
 
+from popxl_gpt.config import Model
+
 
 @dataclass(frozen=True)
 class FromStream:
@@ -48,7 +50,9 @@ class ToBuffer:
 
 POSITIONS = "positions"
 """Stream and buffer of tokens' positions in their documents."""
-Slot = TypeVar("Slot")
+WORDS = "words"
+"""Stream and buffer of tokens."""
+Item = TypeVar("Item")
 Source = Union[FromStream, FromBuffer, Seed]
 Target = Union[ToStream, ToBuffer]
 
@@ -69,23 +73,29 @@ class LayerPlan:
     """Gradients of the inputs, as far as another layer needs them."""
 
 
-def embedding_plan(has_positions: bool) -> LayerPlan:
-    """Words to row 0 of x; back from row 0 of dx. With document attention their positions in
-    documents travel beside x.
+def beside(model: Model) -> Tuple[str, ...]:
+    """What decoder blocks get of tokens beside activations, int32, in the order of their arguments:
+    positions with document attention, the tokens themselves with value embeddings.
     """
+    return (*_if(model.document_attention, POSITIONS), *_if(model.value_embeddings, WORDS))
+
+
+def embedding_plan(model: Model) -> LayerPlan:
+    """Words to row 0 of x, and beside it what blocks get; back from row 0 of dx."""
+    positions = _if(model.document_attention, FromStream(POSITIONS))
     return LayerPlan(
-        inputs=(FromStream("words"), Seed(), *_if(has_positions, FromStream(POSITIONS))),
-        outputs=(ToBuffer("x", 0), *_if(has_positions, ToBuffer(POSITIONS, 0))),
+        inputs=(FromStream(WORDS), Seed(), *positions),
+        outputs=(ToBuffer("x", 0), *(ToBuffer(name, 0) for name in beside(model))),
         gradient_inputs=(FromBuffer("dx", 0),),
     )
 
 
-def decoder_plan(layers: int, has_positions: bool) -> LayerPlan:
-    """Row n of x to row n + 1; row n + 1 of dx to row n. Positions as of `embedding_plan`."""
+def decoder_plan(model: Model) -> LayerPlan:
+    """Row n of x to row n + 1, and what is beside it; row n + 1 of dx to row n."""
     return LayerPlan(
-        layers=layers,
-        inputs=(FromBuffer("x", 0), Seed(), *_if(has_positions, FromBuffer(POSITIONS, 0))),
-        outputs=(ToBuffer("x", 1), *_if(has_positions, ToBuffer(POSITIONS, 1))),
+        layers=model.layers,
+        inputs=(FromBuffer("x", 0), Seed(), *(FromBuffer(name, 0) for name in beside(model))),
+        outputs=(ToBuffer("x", 1), *(ToBuffer(name, 1) for name in beside(model))),
         gradient_inputs=(FromBuffer("dx", 1),),
         gradient_outputs=(ToBuffer("dx", 0),),
     )
@@ -124,8 +134,8 @@ def logits_plan(layers: int) -> LayerPlan:
     )
 
 
-def _if(is_so: bool, slot: Slot) -> Tuple[Slot, ...]:
-    return (slot,) if is_so else ()
+def _if(is_so: bool, item: Item) -> Tuple[Item, ...]:
+    return (item,) if is_so else ()
 
 
 def without_seed(plan: LayerPlan) -> LayerPlan:

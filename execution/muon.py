@@ -7,8 +7,9 @@ Sources: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural net
 of an update: Liu et al. 2025, "Muon is scalable for LLM training", arXiv:2502.16982, section 2.2.
 """
 
+import itertools
 import math
-from typing import Iterator, Optional, Tuple, Union
+from typing import Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 import popxl
@@ -75,9 +76,8 @@ class MuonStep(addons.Module):
         ops.var_updates.accumulate_moving_average_(first, grad, f=momentum)
         ahead = ops.cast(first, popxl.float32) * momentum + grad * (1 - momentum)
 
-        matrices = self._gathered(ops.cast(ahead, self.dtype), var)  # [blocks, rows, columns]
-        length = RMS * math.sqrt(max(matrices.shape[1:]))
-        update = self._own(orthogonal(matrices), var) * length
+        whole = self._gathered(ops.cast(ahead, self.dtype), var)  # [rows, columns]
+        update = self._own(self._moved(whole), var)
         ops.scaled_add_(var, update + ops.cast(var, popxl.float32) * weight_decay, b=-lr)
 
     def _momentum(self, var: Tensor, dtype: popxl.dtype) -> Tensor:
@@ -97,44 +97,72 @@ class MuonStep(addons.Module):
             shard_over=holders.group_size,
         )
 
-    def _splits(self) -> Iterator[Tuple[int, ReplicaGrouping, int]]:
-        """Axes over which the parameter is cut, over which replicas, and in how many blocks."""
+    def _splits(self) -> Iterator[Tuple[int, ReplicaGrouping, bool]]:
+        """Axes over which the parameter is cut, over which replicas, and whether block by block."""
         p, layout = self.parameter, self.layout
-        for axis, group, blocks in (
-            (p.tp1_axis, layout.tp1, p.blocks),
-            (p.tp2_axis, layout.tp2, 1),
+        for axis, group, has_blocks in (
+            (p.tp1_axis, layout.tp1, True),
+            (p.tp2_axis, layout.tp2, False),
         ):
             if axis is not None and group.group_size > 1:
-                yield axis, group, blocks
+                yield axis, group, has_blocks
 
     def _gathered(self, t: Tensor, var: Tensor) -> Tensor:
-        """A shard, or a piece, to the whole: [..] -> [blocks, rows, columns]."""
+        """A shard, or a piece, to the whole: [..] -> [rows, columns]."""
         if var.meta_shape:
             holders = self.layout.holders(self.parameter)
             flat = ops.collectives.replicated_all_gather(t, group=holders, output_shape="concat")
             t = flat[: ops.multiply_tuple(var.meta_shape)].reshape(var.meta_shape)
-        for axis, group, blocks in self._splits():
+        for axis, group, has_blocks in self._splits():
             pieces = ops.collectives.replicated_all_gather(t, group=group, output_shape="new_axis")
-            t = _joined(pieces, axis, blocks)
-        return self._by_block(t)
+            parts = self._parts(pieces, axis + 1) if has_blocks else [(pieces, 1)]
+            t = _concat([_joined(part, axis, blocks) for part, blocks in parts], axis)
+        return t
 
-    def _by_block(self, t: Tensor) -> Tensor:
-        """[rows, columns] -> [blocks, rows, columns / blocks], or of the rows."""
-        rows, columns = t.shape
-        blocks = self.parameter.blocks
-        if self.parameter.tp1_axis == 0:
-            return t.reshape((blocks, rows // blocks, columns))
-        return t.reshape((rows, blocks, columns // blocks)).transpose((1, 0, 2))
-
-    def _own(self, matrices: Tensor, var: Tensor) -> Tensor:
-        """Of the whole, this replica's part of the variable, float32: [blocks, rows, columns] ->
-        the variable's shape.
+    def _parts(self, t: Tensor, axis: int) -> "List[Tuple[Tensor, int]]":
+        """A tensor cut along an axis where its blocks have another size than those before, and how
+        many equal blocks are in each part.
         """
-        order = (0, 1, 2) if self.parameter.tp1_axis == 0 else (1, 0, 2)
-        t = ops.cast(matrices, popxl.float32).transpose(order).reshape(self.parameter.shape)
-        for axis, group, blocks in reversed(list(self._splits())):
+        unit, first, parts = t.shape[axis] // sum(self.parameter.blocks), 0, []
+        for size, same in itertools.groupby(self.parameter.blocks):
+            count = len(list(same))
+            end = first + unit * size * count
+            part = (
+                t if end - first == t.shape[axis] else t[(*[slice(None)] * axis, slice(first, end))]
+            )
+            parts.append((part, count))
+            first = end
+        return parts
+
+    def _moved(self, whole: Tensor) -> Tensor:
+        """What matrices side by side move by for a rate of one, float32: [rows, columns] -> the
+        same.
+        """
+        axis = self.parameter.tp1_axis or 0
+        moved = []
+        for part, blocks in self._parts(whole, axis):
+            rows, columns = part.shape
+            if axis == 0:
+                matrices = part.reshape((blocks, rows // blocks, columns))
+            else:
+                matrices = part.reshape((rows, blocks, columns // blocks)).transpose((1, 0, 2))
+            length = RMS * math.sqrt(max(matrices.shape[1:]))
+            update = ops.cast(orthogonal(matrices), popxl.float32) * length
+            order = (0, 1, 2) if axis == 0 else (1, 0, 2)
+            moved.append(update.transpose(order).reshape((rows, columns)))
+        return _concat(moved, axis)
+
+    def _own(self, t: Tensor, var: Tensor) -> Tensor:
+        """Of the whole, this replica's part of the variable: [rows, columns] -> the variable's
+        shape.
+        """
+        for axis, group, has_blocks in reversed(list(self._splits())):
             shape = (*t.shape[:axis], t.shape[axis] // group.group_size, *t.shape[axis + 1 :])
-            pieces = _split(t, axis, blocks, group.group_size)
+            parts = self._parts(t, axis) if has_blocks else [(t, 1)]
+            count = group.group_size
+            pieces = _concat(
+                [_split(part, axis, blocks, count) for part, blocks in parts], axis + 1
+            )
             t = ops.collectives.replica_sharded_slice(pieces, group).reshape(shape)
         if var.meta_shape:
             t = ops.collectives.replica_sharded_slice(t, self.layout.holders(self.parameter))
@@ -151,11 +179,16 @@ def _joined(pieces: Tensor, axis: int, blocks: int) -> Tensor:
 
 
 def _split(t: Tensor, axis: int, blocks: int, count: int) -> Tensor:
-    """The inverse of `_joined`, flat over each piece: [.., blocks * n * length, ..] -> [n, ..]."""
-    shape = t.shape
+    """The inverse of `_joined`: [.., blocks * n * length, ..] -> [n, .., blocks * length, ..]."""
+    shape = list(t.shape)
     inner = [*shape[:axis], blocks, count, shape[axis] // (blocks * count), *shape[axis + 1 :]]
     order = [axis + 1, *range(axis + 1), *range(axis + 2, len(inner))]
-    return t.reshape(inner).transpose(order)
+    shape[axis] //= count
+    return t.reshape(inner).transpose(order).reshape((count, *shape))
+
+
+def _concat(parts: "List[Tensor]", axis: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else ops.concat(parts, axis)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

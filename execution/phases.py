@@ -42,7 +42,7 @@ def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> Tuple[Tens
 def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
     """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
 
-    The gradient of the tied word embedding waits in its own buffer. Returns this replica's part of
+    The gradient of a tied word embedding waits in its own buffer. Returns this replica's part of
     the squared norm.
     """
     gradients = _run_gradient(step.head, first_row(), loss_scale)
@@ -67,7 +67,7 @@ def embedding_bwd_phase(
     rounding: Rounding,
     norm_limit: Optional[Tensor],
 ) -> Tuple[Tensor, Tensor]:
-    """Embedding backward, tied gradient added, global norm, and the embedding's update.
+    """Embedding backward, a tied gradient added, global norm, and the embedding's update.
 
     Returns:
         The global L2 norm of all gradients, without the loss scaling, and whether the step's
@@ -75,7 +75,9 @@ def embedding_bwd_phase(
     """
     row, embedding = first_row(), step.embedding
     assert isinstance(embedding, TwoPassGraphs), "a frozen embedding has no such phase"
-    gradients = with_tied_gradient(embedding, _run_gradient(embedding, row), row)
+    gradients = _run_gradient(embedding, row)
+    if step.config.model.tied_head:
+        gradients = with_tied_gradient(embedding, gradients, row)
     embedding.grad_store(gradients, row)
     grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
     norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit)
@@ -117,7 +119,7 @@ def with_tied_gradient(
 
 
 def head_optim_phase(step: TrainingStep, state: List[Tensor]) -> None:
-    """The update of the head's own parameters; the word embedding's is done."""
+    """The update of the head's own parameters; a tied word embedding's is done."""
     _update(step.head, first_row(), TrainState.unpack(step.config.training, state))
 
 

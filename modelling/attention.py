@@ -1,11 +1,11 @@
 """Causal self-attention.
 
-B micro-batch, S sequence, H hidden size, h heads per tp1 replica, D head size. tp1, tp2: replica
-groups.
+B micro-batch, S sequence, H hidden size, h heads per tp1 replica, k of keys and values, D head
+size. tp1, tp2: replica groups.
 """
 
 import math
-from typing import Optional
+from typing import Optional, Tuple
 
 import numpy as np
 import popxl
@@ -17,13 +17,19 @@ from popxl_gpt.config import Model
 from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.linear import Linear
+from popxl_gpt.modelling.norm import HeadNorm
 from popxl_gpt.modelling.parameters import Table, nested
-from popxl_gpt.utils.runtime import attention
+from popxl_gpt.modelling.rotary import Tables, rotary_tables
+from popxl_gpt.modelling.value_embedding import ValueEmbedding
+from popxl_gpt.utils.runtime import attention, rotary
 
 
 class Attention(Layer):
     """Multi-head attention; heads are split over tp1. Its query sequence may be worked off in
     pieces.
+
+    Sources: Ainslie et al. 2023, arXiv:2305.13245 (keys and values that several queries share);
+    Henry et al. 2020, arXiv:2010.04245 (normalised queries and keys).
     """
 
     def __init__(self, model: Model, layout: Layout):
@@ -31,46 +37,89 @@ class Attention(Layer):
         qkv, output = self._tables(model)
         self.qkv = Linear(model, layout, qkv, "tp2 to tp1")
         self.output = Linear(model, layout, output, "tp1 to tp2")
+        if model.qk_norm:
+            self.query_norm = HeadNorm(model, layout)
+            self.key_norm = HeadNorm(model, layout)
+        if model.value_embeddings:
+            self.value_embedding = ValueEmbedding(model, layout)
 
     @staticmethod
     def parameters(model: Model) -> Table:
-        """Projections to query, key and value side by side, and out of the heads."""
+        """Projections to query, key and value side by side, and out of the heads; what else is in
+        between.
+        """
         qkv, output = Attention._tables(model)
-        return nested(qkv=qkv, output=output)
+        others = {}
+        if model.qk_norm:
+            others = {name: HeadNorm.parameters(model) for name in ("query_norm", "key_norm")}
+        if model.value_embeddings:
+            others["value_embedding"] = ValueEmbedding.parameters(model)
+        return nested(qkv=qkv, output=output, **others)
 
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
-        hidden = model.hidden_size
-        std, rank = model.initial_std, model.lora_rank
+        hidden, std = model.hidden_size, model.initial_std
+        shared = model.heads // model.key_value  # queries of a key
+        qkv = (hidden, (model.heads + 2 * model.key_value) * model.head_size)
         return (
-            Linear.parameters((hidden, 3 * hidden), "tp2 to tp1", std=std, rank=rank, blocks=3),
-            Linear.parameters((hidden, hidden), "tp1 to tp2", std=residual_std(model), rank=rank),
+            Linear.parameters(model, qkv, "tp2 to tp1", std=std, blocks=(shared, 1, 1)),
+            Linear.parameters(model, (hidden, hidden), "tp1 to tp2", std=residual_std(model)),
         )
 
     # [B*S, H/tp2], identical over tp1
     def build(
-        self, x: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        seed: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+        words: Optional[Tensor] = None,
     ) -> Tensor:
         """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped.
 
         Args:
             positions: of tokens in their documents, int32 [B*S]: each attends to its own alone.
+            words: the tokens, int32 [B*S], for value embeddings.
         """
-        # [B, h, S, D]
-        query, key, value = self._query_key_value(x, self.model.sequence_length)
+        sequence = self.model.sequence_length
+        tables = self._rotary_tables(sequence)
+        # [B, h, S, D] and twice [B, k, S, D]
+        query, key, value = self._query_key_value(x, sequence, tables, words)
         if self.model.dropout == 0.0:
             seed = None
         # probabilities are split over tp1 and identical over tp2, and so are their masks
         if seed is not None:
             seed = self.seed_over(seed, self.layout.tp1, "tp1_position")
         if positions is not None:
-            positions = positions.reshape((-1, 1, self.model.sequence_length, 1))
+            positions = positions.reshape((-1, 1, sequence, 1))
+        key, value = (_repeated(t, query.shape[1]) for t in (key, value))  # [B, h, S, D]
         return self._join_heads(self._attend(query, key, value, seed, positions))
 
-    def _query_key_value(self, x: Tensor, sequence: int) -> "list[Tensor]":
-        """[B*S, H/tp2] -> three of [B, h, S, D], identical over tp2."""
-        qkv = self.qkv(x)  # [B*S, 3*h*D], identical over tp2
-        return [self._split_heads(t, sequence) for t in ops.split(qkv, 3, axis=1)]
+    def _rotary_tables(self, positions: int) -> Optional[Tables]:
+        """Those of so many positions, where queries and keys turn.
+
+        Positions in a whole sequence serve documents, too: what counts is how far a key is from a
+        query.
+        """
+        if self.model.position_embedding == "learned":
+            return None
+        return rotary_tables(self.model, positions, self.dtype)
+
+    def _query_key_value(
+        self, x: Tensor, sequence: int, tables: Optional[Tables], words: Optional[Tensor]
+    ) -> "Tuple[Tensor, Tensor, Tensor]":
+        """[B*S, H/tp2] -> [B, h, S, D] and two of [B, k, S, D], identical over tp2."""
+        qkv = self.qkv(x)  # [B*S, (h+2*k)*D], identical over tp2
+        shared = self.model.heads // self.model.key_value
+        unit = qkv.shape[1] // (shared + 2)
+        query, key, value = ops.split(qkv, [shared * unit, unit, unit], axis=1)
+        if self.model.qk_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if tables is not None:
+            query, key = rotary(query, *tables), rotary(key, *tables)
+        if words is not None:
+            value = self.value_embedding(value, words)
+        query, key, value = (self._split_heads(t, sequence) for t in (query, key, value))
+        return query, key, value
 
     def _join_heads(self, y: Tensor) -> Tensor:
         """What heads found, through the output projection: [B, h, S, D] -> [B*S, H/tp2]."""
@@ -136,20 +185,46 @@ class CachedAttention(Attention):
     """
 
     def build(  # type: ignore[override]
-        self, x: Tensor, keys: TensorByRef, values: TensorByRef, mask: Tensor, first: Tensor
+        self,
+        x: Tensor,
+        keys: TensorByRef,
+        values: TensorByRef,
+        mask: Tensor,
+        first: Tensor,
+        words: Optional[Tensor] = None,
     ) -> Tensor:
         """[B*C, H/tp2] -> [B*C, H/tp2], identical over tp1. Writes the tokens' own keys and values.
 
         Args:
-            keys, values: [B, h, P, D], identical over tp2.
+            keys, values: [B, k, P, D], identical over tp2.
             mask: what is added to scores, [B, 1, C, P].
             first: the first token's column, int32 scalar.
+            words: the tokens, int32 [B*C], for value embeddings.
         """
-        query, key, value = self._query_key_value(x, mask.shape[2])  # [B, h, C, D]
-        column, tokens = first.reshape((1,)), [mask.shape[2]]
-        keys = ops.dynamic_update_(keys, column, key, [2], tokens, True)
-        values = ops.dynamic_update_(values, column, value, [2], tokens, True)
-        return self._join_heads(attention(query, keys, values, mask, None, 0.0))
+        column, tokens = first.reshape((1,)), mask.shape[2]
+        tables = self._rotary_tables(mask.shape[3])
+        if tables is not None:
+            sin, cos = (ops.dynamic_slice(t, column, [0], [tokens], True) for t in tables)
+            tables = sin, cos
+        # [B, h, C, D] and twice [B, k, C, D]
+        query, key, value = self._query_key_value(x, tokens, tables, words)
+        keys = ops.dynamic_update_(keys, column, key, [2], [tokens], True)
+        values = ops.dynamic_update_(values, column, value, [2], [tokens], True)
+        # queries that share a key stand one after the other: keys are read as they are
+        batch, heads, shared = query.shape[0], keys.shape[1], query.shape[1] // keys.shape[1]
+        queries = query.reshape((batch, heads, shared * tokens, query.shape[3]))
+        mask = mask if shared == 1 else ops.concat([mask] * shared, axis=2)
+        y = attention(queries, keys, values, mask, None, 0.0)
+        return self._join_heads(y.reshape(query.shape))
+
+
+def _repeated(t: Tensor, heads: int) -> Tensor:
+    """Keys or values for each head of queries: [B, k, S, D] -> [B, h, S, D]."""
+    batch, own, sequence, size = t.shape
+    if own == heads:
+        return t
+    copies = [t.reshape((batch, own, 1, sequence, size))] * (heads // own)
+    return ops.concat(copies, axis=2).reshape((batch, heads, sequence, size))
 
 
 def attend(

@@ -1,6 +1,6 @@
 """Decoder block. N rows (micro_batch * sequence), H hidden size. tp1, tp2: replica groups."""
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Tuple
 
 from popxl import Tensor, TensorByRef, ops
 
@@ -9,12 +9,12 @@ from popxl_gpt.modelling.attention import Attention, CachedAttention
 from popxl_gpt.modelling.feed_forward import FeedForward
 from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Table, nested
 
 
 class DecoderBlock(Layer):
-    """Attention and feed-forward, each behind a layer norm and added to its input."""
+    """Attention and feed-forward, each behind a norm and added to its input."""
 
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
@@ -35,24 +35,29 @@ class DecoderBlock(Layer):
 
     # [N, H/tp2], identical over tp1
     def build(
-        self, x: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
-    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-        """[N, H/tp2] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped.
+        self,
+        x: Tensor,
+        seed: Optional[Tensor] = None,
+        positions: Optional[Tensor] = None,
+        words: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, ...]:
+        """[N, H/tp2] -> [N, H/tp2], identical over tp1, and what the next block gets beside it.
+        Without a seed nothing is dropped.
 
         Args:
-            positions: of tokens in their documents, int32 [N], which the next block gets, too: each
-                attends to its own alone.
+            positions: of tokens in their documents, int32 [N]: each attends to its own alone.
+            words: the tokens, int32 [N], for value embeddings.
         """
         seeds = (
             (None, None, None)
             if seed is None or self.model.dropout == 0.0
             else ops.split_random_seed(seed, 3)
         )
-        y = self.attention(self.attention_norm(x), seeds[0], positions)
+        y = self.attention(self.attention_norm(x), seeds[0], positions, words)
         x = x + self.dropout(y, seeds[1], "attention_tp2_position")
         y = self.feed_forward(self.feed_forward_norm(x))
         x = x + self.dropout(y, seeds[2], "feed_forward_tp2_position")
-        return x if positions is None else (x, ops.identity(positions))
+        return (x, *(ops.identity(t) for t in (positions, words) if t is not None))
 
 
 class CachedDecoderBlock(DecoderBlock):
@@ -65,8 +70,14 @@ class CachedDecoderBlock(DecoderBlock):
         self.attention = CachedAttention(model, layout)
 
     def build(  # type: ignore[override]
-        self, x: Tensor, keys: TensorByRef, values: TensorByRef, mask: Tensor, first: Tensor
+        self,
+        x: Tensor,
+        keys: TensorByRef,
+        values: TensorByRef,
+        mask: Tensor,
+        first: Tensor,
+        words: Optional[Tensor] = None,
     ) -> Tensor:
         """[N, H/tp2] -> [N, H/tp2], identical over tp1. Other arguments as of `CachedAttention`."""
-        x = x + self.attention(self.attention_norm(x), keys, values, mask, first)
+        x = x + self.attention(self.attention_norm(x), keys, values, mask, first, words)
         return x + self.feed_forward(self.feed_forward_norm(x))

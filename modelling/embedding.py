@@ -4,7 +4,7 @@ N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P posi
 replica groups.
 """
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Tuple
 
 import numpy as np
 import popxl
@@ -17,8 +17,8 @@ from popxl_gpt.modelling.parameters import Parameter, Role, Table
 
 
 class Embedding(Layer):
-    """Sum of a word's and its position's vectors. Rows of both tables are split over tp1, padded at
-    the end.
+    """A word's vector, and where positions are learned that of its position added to it. Rows of
+    both tables are split over tp1, padded at the end.
     """
 
     def __init__(self, model: Model, layout: Layout):
@@ -26,53 +26,59 @@ class Embedding(Layer):
 
     @staticmethod
     def parameters(model: Model) -> Table:
-        """Word table [V, H] and position table [P, H]."""
-        return {
-            "word.weight": word_table(model),
-            "position.weight": Parameter(
+        """Word table [V, H] and, for learned positions, position table [P, H]."""
+        table = {"word.weight": word_table(model)}
+        if model.has_position_table:
+            table["position.weight"] = Parameter(
                 shape=(model.positions, model.hidden_size),
                 role=Role.EMBEDDING,
                 tp1_axis=0,
                 tp2_axis=1,
                 std=model.initial_std,
-            ),
-        }
+            )
+        return table
 
     def build(
         self, words: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
-    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:  # int32 [N]
-        """int32 [N] -> [N, H/tp2], identical over tp1. Without a seed nothing is dropped.
+    ) -> Tuple[Tensor, ...]:  # int32 [N]
+        """int32 [N] -> [N, H/tp2], identical over tp1, and what decoder blocks get beside it.
+        Without a seed nothing is dropped.
 
         Args:
-            positions: of the words, int32 [N], which decoder blocks get, too, with document
-                attention; none: words are whole sequences.
+            positions: of the words, int32 [N], which blocks get with document attention; none:
+                words are whole sequences.
         """
-        sequence = self.model.sequence_length
-        word, position = self.parameter("word.weight"), self.parameter("position.weight")
-        numbers: Tensor = (
-            popxl.constant(np.arange(sequence, dtype=np.int32), popxl.int32, "positions")
-            if positions is None
-            else positions
-        )
-        is_split = self.layout.tp1.group_size > 1
-        # rows count from this replica's first; others' rows are out of range and give zeros
-        if is_split:
-            shard = self.position_in(self.layout.tp1, "tp1_position")
-            words, numbers = words - shard * word.shape[0], numbers - shard * position.shape[0]
-        x = ops.gather(word, words, zero_OOR=is_split)  # [N, H/tp2], partial sums over tp1
-        y = ops.gather(
-            position, numbers, zero_OOR=is_split
-        )  # [S or N, H/tp2], partial sums over tp1
-        x = (x.reshape((-1, *y.shape)) + y).reshape(x.shape)  # the positions of each sequence
+        word, is_split = self.parameter("word.weight"), self.layout.tp1.group_size > 1
+        shard = self.position_in(self.layout.tp1, "tp1_position") if is_split else None
+        x = _gathered(word, words, shard)  # [N, H/tp2], partial sums over tp1
+        if self.model.has_position_table:
+            position, numbers = self.parameter("position.weight"), positions
+            if numbers is None:
+                count = np.arange(self.model.sequence_length, dtype=np.int32)
+                numbers = popxl.constant(count, popxl.int32, "positions")
+            y = _gathered(position, numbers, shard)  # [S or N, H/tp2], partial sums over tp1
+            x = (x.reshape((-1, *y.shape)) + y).reshape(x.shape)  # the positions of each sequence
         x = leave(x, self.layout.tp1)  # [N, H/tp2], identical over tp1
         x = self.dropout(x, seed)
-        if positions is None or not self.model.document_attention:
-            return x
-        return x, ops.identity(positions)
+        beside = (
+            positions if self.model.document_attention else None,
+            words if self.model.value_embeddings else None,
+        )
+        return (x, *(ops.identity(t) for t in beside if t is not None))
+
+
+def _gathered(table: Tensor, numbers: Tensor, shard: Optional[Tensor]) -> Tensor:
+    """Rows of a table, of which this replica has the shard of this number, int32 scalar; none: all.
+    Zeros for others' rows.
+    """
+    if shard is None:
+        return ops.gather(table, numbers)
+    # rows count from this replica's first; others' rows are out of range
+    return ops.gather(table, numbers - shard * table.shape[0], zero_OOR=True)
 
 
 def word_table(model: Model) -> Parameter:
-    """The word embedding [V, H], which the head uses too."""
+    """The word embedding [V, H], which a tied head uses, too; another one has its own alike."""
     return Parameter(
         shape=(model.vocabulary_size, model.hidden_size),
         role=Role.EMBEDDING,

@@ -10,10 +10,16 @@ from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.linear import Linear
 from popxl_gpt.modelling.parameters import Table, nested
+from popxl_gpt.utils.runtime import relu2, swiglu
 
 
 class FeedForward(Layer):
-    """Two linear layers with a GELU between them (tanh form, as in GPT-2)."""
+    """Two linear layers with an activation between them.
+
+    Sources: Hendrycks and Gimpel 2016, arXiv:1606.08415 (GELU, in its tanh form, as in GPT-2); So
+    et al. 2021, arXiv:2109.08668, section 3.1 (squared ReLU); Shazeer 2020, arXiv:2002.05202,
+    section 2 (SwiGLU).
+    """
 
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
@@ -23,20 +29,28 @@ class FeedForward(Layer):
 
     @staticmethod
     def parameters(model: Model) -> Table:
-        """Projections to the wide layer and back."""
+        """Projections to the wide layer, for SwiGLU its gate and its values side by side, and
+        back.
+        """
         up, down = FeedForward._tables(model)
         return nested(up=up, down=down)
 
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
         hidden, wide = model.hidden_size, model.feed_forward
-        rank = model.lora_rank
+        blocks = (1, 1) if model.activation == "swiglu" else (1,)
+        up, down = (hidden, len(blocks) * wide), (wide, hidden)
         return (
-            Linear.parameters((hidden, wide), "tp2 to tp1", std=model.initial_std, rank=rank),
-            Linear.parameters((wide, hidden), "tp1 to tp2", std=residual_std(model), rank=rank),
+            Linear.parameters(model, up, "tp2 to tp1", std=model.initial_std, blocks=blocks),
+            Linear.parameters(model, down, "tp1 to tp2", std=residual_std(model)),
         )
 
     def build(self, x: Tensor) -> Tensor:  # [N, H/tp2], identical over tp1
         """[N, H/tp2] -> [N, H/tp2], identical over tp1."""
-        y = ops.gelu(self.up(x))  # [N, F/tp1], identical over tp2
-        return self.down(y)
+        return self.down(self._activated(self.up(x)))
+
+    def _activated(self, y: Tensor) -> Tensor:
+        """[N, F/tp1], for SwiGLU [N, 2*F/tp1] -> [N, F/tp1], identical over tp2."""
+        if self.model.activation == "gelu":
+            return ops.gelu(y)
+        return relu2(y) if self.model.activation == "relu2" else swiglu(y)

@@ -1,4 +1,4 @@
-"""Head: layer norm, logits by the word embedding, loss.
+"""Head: norm, logits by the word embedding or by a matrix of its own, loss.
 
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
@@ -14,35 +14,48 @@ from popxl_gpt.config import Model
 from popxl_gpt.modelling.embedding import word_table
 from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Table, nested
+from popxl_gpt.utils.runtime import softcap
 
 IGNORED = -100
 """A label that counts for nothing, as in PyTorch and Hugging Face."""
 TIED = "word.weight"
-"""The embedding's parameter that the head uses as well; its name is the same in both."""
+"""The embedding's parameter that a tied head uses as well; its name is the same in both."""
+UNTIED = "output.weight"
+"""The parameter of a head that is not tied, of the same shape."""
 
 
 class Head(Layer):
-    """What the two heads share: logits."""
+    """What the heads share: logits.
+
+    Source of the bound of logits: Gemma Team 2024, arXiv:2408.00118, section 2.
+    """
 
     def __init__(self, model: Model, layout: Layout):
-        super().__init__(model, layout, {TIED: word_table(model), **self.parameters(model)})
+        table = self.parameters(model)
+        super().__init__(
+            model, layout, {TIED: word_table(model), **table} if model.tied_head else table
+        )
         self.norm = Norm(model, layout)
+        self.matrix = TIED if model.tied_head else UNTIED
 
     @staticmethod
     def parameters(model: Model) -> Table:
-        """The head's own; the tied word embedding is the embedding's."""
-        return nested(norm=Norm.parameters(model))
+        """The head's own; a tied word embedding is the embedding's."""
+        own = {} if model.tied_head else {UNTIED: word_table(model)}
+        return {**nested(norm=Norm.parameters(model)), **own}
 
     # [N, H/tp2], identical over tp1
     def logits(self, x: Tensor, first: Optional[Tensor]) -> Tensor:
         """[N, H/tp2] -> float32 [N, V/tp1], identical over tp2; padded classes at -inf."""
         x = enter(self.norm(x), self.layout.tp1)
-        word = self.parameter(TIED)
-        y = leave(x @ word.transpose(), self.layout.tp2)  # [N, V/tp1], identical over tp2
+        matrix, cap = self.parameter(self.matrix), self.model.logit_softcap
+        y = leave(x @ matrix.transpose(), self.layout.tp2)  # [N, V/tp1], identical over tp2
         y = ops.cast(y, popxl.float32)
-        classes = word.shape[0]
+        if cap:
+            y = softcap(y, cap)
+        classes = matrix.shape[0]
         if first is None or classes * self.layout.tp1.group_size == self.model.vocabulary_size:
             return y
         numbers = popxl.constant(np.arange(classes, dtype=np.int32), popxl.int32) + first
@@ -55,7 +68,7 @@ class Head(Layer):
         """Number of this replica's first class, int32 scalar; None where it has all of them."""
         if self.layout.tp1.group_size == 1:
             return None
-        shard_shape = self.table[TIED].shard_shape(
+        shard_shape = self.table[self.matrix].shard_shape(
             self.layout.tp1.group_size, self.layout.tp2.group_size
         )
         return self.position_in(self.layout.tp1, "tp1_position") * shard_shape[0]

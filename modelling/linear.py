@@ -1,14 +1,13 @@
-"""Linear layer split in two dimensions, and layer norm.
+"""Linear layer split in two dimensions.
 
 N rows (micro_batch * sequence), H hidden size, R rank of adapters. tp1, tp2: replica groups.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from popxl import Tensor, ops
-from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
+from popxl import Tensor
 
 from popxl_gpt.config import Model
 from popxl_gpt.modelling.layer import Layer, enter, leave
@@ -24,8 +23,9 @@ DOWN, UP = "lora_a", "lora_b"
 
 
 class Linear(Layer):
-    """x @ weight + bias, where x's features are split over one group and the result's over the
-    other. With an adapter, weight + lora_a @ lora_b * lora_alpha / lora_rank is the weight.
+    """x @ weight + bias, or without a bias, where x's features are split over one group and the
+    result's over the other. With an adapter, weight + lora_a @ lora_b * lora_alpha / lora_rank is
+    the weight.
 
     Source of adapters: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
     arXiv:2106.09685, section 4.1.
@@ -38,23 +38,32 @@ class Linear(Layer):
 
     @staticmethod
     def parameters(
-        shape: "tuple[int, int]", split: Split, *, std: float, rank: int, blocks: int = 1
+        model: Model,
+        shape: "tuple[int, int]",
+        split: Split,
+        *,
+        std: float,
+        blocks: "tuple[int, ...]" = (1,),
     ) -> Table:
-        """Weight [in, out] and bias [out]; with a rank above 0 the adapter, [in, R] and [R, out]:
-        it is 0 at first, for the second one is.
+        """Weight [in, out] and bias [out]; with adapters one, [in, R] and [R, out]: it is 0 at
+        first, for the second one is.
         """
         out, into = ("tp1_axis", "tp2_axis") if split == "tp2 to tp1" else ("tp2_axis", "tp1_axis")
+        columns: "dict[str, Any]" = {out: 1}  # where what comes out is split, and what goes in
+        row: "dict[str, Any]" = {out: 0}
+        rows: "dict[str, Any]" = {into: 0}
         table = {
             "weight": Parameter(
-                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **{out: 1, into: 0}
-            ),
-            "bias": Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **{out: 0}),
+                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **columns, **rows
+            )
         }
-        if rank:
-            down, up = (shape[0], rank), (rank, shape[1])
+        if model.biases:
+            table["bias"] = Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **row)
+        if model.lora_rank:
+            down, up = (shape[0], model.lora_rank), (model.lora_rank, shape[1])
             fresh = 1 / math.sqrt(shape[0])
-            table[DOWN] = Parameter(shape=down, role=Role.ADAPTER, std=fresh, **{into: 0})
-            table[UP] = Parameter(shape=up, role=Role.ADAPTER, blocks=blocks, **{out: 1})
+            table[DOWN] = Parameter(shape=down, role=Role.ADAPTER, std=fresh, **rows)
+            table[UP] = Parameter(shape=up, role=Role.ADAPTER, blocks=blocks, **columns)
         return table
 
     # [N, in/a], identical over b (a: features_in, b: features_out)
@@ -65,7 +74,7 @@ class Linear(Layer):
         if self.model.lora_rank:
             y = y + self._adapted(x)
         y = leave(y, self.features_in)  # [N, out/b], identical over a
-        return y + self.parameter("bias")
+        return y + self.parameter("bias") if self.model.biases else y
 
     def _adapted(self, x: Tensor) -> Tensor:
         """What the adapter adds: [N, in/a] -> [N, out/b], partial sums over a."""
@@ -86,26 +95,3 @@ def merged(model: Model, weight: np.ndarray, down: np.ndarray, up: np.ndarray) -
     """
     added = down.astype(np.float32) @ up.astype(np.float32) * np.float32(adapter_scale(model))
     return weight.astype(np.float32) + added
-
-
-class Norm(Layer):
-    """Layer norm of rows that are split over tp2; statistics in float32."""
-
-    def __init__(self, model: Model, layout: Layout):
-        super().__init__(model, layout, self.parameters(model))
-
-    @staticmethod
-    def parameters(model: Model) -> Table:
-        """Gain and bias, [H] each."""
-        shape = (model.hidden_size,)
-        return {
-            "weight": Parameter(shape=shape, role=Role.GAIN, tp2_axis=0),
-            "bias": Parameter(shape=shape, role=Role.BIAS, tp2_axis=0),
-        }
-
-    def build(self, x: Tensor) -> Tensor:  # [N, H/tp2]
-        """[N, H/tp2] -> [N, H/tp2]."""
-        weight, bias = self.parameter("weight"), self.parameter("bias")
-        if self.layout.tp2.group_size == 1:
-            return ops.layer_norm(x, weight, bias, self.model.layer_norm_eps)
-        return layer_norm_distributed(x, weight, bias, self.model.layer_norm_eps, self.layout.tp2)

@@ -6,6 +6,7 @@ here.
 """
 
 import enum
+import itertools
 import zlib
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
@@ -39,9 +40,9 @@ class Parameter:
     """Axis that is split over tp1; none: every replica of a tp1 group holds the same."""
     tp2_axis: Optional[int] = None
     """Axis that is split over tp2; none: every replica of a tp2 group holds the same."""
-    blocks: int = 1
-    """Equal blocks along the tp1 axis, each of which is split by itself: 3 for query, key and value
-    side by side.
+    blocks: Tuple[int, ...] = (1,)
+    """Relative sizes of blocks along the tp1 axis, each of which is split by itself: (1, 1, 1) for
+    query, key and value side by side.
     """
     std: float = 0.0
     """Standard deviation of fresh values, for weights and embeddings."""
@@ -108,20 +109,24 @@ class Parameter:
         values *= np.float32(self.std)
         return values
 
+    def _in_blocks(self, t: np.ndarray) -> "list[np.ndarray]":
+        axis = self.tp1_axis or 0
+        unit = t.shape[axis] // sum(self.blocks)
+        ends = [unit * total for total in itertools.accumulate(self.blocks)]
+        return np.split(t, ends[:-1], axis=axis)
+
     def _split_tp1(self, whole: np.ndarray, count: int) -> "list[np.ndarray]":
         if count == 1:
             return [whole]
         axis = self.tp1_axis or 0
-        blocks = [
-            np.split(block, count, axis=axis) for block in np.split(whole, self.blocks, axis=axis)
-        ]
+        blocks = [np.split(block, count, axis=axis) for block in self._in_blocks(whole)]
         return [np.concatenate(parts, axis=axis) for parts in zip(*blocks)]
 
     def _join_tp1(self, rows: "list[np.ndarray]") -> np.ndarray:
         if len(rows) == 1:
             return rows[0]
         axis = self.tp1_axis or 0
-        split = [np.split(row, self.blocks, axis=axis) for row in rows]
+        split = [self._in_blocks(row) for row in rows]
         return np.concatenate([part for parts in zip(*split) for part in parts], axis=axis)
 
 

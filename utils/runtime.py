@@ -77,6 +77,62 @@ def attention(
     return probabilities @ value
 
 
+def rms_norm(x: popxl.Tensor, weight: popxl.Tensor, eps: float) -> popxl.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, one op where PopXL has it.
+
+    Shapes: x [rows, features], weight [features] -> [rows, features].
+    """
+    if hasattr(extensions, "rms_norm"):
+        return extensions.rms_norm(x, weight, eps)
+    wide = ops.cast(x, popxl.float32)
+    rms = ops.sqrt(ops.mean(wide * wide, axis=1, keepdims=True) + eps)
+    return ops.cast(wide / rms * ops.cast(weight, popxl.float32), x.dtype)
+
+
+def relu2(x: popxl.Tensor) -> popxl.Tensor:
+    """max(x, 0)^2, one op where PopXL has it."""
+    if hasattr(extensions, "relu2"):
+        return extensions.relu2(x)
+    y = ops.relu(x)
+    return y * y
+
+
+def swiglu(x: popxl.Tensor) -> popxl.Tensor:
+    """swish(gate) * values, which stand side by side, one op where PopXL has it.
+
+    Shapes: x [rows, 2 * features] -> [rows, features].
+    """
+    if hasattr(extensions, "swiglu"):
+        return extensions.swiglu(x)
+    gate, values = ops.split(x, 2, axis=1)
+    return ops.swish(gate) * values
+
+
+def softcap(x: popxl.Tensor, cap: float) -> popxl.Tensor:
+    """cap * tanh(x / cap), one op where PopXL has it."""
+    if hasattr(extensions, "softcap"):
+        return extensions.softcap(x, cap)
+    return ops.tanh(x * (1 / cap)) * cap
+
+
+def rotary(x: popxl.Tensor, sin: popxl.Tensor, cos: popxl.Tensor) -> popxl.Tensor:
+    """Pairs i and i + D/2 of each head turned by angle i of the row's position, one op where PopXL
+    has it.
+
+    Shapes: x [B*S, h*D], sin and cos [S, D/2] -> [B*S, h*D].
+    """
+    if hasattr(extensions, "rotary"):
+        return extensions.rotary(x, sin, cos)
+    (positions, pairs), rows = sin.shape, x.shape[0]
+    heads = x.shape[1] // (2 * pairs)
+    first, second = ops.split(
+        x.reshape((rows // positions, positions, heads, 2 * pairs)), 2, axis=3
+    )
+    sin, cos = (t.reshape((positions, 1, pairs)) for t in (sin, cos))
+    turned = ops.concat([first * cos - second * sin, second * cos + first * sin], axis=3)
+    return turned.reshape(x.shape)
+
+
 def seed_spec(count: int) -> popxl.TensorSpec:
     """One random seed, or so many in one tensor, for equal parts of what they drop units of.
 

@@ -16,6 +16,9 @@ from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
 from popxl.ops.attention import attention
+from popxl.ops.elementwise import relu2
+from popxl.ops.normalisation import rms_norm
+from popxl.ops.transformer import rotary, softcap, swiglu
 from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import kind_of_device, measure, plan, sequence
@@ -74,12 +77,17 @@ __all__ = [
     "plan",
     "profile",
     "read_note",
+    "relu2",
     "replay_phases",
+    "rms_norm",
+    "rotary",
     "round_from",
     "run_count",
     "sequence",
     "set_run_count",
+    "softcap",
     "stack_seeds",
+    "swiglu",
     "timeline",
     "to_text",
     "verify",

@@ -42,15 +42,18 @@ def gradients_of(config: Config, seed: int = 0) -> "tuple[float, dict[str, np.nd
     """Loss, whole gradients under Hugging Face's names, and gradient norm of one step of the
     program.
     """
+    loss, gradients, norm = own_gradients_of(config, seed)
+    return loss, {hugging_face_name(name): array for name, array in gradients.items()}, norm
+
+
+def own_gradients_of(config: Config, seed: int = 0) -> "tuple[float, dict[str, np.ndarray], float]":
+    """The same under our names."""
     session = pretraining(config)
     write_whole_weights(session, config, random_weights(config.model, seed).items())
     words, labels = random_batch(config)
     with session:
         (result,) = run_steps(session, config, words, labels, [0.0])
-    gradients = {
-        hugging_face_name(name): array for name, array in read_gradients(session, config).items()
-    }
-    return result.loss, gradients, result.gradient_norm
+    return result.loss, read_gradients(session, config), result.gradient_norm
 
 
 def worst_distance(

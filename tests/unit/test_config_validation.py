@@ -107,6 +107,18 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"key_value_heads": 3},
+        "heads: got 4; expected a multiple of key_value_heads = 3. Use 3 or 6",
+    ),
+    (
+        {"key_value_heads": 2, "tensor_parallel_1": 4},
+        "key_value_heads: got 2; expected a multiple of tensor_parallel_1 = 4. Use 4",
+    ),
+    (
+        {"position_embedding": "rotary", "hidden_size": 36},
+        "position_embedding: got rotary with heads of hidden_size / heads = 9 features; expected",
+    ),
+    (
         {"lora_rank": 65},
         "lora_rank: got 65; expected at most hidden_size = 64, for a wider adapter is no smaller",
     ),

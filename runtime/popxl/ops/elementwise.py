@@ -29,6 +29,7 @@ def _grad_op(name: str, doc: str, flops: int) -> OpFunction[..., Tensor]:
 
 
 relu_grad = _grad_op("relu_grad", "Gradient of relu from its result: dy where at > 0, else 0.", 1)
+relu2_grad = _grad_op("relu2_grad", "Gradient of relu2 from its operand: 2 * dy * max(at, 0).", 2)
 tanh_grad = _grad_op("tanh_grad", "Gradient of tanh from its result: dy * (1 - at**2).", 3)
 gelu_grad = _grad_op("gelu_grad", "Gradient of gelu from its operand.", 2 * TRANSCENDENTAL)
 geluerf_grad = _grad_op("geluerf_grad", "Gradient of geluerf from its operand.", 2 * TRANSCENDENTAL)
@@ -66,6 +67,13 @@ floor = unary("floor", "Elementwise largest integer not above t.", lambda dy, y,
 
 relu = unary("relu", "Elementwise max(t, 0).", lambda dy, y, t: relu_grad(dy, y))
 relu_ = inplace(relu, "t")
+relu2 = unary(
+    "relu2",
+    "Elementwise max(t, 0)**2. Programs call `popxl.extensions.relu2`.\n\n"
+    "Source: So et al. 2021, arXiv:2109.08668, section 3.1.",
+    lambda dy, y, t: relu2_grad(dy, t),
+    flops=2,
+)
 gelu = unary(
     "gelu",
     "Elementwise t * P(X <= t) for a standard normal X, by the approximation with tanh.\n\n"

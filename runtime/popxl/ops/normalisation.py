@@ -145,6 +145,45 @@ group_norm_grad.cost(lambda grads, dy, t, weight, num_groups, eps: Cost(flops=16
 
 
 @op
+def rms_norm(t: Tensor, weight: Tensor, eps: float = 1e-05) -> TensorSpec:
+    """Divide each row by the root of its mean square, then scale its channels.
+
+    Programs call `popxl.extensions.rms_norm`.
+    Shapes: t [n, c], weight [c], one floating-point type -> [n, c].
+    Args:
+        eps: added to the mean square, in the units of t squared.
+    Raises:
+        ShapeError: if weight does not match t's axis 1, or t has other axes.
+        DTypeError: from sessions, if the dtypes differ or are not floating point.
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467, section 4.
+    """
+    _check_channels("rms_norm", t, weight=weight)
+    _check_positive("rms_norm", "eps", eps)
+    if t.rank != 2:
+        raise ShapeError(
+            f"rms_norm: got t {t.spec}; expected rows, [n, c]. Reshape it to (-1, {t.shape[-1]})."
+        )
+    return t.spec
+
+
+@rms_norm.vjp
+def rms_norm_vjp(dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, eps: float) -> Grads:
+    """One op; it computes the mean squares again."""
+    dt, dweight = rms_norm_grad(dy, t, weight, eps)
+    return dt, dweight
+
+
+@op(differentiable=False)
+def rms_norm_grad(dy: Tensor, t: Tensor, weight: Tensor, eps: float) -> Tuple[TensorSpec, ...]:
+    """Gradients of `rms_norm` for t and weight."""
+    return t.spec, weight.spec
+
+
+rms_norm.cost(lambda y, t, weight, eps: Cost(flops=4 * y.nelms))
+rms_norm_grad.cost(lambda grads, dy, t, weight, eps: Cost(flops=11 * t.nelms))
+
+
+@op
 def batch_norm_inference(
     t: Tensor,
     scale: Tensor,

@@ -53,11 +53,13 @@ def gelu(t: torch.Tensor) -> torch.Tensor:
 
 for _name in ("exp", "log", "log2", "sqrt", "sin", "cos", "tanh", "ceil", "floor", "relu"):
     unary(_name, getattr(torch, _name))
+unary("relu2", lambda t: torch.relu(t).square_())
 unary("gelu", gelu)
 unary("geluerf", F.gelu)
 unary("swish", F.silu)
 
 grad("relu_grad", lambda dy, at: aten.threshold_backward(dy, at, 0))
+grad("relu2_grad", lambda dy, at: torch.relu(at).mul_(2).mul_(dy))
 grad("tanh_grad", aten.tanh_backward)
 grad("gelu_grad", lambda dy, at: aten.gelu_backward(dy, at, approximate="tanh"))
 grad("geluerf_grad", lambda dy, at: aten.gelu_backward(dy, at))

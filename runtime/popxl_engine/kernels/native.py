@@ -35,6 +35,57 @@ def gelu_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return result
 
 
+@kernel("relu2", device="cpu")
+def relu2(t: torch.Tensor) -> torch.Tensor:
+    """max(t, 0)**2."""
+    if not native.takes(t):
+        return KERNELS["relu2"](t)
+    result = torch.empty_like(t)
+    native.call("relu2", (t.dtype,), t, result, t.numel())
+    return result
+
+
+@kernel("relu2_grad", device="cpu")
+def relu2_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Its gradient."""
+    if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
+        return KERNELS["relu2_grad"](dy, at)
+    result = torch.empty_like(at)
+    native.call("relu2_grad", (at.dtype,), dy, at, result, at.numel())
+    return result
+
+
+@kernel("swiglu", device="cpu")
+def swiglu(t: torch.Tensor) -> torch.Tensor:
+    """Row by row."""
+    if not native.takes(t):
+        return KERNELS["swiglu"](t)
+    result = t.new_empty(t.shape[0], t.shape[1] // 2)
+    native.call("swiglu", (t.dtype,), t, result, *result.shape)
+    return result
+
+
+@kernel("swiglu_grad", device="cpu")
+def swiglu_grad(dy: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Both gradients of a row in one pass."""
+    if not native.takes(dy, t) or dy.dtype != t.dtype:
+        return KERNELS["swiglu_grad"](dy, t)
+    result = torch.empty_like(t)
+    native.call("swiglu_grad", (t.dtype,), dy, t, result, *dy.shape)
+    return result
+
+
+@kernel("rotary", device="cpu")
+def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool) -> torch.Tensor:
+    """Row by row, which need not follow one another."""
+    if not native.takes_rows(t) or not native.takes(sin, cos):
+        return KERNELS["rotary"](t, sin, cos, inverse)
+    result = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    tables, sizes = (widened(-sin if inverse else sin), widened(cos)), (*t.shape, *sin.shape)
+    native.call("rotary", (t.dtype,), t, t.stride(0), *tables, result, *sizes)
+    return result
+
+
 @kernel("dropout", device="cpu")
 def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tensor:
     """Draw, compare, scale and zero in one pass for each seed."""
@@ -139,6 +190,29 @@ def group_norm_grad(
     dt, gradients = torch.empty_like(t), torch.empty(2, t.shape[1], device=t.device)
     native.call("layer_norm_grad", (t.dtype,), dy, t, widened(weight), dt, gradients, eps, *t.shape)
     return dt, *gradients.to(weight.dtype).unbind()
+
+
+@kernel("rms_norm", device="cpu")
+def rms_norm(t: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Row by row."""
+    if not t.numel() or not native.takes(t, weight):
+        return KERNELS["rms_norm"](t, weight, eps)
+    result = torch.empty_like(t)
+    native.call("rms_norm", (t.dtype,), t, widened(weight), result, eps, *t.shape)
+    return result
+
+
+@kernel("rms_norm_grad", device="cpu")
+def rms_norm_grad(
+    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float
+) -> Tuple[torch.Tensor, ...]:
+    """Row by row; gradients of gains are added up in float32."""
+    if not t.numel() or t.dtype != dy.dtype or not native.takes(dy, t, weight):
+        result: Tuple[torch.Tensor, ...] = KERNELS["rms_norm_grad"](dy, t, weight, eps)
+        return result
+    dt, dweight = torch.empty_like(t), torch.empty(t.shape[1], device=t.device)
+    native.call("rms_norm_grad", (t.dtype,), dy, t, widened(weight), dt, dweight, eps, *t.shape)
+    return dt, dweight.to(weight.dtype)
 
 
 @kernel("sumsquare", device="cpu")

@@ -75,6 +75,30 @@ def group_norm_grad(
     return dt, dweight.to(weight.dtype), dbias.to(weight.dtype)
 
 
+@kernel("rms_norm")
+def rms_norm(t: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows over the root of their mean square."""
+    wide = widened(t)
+    return (wide * _over_rms(wide, eps) * widened(weight)).to(t.dtype)
+
+
+def _over_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
+    """One over the root of each row's mean square, [n, 1]."""
+    return (wide.square().mean(1, keepdim=True) + eps).rsqrt()
+
+
+@kernel("rms_norm_grad")
+def rms_norm_grad(
+    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float
+) -> Tuple[torch.Tensor, ...]:
+    """Gradients for t and weight."""
+    wide = widened(t)
+    rrms = _over_rms(wide, eps)
+    normalised, slope = wide * rrms, widened(dy) * widened(weight)
+    dt = (slope - normalised * (slope * normalised).mean(1, keepdim=True)) * rrms
+    return dt.to(t.dtype), (widened(dy) * normalised).sum(0).to(weight.dtype)
+
+
 def per_channel(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     """A parameter [c], at least float32, so that it broadcasts against t [n, c, ...]."""
     return widened(value).reshape([-1] + [1] * (t.dim() - 2))

@@ -42,6 +42,89 @@ void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
   });
 }
 
+// max(x, 0)^2
+template <class T>
+void relu2_of(const T* x, T* y, int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    in_lanes(end - first, [x = x + first, y = y + first](auto n, int64_t i) {
+      using N = decltype(n);
+      prefetch<N>(x + i + AHEAD);
+      prefetch<N, true>(y + i + AHEAD);
+      store(each(load_as<N>(x + i), [](auto at) { return zero_below(at, 0.0f, at * at); }), y + i);
+    });
+  });
+}
+
+template <class T>
+void relu2_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
+  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
+    in_lanes(end - first, [dy = dy + first, x = x + first, dx = dx + first](auto n, int64_t i) {
+      using N = decltype(n);
+      prefetch<N>(dy + i + AHEAD);
+      prefetch<N>(x + i + AHEAD);
+      prefetch<N, true>(dx + i + AHEAD);
+      const auto slope =
+          each(load_as<N>(x + i), [](auto at) { return zero_below(at, 0.0f, at + at); });
+      store(load_as<N>(dy + i) * slope, dx + i);
+    });
+  });
+}
+
+// Rows of a gate and as many values, side by side: swish(gate) * values.
+template <class T>
+void swiglu(const T* x, T* y, int64_t rows, int64_t columns, int threads) {
+  in_pieces(rows, rows_per_piece(2 * columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; ++r) {
+      const T *gate = x + r * 2 * columns, *values = gate + columns;
+      T* const to = y + r * columns;
+      in_lanes(columns, [=](auto n, int64_t i) {
+        using N = decltype(n);
+        const N of_gate = each(load_as<N>(gate + i), [](auto at) { return swish(at, T{}); });
+        store(of_gate * load_as<N>(values + i), to + i);
+      });
+    }
+  });
+}
+
+template <class T>
+void swiglu_grad(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns, int threads) {
+  in_pieces(rows, rows_per_piece(2 * columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; ++r) {
+      const T *gate = x + r * 2 * columns, *values = gate + columns, *from = dy + r * columns;
+      T *const d_gate = dx + r * 2 * columns, *const d_values = d_gate + columns;
+      in_lanes(columns, [=](auto n, int64_t i) {
+        using N = decltype(n);
+        const N g = load_as<N>(gate + i), d = load_as<N>(from + i);
+        const N slope = each(g, [](auto at) { return swish_slope(at, T{}); });
+        store(d * load_as<N>(values + i) * slope, d_gate + i);
+        store(d * each(g, [](auto at) { return swish(at, T{}); }), d_values + i);
+      });
+    }
+  });
+}
+
+// Pairs i and i + pairs of each head turned by angle i of the row's position.
+template <class T>
+void rotary(const T* x, int64_t stride, const float* sin, const float* cos, T* y, int64_t rows,
+            int64_t columns, int64_t positions, int64_t pairs, int threads) {
+  in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; ++r) {
+      const float *sines = sin + r % positions * pairs, *cosines = cos + r % positions * pairs;
+      for (int64_t at = 0; at < columns; at += 2 * pairs) {
+        const T* const from = x + r * stride + at;
+        T* const to = y + r * columns + at;
+        in_lanes(pairs, [=](auto n, int64_t i) {
+          using N = decltype(n);
+          const N a = load_as<N>(from + i), b = load_as<N>(from + pairs + i);
+          const N s = load_as<N>(sines + i), c = load_as<N>(cosines + i);
+          store(a * c - b * s, to + i);
+          store(b * c + a * s, to + pairs + i);
+        });
+      }
+    }
+  });
+}
+
 // total = old * total + weight * value
 template <class T>
 void accumulate(float* total, const T* value, float old, float weight, int64_t count, int threads) {
@@ -159,6 +242,34 @@ void layer_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float*
   column_sums(parts, gradients, 0.0f, 1.0f, pieces, 2 * columns, threads);
 }
 
+template <class T>
+void rms_norm(const T* x, const float* weight, T* y, float epsilon, int64_t rows, int64_t columns,
+              int threads) {
+  in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
+    for (int64_t at = first * columns; at < end * columns; at += columns)
+      rms_norms::forward(x + at, weight, y + at, epsilon, columns);
+  });
+}
+
+// As of layer norm; gradient: the gain's, [columns].
+template <class T>
+void rms_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* gradient,
+                   float epsilon, int64_t rows, int64_t columns, int threads) {
+  constexpr int FEW = 4;
+  const int64_t piece = (rows + 15) / 16, pieces = (rows + piece - 1) / piece;
+  std::vector<float> sums(pieces * columns);
+  float* const parts = sums.data();
+  in_pieces(rows, piece, threads, [=](int64_t first, int64_t end) {
+    float* const dweight = parts + first / piece * columns;
+    int64_t r = first;
+    for (int64_t at = r * columns; r + FEW <= end; r += FEW, at += FEW * columns)
+      rms_norms::gradients<FEW>(dy + at, x + at, weight, dx + at, dweight, epsilon, columns);
+    for (int64_t at = r * columns; r < end; ++r, at += columns)
+      rms_norms::gradients<1>(dy + at, x + at, weight, dx + at, dweight, epsilon, columns);
+  });
+  column_sums(parts, gradient, 0.0f, 1.0f, pieces, columns, threads);
+}
+
 // Fetches the next row meanwhile, whose largest number is looked for first.
 template <class T>
 float sum_of_exponentials(const T* row, float shift, int64_t columns) {
@@ -237,6 +348,24 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void gelu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {             \
     gelu_grad(dy, x, dx, count, threads);                                                         \
   }                                                                                               \
+  void relu2_##NAME(const T* x, T* y, int64_t count, int threads) {                               \
+    relu2_of(x, y, count, threads);                                                               \
+  }                                                                                               \
+  void relu2_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {            \
+    relu2_grad(dy, x, dx, count, threads);                                                        \
+  }                                                                                               \
+  void swiglu_##NAME(const T* x, T* y, int64_t rows, int64_t columns, int threads) {              \
+    swiglu(x, y, rows, columns, threads);                                                         \
+  }                                                                                               \
+  void swiglu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns,          \
+                          int threads) {                                                          \
+    swiglu_grad(dy, x, dx, rows, columns, threads);                                               \
+  }                                                                                               \
+  void rotary_##NAME(const T* x, int64_t stride, const float* sin, const float* cos, T* y,        \
+                     int64_t rows, int64_t columns, int64_t positions, int64_t pairs,             \
+                     int threads) {                                                               \
+    rotary(x, stride, sin, cos, y, rows, columns, positions, pairs, threads);                     \
+  }                                                                                               \
   void accumulate_##NAME(float* total, const T* value, float old, float weight, int64_t count,    \
                          int threads) {                                                           \
     accumulate(total, value, old, weight, count, threads);                                        \
@@ -256,6 +385,14 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
                               float* gradients, float epsilon, int64_t rows, int64_t columns,     \
                               int threads) {                                                      \
     layer_norm_grad(dy, x, weight, dx, gradients, epsilon, rows, columns, threads);               \
+  }                                                                                               \
+  void rms_norm_##NAME(const T* x, const float* weight, T* y, float epsilon, int64_t rows,        \
+                       int64_t columns, int threads) {                                            \
+    rms_norm(x, weight, y, epsilon, rows, columns, threads);                                      \
+  }                                                                                               \
+  void rms_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* gradient, \
+                            float epsilon, int64_t rows, int64_t columns, int threads) {          \
+    rms_norm_grad(dy, x, weight, dx, gradient, epsilon, rows, columns, threads);                  \
   }                                                                                               \
   void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale,             \
                       int64_t count, int threads) {                                               \

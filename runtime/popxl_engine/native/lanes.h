@@ -18,6 +18,7 @@ constexpr int64_t AHEAD = 1024;  // how many numbers before they are needed memo
 
 static inline Lanes operator+(Lanes a, Lanes b) { return {a.low + b.low, a.high + b.high}; }
 static inline Lanes operator*(Lanes a, Lanes b) { return {a.low * b.low, a.high * b.high}; }
+static inline Lanes operator-(Lanes a, Lanes b) { return {a.low - b.low, a.high - b.high}; }
 static inline Lanes operator-(Lanes a, float b) { return {a.low - b, a.high - b}; }
 static inline Lanes operator*(Lanes a, float b) { return {a.low * b, a.high * b}; }
 

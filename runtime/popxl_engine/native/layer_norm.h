@@ -1,5 +1,5 @@
-// Layer norm of a row, and its gradient, of a few rows at a time. The next rows are fetched
-// meanwhile, since the CPU does not follow into other pages by itself.
+// Layer norm and RMS norm of a row, and their gradients, of a few rows at a time. The next rows are
+// fetched meanwhile, since the CPU does not follow into other pages by itself.
 #pragma once
 #include <cmath>
 
@@ -118,3 +118,66 @@ static void gradients(const T* dy, const T* x, const float* weight, T* dx, float
 }
 
 }  // namespace layer_norms
+
+namespace rms_norms {
+
+template <class T>
+static float squares_of(const T* x, int64_t columns) {
+  return sum_over(columns, [=](auto sum, int64_t i) {
+    const auto at = load_as<decltype(sum)>(x + i);
+    return fused(at, at, sum);
+  });
+}
+
+template <class T>
+static void forward(const T* x, const float* weight, T* y, float epsilon, int64_t columns) {
+  const float rrms = layer_norms::rstd_of(squares_of(x, columns), epsilon, columns);
+  in_lanes(columns, [=](auto n, int64_t i) {
+    using N = decltype(n);
+    prefetch<N>(x + i + columns);
+    prefetch<N, true>(y + i + columns);
+    store(load_as<N>(x + i) * rrms * load_as<N>(weight + i), y + i);
+  });
+}
+
+// A row's gradient: dy * weight * rrms + x * factor.
+struct Row {
+  float rrms, factor;
+};
+
+template <class T>
+static Row row_of(const T* dy, const T* x, const float* weight, float epsilon, int64_t columns) {
+  const float rrms = layer_norms::rstd_of(squares_of(x, columns), epsilon, columns);
+  const float product = sum_over(columns, [=](auto sum, int64_t i) {
+    using N = decltype(sum);
+    return fused(load_as<N>(dy + i) * load_as<N>(weight + i), load_as<N>(x + i), sum);
+  });
+  return {rrms, -rrms * rrms * rrms * (product / float(columns))};
+}
+
+// What FEW rows add to the gain's gradient goes to memory once.
+template <int FEW, class T>
+static void gradients(const T* dy, const T* x, const float* weight, T* dx, float* dweight,
+                      float epsilon, int64_t columns) {
+  Row rows[FEW];
+  for (int r = 0; r < FEW; ++r)
+    rows[r] = row_of(dy + r * columns, x + r * columns, weight, epsilon, columns);
+  in_lanes(columns, [=](auto n, int64_t i) {
+    using N = decltype(n);
+    const N gain = load_as<N>(weight + i);
+    N of_gain = load_as<N>(dweight + i);
+#pragma GCC unroll 4
+    for (int r = 0; r < FEW; ++r) {
+      const int64_t at = r * columns + i, next = at + FEW * columns;
+      prefetch<N>(x + next);
+      prefetch<N>(dy + next);
+      prefetch<N, true>(dx + next);
+      const N value = load_as<N>(x + at), scaled = load_as<N>(dy + at) * rows[r].rrms;
+      of_gain = fused(scaled, value, of_gain);
+      store(fused(scaled, gain, value * rows[r].factor), dx + at);
+    }
+    store(of_gain, dweight + i);
+  });
+}
+
+}  // namespace rms_norms

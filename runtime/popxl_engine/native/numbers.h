@@ -308,6 +308,33 @@ static inline N gelu_slope(N x, bfloat16) {
   return gelu_slope(t, square, e, reciprocal_of_next(e));
 }
 
+// e = exp(-x), for x that is not too far from zero for it, and 1 / (1 + e).
+template <class N>
+struct Sigmoid {
+  N near, e, s;
+  inline Sigmoid(N x, float) {
+    near = at_most(at_least(x, -86.6f), 86.6f);
+    e = exponential(near * -1.0f);
+    s = 1.0f / (e + 1.0f);
+  }
+  inline Sigmoid(N x, bfloat16) {
+    near = at_most(at_least(x, -86.0f), 86.0f);
+    e = power_of_two(near * -LOG2_E);
+    s = reciprocal_of_next(e);
+  }
+};
+
+template <class N, class T>
+static inline N swish(N x, T type) {
+  return x * zero_below(x, -86.0f, Sigmoid<N>(x, type).s);
+}
+
+template <class N, class T>
+static inline N swish_slope(N x, T type) {  // s(1 - s) = s * s * e
+  const Sigmoid<N> of(x, type);
+  return zero_below(x, -86.0f, fused(of.near * of.s, of.s * of.e, of.s));
+}
+
 // Squares64 (Widynski 2020, arXiv:2004.06278): the output for a counter. popxl/generator.py says
 // what draws are.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "draws are read from words in memory");

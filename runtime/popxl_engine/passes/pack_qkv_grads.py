@@ -33,8 +33,10 @@ def pack_qkv_grads(block: Block) -> Block:
         gradient = uses.maker.get(whole[0]) if whole[0] is not None else None
         if gradient is None or gradient.definition is not attention_grad:
             continue
+        if list(gradient.outputs) != whole:
+            continue
         together = fused(gradient, attention_grad_packed, outputs=instr.outputs)
-        if together is not None and list(gradient.outputs) == whole:
+        if together is not None:
             made[gradient] = together
             packed.add(instr)
     gone = packed | {view for instr in packed for view in _views(uses, instr)}

@@ -66,12 +66,16 @@ def attend(qkv: Tensor, seed: Tensor, p: float, twist: str) -> Tensor:
         parts = [parts[1], parts[0], parts[2]]
     if twist == "one is used twice":
         parts = [parts[0], parts[1], parts[0] + parts[2]]
-    n = 2 * N if twist == "other sequences" else N
-    query, key, value = (t.reshape((-1, n, H, D)).transpose((0, 2, 1, 3)) for t in parts)
+    n, heads = 2 * N if twist == "other sequences" else N, H
+    if twist == "keys are shared":
+        heads = 3 * H - 2
+        query, *others = ops.split(qkv, [heads * D, D, D], axis=1)
+        parts = [query, *(ops.concat([t] * heads, axis=1) for t in others)]
+    query, key, value = (t.reshape((-1, n, heads, D)).transpose((0, 2, 1, 3)) for t in parts)
     if twist == "queries of keys":
         query, key = key.transpose((0, 1, 3, 2)).reshape(query.shape), key
     mask = popxl.constant(np.triu(np.full((n, n), -np.inf, np.float32), 1), qkv.dtype)
     probs = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + mask, axis=-1)
     if p:
         probs = ops.dropout(probs, seed, p)
-    return (probs @ value).transpose((0, 2, 1, 3)).reshape((-1, H * D))
+    return (probs @ value).transpose((0, 2, 1, 3)).reshape((-1, heads * D))[:, : H * D]

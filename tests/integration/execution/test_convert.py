@@ -170,9 +170,11 @@ def spoil(folder: Path) -> None:
 
 
 REFUSED = {
-    "another architecture": (lambda f: change(f, model_type="llama"), 'got model_type "llama"'),
+    "another architecture": (lambda f: change(f, model_type="mamba"), 'got model_type "mamba"; expected one of gpt2, llama'),
+    "no architecture": (lambda f: change(f, model_type=None), "got model_type null"),
     "another activation": (lambda f: change(f, activation_function="relu"), '"relu"; expected one of gelu_new'),
-    "untied by its configuration": (lambda f: change(f, tie_word_embeddings=False), "tie_word_embeddings false"),
+    "untied by its configuration": (lambda f: change(f, tie_word_embeddings=False), "lm_head.weight is missing"),
+    "tensors of another": (lambda f: change(f, model_type="llama"), "model.embed_tokens.weight is missing"),
     "untied by its tensors": (untie, "lm_head.weight that is not transformer.wte.weight"),
     "pickled": (pickle, "pytorch_model.bin, which is pickled"),
     "another shape": (lambda f: change(f, n_positions=13), r"transformer.wpe.weight has shape [12, 24], not [13, 24]"),

@@ -18,53 +18,103 @@ from popxl_gpt.modelling.embedding import Embedding
 from popxl_gpt.modelling.feed_forward import FeedForward
 from popxl_gpt.modelling.head import LogitsHead, LossHead
 from popxl_gpt.modelling.layer import Layer
-from popxl_gpt.modelling.linear import Norm
+from popxl_gpt.modelling.norm import Norm
 
 Weights = "dict[str, Tensor]"
 
 # B micro-batch, S sequence, H hidden size, h heads, V vocabulary.
 
 
+def bias(w: Weights, name: str) -> "Tensor | float":
+    return w.get(name, 0.0)
+
+
 def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
+    if model.norm == "rms_norm":
+        squares = (x**2).mean(-1, keepdim=True)
+        return x / torch.sqrt(squares + model.layer_norm_eps) * w[f"{prefix}weight"]
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
-    return (x - mean) / torch.sqrt(variance + model.layer_norm_eps) * w[f"{prefix}weight"] + w[
-        f"{prefix}bias"
-    ]
+    normalised = (x - mean) / torch.sqrt(variance + model.layer_norm_eps)
+    return normalised * w[f"{prefix}weight"] + bias(w, f"{prefix}bias")
+
+
+def turned(model: Model, t: Tensor) -> Tensor:
+    """Features of a head at each position, as complex numbers times e^(i * angle): [S, D]."""
+    half = model.head_size // 2
+    speeds = model.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds
+    found = torch.complex(t[:, :half], t[:, half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([found.real, found.imag], dim=1)
+
+
+def of_head(model: Model, w: Weights, t: Tensor, name: str) -> Tensor:
+    """Queries or keys of a head, as they are compared: [S, D]."""
+    if model.qk_norm:
+        squares = (t**2).mean(-1, keepdim=True)
+        t = t / torch.sqrt(squares + model.layer_norm_eps) * w[f"{name}_norm.weight"]
+    return turned(model, t) if model.position_embedding == "rotary" else t
 
 
 def attention(
-    model: Model, w: Weights, x: Tensor, prefix: str = "", keep: "Tensor | None" = None
+    model: Model,
+    w: Weights,
+    x: Tensor,
+    prefix: str = "",
+    keep: "Tensor | None" = None,
+    words: "Tensor | None" = None,
 ) -> Tensor:
     # keep: factor of each probability, [B, h, S, S]
     sequence, heads, size = model.sequence_length, model.heads, model.head_size
-    projected = x @ w[f"{prefix}qkv.weight"] + w[f"{prefix}qkv.bias"]  # [B*S, 3*H]
+    shared = heads // model.key_value
+    projected = x @ w[f"{prefix}qkv.weight"] + bias(w, f"{prefix}qkv.bias")  # [B*S, (h+2k)*D]
+    if words is not None:
+        mix, width = w[f"{prefix}value_embedding.mix"], model.key_value * size
+        others, values = projected[:, :-width], projected[:, -width:]
+        values = mix[0] * values + mix[1] * w[f"{prefix}value_embedding.weight"][words]
+        projected = torch.cat([others, values], dim=1)
     rows = []
     for number, block in enumerate(projected.split(sequence)):  # one sequence of the micro-batch
-        query, key, value = block.split(model.hidden_size, dim=1)
+        found = block.split(size, dim=1)
+        queries, others = found[:heads], found[heads:]
+        keys, values = others[: len(others) // 2], others[len(others) // 2 :]
         results = []
         for head in range(heads):
-            columns = slice(head * size, (head + 1) * size)
-            scores = query[:, columns] @ key[:, columns].T / math.sqrt(size)
+            query = of_head(model, w, queries[head], f"{prefix}query")
+            key = of_head(model, w, keys[head // shared], f"{prefix}key")
+            scores = query @ key.T / math.sqrt(size)
             later = torch.arange(sequence)[:, None] < torch.arange(sequence)
             shares = torch.softmax(scores.masked_fill(later, -math.inf), dim=1)
             if keep is not None:
                 shares = shares * keep[number, head]
-            results.append(shares @ value[:, columns])
+            results.append(shares @ values[head // shared])
         rows.append(torch.cat(results, dim=1))
-    return torch.cat(rows) @ w[f"{prefix}output.weight"] + w[f"{prefix}output.bias"]
+    return torch.cat(rows) @ w[f"{prefix}output.weight"] + bias(w, f"{prefix}output.bias")
 
 
 def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
-    y = x @ w[f"{prefix}up.weight"] + w[f"{prefix}up.bias"]
-    y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
-    return y @ w[f"{prefix}down.weight"] + w[f"{prefix}down.bias"]
+    y = x @ w[f"{prefix}up.weight"] + bias(w, f"{prefix}up.bias")
+    if model.activation == "swiglu":
+        gate, values = y[:, : model.feed_forward], y[:, model.feed_forward :]
+        y = gate / (1 + torch.exp(-gate)) * values
+    elif model.activation == "relu2":
+        y = torch.where(y > 0, y**2, 0.0)
+    else:
+        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+    return y @ w[f"{prefix}down.weight"] + bias(w, f"{prefix}down.bias")
 
 
-def decoder(model: Model, w: Weights, x: Tensor, keep: "Sequence[Tensor] | None" = None) -> Tensor:
+def decoder(
+    model: Model,
+    w: Weights,
+    x: Tensor,
+    words: "Tensor | None" = None,
+    keep: "Sequence[Tensor] | None" = None,
+) -> Tensor:
     # keep: factors of the probabilities, [B, h, S, S], and of what each of the two branches adds,
     # [N, H]
     shares, first, second = keep or (None, 1.0, 1.0)
-    x = x + first * attention(model, w, norm(model, w, x, "attention_norm."), "attention.", shares)
+    normal = norm(model, w, x, "attention_norm.")
+    x = x + first * attention(model, w, normal, "attention.", shares, words)
     return x + second * feed_forward(
         model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward."
     )
@@ -72,15 +122,18 @@ def decoder(model: Model, w: Weights, x: Tensor, keep: "Sequence[Tensor] | None"
 
 def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
     positions = torch.arange(words.shape[0]) % model.sequence_length
-    return w["word.weight"][words] + w["position.weight"][positions]
+    x = w["word.weight"][words]
+    return x if model.position_embedding == "rotary" else x + w["position.weight"][positions]
 
 
 def loss(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(norm(model, w, x, "norm.") @ w["word.weight"].T, labels)
+    return cross_entropy(logits(model, w, x, torch.arange(len(x))), labels)
 
 
 def logits(model: Model, w: Weights, x: Tensor, rows: Tensor) -> Tensor:
-    return norm(model, w, x[rows], "norm.") @ w["word.weight"].T
+    matrix = w["word.weight" if model.tied_head else "output.weight"]
+    y, cap = norm(model, w, x[rows], "norm.") @ matrix.T, model.logit_softcap
+    return cap * torch.tanh(y / cap) if cap else y
 
 
 @dataclass(frozen=True)
@@ -104,5 +157,30 @@ CASES = {
     "loss": Case(LossHead, loss, ("x", "labels"), output="nothing"),
     "logits": Case(LogitsHead, logits, ("x", "rows"), output="vocabulary"),
 }
+
+
+class DecoderBlockOfWords(DecoderBlock):
+    """The block with an argument less."""
+
+    def build(self, x, words):
+        return super().build(x, words=words)
+
+
+CHOICES = {
+    "no biases, relu2": {"biases": False, "activation": "relu2"},
+    "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu"},
+    "rotary, qk_norm": {"position_embedding": "rotary", "rotary_base": 50.0, "qk_norm": True},
+    "grouped queries": {"key_value_heads": 2, "qk_norm": True},
+    "value embeddings": {"value_embeddings": True, "key_value_heads": 2},
+    "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},
+}
+"""Settings of a model beside GPT-2's."""
+BLOCK = {"decoder": CASES["decoder"]}
+CHANGED = {
+    **dict.fromkeys(CHOICES, BLOCK),
+    "value embeddings": {"decoder": Case(DecoderBlockOfWords, decoder, ("x", "words"))},
+    "untied head, softcap": {name: CASES[name] for name in ("loss", "logits")},
+}
+"""Layers that a choice changes."""
 SPLITS = [(1, 1), (2, 1), (1, 2), (2, 4), (4, 2), (4, 4)]
 """(tp1, tp2)."""

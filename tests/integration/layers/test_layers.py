@@ -11,7 +11,8 @@ from helpers.quick import cases
 from popxl_gpt.config import Execution, Model
 from popxl_gpt.modelling import Layout
 from popxl_gpt.modelling.attention import Attention
-from tests.integration.layers.cases import CASES, SPLITS, Case
+from popxl_gpt.utils import runtime
+from tests.integration.layers.cases import CASES, CHANGED, CHOICES, SPLITS, Case
 from tests.integration.layers.running import (
     MODEL,
     ROWS,
@@ -35,6 +36,21 @@ NAMES = [f"tp1={tp1}, tp2={tp2}" for tp1, tp2 in SPLITS]
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_equals_its_formula_on_every_split(name, split):
     check(CASES[name], MODEL, *split)
+
+
+@pytest.mark.parametrize("split", cases([(1, 1), (2, 2)], lambda split: split == (2, 2)))
+@pytest.mark.parametrize("choice", CHOICES)
+def test_layers_with_other_choices_equal_their_formulas(choice, split):
+    model = dataclasses.replace(MODEL, **CHOICES[choice])
+    for case in CHANGED[choice].values():
+        check(case, model, *split)
+
+
+@pytest.mark.parametrize("choice", [name for name in CHOICES if name != "value embeddings"])
+def test_without_the_extensions_of_popxl_layers_equal_their_formulas(choice, monkeypatch):
+    monkeypatch.setattr(runtime, "extensions", None)
+    for case in CHANGED[choice].values():
+        check(case, dataclasses.replace(MODEL, **CHOICES[choice]), 2, 1)
 
 
 @pytest.mark.parametrize("pieces", cases([2, 3, 6], lambda pieces: pieces == 3))

@@ -9,7 +9,7 @@ from helpers.quick import Later
 
 from popxl_gpt.config import Execution, Model
 from popxl_gpt.modelling import Role, model_table, shard_weights, unshard_weights
-from popxl_gpt.modelling.hugging_face import TIED, hugging_face_name
+from popxl_gpt.modelling.hugging_face import HEAD, hugging_face_name
 from tests.integration.gpt_oracle import random_weights
 
 transformers = Later("transformers")
@@ -61,7 +61,7 @@ def test_names_and_shapes_are_those_of_hugging_face():
         )
     )
     ours = {hugging_face_name(n): p.shape for n, p in model_table(MODEL).items()}
-    theirs = {name: tuple(t.shape) for name, t in gpt.state_dict().items() if name != TIED}
+    theirs = {name: tuple(t.shape) for name, t in gpt.state_dict().items() if name != HEAD}
     assert ours == theirs
 
 
@@ -80,6 +80,19 @@ def test_fresh_weights_follow_their_roles():
             expected = 0.02 / 4 if into_the_residual_stream else 0.02
             assert array.std() == pytest.approx(expected, rel=0.05), name
             assert abs(array.mean()) < 4 * expected / np.sqrt(array.size), name
+
+
+def test_fresh_embeddings_of_values_are_as_large_as_fresh_values():
+    model = dataclasses.replace(
+        MODEL, hidden_size=256, vocabulary_size=2000, value_embeddings=True, key_value_heads=2
+    )
+    table, prefix = model_table(model), "decoder.1.attention.value_embedding"
+    rows = table[f"{prefix}.weight"].initial("rows", seed=3)
+    assert rows.shape == (2000, 128)
+    normal = np.random.default_rng(1).standard_normal((500, 256))
+    values = normal @ table["decoder.1.attention.qkv.weight"].initial("qkv", seed=3)[:, -128:]
+    assert rows.std() == pytest.approx(values.std(), rel=0.03)
+    assert (table[f"{prefix}.mix"].initial("mix", seed=3) == 1).all()
 
 
 def test_by_width_matrices_of_blocks_start_with_one_over_the_root_of_their_inputs():

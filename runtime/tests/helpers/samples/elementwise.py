@@ -22,6 +22,7 @@ FUNCTIONS = {
     "ceil": (torch.ceil, NO_INTEGERS),
     "floor": (torch.floor, NO_INTEGERS),
     "relu": (torch.relu, NO_ZERO),
+    "relu2": (lambda t: torch.where(t > 0, t * t, 0), NO_ZERO),
     # The textbook formulas, not torch's fused functions.
     "gelu": (
         lambda t: 0.5 * t * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (t + 0.044715 * t**3))),
@@ -87,6 +88,7 @@ SAMPLES = [
         for name in ("gelu", "geluerf", "swish")
     ),
     Sample("relu_grad", operands=((3, 4), (3, 4)), oracle=lambda dy, at: dy * (at > 0)),
+    Sample("relu2_grad", operands=((3, 4), (3, 4)), oracle=lambda dy, at: 2 * dy * at * (at > 0)),
     Sample(
         "tanh_grad",
         operands=((3, 4), Operand((3, 4), low=-1.0, high=1.0)),

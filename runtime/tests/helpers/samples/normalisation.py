@@ -32,6 +32,15 @@ def group_norm_grad(dy, t, weight, num_groups, eps):
     return torch.autograd.grad(group_norm(*leaves, num_groups, eps), leaves, torch.from_numpy(dy))
 
 
+def rms_norm(t, weight, eps=1e-5):
+    return t / torch.sqrt((t**2).mean(1, keepdim=True) + eps) * weight
+
+
+def rms_norm_grad(dy, t, weight, eps):
+    leaves = [torch.from_numpy(a).requires_grad_() for a in (t, weight)]
+    return torch.autograd.grad(rms_norm(*leaves, eps), leaves, torch.from_numpy(dy))
+
+
 def batch_norm(t, scale, bias, mean, var, epsilon=1e-5, momentum=0.9):
     shape = [-1] + [1] * (t.dim() - 2)
     scale, bias, mean, var = (v.reshape(shape) for v in (scale, bias, mean, var))
@@ -104,6 +113,20 @@ SAMPLES = [
         rtol=1e-4,
         atol=1e-4,
     ),  # float32 statistics of numbers near 31 keep five digits of the spread
+    Sample("rms_norm", operands=((3, 5), (5,)), autograd=rms_norm),
+    Sample("rms_norm", operands=((3, 5), (5,)), attrs={"eps": 0.1}, autograd=rms_norm),
+    Sample(
+        "rms_norm",
+        operands=(Operand((3, 5), layout="transposed"), Operand((5,), layout="strided")),
+        autograd=rms_norm,
+    ),
+    Sample("rms_norm", operands=((3, 5), (5,)), autograd=rms_norm, dtype=popxl.float64),
+    Sample(
+        "rms_norm_grad",
+        operands=((3, 5), (3, 5), (5,)),
+        attrs={"eps": 0.1},
+        oracle=rms_norm_grad,
+    ),
     Sample(
         "group_norm", operands=((2, 6), (6,), (6,)), attrs={"num_groups": 2}, autograd=group_norm
     ),
@@ -199,6 +222,18 @@ REFUSALS = [
         operands=((3, 5), Operand((5,), dtype=popxl.float16), (5,)),
         error=DTypeError,
         says="expected equal dtypes",
+    ),
+    Refusal(
+        "rms_norm",
+        operands=((3, 5), (4,)),
+        error=ShapeError,
+        says=r"got weight .* expected one value for each channel, \[5\]",
+    ),
+    Refusal(
+        "rms_norm",
+        operands=((3, 5, 2), (5,)),
+        error=ShapeError,
+        says=r"expected rows, \[n, c\]",
     ),
     Refusal(
         "group_norm",

@@ -50,12 +50,35 @@ def with_rows_that_overflow(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
+def gated(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Gates, large ones among them, and values."""
+    gate = random(rows, columns, scale=30)
+    return torch.cat([gate, random(rows, columns, seed=2)], 1).to(dtype)
+
+
 def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
     """Calls of each kernel: small, empty, uneven, longer than a piece, with special numbers."""
     shapes = [(5,), (0,), (1,), (3, 7), (2, 33, 1031)]
     calls: Dict[str, List[Tuple[Any, ...]]] = {
         "gelu": [(with_special(random(*s, dtype=dtype)),) for s in shapes],
         "gelu_grad": [(random(*s, dtype=dtype, seed=1), random(*s, dtype=dtype)) for s in shapes],
+        "relu2": [(random(*s, dtype=dtype),) for s in shapes]
+        + [(torch.tensor([x for x in SPECIAL if x != 3e38]).to(dtype),)],
+        "relu2_grad": [(random(*s, dtype=dtype, seed=1), random(*s, dtype=dtype)) for s in shapes],
+        "swiglu": [(gated(*s, dtype),) for s in ((1, 1), (3, 4), (0, 4), (67, 1031))],
+        "swiglu_grad": [
+            (random(*s, dtype=dtype, seed=1), gated(*s, dtype))
+            for s in ((1, 1), (3, 4), (0, 4), (67, 1031))
+        ],
+        "rotary": [
+            (x, random(s, p, dtype=dtype), random(s, p, dtype=dtype, seed=1), inverse)
+            for x, s, p, inverse in (
+                (random(3, 2, dtype=dtype), 3, 1, False),
+                (random(12, 210, dtype=dtype), 4, 35, False),
+                (random(12, 210, dtype=dtype)[:, :140], 6, 35, True),
+                (random(0, 8, dtype=dtype), 1, 2, True),
+            )
+        ],
         "accumulate_mean_": [
             (random(*s), random(*s, dtype=dtype, seed=1), step)
             for s in shapes
@@ -86,6 +109,19 @@ def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
                 with_rows_that_overflow(random(9, 70, dtype=dtype)),
                 random(4, 200, dtype=dtype, scale=0.1) + 30,
             )
+        ],
+        "rms_norm": [
+            (x, random(x.shape[1], dtype=dtype), 1e-5)
+            for x in (random(*s, dtype=dtype) for s in ((1, 1), (3, 8), (0, 8), (67, 1031)))
+        ],
+        "rms_norm_grad": [
+            (
+                random(*s, dtype=dtype, seed=1, scale=0.1),
+                random(*s, dtype=dtype),
+                random(s[1], dtype=dtype),
+                1e-5,
+            )
+            for s in ((1, 1), (3, 8), (0, 8), (67, 1031))
         ],
         "group_norm_grad": [
             (

@@ -72,6 +72,7 @@ def test_programs_join_them_and_give_the_interpreters_numbers(dtype: popxl.dtype
         ("one is used twice", APART),
         ("queries of keys", APART),
         ("heads apart", APART),
+        ("keys are shared", {**APART, "concat": 3}),
     ],
 )
 def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> None:

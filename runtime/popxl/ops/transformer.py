@@ -1,0 +1,126 @@
+"""What transformer layers compute beside attention. Programs call these by `popxl.extensions`."""
+
+from typing import Optional, Tuple
+
+from popxl.errors import ShapeError
+from popxl.opdef import Cost, op
+from popxl.ops.arithmetic import add, mul, negate, sub
+from popxl.ops.checks import check_computes_in_one_dtype, check_floating
+from popxl.ops.elementwise import TRANSCENDENTAL
+from popxl.ops.reductions import sum as sum_
+from popxl.ops.shape import reshape, split
+from popxl.values import Constant, Tensor, TensorSpec
+
+
+@op
+def swiglu(t: Tensor) -> TensorSpec:
+    """swish(gate) * values, with the gate and the values side by side.
+
+    Shapes: t [n, 2 * c], floating point -> [n, c].
+    Raises:
+        ShapeError: for another shape.
+        DTypeError: from sessions, if t is not floating point.
+    Source: Shazeer 2020, arXiv:2002.05202, section 2.
+    """
+    check_floating("swiglu", t=t)
+    if t.rank != 2 or t.shape[1] % 2:
+        raise ShapeError(
+            f"swiglu: got t {t.spec}; expected rows of a gate and as many values, [n, 2 * c]. Put "
+            "them side by side with concat."
+        )
+    return TensorSpec((t.shape[0], t.shape[1] // 2), t.dtype)
+
+
+@swiglu.vjp
+def swiglu_vjp(dy: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    """One op; it computes the sigmoid again."""
+    return swiglu_grad(dy, t)
+
+
+@op(differentiable=False)
+def swiglu_grad(dy: Tensor, t: Tensor) -> TensorSpec:
+    """Gradient of `swiglu` from its operand: that of the gate, and that of the values, side by
+    side.
+    """
+    return t.spec
+
+
+swiglu.cost(lambda y, t: Cost(flops=(TRANSCENDENTAL + 1) * y.nelms))
+swiglu_grad.cost(lambda dt, dy, t: Cost(flops=(2 * TRANSCENDENTAL + 2) * dy.nelms))
+
+
+@op
+def softcap(t: Tensor, cap: float) -> TensorSpec:
+    """Elementwise cap * tanh(t / cap): numbers near zero stay, none goes beyond the cap.
+
+    Shapes: t [a], floating point -> [a].
+    Raises:
+        ValueError: for a cap that is not above zero.
+        DTypeError: from sessions, if t is not floating point.
+    Source: Gemma Team 2024, arXiv:2408.00118, section 2.
+    """
+    check_floating("softcap", t=t)
+    if not cap > 0:
+        raise ValueError(f"softcap: got cap {cap}; expected a number above 0. Leave the op out.")
+    return t.spec
+
+
+@softcap.vjp
+def softcap_vjp(dy: Tensor, y: Tensor, t: Tensor, cap: float) -> Tensor:
+    """From the result alone."""
+    return softcap_grad(dy, y, cap)
+
+
+@op(differentiable=False)
+def softcap_grad(dy: Tensor, y: Tensor, cap: float) -> TensorSpec:
+    """Gradient of `softcap` from its result: dy * (1 - (y / cap)**2)."""
+    return y.spec
+
+
+softcap.cost(lambda y, t, cap: Cost(flops=(TRANSCENDENTAL + 2) * y.nelms))
+softcap_grad.cost(lambda dt, dy, y, cap: Cost(flops=4 * dt.nelms))
+
+
+@op
+def rotary(t: Tensor, sin: Tensor, cos: Tensor, inverse: bool = False) -> TensorSpec:
+    """Turn pairs of features by angles: (a, b) becomes (a cos - b sin, b cos + a sin).
+
+    A row is of one head or of several side by side, each of 2 * p features, of which i and i + p
+    are pair i. Row r turns by row r modulo s of the tables. Computed in float32 or wider.
+
+    Shapes: t [n, h * 2 * p], sin and cos [s, p], one floating-point type -> t's.
+    Args:
+        inverse: turn back.
+    Raises:
+        ShapeError: for other shapes, or an n that s does not divide.
+        DTypeError: from sessions, if the dtypes differ or are not floating point.
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2; the pairs are those of LLaMA.
+    """
+    check_floating("rotary", t=t)
+    check_computes_in_one_dtype("rotary", t=t, sin=sin, cos=cos)
+    fits = t.rank == sin.rank == 2 and sin.shape == cos.shape
+    if not fits or t.shape[0] % sin.shape[0] or t.shape[1] % (2 * sin.shape[1]):
+        raise ShapeError(
+            f"rotary: got t {t.spec}, sin {sin.spec} and cos {cos.spec}; expected [n, h * 2 * p] "
+            "and twice [s, p], where s divides n. Reshape or slice them."
+        )
+    return t.spec
+
+
+@rotary.vjp
+def rotary_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, sin: Tensor, cos: Tensor, inverse: bool
+) -> Tuple[Optional[Tensor], ...]:
+    """Turned back. Those of tables, unless they are constant, by the composition."""
+    dt = rotary(dy, sin, cos, not inverse)
+    if isinstance(sin, Constant) and isinstance(cos, Constant):
+        return dt, None, None
+    positions, pairs = sin.shape
+    by_pairs = (t.shape[0] // positions, positions, t.shape[1] // (2 * pairs), 2, pairs)
+    (a, b), (da, db) = (split(reshape(x, by_pairs), 2, axis=3) for x in (t, dy))
+    over = (0, 2, 3)
+    d_sin = sum_(sub(mul(db, a), mul(da, b)), over)
+    return dt, negate(d_sin) if inverse else d_sin, sum_(add(mul(da, a), mul(db, b)), over)
+
+
+rotary.cost(lambda y, t, sin, cos, inverse: Cost(flops=3 * y.nelms))

@@ -1,0 +1,63 @@
+"""What transformer layers compute beside attention."""
+
+from typing import Iterator, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.rounding import widened
+
+
+@kernel("swiglu")
+def swiglu(t: torch.Tensor) -> torch.Tensor:
+    """swish(gate) * values."""
+    gate, values = widened(t).chunk(2, 1)
+    return (F.silu(gate) * values).to(t.dtype)
+
+
+@kernel("swiglu_grad")
+def swiglu_grad(dy: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Gradients of gate and values, side by side."""
+    wide = widened(dy)
+    gate, values = widened(t).chunk(2, 1)
+    d_gate = torch.ops.aten.silu_backward(wide * values, gate)
+    return torch.cat([d_gate, wide * F.silu(gate)], 1).to(t.dtype)
+
+
+PIECE = 1 << 16
+"""Elements at a time, which stay in the cache from one step to the next."""
+
+
+def _pieces(*tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
+    size = tensors[0].numel() or 1 if tensors[0].is_cuda else PIECE
+    return zip(*(t.reshape(-1).split(size) for t in tensors))
+
+
+@kernel("softcap")
+def softcap(t: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(t / cap)."""
+    result = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    for piece, source in _pieces(result, t):
+        piece.copy_(widened(source).div(cap).tanh_().mul_(cap))
+    return result
+
+
+@kernel("softcap_grad")
+def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
+    """dy * (1 - (y / cap)**2)."""
+    result = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    for piece, slope, value in _pieces(result, dy, y):
+        share = widened(value).div(cap)
+        piece.copy_(share.mul_(share).neg_().add_(1).mul_(widened(slope)))
+    return result
+
+
+@kernel("rotary")
+def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool) -> torch.Tensor:
+    """Pairs turned by their angles."""
+    (positions, pairs), by = sin.shape, widened(-sin if inverse else sin)[:, None]
+    first, second = widened(t).reshape(-1, positions, t.shape[1] // (2 * pairs), 2, pairs).unbind(3)
+    cosine = widened(cos)[:, None]
+    turned = torch.stack([first * cosine - second * by, second * cosine + first * by], 3)
+    return turned.reshape(t.shape).to(t.dtype)

@@ -1,0 +1,84 @@
+"""Samples of what transformer layers compute beside attention."""
+
+import popxl
+import torch
+from popxl.errors import DTypeError, ShapeError
+
+from .sample import Operand, Refusal, Sample
+
+
+def swiglu(t):
+    gate, values = t[:, : t.shape[1] // 2], t[:, t.shape[1] // 2 :]
+    return gate / (1 + torch.exp(-gate)) * values
+
+
+def swiglu_grad(dy, t):
+    leaf = torch.from_numpy(t).requires_grad_()
+    return torch.autograd.grad(swiglu(leaf), leaf, torch.from_numpy(dy))
+
+
+def rotary(t, sin, cos, inverse=False):
+    """Pairs as complex numbers, head by head and row by row."""
+    (positions, pairs), rows = sin.shape, []
+    for r, row in enumerate(t):
+        turn = torch.complex(
+            cos[r % positions], -sin[r % positions] if inverse else sin[r % positions]
+        )
+        heads = []
+        for head in row.reshape(-1, 2, pairs):
+            turned = torch.complex(head[0], head[1]) * turn
+            heads += [turned.real, turned.imag]
+        rows.append(torch.cat(heads))
+    return torch.stack(rows)
+
+
+def softcap(t, cap):
+    e = torch.exp(2 * t / cap)
+    return cap * (e - 1) / (e + 1)
+
+
+TABLES = {"sin": (3, 2), "cos": (3, 2)}
+SAMPLES = [
+    Sample("swiglu", operands=((3, 8),), autograd=swiglu),
+    Sample("swiglu", operands=(Operand((4, 6), layout="transposed"),), autograd=swiglu),
+    Sample("swiglu_grad", operands=((3, 4), (3, 8)), oracle=swiglu_grad),
+    Sample("softcap", operands=((3, 4),), attrs={"cap": 0.75}, autograd=softcap),
+    Sample(
+        "softcap",
+        operands=(Operand((4, 3), layout="transposed", low=-9.0, high=9.0),),
+        attrs={"cap": 4.0},
+        autograd=softcap,
+    ),
+    Sample(
+        "softcap_grad",
+        operands=((3, 4), (3, 4)),
+        attrs={"cap": 2.0},
+        oracle=lambda dy, y, cap: dy * (1 - (y / cap) ** 2),
+    ),
+    Sample("rotary", operands={"t": (3, 4), **TABLES}, autograd=rotary),
+    Sample(
+        "rotary",
+        operands={"t": Operand((6, 12), layout="strided"), **TABLES},
+        attrs={"inverse": True},
+        autograd=rotary,
+    ),
+]
+REFUSALS = [
+    Refusal("softcap", operands=((3,),), attrs={"cap": 0.0}, error=ValueError, says="above 0"),
+    Refusal("swiglu", operands=((3, 5),), error=ShapeError, says="a gate and as many values"),
+    Refusal("swiglu", operands=((2, 3, 4),), error=ShapeError, says="a gate and as many values"),
+    Refusal(
+        "swiglu",
+        operands=(Operand((3, 4), dtype=popxl.int32),),
+        error=DTypeError,
+        says="expected floating point",
+    ),
+    *(
+        Refusal("rotary", operands=operands, error=ShapeError, says="where s divides n")
+        for operands in (
+            {"t": (4, 4), **TABLES},
+            {"t": (3, 6), **TABLES},
+            {"t": (3, 4), "sin": (3, 2), "cos": (3, 1)},
+        )
+    ),
+]

@@ -1,0 +1,232 @@
+"""Models that are no GPT-2: the whole program against formulas, over layouts, and what goes in and
+out.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.quick import cases
+
+from popxl_gpt.config import Config, UserError, override
+from popxl_gpt.demo.convert import main as convert
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.execution.inference import evaluation, token_losses
+from popxl_gpt.execution.initial_weights import initial_weights
+from popxl_gpt.execution.model_size import flops_per_token, parameter_count
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.variables import copy_weights, write_whole_weights
+from popxl_gpt.modelling import Role, model_table
+from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
+from tests.integration.layers import cases as formulas
+from tests.integration.plain_muon import newton_schulz
+from tests.integration.runs import batches, own_gradients_of, train, train_session
+
+TOLERANCE = 1e-5
+MODELS = {
+    "no biases, relu2": {"biases": False, "activation": "relu2"},
+    "rms_norm, swiglu, grouped queries": {
+        "norm": "rms_norm",
+        "activation": "swiglu",
+        "feed_forward_size": 40,
+        "key_value_heads": 2,
+    },
+    "rotary, qk_norm, untied head": {
+        "position_embedding": "rotary",
+        "rotary_base": 100.0,
+        "qk_norm": True,
+        "value_embeddings": True,
+        "attention_serialisation": 3,
+        "tied_head": False,
+        "logit_softcap": 3.0,
+    },
+}
+LAYOUTS = {
+    "one": {},
+    "together": {"recomputation": False, "widening": 2, "micro_batch_size": 1},
+    "all": {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+}
+
+
+def small_model(name: str, **changes: object) -> Config:
+    return small(**{"heads": 4, **MODELS[name], **changes})
+
+
+def of(weights: "dict[str, torch.Tensor]", prefix: str) -> "dict[str, torch.Tensor]":
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+
+
+def logits_by_formula(
+    config: Config, weights: "dict[str, torch.Tensor]", words: np.ndarray
+) -> torch.Tensor:
+    """Logits of texts as long as the model's sequences, [B*S, V]."""
+    model, ids = config.model, torch.from_numpy(words).reshape(-1).long()
+    x = formulas.embedding(model, of(weights, "embedding."), ids)
+    for n in range(model.layers):
+        beside = ids if model.value_embeddings else None
+        x = formulas.decoder(model, of(weights, f"decoder.{n}."), x, beside)
+    head = {"word.weight": weights["embedding.word.weight"], **of(weights, "head.")}
+    return formulas.logits(model, head, x, torch.arange(len(ids)))
+
+
+def token_losses_by_formula(
+    config: Config, weights: "dict[str, torch.Tensor]", words: np.ndarray, labels: np.ndarray
+) -> torch.Tensor:
+    """Losses of a batch, [B*S]."""
+    logits = logits_by_formula(config, weights, words)
+    target = torch.from_numpy(labels).reshape(-1).long()
+    return torch.nn.functional.cross_entropy(logits, target, reduction="none")
+
+
+def doubles(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
+    return {n: torch.from_numpy(w).double() for n, w in weights.items()}
+
+
+def leaves(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
+    return {n: w.requires_grad_() for n, w in doubles(weights).items()}
+
+
+@pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_every_gradient_equal_the_formula(name, layout):
+    config = small_model(name, **LAYOUTS[layout])
+    weights = leaves(random_weights(config.model))
+    expected = token_losses_by_formula(config, weights, *random_batch(config)).mean()
+    expected.backward()
+    loss, gradients, norm = own_gradients_of(config)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    assert gradients.keys() == weights.keys()
+    worst = max((distance(gradients[n], w.grad.numpy()), n) for n, w in weights.items())
+    assert worst[0] < TOLERANCE, worst
+    whole = math.sqrt(sum(w.grad.square().sum().item() for w in weights.values()))
+    assert norm == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path):
+    config = small_model(name, steps=2, optimizer="muon", learning_rate=0.01)
+    _, session = train_session(config)
+    place = save(session, config, tmp_path, Position(2, "data", None, None))
+    other = override(config, **LAYOUTS["all"])
+    restored = pretraining(other)
+    SavedRun(place, other).restore(restored)
+    again = save(restored, other, tmp_path / "again", Position(2, "data", None, None))
+    for file in sorted(path.name for path in place.glob("*.safetensors")):
+        assert (place / file).read_bytes() == (again / file).read_bytes(), file
+    evaluating = evaluation(other)
+    copy_weights(restored, evaluating)
+    words, labels = random_batch(config)
+    with evaluating:
+        losses = token_losses(evaluating, other, words, labels)
+    whole = doubles(dict(find_trained(place).weights()))
+    expected = token_losses_by_formula(config, whole, words, labels).numpy()
+    np.testing.assert_allclose(losses.reshape(-1), expected, rtol=2e-5, atol=2e-5)
+    with pytest.raises(UserError, match="a checkpoint with .* .*, not"):
+        SavedRun(place, small(heads=4, steps=2, optimizer="muon"))
+    with pytest.raises(UserError, match="--init_from: got .* with .*, not"):
+        initial_weights(place, small(heads=4))
+    with pytest.raises(UserError, match="expected one of gpt2, llama, qwen3"):
+        convert(["to_hugging_face", str(place), str(tmp_path / "theirs")])
+
+
+@pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, layout, monkeypatch):
+    monkeypatch.setattr("popxl_gpt.execution.generation.PROMPT_TOKENS", 4)
+    config = small_model(name, **LAYOUTS[layout])
+    weights = random_weights(config.model)
+    texts = [list(text) for text in np.random.default_rng(2).integers(0, 37, (3, 7))]
+    texts[1], texts[2] = texts[1][:3], texts[2][:6]
+    model = CachedModel(config, 3, 7, 5)
+    write_whole_weights(model.session, model.config, weights.items())
+    with model.session:
+        logits = model.start(texts)
+        for _ in range(5):
+            for text, row in zip(texts, logits, strict=True):
+                single = override(config, sequence_length=len(text), attention_serialisation=1)
+                expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
+                np.testing.assert_allclose(row, expected, atol=3e-5)
+                text.append(int(row.argmax()))
+            logits = model.append([text[-1] for text in texts])
+
+
+def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn():
+    config = small_model("rotary, qk_norm, untied head", document_attention=True, **LAYOUTS["all"])
+    words, labels = random_batch(config)
+    words[words == config.model.end_of_text] = 1
+    words[:, 4] = config.model.end_of_text
+    weights, session = random_weights(config.model), evaluation(config)
+    write_whole_weights(session, config, weights.items())
+    with session:
+        losses = token_losses(session, config, words, labels)
+    for part in (slice(0, 5), slice(5, None)):
+        inside = words[:, part].shape[1]
+        alone = override(config, sequence_length=inside, attention_serialisation=1)
+        expected = token_losses_by_formula(alone, doubles(weights), words[:, part], labels[:, part])
+        np.testing.assert_allclose(
+            losses[:, part].reshape(-1), expected.numpy(), rtol=2e-5, atol=2e-5
+        )
+
+
+def test_adapters_have_the_gradients_of_what_they_add_to_each_projection():
+    changes = {"lora_rank": 3, "lora_alpha": 5.0}
+    for name in list(MODELS)[1:]:
+        config = small_model(name, **changes, **LAYOUTS["all"])
+        weights = leaves(random_weights(config.model))
+        whole = dict(weights)
+        for n in weights:
+            if n.endswith("lora_a"):
+                n = n.removesuffix("lora_a")
+                added = weights[f"{n}lora_a"] @ weights[f"{n}lora_b"]
+                whole[f"{n}weight"] = weights[f"{n}weight"] + added * (5.0 / 3)
+        loss, gradients, _ = own_gradients_of(config)
+        expected = token_losses_by_formula(config, whole, *random_batch(config)).mean()
+        expected.backward()
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
+        assert gradients.keys() == {n for n in weights if "lora" in n}
+        assert max(distance(g, weights[n].grad.numpy()) for n, g in gradients.items()) < TOLERANCE
+
+
+def test_muon_moves_each_matrix_that_stands_beside_others_by_itself():
+    config = small_model(
+        "rms_norm, swiglu, grouped queries", **LAYOUTS["all"], optimizer="muon", steps=1
+    )
+    config = override(config, learning_rate=0.02, weight_decay=0.0, max_norm=0.0, warmup_steps=0)
+    before = random_weights(config.model)
+    _, after = train(config)
+    weights = leaves(before)
+    token_losses_by_formula(config, weights, *batches(config)[0]).mean().backward()
+    for n, parameter in model_table(config.model).items():
+        if parameter.role is not Role.WEIGHT:
+            continue
+        blocks = np.cumsum(parameter.blocks) * parameter.shape[1] // sum(parameter.blocks)
+        for now, was, gradient in zip(
+            *(
+                np.split(t, blocks[:-1], axis=1)
+                for t in (after[n], before[n], weights[n].grad.numpy())
+            )
+        ):
+            moved = newton_schulz(torch.from_numpy(gradient).double())
+            length = 0.02 * 0.2 * math.sqrt(max(moved.shape))
+            assert distance(was - now, moved.numpy() * length) < 2e-3, n
+
+
+def test_sizes_are_those_of_the_parameters_and_of_their_products():
+    model = small_model("rms_norm, swiglu, grouped queries").model
+    hidden, wide = model.hidden_size, model.feed_forward
+    matrices = 3 * hidden**2 + 3 * hidden * wide  # half as many keys and values as queries
+    biases = 2 * hidden + 2 * wide + 2 * hidden
+    table = model.vocabulary_size * hidden
+    expected = model.layers * (matrices + biases + 2 * hidden) + table + hidden
+    assert parameter_count(model) == expected + model.positions * hidden
+    attention = 2 * hidden * model.sequence_length
+    products = model.layers * (matrices + attention) + table
+    assert flops_per_token(model) == 6 * products
+    assert parameter_count(dataclasses.replace(model, biases=False)) == (
+        parameter_count(model) - model.layers * biases
+    )

@@ -1,0 +1,246 @@
+"""Llama and Qwen3: loss, gradients, logits and texts of transformers, and folders both ways."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.quick import Later, cases
+from safetensors.torch import load_file
+
+from popxl_gpt.config import UserError, override
+from popxl_gpt.data import BatchLoader, SyntheticDataset
+from popxl_gpt.demo.convert import main as convert
+from popxl_gpt.execution.checkpoint import find_trained
+from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.execution.hugging_face import write_hugging_face
+from popxl_gpt.execution.inference import generation, logits
+from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.modelling import model_table
+from popxl_gpt.modelling.hugging_face import LLAMA, QWEN3, Family
+from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
+from tests.integration.runs import own_gradients_of, run_job
+
+transformers = Later("transformers")
+SIZES = {
+    "vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 40, "max_position_embeddings": 16, "head_dim": 6,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "attn_implementation": "eager",
+}  # fmt: skip
+OURS = {
+    "heads": 4, "key_value_heads": 2, "feed_forward_size": 40, "norm": "rms_norm",
+    "position_embedding": "rotary", "activation": "swiglu", "biases": False,
+}  # fmt: skip
+MODELS = {
+    "llama": (LLAMA, {"rms_norm_eps": 1e-5}, {"tied_head": False}),
+    "tied llama": (
+        LLAMA,
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        {"rotary_base": 500.0, "layer_norm_eps": 1e-6},
+    ),
+    "qwen3": (QWEN3, {"rms_norm_eps": 1e-5}, {"tied_head": False, "qk_norm": True}),
+}
+ALL = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}
+
+
+def their_model(family: Family, **changes: object) -> torch.nn.Module:
+    values = {**SIZES, **changes}
+    configuration = {LLAMA: "LlamaConfig", QWEN3: "Qwen3Config"}[family]
+    model = getattr(transformers, family.architecture)(
+        getattr(transformers, configuration)(**values)
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # gains are not one
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def with_weights(
+    family: Family, config: dict, weights: "dict[str, np.ndarray]", table: dict
+) -> torch.nn.Module:
+    """Their model in float64 with our weights."""
+    model = their_model(family, **config)
+    tensors = {}
+    for name, array in weights.items():
+        tensors.update(family.split(name, table[name], array))
+    missing, unexpected = model.load_state_dict(
+        {name: torch.from_numpy(array) for name, array in tensors.items()}, strict=False
+    )
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    return model.double()
+
+
+@pytest.mark.parametrize("layout", cases([{}, ALL], bool, ["one", "all"]))
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_every_gradient_equal_those_of_transformers(name, layout):
+    family, theirs, ours = MODELS[name]
+    config = small(**OURS, **ours, **layout)
+    table, weights = model_table(config.model), random_weights(config.model)
+    model = with_weights(family, theirs, weights, table)
+    words, labels = (torch.from_numpy(array) for array in random_batch(config))
+    found = model(input_ids=words).logits
+    expected = torch.nn.functional.cross_entropy(found.flatten(0, 1), labels.flatten())
+    expected.backward()
+    loss, gradients, _ = own_gradients_of(config)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    got = {}
+    for parameter, array in gradients.items():
+        got.update(family.split(parameter, table[parameter], array))
+    wanted = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    assert got.keys() == wanted.keys()
+    worst = max((distance(got[name], array), name) for name, array in wanted.items())
+    assert worst[0] < 1e-5, worst
+
+
+@pytest.fixture(params=MODELS)
+def folder(request, tmp_path) -> "tuple[Path, torch.nn.Module]":
+    """A folder as transformers saves it, and its model."""
+    family, theirs, _ = MODELS[request.param]
+    model = their_model(family, **theirs)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
+    return tmp_path / "theirs", model
+
+
+def tensors(path: Path) -> "dict[str, torch.Tensor]":
+    return {n: t for file in path.glob("*.safetensors") for n, t in load_file(file).items()}
+
+
+def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tmp_path, capsys):
+    path, model = folder
+    convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
+    saved = find_trained(tmp_path / "ours")
+    config = override(
+        saved.config,
+        sequence_length=8,
+        global_batch_size=2,
+        micro_batch_size=1,
+        **{**ALL, "data_parallel": 1},
+    )
+    words = np.random.default_rng(1).integers(0, 37, (2, 8))
+    session = generation(config, 8)
+    write_whole_weights(session, config, saved.weights())
+    with session:
+        ours = logits(session, config, words, np.tile(np.arange(8), (2, 1)))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(words)).logits.numpy()
+    np.testing.assert_allclose(ours.reshape(2, 8, 37), expected, rtol=1e-5, atol=1e-5)
+
+    convert(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
+    kind = type(model)
+    assert f"transformers.{kind.__name__}.from_pretrained" in capsys.readouterr().out
+    before, after = tensors(path), tensors(tmp_path / "back")
+    before.pop("lm_head.weight", None) if model.config.tie_word_embeddings else None
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    again = kind.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert torch.equal(again(torch.from_numpy(words)).logits, torch.from_numpy(expected))
+
+
+def test_greedy_texts_are_those_of_transformers(folder, tmp_path):
+    path, model = folder
+    convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
+    saved = find_trained(tmp_path / "ours")
+    config = override(saved.config, **{**ALL, "data_parallel": 1})
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5]]
+    cached = CachedModel(config, 3, 5, 10)
+    write_whole_weights(cached.session, cached.config, saved.weights())
+    got = [[] for _ in prompts]
+    with cached.session:
+        rows = cached.start(prompts)
+        for _ in range(10):
+            for text, row in zip(got, rows, strict=True):
+                text.append(int(row.argmax()))
+            rows = cached.append([text[-1] for text in got])
+    for prompt, text in zip(prompts, got):
+        found = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=10,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert found[0, len(prompt) :].tolist() == text
+
+
+def change(folder: Path, **values: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+SCALED = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}
+REFUSED = {
+    "another activation": ({"hidden_act": "gelu"}, 'got hidden_act "gelu"; expected silu'),
+    "biases": ({"attention_bias": True}, "got attention_bias true; expected false"),
+    "scaled positions": ({"rope_parameters": SCALED}, 'got rope_type "llama3"; expected default'),
+    "positions of an older form": (
+        {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        'got rope_type "linear"; expected default',
+    ),
+    "half of a head turns": (
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        "got partial_rotary_factor 0.5; expected 1.0",
+    ),
+    "wider heads": ({"head_dim": 8}, "got head_dim 8; expected 6"),
+    "heads that do not fit": ({"num_key_value_heads": 3}, "multiple of key_value_heads = 3"),
+    "a tied head": ({"tie_word_embeddings": True}, "lm_head.weight that is not model.embed_tokens"),
+    "another type": ({"model_type": "qwen3"}, "self_attn.q_norm.weight is missing"),
+}
+
+
+def test_what_is_another_model_is_refused_in_words(tmp_path):
+    family, theirs, _ = MODELS["llama"]
+    path = tmp_path / "theirs"
+    their_model(family, **theirs).save_pretrained(path)
+    kept = (path / "config.json").read_text()
+    for name, (values, words) in REFUSED.items():
+        (path / "config.json").write_text(kept)
+        change(path, **values)
+        with pytest.raises(UserError) as found:
+            convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
+        assert words in str(found.value), (name, str(found.value))
+        assert not (tmp_path / "ours").exists()
+
+
+def test_a_base_of_positions_is_read_in_the_older_form_too(tmp_path):
+    their_model(LLAMA).save_pretrained(tmp_path / "theirs")
+    change(tmp_path / "theirs", rope_parameters=None, rope_theta=321.0)
+    convert(["from_hugging_face", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    assert find_trained(tmp_path / "ours").config.model.rotary_base == 321.0
+
+
+def test_a_run_begins_with_a_llama_and_its_model_loads_in_transformers(tmp_path):
+    model = their_model(LLAMA)
+    model.save_pretrained(tmp_path / "theirs")
+    convert(["from_hugging_face", str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    run_job(
+        "--config", tmp_path / "ours/config.yml", "--name", "run", "--run_folder", tmp_path,
+        "--global_batch_size", 2, "--steps", 2, "--learning_rate", 0.01, "--validate_every", 1,
+        "--sequence_length", 8, "--init_from", tmp_path / "theirs", "--tensor_parallel_1", 2,
+    )  # fmt: skip
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    words, labels = BatchLoader(SyntheticDataset(8, 37, 42), 2, seed=42, shuffle=True).batch(0)
+    with torch.no_grad():
+        found = model(torch.from_numpy(words).long()).logits
+    expected = torch.nn.functional.cross_entropy(
+        found.reshape(-1, 37), torch.from_numpy(labels).long().reshape(-1)
+    )
+    assert first["loss"] == pytest.approx(expected.item(), abs=1e-5)
+    convert(["to_hugging_face", str(tmp_path / "run"), str(tmp_path / "back")])
+    trained = type(model).from_pretrained(tmp_path / "back")
+    assert not torch.equal(trained.lm_head.weight, model.lm_head.weight)
+
+
+def test_a_model_of_no_family_is_not_written(tmp_path):
+    config = small(**OURS, value_embeddings=True, logit_softcap=5.0)
+    weights = iter(random_weights(config.model).items())
+    with pytest.raises(
+        UserError, match="with value_embeddings True, logit_softcap 5.0, which llama"
+    ):
+        write_hugging_face(tmp_path, config.model, weights, None, 10**9)
+    assert not list(tmp_path.iterdir())
