@@ -4,10 +4,11 @@ compile it, by its size.
     python benchmarks/building.py
     python benchmarks/building.py --check
 
-Three shapes of programs grow: graphs in graphs, each of two inputs, one of them by reference, and
+Four shapes of programs grow: graphs in graphs, each of two inputs, one of them by reference, and
 each calling the next one twice, 2 to 32 deep (a run of the deepest would do 2^32 calls, and nothing
-here runs); one graph with up to 100,000 ops; and one graph that is called up to 16,000 times. All
-times are processor time, the least of some rounds. A shape grows linearly if its cost for each op
+here runs); one graph with up to 100,000 ops; one graph that is called up to 16,000 times; and a
+module of up to 640 layers that share no graph. All times are processor time, the least of some
+rounds. A shape grows linearly if its cost for each op
 of the largest program is at most 1.2 times that of the second largest: growth is read from
 neighbours, as what a program costs at all weighs on the smallest.
 """
@@ -27,12 +28,13 @@ import numpy as np  # noqa: E402
 from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
 
 SIZES = {
-    "nested": (2, 4, 8, 16, 32),
+    "nested": (2, 8, 32, 64),
     "flat": (1_000, 10_000, 100_000),
     "calls": (1_000, 4_000, 16_000),
+    "modules": (40, 160, 640),
 }
-"""Depths, ops and calls."""
-UNITS = {"nested": "depth", "flat": "ops", "calls": "calls"}
+"""Depths, ops, calls and layers."""
+UNITS = {"nested": "depth", "flat": "ops", "calls": "calls", "modules": "layers"}
 PARTS = ("build", "autodiff", "recompute", "compile")
 STEEPEST = 1.2
 """How much longer an op of the largest program may take than one of the second largest."""
@@ -96,7 +98,7 @@ def flat(count: int) -> Shape:
 
     def chain(t: popxl.Tensor, u: popxl.Tensor) -> popxl.Tensor:
         for _ in range(count):
-            t = ops.add(t, u)
+            t = ops.mul(t, u)
         return t
 
     def build() -> popxl.Ir:
@@ -116,7 +118,7 @@ def calls(count: int) -> Shape:
 
     def called(t: popxl.Tensor, weight: popxl.Tensor) -> popxl.Tensor:
         for _ in range(4):
-            t = ops.add(t, weight)
+            t = ops.mul(t, weight)
         return t
 
     def build() -> popxl.Ir:
@@ -136,6 +138,32 @@ def calls(count: int) -> Shape:
     return build, lambda ir: ir.graphs[2]  # type: ignore[attr-defined]
 
 
+def modules(count: int) -> Shape:
+    """A module of layers that share no graph."""
+    import popxl
+    import popxl_addons as addons
+
+    class Layers(addons.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = addons.Module.from_list([addons.layers.Linear(4) for _ in range(count)])
+
+        def build(self, x: popxl.Tensor) -> popxl.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    def build() -> popxl.Ir:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            x = popxl.variable(np.ones((2, 4), np.float32))
+            factories, graph = Layers().create_graph(x)
+            _store(*graph.bind(factories.init()).call(x))
+        return ir
+
+    return build, lambda ir: ir.graphs[1]  # type: ignore[attr-defined]
+
+
 def _store(t: object) -> None:
     import popxl
     from popxl import ops
@@ -143,7 +171,7 @@ def _store(t: object) -> None:
     ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)  # type: ignore[attr-defined]
 
 
-SHAPES = {"nested": nested, "flat": flat, "calls": calls}
+SHAPES = {"nested": nested, "flat": flat, "calls": calls, "modules": modules}
 
 
 def measured(shape: str, size: int, rounds: int) -> Figures:

@@ -7,15 +7,18 @@ meanwhile, as a share of the time from one checkpoint to the next.
 Presets run on one replica. A round takes steps that nothing disturbs, then begins a checkpoint and
 takes steps until it is written. What these take longer than as many undisturbed ones, reading the
 state included, is what the checkpoint costs. Beside it stands the time of one that is waited for.
+The bar is on processor time, which other work on the machine distorts least; where a processor is
+idle, training loses less.
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -34,11 +37,20 @@ BETWEEN = 60 * Checkpoint().every_minutes
 """Seconds from one to the next, by default."""
 
 
-def seconds_of(trainer: PhasedTrainer, steps: int) -> float:
+Clocks = np.ndarray
+"""Seconds of the wall and of the processors, float64 [2]."""
+
+
+def now() -> Clocks:
+    """Of this process."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def step_seconds(trainer: PhasedTrainer, steps: int) -> Clocks:
     """Of a step, nothing else going on."""
-    begin = time.perf_counter()
+    begin = now()
     trainer.step(steps)
-    return (time.perf_counter() - begin) / steps
+    return (now() - begin) / steps
 
 
 def compare(config: Config, folder: Path, rounds: int, steps: int) -> Figures:
@@ -47,39 +59,37 @@ def compare(config: Config, folder: Path, rounds: int, steps: int) -> Figures:
     """
     trainer = PhasedTrainer(config, batches(config))
     trainer.step(2)
-    plain, waited, reading, written, cost = [], [], [], [], []
+    plain, waited, reading, cost = [], [], [], []
     for number in range(1, rounds + 1):
-        before = seconds_of(trainer, steps)
-        begin, taken = time.perf_counter(), 0
+        before = step_seconds(trainer, steps)
+        begin, taken = now(), 0
         saving = begin_save(trainer.session, config, folder, Position(2 * number, ""))
-        reading.append(time.perf_counter() - begin)
+        reading.append(now() - begin)
         while not saving.is_done:
             trainer.step(1)
             taken += 1
         saving.finish()
-        written.append(time.perf_counter() - begin)
-        after = seconds_of(trainer, steps)
-        plain.append((before + after) / 2)
-        cost.append(written[-1] - taken * plain[-1])
-        begin = time.perf_counter()
+        meanwhile = now() - begin
+        plain.append((before + step_seconds(trainer, steps)) / 2)
+        cost.append(meanwhile - taken * plain[-1])
+        begin = now()
         path = save(trainer.session, config, folder, Position(2 * number + 1, ""))
-        waited.append(time.perf_counter() - begin)
-    return {
-        "bytes": float(sum(file.stat().st_size for file in path.iterdir())),
-        "step_seconds": statistics.median(plain),
-        "waited_seconds": statistics.median(waited),
-        "reading_seconds": statistics.median(reading),
-        "written_seconds": statistics.median(written),
-        "cost_seconds": statistics.median(cost),
-        "share": statistics.median(cost) / BETWEEN,
-    }
+        waited.append(now() - begin)
+    figures: Figures = {"bytes": float(sum(file.stat().st_size for file in path.iterdir()))}
+    measured = (("step", plain), ("waited", waited), ("reading", reading), ("cost", cost))
+    for name, found in measured:
+        for clock, seconds in zip(("wall", "cpu"), np.median(found, axis=0)):
+            figures[f"{name}_{clock}_seconds"] = float(seconds)
+    figures["share"] = figures["cost_cpu_seconds"] / BETWEEN
+    return figures
 
 
 def row(name: str, figures: Figures) -> list[str]:
     """A line of the table."""
     seconds = [
-        f"{figures[f'{part}_seconds']:.3f}"
-        for part in ("step", "waited", "reading", "written", "cost")
+        f"{figures[f'{part}_{clock}_seconds']:.3f}"
+        for part in ("step", "waited", "reading", "cost")
+        for clock in ("wall", "cpu")
     ]
     return [name, f"{figures['bytes'] / 1e6:.0f}", *seconds, f"{figures['share']:.3%}"]
 
@@ -99,7 +109,8 @@ def main() -> int:
     for name in arguments.presets:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             found[name] = compare(named(name), Path(folder), arguments.rounds, arguments.steps)
-    heads = ["preset", "MB", "s/step", "waited for (s)", "reading (s)", "behind (s)", "cost (s)"]
+    parts = ("s/step", "waited for", "reading", "cost")
+    heads = ["preset", "MB", *(f"{part}{cpu}" for part in parts for cpu in ("", " (cpu)"))]
     heads += [f"of {BETWEEN / 60:g} min"]
     print(table(heads, [row(name, figures) for name, figures in found.items()]))
     worst = max(figures["share"] for figures in found.values())

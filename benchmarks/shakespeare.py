@@ -168,13 +168,13 @@ def variants_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:
 def preset_steps(steps: int) -> int:
     """Steps of the preset's run beside so many others: its own beside the whole 2,000."""
     share = preset("shakespeare").training.steps / 2000
-    return max(1, round(steps * share / CHUNK)) * CHUNK
+    return max(2, round(steps * share / CHUNK)) * CHUNK  # the first are warm-up
 
 
 def summarise(runs: list[Measurement], steps: int) -> Figures:
     """One variant, of so many steps, over all seeds. Later rounds are those of others."""
     losses = [run.finish["validation_loss"] for run in runs]
-    rounds = max(1, steps // CHUNK - 1)
+    rounds = steps // CHUNK - 1
     runs = [
         replace(run, seconds=run.seconds[:rounds], cpu_seconds=run.cpu_seconds[:rounds])
         for run in runs

@@ -1,9 +1,9 @@
 """Token files and batches.
 
 `prepare.py` turns text into TFRecords; `TokenDataset` reads them; `BatchLoader` gives the batch of
-any step. May import `config`, the standard library, numpy, crc32c and, for preparation only,
-tokenizers, zstandard and pyarrow. A new kind of input: a function in `sources.py` that returns a
-`Source`, and a subcommand in `prepare.py`.
+any step. May import `config`, units of `utils`, the standard library, numpy, crc32c and, for
+preparation only, tokenizers, tqdm, zstandard and pyarrow. A new kind of input: a function in
+`sources.py` that returns a `Source`, and a subcommand in `prepare.py`.
 """
 
 from popxl_gpt.data.dataset import Dataset, SyntheticDataset, TokenArray, TokenDataset, find_files

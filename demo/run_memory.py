@@ -12,7 +12,7 @@ from popxl_gpt.execution.reports.plan.process import (
     process_memory,
     without_files,
 )
-from popxl_gpt.utils.runtime import peak_resident_bytes, resident_bytes
+from popxl_gpt.utils.runtime import expect_session, peak_resident_bytes, resident_bytes
 from popxl_gpt.utils.units import bytes_text
 
 PLANNED_AFTER = 180.0
@@ -25,6 +25,7 @@ class RunMemory:
     """
 
     def __init__(self, config: Config, has_planned: bool):
+        expect_session(config.execution.device)  # before PyTorch is loaded, which is long
         self._config, self._has_planned = config, has_planned
         self._itself, self._begin = own_bytes(config, has_planned), time.monotonic()
         self._measured = self._peak = 0

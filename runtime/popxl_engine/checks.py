@@ -33,10 +33,10 @@ def check_executable(ir: Ir) -> None:
     for variable in ir.main_graph.variables:
         if variable.location_info is not None:
             variable.location_info.check(variable)
-    for op, t in _missing(ir.main_graph):
+    for op, called, t in _missing(ir.main_graph):
         raise GraphError(
             f"cannot execute {op} in graph '{op.graph.name or 'main'}', built at {op.where}: got "
-            f"no value for input %{t.name}: {t.spec} of graph '{t._graph.name}', which reads it; "
+            f"no value for input %{t.name}: {t.spec} of graph '{called.name}', which reads it; "
             "expected one. Give it at the call, also where the graph gains it later."
         )
     for op in refused(ir.main_graph):
@@ -45,14 +45,14 @@ def check_executable(ir: Ir) -> None:
         raise type(refusal)(f"cannot execute {op} {where}: {refusal}") from refusal
 
 
-def _missing(graph: Graph) -> Iterator[Tuple[Op, Tensor]]:
+def _missing(graph: Graph) -> Iterator[Tuple[Op, Graph, Tensor]]:
     """Calls, here and in what is called, with inputs that are read there and have no value."""
     for caller in called_first(graph):
         for op in caller.ops:
             for called, given in op.called():
                 for t in called.inputs[len(given) :]:
                     if t in called.outputs or any(t in reader.inputs for reader in called.ops):
-                        yield op, t
+                        yield op, called, t
 
 
 def refused(graph: Graph) -> Iterator[Op]:

@@ -78,7 +78,11 @@ ROOMS = (
         ("numpy", "torch"),
     ),
     Room("popxl_gpt.config", (), ("yaml",)),
-    Room("popxl_gpt.data", ("popxl_gpt.config",), ("numpy", "crc32c", "tfrecord", "tokenizers")),
+    Room(
+        "popxl_gpt.data",
+        ("popxl_gpt.config", "popxl_gpt.utils.units"),
+        ("numpy", "crc32c", "tokenizers", "tqdm"),
+    ),
     Room("popxl_gpt.utils", ("popxl_gpt.config", "popxl", "popxl_addons"), ("numpy",)),
     Room(
         "popxl_gpt.modelling",

@@ -17,6 +17,6 @@ def test_the_cost_of_a_checkpoint_is_told_for_each_preset(monkeypatch, capsys, t
     found = json.loads(last)
     figures = found["presets"]["tiny"]
     assert any(line.startswith("tiny ") for line in shown)
-    assert found["worst"] == figures["share"] == figures["cost_seconds"] / 1800
-    assert 0 < figures["reading_seconds"] < figures["written_seconds"]
+    assert found["worst"] == figures["share"] == figures["cost_cpu_seconds"] / 1800
+    assert 0 < figures["reading_wall_seconds"] and 0 < figures["waited_wall_seconds"]
     assert figures["bytes"] > 10_000 and found["met"] == (found["worst"] <= saving.BAR)

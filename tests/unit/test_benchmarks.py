@@ -20,7 +20,8 @@ from benchmarks.harness import (
     measure,
     table,
 )
-from benchmarks.shakespeare import BATCH, Characters
+from benchmarks.shakespeare import BATCH, CHUNK, Characters, preset_steps, summarise
+from popxl_gpt.config import preset
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -313,7 +314,8 @@ def test_overhead_tells_every_figure_that_has_a_bar(monkeypatch):
 
 @pytest.mark.multi
 def test_building_tells_what_each_part_costs_and_how_it_grows(monkeypatch, capsys):
-    monkeypatch.setattr(building, "SIZES", {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20)})
+    sizes = {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20), "modules": (1, 2)}
+    monkeypatch.setattr(building, "SIZES", sizes)
     monkeypatch.setattr(sys, "argv", ["building.py", "--rounds", "1"])
     assert building.main() == 0
     *shown, last = capsys.readouterr().out.strip().splitlines()
@@ -352,3 +354,14 @@ def test_train_step_prints_a_table_and_ends_with_json():
     assert figures["tokens_per_step"] == 32
     assert figures["dtypes"]["float32"]["variants"]["eager"]["tokens_per_s"] > 0
     assert str(ROOT) not in last
+
+
+def test_rounds_after_a_variants_last_step_are_not_its_time():
+    of_others = Measurement(
+        name="preset", seconds=(2.0, 0.0, 0.0), cpu_seconds=(1.0, 0.0, 0.0), peak_bytes=0,
+        stepping_bytes=0, steps=(), finish={"validation_loss": 1.5},
+    )  # fmt: skip
+    figures = summarise([of_others], steps=2 * CHUNK)
+    assert figures["seconds"] == 2 * CHUNK * 2.0 and figures["milliseconds_per_step"] == 2000.0
+    assert preset_steps(2000) == preset("shakespeare").training.steps
+    assert preset_steps(2 * CHUNK) == 2 * CHUNK

@@ -353,6 +353,22 @@ def test_flags_that_make_no_sense_are_refused(flags, says):
     assert says in str(error.value)
 
 
+WITHOUT_COMPILER = """
+import sys
+from popxl_gpt.config import preset
+from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.pretraining import pretraining
+config = preset("tiny", layers=1, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
+assert flops_per_step(config) > 0 and pretraining(config) and "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+"""
+
+
+def test_neither_a_session_nor_counting_flops_loads_the_compiler_of_pytorch():
+    """It takes 70 MiB and more than a second."""
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], cwd=ROOT, check=True, timeout=120)
+
+
 # Large models
 
 

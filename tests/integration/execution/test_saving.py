@@ -18,7 +18,7 @@ from popxl_gpt.execution.checkpoint_folder import folder_name
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import begin_save, save
-from tests.integration.execution.test_checkpoint import BASE, train
+from tests.integration.saved_runs import BASE, train
 
 SECONDS = 60
 
@@ -83,8 +83,16 @@ def test_what_is_written_behind_is_the_step_that_it_was_begun_after(changes, tmp
     assert all(later[name] != expected[name] for name in expected if name != "checkpoint.json")
 
 
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory) -> "dict[str, bytes]":
+    """A checkpoint after two steps with rows in memory."""
+    session = pretraining(BASE)
+    train(session, BASE, range(2))
+    return files_of(save(session, BASE, tmp_path_factory.mktemp("plain"), Position(2, "data")))
+
+
 @pytest.mark.parametrize("limit", [None, "1MiB"])
-def test_what_is_in_files_is_written_before_training_goes_on(limit, tmp_path):
+def test_what_is_in_files_is_written_before_training_goes_on(limit, in_memory, tmp_path):
     config = override(BASE, memmap_dir=str(tmp_path / "rows"), host_memory=limit)
     session = pretraining(config)
     with session:
@@ -93,12 +101,9 @@ def test_what_is_in_files_is_written_before_training_goes_on(limit, tmp_path):
         assert begun.is_done
         expected = files_of(begun.target)
         train(session, config, range(2, 4))
-    plain = pretraining(BASE)
-    train(plain, BASE, range(2))
-    saved = files_of(save(plain, BASE, tmp_path / "plain", Position(2, "data")))
-    assert begun.finish() == tmp_path / folder_name(2)
-    for name in saved:
-        assert name == "checkpoint.json" or saved[name] == expected[name], name
+    assert files_of(begun.finish()) == expected
+    for name in expected:
+        assert name == "checkpoint.json" or expected[name] == in_memory[name], name
 
 
 def test_a_copy_takes_no_more_than_half_of_the_free_memory(tmp_path, monkeypatch):
