@@ -122,7 +122,8 @@ def show(results: dict[int, Figures]) -> None:
     for name in ("read", "copy", "disk_write", "disk_read"):
         rates = [f"{figures[name] / 1e9:.2f} GB/s" for figures in results.values()]
         rows.append([name.replace("_", ", "), *rates])
-    print(table(["ceiling", *(f"{threads} threads" for threads in results)], rows))
+    headers = [f"{threads} thread{'s' * (threads > 1)}" for threads in results]
+    print(table(["ceiling", *headers], rows))
     if not all(figures["is_direct"] for figures in results.values()):
         print("\nThe disk's file system has no direct I/O: memory that caches it may be measured.")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import building, harness, train_step, trees
+from benchmarks import building, ceilings, harness, train_step, trees
 from benchmarks.harness import (
     BenchmarkError,
     Measurement,
@@ -75,6 +75,23 @@ def test_variants_alternate_and_turn_round(script, tmp_path):
     assert [m.name for m in measured] == ["a", "b"]
     assert all(len(m.seconds) == 3 and m.finish == {"total": 8} for m in measured)
     assert [figures["taken"] for figures in measured[0].steps] == [2, 4, 6, 8]
+
+
+def test_ceilings_of_a_disk_leave_nothing_behind_and_use_a_file_for_each_thread(
+    tmp_path, monkeypatch
+):
+    written = []
+    write = ceilings._write
+    monkeypatch.setattr(
+        ceilings,
+        "_write",
+        lambda path, size, direct: written.append((path, size)) or write(path, size, direct),
+    )
+    rates = ceilings.disk_rates(tmp_path, threads=2, size=4 * ceilings.BLOCK)
+    assert rates["disk_write"] > 0 and rates["disk_read"] > 0
+    assert sorted(path.name for path, _ in written) == ["0", "1"]
+    assert {size for _, size in written} == {2 * ceilings.BLOCK}
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
