@@ -315,7 +315,8 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
     trained = f", {si(trained_count(config.model))} of them trained" if rank else ""
     print(f"{si(parameter_count(config.model))} parameters{trained}, run folder {folder.path}")
     if saved is not None:
-        print(f"continuing after step {saved.position.step}, from {saved.folder}")
+        seen = si(saved.position.tokens or 0, "tokens")
+        print(f"continuing after step {saved.position.step}, {seen}, from {saved.folder}")
 
 
 def show_samples_at_end(

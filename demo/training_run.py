@@ -134,7 +134,8 @@ class TrainingRun:
         self.skipped = Skipped.of(self.session)
         self.diverged: Optional[str] = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
-        self.loader = _loader(config, data)
+        self._tokens = 0 if saved is None else saved.position.tokens or 0
+        self.loader = _loader(config, data, self.step, self._tokens)
         self.validation = (
             Validation(config, validation_data, data, bytes_of_tokens(config, tokenizer))
             if validation_data is not None and config.training.validate_every > 0
@@ -158,7 +159,6 @@ class TrainingRun:
         )
         self._first_step = self.step
         last = (None if self.metrics is None else self.metrics.last) or {}
-        self._tokens = last.get("tokens", self.step * config.tokens_per_step)
         self._begin = time.monotonic() - last.get("seconds", 0.0)
         """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
@@ -579,11 +579,15 @@ class TrainingRun:
         loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):
             loss = None
-        return Position(self.step, self._fingerprint, lines, loss)
+        return Position(self.step, self._fingerprint, lines, loss, self._tokens)
 
 
-def _loader(config: Config, dataset: Dataset) -> BatchLoader:
+def _loader(config: Config, dataset: Dataset, step: int, tokens: int) -> BatchLoader:
+    """Batches of a run that has done so many steps and seen so many tokens, in batches of whatever
+    size.
+    """
     share = data_share(config)
+    samples = tokens // config.model.sequence_length
     return BatchLoader(
         dataset,
         config.training.global_batch_size,
@@ -591,6 +595,7 @@ def _loader(config: Config, dataset: Dataset) -> BatchLoader:
         instance=share.index,
         instances=share.count,
         accumulation_steps=config.gradient_accumulation,
+        shift=samples - step * config.training.global_batch_size,
     )
 
 

@@ -108,6 +108,8 @@ class Position:
     """Lines that metrics.jsonl has by then; None where that was not written down."""
     validation_loss: Optional[float] = None
     """The loss on held-out text after this step, where it was measured and is a number."""
+    tokens: Optional[int] = None
+    """Seen so far; None: as many as so many steps of the configuration's batch have."""
 
 
 def save(
@@ -241,12 +243,16 @@ def _write_manifest(
     described: "dict[str, Any]",
     files: "dict[str, Any]",
 ) -> None:
+    tokens = position.tokens
+    if tokens is None:
+        tokens = position.step * config.tokens_per_step
     manifest = {
         "format": FORMAT,
         "step": position.step,
         "data": {
             "fingerprint": position.data,
-            "samples": position.step * config.training.global_batch_size,
+            "samples": tokens // config.model.sequence_length,
+            "tokens": tokens,
         },
         **described,
         "numerics": numerics_hash(config),
@@ -370,6 +376,7 @@ class SavedRun:
             manifest["data"]["fingerprint"],
             manifest.get("metrics"),
             manifest.get("validation_loss"),
+            _tokens(manifest),
         )
         _check_fits(folder, manifest, config)
         self._verify()
@@ -655,12 +662,9 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
 
 
 def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> None:
-    """Refuse a checkpoint of another model or another course through the data; tell of other
-    changes.
-    """
+    """Refuse a checkpoint of another model; tell of other changes."""
     saved, now = manifest["config"], to_mapping(config)
     must_agree = [("model", name) for name in ("layers", "hidden_size", "heads", "vocabulary_size")]
-    must_agree += [("training", "global_batch_size")]
     saved["model"].setdefault("lora_rank", 0)
     saved["training"].setdefault("optimizer", "adamw")
     must_agree += [("model", "lora_rank"), ("training", "optimizer")]
@@ -702,6 +706,14 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         changed.append(f"weights kept in {old_kept} -> {kept}, {how}")
     if changed and manifest.get("numerics") != numerics_hash(config):
         _LOG.warning("%s: continuing with other settings: %s.", folder, "; ".join(changed))
+
+
+def _tokens(manifest: "dict[str, Any]") -> int:
+    """Seen by a saved run; those that do not say it had batches of one size."""
+    saved = manifest["config"]
+    per_step = saved["training"]["global_batch_size"] * saved["model"]["sequence_length"]
+    found: int = manifest["data"].get("tokens", manifest["step"] * per_step)
+    return found
 
 
 def _weight_precision(saved: "dict[str, Any]") -> str:

@@ -158,6 +158,31 @@ def test_a_run_can_go_back_to_an_older_checkpoint_and_leaves_the_newer_ones(fold
     assert metrics_of(folder / "runs/run-2").splitlines() == lines[10:]
 
 
+def test_batch_and_schedule_may_change_and_no_token_is_left_out(folder, tmp_path, capsys):
+    # weights hardly move, so that a loss tells which samples a step has read
+    still = "--samples 0 --dropout 0 --validate_every 0 --learning_rate 1e-12 --schedule constant"
+    flags = ("--run_folder", tmp_path, *still.split(), "--warmup_steps", 0, "--widening", 1)
+    again = (*words(folder), *flags, "--checkpoint.load", "auto", "--name", "changed")
+    run_job(*words(folder), *flags, "--steps", 8, "--name", "same")
+    run_job(*words(folder), *flags, "--steps", 3, "--name", "changed")
+    run_job(*again, "--steps", 5, "--global_batch_size", 16, "--schedule", "linear")
+    run_job(*again, "--steps", 6)
+    same, changed = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("same", "changed")
+    )
+    losses, tokens = ([line[name] for line in same] for name in ("loss", "tokens"))
+    pairs = [(losses[3] + losses[4]) / 2, (losses[5] + losses[6]) / 2]
+    expected = [*losses[:3], *pairs, losses[7]]
+    assert [line["loss"] for line in changed] == pytest.approx(expected, abs=1e-5)
+    assert [line["tokens"] for line in changed] == [*tokens[:3], tokens[4], tokens[6], tokens[7]]
+    assert len({round(loss, 3) for loss in losses}) > 4
+    said = capsys.readouterr()
+    assert "global_batch_size: 8 -> 16; training.schedule: constant -> linear" in said.err
+    assert "global_batch_size: 16 -> 8" in said.err
+    assert "continuing after step 5, 896 tokens, from" in said.out
+
+
 @pytest.mark.slow
 def test_wandb_has_all_of_a_run_also_of_one_that_goes_on(folder, tmp_path):
     flags = ("--run_folder", str(tmp_path), "--wandb", "--wandb_tags", "one", "two")

@@ -297,7 +297,7 @@ def test_auto_takes_the_newest_whole_checkpoint_and_says_what_it_passed_over(
         damage(run / f"checkpoints/step_0000000{step}")
     here(tmp_path, checkpoint__load="auto", checkpoint__keep=1, steps=4)
     said = capfd.readouterr()
-    assert f"continuing after step 2, from {run}/checkpoints/step_00000002" in said.out
+    assert f"continuing after step 2, 64.0 tokens, from {run}/checkpoints/step_00000002" in said.out
     for step in (3, 4):
         path = f"{run}/checkpoints/step_0000000{step}"
         assert f"{path}/head.safetensors: got " in said.err
