@@ -51,20 +51,28 @@ def to_yaml(config: Config) -> str:
 
 def changes(config: Config) -> "tuple[str, dict[str, Any]]":
     """What a configuration is but for some leaves, in words, and those leaves by their dotted
-    names: the preset of its name, else the defaults.
+    names: the preset of its name, else what the fewest leaves differ from, the defaults or a
+    preset.
     """
-    known = config.name in preset_names()
-    told = f"preset {config.name}" if known else "the defaults"
-    base = to_mapping(preset(config.name) if known else Config(name=config.name))
-    changed = {}
-    for leaf in leaves():
-        here, there = (
-            m[leaf.section][leaf.name] if leaf.section else m[leaf.name]
-            for m in (to_mapping(config), base)
-        )
-        if here != there:
-            changed[leaf.path] = here
-    return told, changed
+    names = preset_names()
+    if config.name in names:
+        return f"preset {config.name}", _changed(config, preset(config.name))
+    found = {"the defaults": _changed(config, Config(name=config.name))}
+    for name in names:
+        found[f"preset {name}"] = _changed(config, preset(name, name=config.name))
+    return min(found.items(), key=lambda item: len(item[1]))
+
+
+def _changed(config: Config, base: Config) -> "dict[str, Any]":
+    """Leaves of a configuration that another has otherwise, by their dotted names."""
+    here, there = to_mapping(config), to_mapping(base)
+    pairs = {
+        leaf.path: [
+            m[leaf.section][leaf.name] if leaf.section else m[leaf.name] for m in (here, there)
+        ]
+        for leaf in leaves()
+    }
+    return {path: now for path, (now, before) in pairs.items() if now != before}
 
 
 def save(config: Config, file: Path) -> None:
