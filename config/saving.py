@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +55,27 @@ def changes(config: Config) -> "tuple[str, dict[str, Any]]":
     names: the preset of its name, else what the fewest leaves differ from, the defaults or a
     preset.
     """
-    names = preset_names()
-    if config.name in names:
-        return f"preset {config.name}", _changed(config, preset(config.name))
-    found = {"the defaults": _changed(config, Config(name=config.name))}
-    for name in names:
-        found[f"preset {name}"] = _changed(config, preset(name, name=config.name))
+    bases = _bases()
+    named = f"preset {config.name}"
+    told = [named] if named in bases else list(bases)
+    found = {name: _changed(to_mapping(config), bases[name]) for name in told}
     return min(found.items(), key=lambda item: len(item[1]))
 
 
-def _changed(config: Config, base: Config) -> "dict[str, Any]":
-    """Leaves of a configuration that another has otherwise, by their dotted names."""
-    here, there = to_mapping(config), to_mapping(base)
-    pairs = {
-        leaf.path: [
-            m[leaf.section][leaf.name] if leaf.section else m[leaf.name] for m in (here, there)
-        ]
+@lru_cache(maxsize=1)
+def _bases() -> "dict[str, dict[str, Any]]":
+    """The defaults and all presets."""
+    presets = {f"preset {name}": to_mapping(preset(name)) for name in preset_names()}
+    return {"the defaults": to_mapping(Config()), **presets}
+
+
+def _changed(here: "dict[str, Any]", there: "dict[str, Any]") -> "dict[str, Any]":
+    """Leaves of sections that another configuration has otherwise, by their dotted names."""
+    return {
+        leaf.path: here[leaf.section][leaf.name]
         for leaf in leaves()
+        if leaf.section and here[leaf.section][leaf.name] != there[leaf.section][leaf.name]
     }
-    return {path: now for path, (now, before) in pairs.items() if now != before}
 
 
 def save(config: Config, file: Path) -> None:
