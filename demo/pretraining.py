@@ -17,6 +17,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, Optional
 
@@ -109,6 +110,7 @@ def train(config: Config, options: Options) -> int:
                     profiler,
                     tokenizer,
                     limit,
+                    Samples(tokenizer, validation_data or data, options).after_steps,
                 )
             kept.run = run
             if is_leader:
@@ -120,9 +122,8 @@ def train(config: Config, options: Options) -> int:
             try:
                 signal = run.run()
                 is_done = signal is None and run.diverged is None and run.spike is None
-                show_samples_at_end(
-                    run, tokenizer, validation_data or data, options.samples if is_done else 0
-                )
+                if is_done:
+                    show_samples_if_finite(run, tokenizer, validation_data or data, options.samples)
             finally:
                 run.close()
             run.end()
@@ -319,7 +320,24 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
         print(f"continuing after step {saved.position.step}, {seen}, from {saved.folder}")
 
 
-def show_samples_at_end(
+@dataclass(frozen=True)
+class Samples:
+    """Texts that the model writes while it is trained."""
+
+    tokenizer: Optional[Tokenizer]
+    data: Dataset
+    options: Options
+
+    def after_steps(self, run: TrainingRun, steps: int) -> None:
+        """Write them where they are due: not after the last step, at which they come anyway."""
+        every, end = self.options.sample_every, run.config.training.steps
+        if not every or run.step >= end or run.step // every == (run.step - steps) // every:
+            return
+        with contextlib.nullcontext() if run.line is None else run.line.away():
+            show_samples_if_finite(run, self.tokenizer, self.data, self.options.samples)
+
+
+def show_samples_if_finite(
     run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int
 ) -> None:
     """Let the model write, where there is a tokenizer and its logits are finite."""

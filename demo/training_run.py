@@ -118,9 +118,13 @@ class TrainingRun:
         profiler: Optional[StepProfiler] = None,
         tokenizer: Optional[Tokenizer] = None,
         limit_seconds: Optional[float] = None,
+        after_steps: "Callable[[TrainingRun, int], None]" = lambda run, steps: None,
     ):
-        """``limit_seconds``: of a step at the machine's physical limit, where that is known."""
+        """``limit_seconds``: of a step at the machine's physical limit, where that is known.
+        ``after_steps``: is called after each call of the session, with its number of steps.
+        """
         self.config = config
+        self._after_steps = after_steps
         self.folder = folder
         self.tokenizer = tokenizer
         self.data = data
@@ -298,6 +302,7 @@ class TrainingRun:
             self._record(result, rate)
             self._judge(result)
             self._judge_spike(result)
+        self._after_steps(self, iterations)
         check = self.config.execution.check_replicas
         if check and self.step // check > (self.step - iterations) // check:
             check_replicas(self.session, self.step)

@@ -1,5 +1,6 @@
 """The training job as a user runs it: what it prints and leaves."""
 
+import html
 import json
 import os
 import re
@@ -45,7 +46,9 @@ def folder(tmp_path_factory) -> Path:
                 np.stack([tokens[start : start + 17] for start in starts])
             ):
                 writer.write(payload)
-    done = train(folder, *"--limit --device_tflops 1 --link_gbps 1 --remote_gbps 1".split())
+    done = train(
+        folder, *"--limit --device_tflops 1 --link_gbps 1 --remote_gbps 1 --sample_every 8".split()
+    )
     assert done.returncode == 0, done.stderr
     (folder / "output.txt").write_text(done.stdout)
     return folder
@@ -101,7 +104,9 @@ def test_a_run_leaves_its_configuration_metrics_report_and_checkpoints(folder):
     report = (run / "report.html").read_text()
     assert "finished: step 20 of 20" in report and "Computed by --limit" in report
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert [sample["step"] for sample in samples] == [20, 20]
+    assert [sample["step"] for sample in samples] == [8, 8, 16, 16, 20, 20]
+    page = html.unescape(report)
+    assert all(sample["text"] in page for sample in samples)
     assert json.loads((run / "run.json").read_text())["training_data"]["samples"] > 0
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
         "step_00000010",

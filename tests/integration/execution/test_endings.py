@@ -440,16 +440,16 @@ def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_save
     what, tmp_path, monkeypatch, capsys
 ):
     run, away = tmp_path / "runs/run", tmp_path / "runs/away"
-    show_samples_at_end = pretraining.show_samples_at_end
+    show_samples_if_finite = pretraining.show_samples_if_finite
 
     def then_lost(*arguments):
-        show_samples_at_end(*arguments)
+        show_samples_if_finite(*arguments)
         if what == "renamed":
             run.rename(away)
         else:
             shutil.rmtree(run if what == "deleted" else run / "checkpoints")
 
-    monkeypatch.setattr(pretraining, "show_samples_at_end", then_lost)
+    monkeypatch.setattr(pretraining, "show_samples_if_finite", then_lost)
     arguments = words(tmp_path, steps=4)[2:]
     if what == "deleted checkpoints":
         assert pretraining.main(arguments) == 0
