@@ -1,6 +1,6 @@
 # Everything runs in .venv, which is made once and reused. `make PYTHON=python3.12 ...` chooses another Python (3.10+),
 # `make PIP_ARGS="--index-url ..." ...` another package index (docs/index.md: CPU and CUDA builds of torch), and
-# `make demo DEMO_ARGS="--steps 100"` other settings (PREPARE_ARGS: other data).
+# `make demo DEMO_ARGS="--steps 100"` other settings (PREPARE_ARGS: other data), as of `make shakespeare TEXT=FILE`.
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -13,7 +13,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := runtime/popxl_engine/native/*.cpp runtime/popxl_engine/native/*.h
-TEXT := data/files/stdlib
+TEXT ?=
+STDLIB := data/files/stdlib
+CHARACTERS := data/files/characters
+VOCABULARY := import json; print(json.load(open("$(CHARACTERS)/dataset.json"))["vocabulary_size"])
 # Two processes on two cores, each with one thread; `make WORKERS=8 test` where there are more.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -21,24 +24,35 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format bench docs clean torture fuzz
+.PHONY: help demo shakespeare test check format bench docs clean torture fuzz
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    prepare real text, train a small GPT on it for about four minutes, show what it learned"
+	@echo "make shakespeare TEXT=FILE   train nanoGPT's model of characters on a text, in about a minute"
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
 	@echo "make fuzz    random programs through the compiler's passes for MINUTES (10)"
-	@echo "make bench   every benchmark, one after the other"
+	@echo "make bench   every benchmark, one after the other, but time_to_loss.py, which takes hours"
 	@echo "make docs    the generated pages and pictures of docs/, and the site in build/site"
 	@echo "make format  format and tidy the sources"
 	@echo "make clean   delete .venv, the site and caches; runs and prepared text stay"
 
 demo: $(INSTALLED)
-	$(BIN)/python data/prepare.py stdlib --output $(TEXT) --overwrite $(PREPARE_ARGS)
-	$(BIN)/python demo/pretraining.py --config demo --tokenizer $(TEXT)/tokenizer.json \
-	    --input_files '$(TEXT)/train-*.tfrecord' --validation_files '$(TEXT)/validation-*.tfrecord' $(DEMO_ARGS)
+	$(BIN)/python data/prepare.py stdlib --output $(STDLIB) --overwrite $(PREPARE_ARGS)
+	$(BIN)/python demo/pretraining.py --config demo --tokenizer $(STDLIB)/tokenizer.json \
+	    --input_files '$(STDLIB)/train-*.tfrecord' --validation_files '$(STDLIB)/validation-*.tfrecord' $(DEMO_ARGS)
+
+# One document, whose last tenth is held out, as in nanoGPT.
+shakespeare: $(INSTALLED)
+	@test -f "$(TEXT)" || { echo "make: got TEXT='$(TEXT)'; expected a text file." \
+	    "Run: make shakespeare TEXT=FILE, with tinyshakespeare or any other text" >&2; exit 2; }
+	$(BIN)/python data/prepare.py text "$(TEXT)" --output $(CHARACTERS) --tokenizer characters --sequence_length 64 \
+	    --validation 0.1 --document_bytes 2147483647 --overwrite $(PREPARE_ARGS)
+	$(BIN)/python demo/pretraining.py --config shakespeare --vocabulary_size $$($(BIN)/python -c '$(VOCABULARY)') \
+	    --tokenizer $(CHARACTERS)/tokenizer.json --input_files '$(CHARACTERS)/train-*.tfrecord' \
+	    --validation_files '$(CHARACTERS)/validation-*.tfrecord' $(DEMO_ARGS)
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not gpu"
@@ -64,7 +78,7 @@ fuzz: $(INSTALLED)
 	POPXL_VERIFY=1 OMP_NUM_THREADS=1 $(BIN)/python runtime/tests/fuzz.py --minutes $(MINUTES) $(FUZZ_ARGS)
 
 bench: $(INSTALLED)
-	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \
+	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py | grep -v time_to_loss); do \
 	    echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ]; done  # 2: it has said which file it needs
 
 docs: $(INSTALLED)

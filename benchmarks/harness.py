@@ -54,6 +54,8 @@ class Variant:
     options: Mapping[str, Any]
     """Handed to the script's `build`."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    tree: Path = ROOT
+    """The checkout whose script and packages run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +119,18 @@ class VariantProcess:
     def __init__(self, script: Path, variant: Variant, timeout: float):
         self.variant, self.timeout = variant, timeout
         self.errors = tempfile.TemporaryFile("w+")
-        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        tree = variant.tree
+        packages = [str(tree), str(tree / "runtime"), os.environ.get("PYTHONPATH")]
+        python_path = os.pathsep.join(filter(None, packages))
+        if tree != ROOT:
+            script = tree / script.resolve().relative_to(ROOT)
         self.process = subprocess.Popen(
             [sys.executable, str(script), "--worker", json.dumps(dict(variant.options))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            cwd=ROOT,
+            cwd=tree,
             env={**os.environ, "PYTHONPATH": python_path, **variant.environment},
         )
 
@@ -347,6 +353,16 @@ def machine() -> Figures:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def multiply_ceiling(dtype: str) -> float:
+    """FLOP/s of a loop that only multiplies, with PyTorch's threads: see `ceilings.py`. 0 without a
+    compiler.
+    """
+    import torch  # as in `machine`
+    from popxl_engine.planner.measuring import multiply_rate
+
+    return multiply_rate(getattr(torch, dtype), from_cache=False)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -126,10 +126,10 @@ def cross_entropy(rows: int, dtype: torch.dtype) -> Iterator[Section]:
         return loss, p.mul_(1.0 / rows) if scale else p
 
     def by_log_softmax() -> tuple[Tensor, Tensor]:
-        shares = torch.log_softmax(logits, -1)
-        loss = -shares[at].mean()
-        shares.exp_()[at] -= 1.0
-        return loss, shares.mul_(1.0 / rows)
+        log_probs = torch.log_softmax(logits, -1)
+        loss = -log_probs[at].mean()
+        log_probs.exp_()[at] -= 1.0
+        return loss, log_probs.mul_(1.0 / rows)
 
     @torch.compile(dynamic=False)
     def one_kernel(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

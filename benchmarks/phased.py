@@ -83,7 +83,7 @@ class PhasedSteps(PhasedTrainer):
 
 class PhasedRun(PhasedTrainer):
     """`shakespeare.py`'s workload; `text` gives batches and validation windows, and `options` may
-    have `settings` beyond its own.
+    have `settings` beyond its own. After its last step it waits for others that have more.
     """
 
     def __init__(
@@ -106,6 +106,11 @@ class PhasedRun(PhasedTrainer):
         )
         config = override(config, **options.get("settings", {}))
         super().__init__(config, text.batches(seed, self.sequence))
+
+    def step(self, count: int) -> Figures:
+        """Optimizer steps, as far as there are any left; the loss of the last."""
+        left = self.config.training.steps - self.done
+        return super().step(min(count, left)) if left else {}
 
     def finish(self) -> Figures:
         """Loss over the whole validation text, by the application's own forward program."""

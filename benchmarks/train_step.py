@@ -39,6 +39,7 @@ from benchmarks.harness import (  # noqa: E402
     machine,
     main_or_worker,
     measure,
+    multiply_ceiling,
     print_json,
     table,
 )
@@ -348,12 +349,35 @@ def offloading_verdict(figures: Figures) -> Figures | None:
     }
 
 
-def main() -> int:
-    """Measure and print; exit code 0, with `--check` 1 when the bar is missed, 2 when nothing can
-    be measured.
+def ceiling_shares(
+    figures: Figures, arguments: argparse.Namespace, dtype: str, tokens: int
+) -> Figures:
+    """Each variant's FLOP/s over those of a loop that only multiplies: of a step's products without
+    what is recomputed, attention as if not causal. Prints the best.
     """
+    from popxl_gpt.config import Model  # not at the top: baselines do without
+    from popxl_gpt.execution.model_size import flops_per_token
+
+    names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
+    model = Model(**{name: getattr(arguments, name) for name in names})
+    flops, ceiling = flops_per_token(model), multiply_ceiling(dtype)
+    shares = {
+        name: tokens * flops / variant["seconds"] / ceiling if ceiling else None
+        for name, variant in figures["variants"].items()
+    }
+    if ceiling:
+        best = max(shares, key=lambda name: shares[name])
+        print(
+            f"\nceiling: {ceiling / 1e9:.0f} GFLOP/s from registers; {best} reaches "
+            f"{shares[best]:.0%} of it"
+        )
+    return {"flops": ceiling, "shares": shares}
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Flags for the model, the batch, and how often it is measured."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"]
@@ -367,17 +391,6 @@ def main() -> int:
         help="also with --width micro-batches at a time, the baselines and ours",
     )
     parser.add_argument(
-        "--more", action="store_true", help="also Hugging Face's GPT-2, and recomputing baselines"
-    )
-    parser.add_argument(
-        "--offloading", action="store_true", help=f"also {' and '.join(PEERS)}, which offload"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="exit with 1 when the bar is missed; with --offloading, that one",
-    )
-    parser.add_argument(
         "--shape",
         choices=SHAPES,
         default="gpt2",
@@ -386,6 +399,12 @@ def main() -> int:
     for name in SHAPES["gpt2"]:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--check", action="store_true", help="exit with 1 when the bar is missed")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The flags of `make_parser`, and what the shape's name gives for those left out."""
     arguments = parser.parse_args()
     for name, value in SHAPES[arguments.shape].items():
         if getattr(arguments, name) is None:
@@ -395,7 +414,23 @@ def main() -> int:
             f"--width: got {arguments.width}; expected a divisor of --accumulation "
             f"{arguments.accumulation}."
         )
+    return arguments
 
+
+def main() -> int:
+    """Measure and print; exit code 0, with `--check` 1 when the bar is missed, 2 when nothing can
+    be measured.
+    """
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--more", action="store_true", help="also Hugging Face's GPT-2, and recomputing baselines"
+    )
+    parser.add_argument(
+        "--offloading",
+        action="store_true",
+        help=f"also {' and '.join(PEERS)}, which offload, and the bar for them",
+    )
+    arguments = parse(parser)
     tokens = arguments.sequence_length * arguments.micro_batch_size * arguments.accumulation
     result: Figures = {
         "benchmark": "train_step",
@@ -432,6 +467,7 @@ def main() -> int:
             f"({figures['fastest_baseline']})\n"
         )
         print(table(headers, rows), flush=True)
+        figures["ceiling"] = ceiling_shares(figures, arguments, dtype, tokens)
         figures["bar"] = verdict(figures)
         if figures["bar"] is not None:
             met = "met" if figures["bar"]["met"] else "missed"

@@ -139,11 +139,9 @@ class Leaf:
             if isinstance(value, str) and self._reads_as_number(value)
             else ""
         )
-        large = (
-            f" below 2**63 = {LARGEST + 1}"
-            if isinstance(value, int) and abs(value) > LARGEST
-            else ""
-        )
+        is_large = isinstance(value, int) and abs(value) > LARGEST
+        has_bound = "below" in self.expected or "at most" in self.expected
+        large = f" and below 2**63 = {LARGEST + 1}" if is_large and not has_bound else ""
         if isinstance(value, float) and FLOAT32_LARGEST < abs(value) < math.inf:
             hint = " float32 holds no more than 3.4e38."
         return ValueError(

@@ -70,6 +70,11 @@ class Model:
     """Standard deviation of fresh weights; projections into the residual stream use it divided by
     sqrt(2 * layers).
     """
+    initialisation: Literal["fixed", "width"] = "fixed"
+    """What initial_std is for: fixed, all weights; width, embeddings alone, while matrices of
+    decoder blocks have 1/sqrt(inputs) in its place, so that a rate found for a narrow model serves
+    a wide one better.
+    """
     layer_norm_eps: Positive = 1e-5
     """Added to the variance by layer norms."""
 
@@ -100,9 +105,13 @@ class Training:
     learning_rate: Positive = 6e-4
     """Highest learning rate, reached after warm-up."""
     minimum_learning_rate: PositiveOrZero = 0.0
-    """Learning rate that the linear and cosine schedules fall to."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Course of the learning rate after warm-up."""
+    """Learning rate that all schedules but the constant one fall to."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """How the learning rate falls after warm-up; wsd (warm-up, stable, decay) stays at the highest
+    rate and falls linearly over the last decay_steps.
+    """
+    decay_steps: Optional[Count] = None
+    """Last steps of the run, over which the schedule wsd falls; none: a fifth of steps."""
     warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises linearly to its highest value."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -168,6 +177,12 @@ class Training:
     """Validate before the first step, too."""
     validate_training: bool = False
     """Measure as many samples of the training data with each validation, in the same way."""
+
+    @property
+    def decay(self) -> int:
+        """Last steps over which the schedule wsd falls: never those of warm-up."""
+        wanted = -(-self.steps // 5) if self.decay_steps is None else self.decay_steps
+        return min(wanted, max(0, self.steps - self.warmup_steps))
 
     @property
     def looks_for_spikes(self) -> bool:
@@ -313,7 +328,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logging:
-    """What is told about a run."""
+    """What is reported about a run."""
 
     run_folder: PathText = "runs"
     """Folder that holds one folder per run, with config.yml, metrics.jsonl, report.html and

@@ -1,4 +1,4 @@
-"""Rules that a whole configuration must keep. All problems are told at once, each with its fix."""
+"""Rules that a whole configuration must keep. Problems are reported all at once, with fixes."""
 
 import re
 from collections.abc import Iterator, Mapping, Set
@@ -252,6 +252,21 @@ def _schedule(config: Config) -> Iterator[Problem]:
             "minimum_learning_rate learning_rate",
             f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most "
             f"learning_rate = {training.learning_rate:g}. Lower it or raise learning_rate.",
+        )
+    if training.decay_steps is None:
+        return
+    most = training.steps - training.warmup_steps
+    if training.schedule != "wsd":
+        yield _problem(
+            "decay_steps schedule",
+            f"decay_steps: got {training.decay_steps} with schedule {training.schedule}; expected "
+            "schedule wsd, which has them. Give --schedule wsd, or leave --decay_steps out.",
+        )
+    elif training.decay_steps > max(0, most):
+        yield _problem(
+            "decay_steps steps warmup_steps",
+            f"decay_steps: got {training.decay_steps}; expected at most steps - warmup_steps = "
+            f"{most}. Lower it.",
         )
 
 

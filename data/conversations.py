@@ -25,14 +25,17 @@ Part = tuple[str, bool]
 Conversation = tuple[Part, ...]
 
 
-def conversation_source(patterns: Sequence[str], *, skip_damaged: bool = False) -> Source:
+def conversation_source(
+    patterns: Sequence[str], *, skip_damaged: bool = False, without: Sequence[str] = ()
+) -> Source:
     """Return the conversations of files of JSON lines.
 
     Args:
         patterns: files, folders or globs, as of `text_source`.
         skip_damaged: leave out lines that hold none, and note them in `damaged`.
+        without: as of `text_files`.
     """
-    files = text_files(patterns)
+    files = text_files(patterns, without)
     damaged: dict[tuple[str, int], str] = {}
 
     def read() -> Iterator[Conversation]:

@@ -13,8 +13,9 @@ from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.folders import partial_folder, publish
-from popxl_gpt.data.preparation import FORMAT, Settings, write_split, write_text
+from popxl_gpt.data.preparation import FORMAT, Settings
 from popxl_gpt.data.records import unreadable
+from popxl_gpt.data.splits import write_split, write_text
 from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer
 
 FILES = {"validation": "val.bin", "train": "train.bin"}
@@ -57,7 +58,8 @@ def read_bins(
         for split, name in FILES.items():
             if split == "train" or (folder / name).exists():
                 tokens = _tokens(folder / name, size)
-                splits[split] = {**write_split(split, tokens, partial, settings), "documents": 1}
+                written = write_split(split, tokens, partial, **settings.records)
+                splits[split] = {**written, "documents": 1}
         info = {
             "format": FORMAT,
             "sequence_length": sequence_length,

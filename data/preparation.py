@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,14 +21,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.data import example
-from popxl_gpt.data.conversations import RecordPacker, text_of
+from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.folders import publish, resumable_folder
-from popxl_gpt.data.records import RecordWriter, flush
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import Source
+from popxl_gpt.data.splits import HeldOut, write_split, write_text
+from popxl_gpt.data.throughput import Throughput, size_of
 from popxl_gpt.data.tokenisation import (
     END_OF_TEXT,
     SMALLEST_VOCABULARY,
@@ -49,8 +48,8 @@ MOST_WORKERS = 1024
 LARGEST = {"sequence_length": 2**24, "vocabulary_size": 2**22}
 """Tokens in a sample, and in a tokenizer: far more than any has, and far less than memory."""
 BUCKETS = "buckets"
-_BLOCK_RECORDS = 512
-_REPORT_SECONDS = 10.0
+GIVEN_BUCKETS = "given-buckets"
+"""Of validation documents that are given."""
 
 Report = Callable[[str], None]
 
@@ -77,6 +76,11 @@ class Settings:
     """Stop reading after this many bytes of text; None reads all."""
     shard_bytes: int = 256 * 2**20
     """A file takes no more records when it has reached this many bytes."""
+
+    @property
+    def records(self) -> dict[str, int]:
+        """What `write_split` asks for."""
+        return {"sequence_length": self.sequence_length, "shard_bytes": self.shard_bytes}
 
     def __post_init__(self) -> None:
         limits = {
@@ -116,6 +120,7 @@ def prepare(
     output: Path,
     settings: Settings,
     *,
+    validation: Source | None = None,
     workers: int = 1,
     overwrite: bool = False,
     report: Report = print,
@@ -127,6 +132,7 @@ def prepare(
     or killed leaves that folder, and the next one for the same goes on in it, to the same bytes.
 
     Args:
+        validation: what is held out, all of it; None: the share that `settings` say, of `source`.
         workers: processes that tokenise; the result does not depend on it.
         overwrite: replace a folder that was prepared from something else.
         report: takes lines that say how far it is.
@@ -137,7 +143,11 @@ def prepare(
         raise DataError(
             f"workers: got {workers}; expected 1 to {MOST_WORKERS}. Use as many as there are cores."
         )
+    if validation is not None and settings.validation:
+        raise AssertionError("a share is held out, or what is given")
     request = _request(source, settings)
+    if validation is not None:
+        request["validation"] = validation.identity
     existing = _existing(output, request, overwrite)
     if existing is not None:
         report(f"{output} is there already, made from the same input with the same settings.")
@@ -147,20 +157,15 @@ def prepare(
         report(f"Preparing {source.name} into {output}.")
         made = folder / "tokenizer.json"
         if not made.exists():
-            tokenizer = _tokenizer(source, settings, report)
+            sources = [source, *([validation] if validation is not None else [])]
+            tokenizer = _tokenizer(sources, settings, report)
             write_text(folder / "tokenizer.new", tokenizer.to_str(pretty=True))
             os.replace(folder / "tokenizer.new", made)
         tokenizer = load_tokenizer(made)
-        shuffle = _shuffled(source, settings, tokenizer, folder, workers, report)
-        documents = iter(shuffle)
-        end, splits = tokenizer.get_vocab()[END_OF_TEXT], {}
-        padding = end if source.is_masked else None
-        if settings.validation:
-            wanted = round(shuffle.tokens * settings.validation)
-            held_out = HeldOut(documents, wanted, None if source.is_masked else end)
-            splits["validation"] = write_split("validation", held_out, folder, settings, padding)
-            documents = itertools.chain(held_out.rest, documents)
-        splits["train"] = write_split("train", documents, folder, settings, padding)
+        job = _Job(
+            settings=settings, tokenizer=tokenizer, folder=folder, workers=workers, report=report
+        )
+        splits = job.splits(source, validation)
         info = {
             "format": FORMAT,
             "sequence_length": settings.sequence_length,
@@ -172,14 +177,16 @@ def prepare(
             "hash": _hash(tokenizer, splits),
             "request": request,
         }
-        if source.damaged:
-            (path, byte), problem = next(iter(source.damaged.items()))
-            info["damaged"] = len(source.damaged)
+        damaged = source.damaged | (validation.damaged if validation is not None else {})
+        if damaged:
+            (path, byte), problem = next(iter(damaged.items()))
+            info["damaged"] = len(damaged)
             report(
-                f"{len(source.damaged)} damaged records are left out, the first at byte {byte} of "
+                f"{len(damaged)} damaged records are left out, the first at byte {byte} of "
                 f"{path}: {problem}."
             )
-        shutil.rmtree(folder / BUCKETS)
+        for name in (BUCKETS, GIVEN_BUCKETS):
+            shutil.rmtree(folder / name, ignore_errors=True)
         write_text(folder / "dataset.json", json.dumps(info, indent=2))
         try:
             publish(folder, output, overwrite=overwrite)
@@ -241,55 +248,84 @@ def _is_complete(output: Path, info: dict[str, Any]) -> bool:
     return whole and (output / "tokenizer.json").is_file()
 
 
-def _tokenizer(source: Source, settings: Settings, report: Report) -> Tokenizer:
+def _tokenizer(sources: list[Source], settings: Settings, report: Report) -> Tokenizer:
+    """The tokenizer that is asked for. One of characters knows those that are held out, too."""
     if settings.tokenizer is not None:
         return load_tokenizer(settings.tokenizer)
     if settings.characters:
-        tokenizer = character_tokenizer(_texts(source, settings.max_bytes))
+        limits = (settings.max_bytes, None)
+        texts = (_texts(source, limit) for source, limit in zip(sources, limits))
+        tokenizer = character_tokenizer(itertools.chain.from_iterable(texts))
         report(f"Made a tokenizer of {tokenizer.get_vocab_size()} characters.")
         return tokenizer
     if settings.vocabulary_size is None:
         raise AssertionError("Settings has checked that there is one of the two")
     limit = min(settings.tokenizer_bytes, settings.max_bytes or settings.tokenizer_bytes)
-    tokenizer = train_tokenizer(_texts(source, limit), settings.vocabulary_size)
+    tokenizer = train_tokenizer(_texts(sources[0], limit), settings.vocabulary_size)
     report(f"Trained a tokenizer of {tokenizer.get_vocab_size()} tokens.")
     return tokenizer
 
 
-def _shuffled(
-    source: Source,
-    settings: Settings,
-    tokenizer: Tokenizer,
-    folder: Path,
-    workers: int,
-    report: Report,
-) -> DocumentShuffle:
-    text_bytes = min(source.bytes, settings.max_bytes or source.bytes)
-    shuffle = DocumentShuffle(folder / BUCKETS, settings.seed, text_bytes)
-    if shuffle.added:
-        report(f"Going on after {shuffle.added} documents of a call that was stopped.")
-    every = _limited(source.documents(), settings.max_bytes)
-    documents = itertools.islice(every, shuffle.added, None)
-    start = reported = time.monotonic()
-    for tokens in tokenise(documents, tokenizer, source.clean, workers):
-        shuffle.add(tokens)
-        now = time.monotonic()
-        if now - reported >= _REPORT_SECONDS:
-            reported = now
-            report(
-                f"{shuffle.documents} documents, {shuffle.tokens} tokens, "
-                f"{shuffle.tokens / (now - start):.0f} a second"
-            )
-    return shuffle
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is done in a folder, beside the tokenizer."""
+
+    settings: Settings
+    tokenizer: Tokenizer
+    folder: Path
+    workers: int
+    report: Report
+
+    def splits(self, source: Source, validation: Source | None) -> dict[str, Any]:
+        """Write all files. Returns what `dataset.json` says of each split."""
+        end = self.tokenizer.get_vocab()[END_OF_TEXT]
+        padding = end if source.is_masked else None
+        shuffle = self._shuffled(source, self.settings.max_bytes, BUCKETS)
+        documents = iter(shuffle)
+        held_out: Iterable[np.ndarray] | None = None
+        if validation is not None:
+            held_out = iter(self._shuffled(validation, None, GIVEN_BUCKETS))
+        elif self.settings.validation:
+            wanted = round(shuffle.tokens * self.settings.validation)
+            held_out = HeldOut(documents, wanted, None if source.is_masked else end)
+        splits = {}
+        if held_out is not None:
+            splits["validation"] = self._write("validation", held_out, padding)
+        if isinstance(held_out, HeldOut):
+            documents = itertools.chain(held_out.rest, documents)
+        splits["train"] = self._write("train", documents, padding)
+        return splits
+
+    def _write(
+        self, name: str, documents: Iterable[np.ndarray], padding: int | None
+    ) -> dict[str, Any]:
+        return write_split(name, documents, self.folder, padding=padding, **self.settings.records)
+
+    def _shuffled(self, source: Source, limit: int | None, name: str) -> DocumentShuffle:
+        """A source's documents as tokens, in their order; `limit` as of `_limited`."""
+        size = min(source.bytes, limit or source.bytes)
+        shuffle = DocumentShuffle(self.folder / name, self.settings.seed, size)
+        if shuffle.added:
+            self.report(f"Going on after {shuffle.added} documents of a call that was stopped.")
+        with Throughput(self.report, size, shuffle.tokens) as throughput:
+            every = throughput.counted(_limited(source.documents(), limit))
+            documents = itertools.islice(every, shuffle.added, None)
+            for tokens in tokenise(documents, self.tokenizer, source.clean, self.workers):
+                shuffle.add(tokens)
+                throughput.show(shuffle.documents, shuffle.tokens)
+        return shuffle
 
 
 def _limited(documents: Iterable[Document], limit: int | None) -> Iterator[Any]:
     """Yield documents until they have `limit` bytes; the last one may go beyond."""
+    if limit is None:
+        yield from documents
+        return
     read = 0
     for document in documents:
-        if limit is not None and read >= limit:
+        if read >= limit:
             return
-        read += len((document if isinstance(document, str) else text_of(document)).encode())
+        read += size_of(document)
         yield document
 
 
@@ -298,134 +334,6 @@ def _texts(source: Source, limit: int | None) -> Iterator[str]:
     for document in _limited(source.documents(), limit):
         text = document if isinstance(document, str) else text_of(document)
         yield source.clean(text) if source.clean else text
-
-
-class HeldOut:
-    """The first of some documents, so many tokens together, to 1 %.
-
-    The last one is cut where it has more: its end is held out, its beginning becomes a document of
-    its own in `rest`.
-
-    Args:
-        documents: uint32 [tokens] each.
-        tokens: how many to hold out.
-        end: the token that ends a document; None: none is cut, and a little more may be held out.
-    """
-
-    def __init__(self, documents: Iterator[np.ndarray], tokens: int, end: int | None) -> None:
-        self.rest: list[np.ndarray] = []
-        self._documents = documents
-        self._tokens = tokens
-        self._end = None if end is None else np.array([end], dtype=np.uint32)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        wanted, slack = self._tokens, self._tokens // 100
-        while wanted > slack and (document := next(self._documents, None)) is not None:
-            if self._end is not None and document.size > wanted + slack:
-                self.rest.append(np.concatenate([document[:-wanted], self._end]))
-                document = document[-wanted:]
-            wanted -= document.size
-            yield document
-
-
-def write_split(
-    name: str,
-    documents: Iterable[np.ndarray],
-    folder: Path,
-    settings: Settings,
-    padding: int | None = None,
-) -> dict[str, Any]:
-    """Write one split's files, of which `settings` decide, and return its part of `dataset.json`.
-
-    Args:
-        documents: uint32 [tokens] each.
-        padding: a token that fills records of conversations; None: documents are texts.
-    Raises:
-        DataError: texts have fewer tokens than a record, or there is no conversation.
-    """
-    length = settings.sequence_length
-    packer: _Packer | RecordPacker = _Packer(documents, length)
-    encode = example.encode
-    if padding is not None:
-        packer, encode = RecordPacker(documents, length, padding), example.encode_masked
-    files: list[dict[str, Any]] = []
-    payloads = itertools.chain.from_iterable(map(encode, packer))
-    for payload in payloads:
-        with RecordWriter(folder / f"{name}-{len(files):05d}.tfrecord") as writer:
-            writer.write(payload)
-            while (
-                writer.bytes < settings.shard_bytes
-                and (following := next(payloads, None)) is not None
-            ):
-                writer.write(following)
-        facts = {"name": writer.path.name, "bytes": writer.bytes, "records": writer.records}
-        files.append({**facts, "sha256": writer.sha256})
-    if packer.tokens <= length and (padding is None or not files):
-        raise DataError(
-            f"{name}: got {packer.documents} document(s) of {packer.tokens} tokens together; "
-            f"expected at least {length + 1}, one record. Give more text, a "
-            "smaller --sequence_length"
-            + (", or another --validation." if settings.validation else ".")
-        )
-    records = sum(file["records"] for file in files)
-    return {
-        "documents": packer.documents,
-        "tokens": packer.tokens,
-        "records": records,
-        **({"cut": packer.cut} if isinstance(packer, RecordPacker) and packer.cut else {}),
-        "files": files,
-    }
-
-
-class _Packer:
-    """Cuts the concatenation of documents into records; iterating yields uint32 [records,
-    sequence_length + 1] blocks, and one shorter record of what is left.
-    """
-
-    def __init__(self, documents: Iterable[np.ndarray], sequence_length: int) -> None:
-        self.documents = 0
-        self.tokens = 0
-        self._source = documents
-        self._sequence_length = sequence_length
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        parts: list[np.ndarray] = []
-        waiting = 0
-        for tokens in self._source:
-            self.documents += 1
-            self.tokens += tokens.size
-            waiting += tokens.size
-            parts.append(tokens)
-            if waiting > _BLOCK_RECORDS * self._sequence_length:
-                stream = np.concatenate(parts)
-                yield from self._blocks(stream)
-                parts = [stream[self._whole(stream) * self._sequence_length :]]
-                waiting = parts[0].size
-        if parts:
-            stream = np.concatenate(parts)
-            yield from self._blocks(stream)
-            left = stream[self._whole(stream) * self._sequence_length :]
-            if left.size > 1:
-                yield left[None]
-
-    def _whole(self, stream: np.ndarray) -> int:
-        return max(0, (stream.size - 1) // self._sequence_length)
-
-    def _blocks(self, stream: np.ndarray) -> Iterator[np.ndarray]:
-        records = self._whole(stream)
-        if not records:
-            return
-        windows = np.lib.stride_tricks.sliding_window_view(stream, self._sequence_length + 1)
-        every = windows[:: self._sequence_length]
-        for start in range(0, records, _BLOCK_RECORDS):
-            yield every[start : start + _BLOCK_RECORDS]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file of text, and bring it onto the disk."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        flush(file)
 
 
 def _hash(tokenizer: Tokenizer, splits: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Optional
 
@@ -22,6 +22,7 @@ from popxl_gpt.config.schema import PathText
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.dataset import find_files
 from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.merges import gpt2_file
 from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.records import RecordFile
@@ -48,11 +49,15 @@ class Preparation:
     vocabulary_size: Optional[int] = None
     """Of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has."""
     tokenizer: Optional[PathText] = None
-    """A tokenizer.json to use instead of training one; characters: a token for each character."""
+    """A tokenizer.json to use instead of training one, or GPT-2's vocab.bpe; characters: a token
+    for each character; gpt2: GPT-2's, from the files that tiktoken keeps.
+    """
     tokenizer_bytes: int = Settings.tokenizer_bytes
     """Bytes of text to train the tokenizer on."""
-    validation: float = Settings.validation
-    """Share of the tokens to hold out; long documents are cut for it."""
+    validation: Optional[float] = None
+    """Share of the tokens to hold out; long documents are cut for it; none: 0.05, or what is given
+    to be held out.
+    """
     seed: int = Settings.seed
     """Chooses the order of documents and which are held out."""
     max_bytes: Optional[int] = None
@@ -68,73 +73,113 @@ class Preparation:
         """The documents."""
         raise NotImplementedError
 
+    def held_out(self) -> Optional[Source]:
+        """The documents that are given to be held out."""
+        return None
+
     def settings(self) -> Settings:
         """What shapes the files."""
+        share = Settings.validation if self.validation is None else self.validation
         is_trained = self.vocabulary_size is None and self.tokenizer is None
-        is_characters = self.tokenizer == "characters"
         return Settings(
             sequence_length=self.sequence_length,
             vocabulary_size=self.trained if is_trained else self.vocabulary_size,
-            tokenizer=Path(self.tokenizer) if self.tokenizer and not is_characters else None,
-            characters=is_characters,
+            tokenizer=self._tokenizer_file(),
+            characters=self.tokenizer == "characters",
             tokenizer_bytes=self.tokenizer_bytes,
-            validation=self.validation,
+            validation=share,
             seed=self.seed,
             max_bytes=self.max_bytes,
             shard_bytes=self.shard_bytes,
         )
 
+    def _tokenizer_file(self) -> Optional[Path]:
+        if self.tokenizer is None or self.tokenizer == "characters":
+            return None
+        return gpt2_file() if self.tokenizer == "gpt2" else Path(self.tokenizer)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Text(Preparation):
-    """Text in UTF-8 or JSON lines (.jsonl, .ndjson), plain or compressed (.gz, .bz2, .xz, .zst), or
-    Parquet (.parquet).
-    """
+class OfFiles(Preparation):
+    """What preparations of one's own files take."""
 
     inputs: tuple[PathText, ...]
     """Files, folders or quoted globs."""
+    validation_files: tuple[PathText, ...] = ()
+    """Files, folders or quoted globs to hold out, all of them, in place of a share; those that are
+    among the inputs, too, are not trained on.
+    """
+    skip_damaged: bool = False
+    """Leave out JSON lines that cannot be read, and say how many."""
+
+    def read(self, patterns: Sequence[str], without: Sequence[str] = ()) -> Source:
+        """The documents of files, without those of others."""
+        raise NotImplementedError
+
+    def source(self) -> Source:
+        """The documents."""
+        return self.read(self.inputs, self.validation_files)
+
+    def held_out(self) -> Optional[Source]:
+        """The documents that are given to be held out."""
+        return self.read(self.validation_files) if self.validation_files else None
+
+    def settings(self) -> Settings:
+        """What shapes the files."""
+        if not self.validation_files:
+            return super().settings()
+        if self.validation:
+            raise DataError(
+                f"validation: got {self.validation} and validation_files; expected one of the two. "
+                "Leave one out."
+            )
+        return replace(super().settings(), validation=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(OfFiles):
+    """Text in UTF-8 or JSON lines (.jsonl, .ndjson), plain or compressed (.gz, .bz2, .xz, .zst);
+    Parquet (.parquet), Arrow (.arrow), and folders that save_to_disk of Hugging Face's datasets
+    wrote.
+    """
+
     documents: Literal["file", "paragraph", "line", "json"] = "file"
     """What one document is; json: a line, of whose JSON object one field is read. So are .jsonl and
     .ndjson in any case.
     """
     text_field: str = "text"
-    """The field of JSON lines, or the column of Parquet files, that holds the text."""
+    """The field of JSON lines, or the column of Parquet and Arrow files, that holds the text."""
     document_bytes: int = 2**20
     """Longer documents are cut at a line's end."""
-    skip_damaged: bool = False
-    """Leave out JSON lines that cannot be read, and say how many."""
 
-    def source(self) -> Source:
-        """The documents."""
+    def read(self, patterns: Sequence[str], without: Sequence[str] = ()) -> Source:
+        """The documents of files, without those of others."""
         if not 1 <= self.document_bytes < 2**31:
             raise DataError(
                 f"document_bytes: got {self.document_bytes}; expected at least 1 and below "
                 "2**31. Change it."
             )
         return text_source(
-            self.inputs,
+            patterns,
             documents=self.documents,
             document_bytes=self.document_bytes,
             text_field=self.text_field,
             skip_damaged=self.skip_damaged,
+            without=without,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversations(Preparation):
+class Conversations(OfFiles):
     """JSON lines with prompt and answer, or with messages of role and content. The answers count in
     the loss, the rest does not; records hold whole conversations.
     """
 
-    inputs: tuple[PathText, ...]
-    """Files, folders or quoted globs."""
     output: PathText = "data/files/conversations"
-    skip_damaged: bool = False
-    """Leave out lines that hold no conversation, and say how many."""
 
-    def source(self) -> Source:
-        """The documents."""
-        return conversation_source(self.inputs, skip_damaged=self.skip_damaged)
+    def read(self, patterns: Sequence[str], without: Sequence[str] = ()) -> Source:
+        """The documents of files, without those of others."""
+        return conversation_source(patterns, skip_damaged=self.skip_damaged, without=without)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +300,12 @@ def _prepare(options: Preparation) -> int:
     output = Path(options.output)
     settings = options.settings()
     info = prepare(
-        options.source(), output, settings, workers=options.workers, overwrite=options.overwrite
+        options.source(),
+        output,
+        settings,
+        validation=options.held_out(),
+        workers=options.workers,
+        overwrite=options.overwrite,
     )
     _show(output, info)
     return 0

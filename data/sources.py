@@ -1,5 +1,5 @@
-"""Where documents come from: text files, JSON lines, Parquet, the standard library of Python, a
-Wikipedia dump (see `wikipedia.py`).
+"""Where documents come from: text files, JSON lines, tables (Parquet, Arrow), the standard library
+of Python, a Wikipedia dump (see `wikipedia.py`).
 """
 
 import glob
@@ -18,8 +18,8 @@ from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.compression import EXPANDED, is_compressed, open_text
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.json_lines import is_json_lines, read_json_lines
-from popxl_gpt.data.parquet import is_parquet, read_parquet
 from popxl_gpt.data.records import unreadable
+from popxl_gpt.data.tables import is_table, read_table, saved_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +51,28 @@ def text_source(
     document_bytes: int = 2**20,
     text_field: str = "text",
     skip_damaged: bool = False,
+    without: Sequence[str] = (),
 ) -> Source:
-    """Return the documents of UTF-8 text files and JSON lines.
+    """Return the documents of UTF-8 text files, JSON lines and tables.
 
     Args:
         patterns: files, folders (all their files, but hidden ones, recursively) or globs.
         documents: what one document is: "file", "paragraph" (with the empty lines after it), "line"
             or "json" (a field of a line's JSON object). Files whose names say that they are JSON
-            lines or Parquet are read so in any case.
+            lines or tables are read so in any case.
         document_bytes: a document is cut at the end of the line that reaches this many characters,
             and a line of that many is cut there, so that a file of any size takes little memory.
-        text_field: of the JSON objects, and the column of Parquet files.
+        text_field: of the JSON objects, and the column of tables.
         skip_damaged: leave out JSON lines that cannot be read, and note them in `damaged`.
+        without: as of `text_files`.
     """
-    files = text_files(patterns)
+    files = text_files(patterns, without)
     damaged: dict[tuple[str, int], str] = {}
 
     def read() -> Iterator[str]:
         for path in files:
-            if is_parquet(path):
-                for text in read_parquet(path, text_field):
+            if is_table(path):
+                for text in read_table(path, text_field):
                     yield from _files(io.StringIO(text), document_bytes)
             elif documents == "json" or is_json_lines(path):
                 note = damaged if skip_damaged else None
@@ -171,22 +173,21 @@ def stdlib_source(folder: Path | None = None) -> Source:
     )
 
 
-def text_files(patterns: Sequence[str]) -> list[Path]:
+def text_files(patterns: Sequence[str], without: Sequence[str] = ()) -> list[Path]:
     """Return the files that paths, folders (without hidden ones) and globs stand for, each once.
 
+    Of a folder that Hugging Face's `datasets` saved these are its tables.
+
+    Args:
+        without: patterns of files that do not count.
     Raises:
-        DataError: if a pattern matches nothing.
+        DataError: if a pattern matches nothing, or nothing is left.
     """
     files: dict[Path, None] = {}
     for pattern in patterns:
         path = user_path("text files", pattern)
         if path.is_dir():
-            inside = (found for found in path.rglob("*") if found.is_file())
-            matches = [
-                found
-                for found in inside
-                if not any(part[0] == "." for part in found.relative_to(path).parts)
-            ]
+            matches = _inside(path)
         elif path.exists():
             matches = [path]
         else:
@@ -199,7 +200,32 @@ def text_files(patterns: Sequence[str]) -> list[Path]:
                 "or globs. Check the path."
             )
         files.update(dict.fromkeys(sorted(matches)))
-    return list(files)
+    left_out = {path.resolve() for path in text_files(without)} if without else set()
+    found = [path for path in files if path.resolve() not in left_out]
+    if not found:
+        raise DataError(
+            f"text files: got {len(files)}, which are all validation files; expected others to "
+            "train on. Name some."
+        )
+    return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The files of a folder and those below it, without hidden ones."""
+    saved = saved_files(folder)
+    if saved is not None:
+        return saved
+    found: list[Path] = []
+    try:
+        children = [path for path in folder.iterdir() if path.name[0] != "."]
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    for path in children:
+        if path.is_file():
+            found.append(path)
+        elif path.is_dir() and not path.is_symlink():
+            found += _inside(path)
+    return found
 
 
 def read_whole(path: Path) -> str:

@@ -17,6 +17,7 @@ from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.data.conversations import Conversation, text_of
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
+from popxl_gpt.data.merges import MERGES, merges_tokenizer
 from popxl_gpt.data.records import unreadable
 
 END_OF_TEXT = "<|endoftext|>"
@@ -70,12 +71,15 @@ def character_tokenizer(documents: Iterable[str]) -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer.json; it must know `END_OF_TEXT`."""
+    """Read a tokenizer.json, which must know `END_OF_TEXT`, or a list of merges (see `merges`)."""
     try:
-        tokenizer = Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
+        content = read_bounded(path, TOKENIZER_BYTES)
+        if content.startswith(MERGES):
+            return merges_tokenizer(content, path, END_OF_TEXT)
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, DataError):
         raise
     # the tokenizers package raises nothing narrower, and panics are no Exception
     except BaseException as error:

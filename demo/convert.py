@@ -20,11 +20,12 @@ from popxl_gpt.config import UserError, save
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
-from popxl_gpt.execution.checkpoint import find_trained, write_weights
+from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.initial_weights import with_positions
 from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.saving import write_weights
 from popxl_gpt.utils.units import si
 
 STOPPED = "stopped; nothing half-made is left."

@@ -102,7 +102,7 @@ def generate(
         tokens: to write after each.
         sampling: how tokens are chosen; its seed is the checkpoint's unless it is given.
         stop: texts that end what is written, and are left out.
-        on_text: is told of text as it is made: its number in the result, and what is new.
+        on_text: called with text as it is made: its number in the result, and what is new.
         settings: `precision`, `tokenizer`, and the layout, by their names on the command line.
     Returns:
         the texts without their prompts: all samples of the first prompt, then those of the second.

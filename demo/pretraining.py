@@ -42,11 +42,13 @@ from popxl_gpt.demo.description import describe
 from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
 from popxl_gpt.demo.run_folder import RunFolder, claimed
+from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import warnings_kept
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import best_in
+from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     config, options = parse_training(arguments)
     if options.is_plan():
         check_instances(config)
-        plan_and_show(training_program, config, options)
+        plan_and_show(training_program, config, options, evaluation_program)
         return 0
     with lasting_output():
         return train(config, options)
@@ -97,6 +99,7 @@ def train(config: Config, options: Options) -> int:
             weights = None if saved is not None else first_weights(config)
             profiler = step_profiler(config, options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
+            memory = RunMemory(config, has_planned=limit is not None)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
                     show_start(config, folder, saved)
@@ -121,6 +124,7 @@ def train(config: Config, options: Options) -> int:
                 saved.set_aside_passed_over()
             try:
                 signal = run.run()
+                memory.end()
                 is_done = signal is None and run.diverged is None and run.spike is None
                 if is_done:
                     show_samples_if_finite(run, tokenizer, validation_data or data, options.samples)
@@ -128,12 +132,18 @@ def train(config: Config, options: Options) -> int:
                 run.close()
             run.end()
             if is_leader:
-                show_files(run.folder, run.step)
-    if signal is None and run.diverged is not None:
-        raise DivergedError(run.diverged)
-    if signal is None and run.spike is not None:
-        raise SpikeError(run.spike)
+                show_files(run.folder, run.step, memory.text())
+    if signal is None:
+        check_succeeded(run)
     return 0 if signal is None else 128 + signal
+
+
+def check_succeeded(run: TrainingRun) -> None:
+    """Raise for a run that has ended before its last step by itself."""
+    if run.diverged is not None:
+        raise DivergedError(run.diverged)
+    if run.spike is not None:
+        raise SpikeError(run.spike)
 
 
 def first_weights(config: Config) -> Optional[Weights]:
@@ -151,7 +161,7 @@ def first_weights(config: Config) -> Optional[Weights]:
 
 def step_limit(config: Config, options: Options, folder: RunFolder) -> float:
     """Seconds of a step at the machine's physical limit; the run's folder gets the plan."""
-    plan = make_run_plan(training_program, config, options)
+    plan = make_run_plan(training_program, config, options, evaluation_program)
     with written_to(folder.path, "--run_folder"):
         write_plan(plan, folder.path)
     return plan.limit
@@ -379,8 +389,8 @@ def keep_samples(folder: RunFolder, step: int, texts: "Sequence[tuple[str, str]]
         _LOG.warning("%s: not written: '%s'.", folder.samples, error.strerror)
 
 
-def show_files(folder: RunFolder, step: int) -> None:
-    """Print where the run's files are."""
+def show_files(folder: RunFolder, step: int, memory: str) -> None:
+    """Print where the run's files are, and what memory it took."""
     print(f"\nAfter step {step}:")
     for name, path in (
         ("metrics", folder.metrics),
@@ -392,3 +402,4 @@ def show_files(folder: RunFolder, step: int) -> None:
     best = best_in(folder.checkpoints)
     if best is not None:
         print(f"  {'best':<14}{best}")
+    print(f"  {'memory':<14}{memory}")

@@ -82,7 +82,7 @@ class Progress:
         Args:
             tokens: seen so far.
             validation: what the last one found, by its names in `metrics.jsonl`.
-            skipped: steps so far that were, which is told where there are any.
+            skipped: steps so far that were, which is shown where there are any.
         """
         steps = self.config.training.steps
         parts = [

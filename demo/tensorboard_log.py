@@ -12,7 +12,7 @@ QUEUE = 10_000
 
 
 class TensorboardLog:
-    """Writes metrics of steps to a folder. The first failure is told once, and ends the writing."""
+    """Writes metrics of steps to a folder. The first failure is reported, and ends the writing."""
 
     def __init__(self, folder: Path, step: int):
         """For a run that has done so many steps: later ones of a run that was cut off count no

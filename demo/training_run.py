@@ -21,7 +21,7 @@ from popxl_gpt.demo.progress_line import Part, ProgressLine, whole
 from popxl_gpt.demo.run_folder import RunFolder, for_rescue
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.demo.wandb_log import WandbLog
-from popxl_gpt.execution.checkpoint import NotSavedError, Position, SavedRun, save
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.host import StepResult, data_share, run_steps
 from popxl_gpt.execution.inference import evaluation
@@ -31,6 +31,8 @@ from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.reports.run.report import RunReport
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import NotSavedError, Saving, begin_save, save
 from popxl_gpt.execution.variables import copy_weights
 from popxl_gpt.execution.verification import due, verified
 from popxl_gpt.utils.runtime import gather, resident_bytes
@@ -167,6 +169,8 @@ class TrainingRun:
         """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
         self._saved_at = time.monotonic()
+        self._saving: Optional[Saving] = None
+        """A checkpoint that is written while training goes on."""
         self._last_validation: dict[str, float] = {}
         self._validated_step: Optional[int] = None
         self._interruption = interruption
@@ -199,7 +203,12 @@ class TrainingRun:
                     self._save_last()  # where the folder was lost meanwhile
                     if self.diverged is not None:
                         self.diverged += self._first_place()
+            except KeyboardInterrupt:  # the second Ctrl-C, which does not wait
+                if self._saving is not None:
+                    self._saving.abandon()
+                raise
             finally:
+                self._complete_saving()
                 self.loader.close()
                 if self.metrics is not None:
                     self.metrics.close()
@@ -224,11 +233,14 @@ class TrainingRun:
             self._interruption.take_save() or self.is_leader and self._is_late(),
             self.folder.is_lost,
             self.folder.has_lost_checkpoints,
+            self._saving is not None and self._saving.is_done,
         ]
-        signals, saves, is_lost, has_lost_checkpoints = zip(
+        signals, saves, is_lost, has_lost_checkpoints, are_saved = zip(
             *gather(mine, popdist.getNumInstances())
         )
         self._is_save_due |= any(saves)
+        if all(are_saved):
+            self._finish_saving()
         if any(is_lost):
             self._end_elsewhere()
         if any(has_lost_checkpoints):
@@ -237,6 +249,7 @@ class TrainingRun:
 
     def _end_elsewhere(self) -> NoReturn:
         """Save where there is a folder, and end a run that has lost its own."""
+        self._finish_saving()
         with (
             for_rescue(self.folder, self.config) if self.is_leader else nullcontext(self.folder)
         ) as other:
@@ -255,6 +268,7 @@ class TrainingRun:
 
     def _begin_checkpoints_again(self) -> None:
         """Make the folder for checkpoints anew, to save this step there."""
+        self._finish_saving()
         if self.is_leader:
             self.folder.make_checkpoints_again()
             _LOG.warning(
@@ -522,13 +536,15 @@ class TrainingRun:
             self.report.has_failed = False
 
     def _save(self, *, is_last: bool = False, keep_all: bool = False) -> None:
-        """Write a checkpoint, unless this step has one. Metrics up to it are on the disk first.
-        Where the disk does not take it, older ones stay; unless it is the last, training goes on.
+        """Begin a checkpoint, unless this step has one; the one before, and the last one, are
+        waited for. Metrics up to it are on the disk first. Where the disk does not take it, older
+        ones stay; unless it is the last, training goes on.
 
         Weights that only lead to skipped steps may be worth little: those before them are not
         deleted then.
         """
         self._is_save_due = False
+        self._finish_saving()
         if self._saved_step == self.step:
             return
         if self.config.execution.check_replicas and self._checked_step != self.step:
@@ -536,8 +552,31 @@ class TrainingRun:
         place, position = self.folder.checkpoints, self._position()
         if self.tokenizer is not None and self.is_leader:
             self.folder.keep_tokenizer(self.tokenizer)
+        self._saved_at = time.monotonic()
+        self._saving = begin_save(
+            self.session, self.config, place, position, keep_all=keep_all, is_behind=not is_last
+        )
+        if is_last:
+            self._finish_saving(is_last=True)
+
+    def _complete_saving(self) -> None:
+        """Where an error ends the run, complete the checkpoint that is being written. Others may
+        not come here.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        saving.wait()
+        if isinstance(saving.problem, UserError) and self.is_leader:
+            _LOG.warning("%s", saving.problem)
+
+    def _finish_saving(self, *, is_last: bool = False) -> None:
+        """Wait for the checkpoint that is being written, if one is."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
         try:
-            save(self.session, self.config, place, position, keep_all=keep_all)
+            saving.finish()
         except NotSavedError as error:
             if any(self._lost()):
                 return  # the folder went away meanwhile: seen before the next step
@@ -545,9 +584,8 @@ class TrainingRun:
                 raise
             if self.is_leader:
                 _LOG.warning("%s Training goes on, and saves again when it is due.", error)
-            self._saved_at = time.monotonic()
             return
-        self._saved_step, self._saved_at = self.step, time.monotonic()
+        self._saved_step = saving.step
         self._report(is_news=True)
 
     def _save_last(self) -> None:

@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class WandbLog:
-    """Sends metrics of steps. The first failure is told once, and ends the sending.
+    """Sends metrics of steps. The first failure is reported once, and ends the sending.
 
     A run that goes on in its folder goes on in the same run there, by the name in `wandb_id`.
     """

@@ -92,8 +92,8 @@ def write(
 
     Args:
         prompts: token ids, at least one of each, no more prompts than the model takes.
-        on_text: is told of text as it is made.
-        on_end: is told of texts to which nothing more comes.
+        on_text: called with text as it is made.
+        on_end: called with texts to which nothing more comes.
         first_number: of these texts: each has a number, which decides what it draws.
     Raises:
         NotFiniteError: the model's logits are not finite; says where.

@@ -4,7 +4,7 @@
 Files hold whole tensors, whatever the layout: `weights.<parameter>` and
 `optimizer.<parameter>.<moment>`. bfloat16 is stored as float32, without loss: moments in bfloat16
 go on in float32 as they are. The other way would lose some of them and is refused. Weights go on in
-any type, and where that rounds them it is told. A folder appears under its name only when all of it
+any type, and rounding is reported. A folder appears under its name only when all of it
 is on the disk. What is not finite is neither saved nor loaded. `checkpoint.json` has a checksum of
 itself, of every file and of every tensor (see `manifest.py`).
 """
@@ -12,24 +12,17 @@ itself, of every file and of every tensor (see `manifest.py`).
 import copy
 import hashlib
 import logging
-import math
-import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import numpy as np
-import popdist
 import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
 
 from popxl_gpt.config import (
     Config,
-    DivergedError,
     NotFiniteError,
     UserError,
     from_mapping,
@@ -38,46 +31,42 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.plain_files import open_plain
-from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
     NAME,
     best_in,
     checkpoints_in,
-    delete_old,
-    folder_name,
-    remove_leftovers,
     set_aside,
 )
 from popxl_gpt.execution.manifest import (
     FORMAT,
     FORMATS,
     ManifestError,
-    manifest_text,
     read_manifest,
 )
 from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
+from popxl_gpt.execution.saved_state import (
+    Position,
+    is_finite,
+    layer_variables,
+    layers_of,
+    parameter_of,
+    scalars_of,
+)
 from popxl_gpt.execution.tensor_files import (
     TensorFileError,
     damaged_tensors,
     read_tensors,
-    tensor_checksum,
-    write_tensors,
 )
 from popxl_gpt.execution.variables import write
 from popxl_gpt.modelling import Parameter, Table, model_table
 from popxl_gpt.modelling.linear import DOWN, UP, merged
-from popxl_gpt.utils.runtime import gather
-from popxl_gpt.utils.units import bytes_text
 
 OLDER = (
     "The checkpoint is damaged: load an older one with --checkpoint.load; auto finds the newest "
     "whole one."
 )
 _LOG = logging.getLogger(__name__)
-
-Part = tuple[str, dict[str, np.ndarray]]
-"""A layer and its tensors; the scalars have no layer's name."""
 
 
 class DamagedError(UserError):
@@ -90,270 +79,6 @@ class DamagedError(UserError):
     def __init__(self, problem: str):
         self.problem = problem
         super().__init__(f"{problem}. {OLDER}")
-
-
-class NotSavedError(UserError):
-    """A checkpoint that the folder did not take."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a run stands."""
-
-    step: int
-    """Optimizer steps done."""
-    data: str
-    """Fingerprint of the training data."""
-    metrics: Optional[int] = None
-    """Lines that metrics.jsonl has by then; None where that was not written down."""
-    validation_loss: Optional[float] = None
-    """The loss on held-out text after this step, where it was measured and is a number."""
-    tokens: Optional[int] = None
-    """Seen so far; None: as many as so many steps of the configuration's batch have."""
-
-
-def save(
-    session: addons.TaskSession,
-    config: Config,
-    folder: Path,
-    position: Position,
-    *,
-    keep_all: bool = False,
-) -> Path:
-    """Write a checkpoint into a folder, then delete those beyond the newest `checkpoint.keep` but
-    the best, unless it keeps all.
-
-    Over several processes all call this, since each holds a part; instance 0 writes, and the others
-    wait for it.
-
-    Raises:
-        NotSavedError: the folder takes no files or the disk is full; what was saved before stays.
-            All processes raise it, and can go on.
-        DivergedError: a weight or a moment is not finite; what was saved before stays.
-    """
-    target = folder / folder_name(position.step)
-    instances = popdist.getNumInstances()
-    if gather(target.exists(), instances, patiently=True)[0]:
-        return target
-    problem = None
-    if popdist.getInstanceIndex() == 0:
-        parts = _parts(session, config)
-        try:
-            _save(parts, config, target, position, None if keep_all else config.checkpoint.keep)
-        except OSError as error:
-            for _ in parts:  # the others read along
-                pass
-            problem = _not_saved(target, session, config, error)
-    else:
-        for variables in _layer_variables(session, config).values():
-            session.get_tensors_data(variables.values())
-        _read_scalars(session)
-    problem = gather(problem, instances, patiently=True)[0]
-    if problem is not None:
-        raise NotSavedError(problem)
-    return target
-
-
-def _parts(session: addons.TaskSession, config: Config) -> Iterator[Part]:
-    """The state of a session: layers with their tensors, then the scalars. To read it is
-    collective.
-    """
-    yield from _layer_tensors(session, config)
-    yield "", _read_scalars(session)
-
-
-def _save(
-    parts: Iterator[Part], config: Config, target: Path, position: Position, keep: Optional[int]
-) -> None:
-    folder = target.parent
-    remove_leftovers(folder)
-    with partial_folder(target) as partial:
-        _write(parts, config, partial, position)
-        publish(partial, target, overwrite=False)
-    if keep is not None:
-        delete_old(folder, keep)
-
-
-def _not_saved(target: Path, session: addons.TaskSession, config: Config, error: OSError) -> str:
-    reason = getattr(error, "strerror", None) or str(error)
-    return (
-        f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
-        f"{_bytes_needed(session, config)} bytes{_free(target.parent)}. Free space on the disk or "
-        "set --checkpoint.save to another folder, and continue with --checkpoint.load."
-    )
-
-
-def _write(parts: Iterator[Part], config: Config, folder: Path, position: Position) -> None:
-    files = {}
-    described: "dict[str, Any]" = {}
-    for layer, tensors in parts:
-        if not layer:
-            described = {name: array.tolist() for name, array in tensors.items()}
-            continue
-        for name, array in tensors.items():
-            if not _is_finite(array):
-                raise DivergedError(
-                    f"{name} of {layer}: got numbers that are not finite after step "
-                    f"{position.step}; expected finite ones, so this step is not saved. Older "
-                    f"checkpoints in {folder.parent} stay. Continue from the last one with a "
-                    "lower learning rate."
-                )
-        files.update(_write_layer(folder, layer, tensors))
-    _write_manifest(folder, config, position, described, files)
-
-
-def write_weights(
-    folder: Path, config: Config, weights: "Iterator[tuple[str, np.ndarray]]"
-) -> None:
-    """Fill a folder with a checkpoint of whole weights alone, of step 0: for programs that use a
-    model, and to begin a run with.
-
-    Args:
-        weights: by parameter name, in the table's order.
-    """
-    files = {}
-    for layer, named in groupby(weights, lambda item: _layer_of(item[0])):
-        prefix = f"{layer}."
-        tensors = {f"weights.{name.removeprefix(prefix)}": array for name, array in named}
-        files.update(_write_layer(folder, layer, tensors))
-    described = {"weights_only": True, "seed": [[0, 0]]}
-    _write_manifest(folder, config, Position(0, ""), described, files)
-
-
-def _layer_of(parameter: str) -> str:
-    kind, number, *_ = parameter.split(".")
-    return f"{kind}.{number}" if kind == "decoder" else kind
-
-
-def _write_layer(folder: Path, layer: str, tensors: "dict[str, np.ndarray]") -> "dict[str, Any]":
-    """Write a layer's file. Returns its entry in the manifest, by its name."""
-    path = folder / f"{layer}.safetensors"
-    write_tensors(tensors, path)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-    checksums = {name: tensor_checksum(array) for name, array in tensors.items()}
-    entry = {"bytes": path.stat().st_size, "sha256": _sha256(path), "tensors": checksums}
-    return {path.name: entry}
-
-
-def _write_manifest(
-    folder: Path,
-    config: Config,
-    position: Position,
-    described: "dict[str, Any]",
-    files: "dict[str, Any]",
-) -> None:
-    tokens = position.tokens
-    if tokens is None:
-        tokens = position.step * config.tokens_per_step
-    manifest = {
-        "format": FORMAT,
-        "step": position.step,
-        "data": {
-            "fingerprint": position.data,
-            "samples": tokens // config.model.sequence_length,
-            "tokens": tokens,
-        },
-        **described,
-        "numerics": numerics_hash(config),
-        "config": to_mapping(config),
-        **{
-            name: value
-            for name, value in (
-                ("metrics", position.metrics),
-                ("validation_loss", position.validation_loss),
-            )
-            if value is not None
-        },
-        "files": files,
-    }
-    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
-        file.write(manifest_text(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _bytes_needed(session: addons.TaskSession, config: Config) -> int:
-    """Bytes of the tensors in a checkpoint."""
-    table, total = model_table(config.model), 0
-    for layer, variables in _layer_variables(session, config).items():
-        for name, variable in variables.items():
-            parameter = _parameter(table, layer, name)
-            size = 2 if variable.dtype is popxl.float16 else 4
-            total += size * (1 if parameter is None else math.prod(parameter.shape))
-    return total
-
-
-def _free(folder: Path) -> str:
-    """Words for the space that a folder has."""
-    try:
-        return f" ({bytes_text(shutil.disk_usage(folder).free)} are free)"
-    except OSError:
-        return ""
-
-
-def _layer_tensors(
-    session: addons.TaskSession, config: Config
-) -> Iterator["tuple[str, dict[str, np.ndarray]]"]:
-    """Each layer's whole tensors by their names in its file."""
-    table = model_table(config.model)
-    for layer, variables in _layer_variables(session, config).items():
-        data = session.get_tensors_data(variables.values())
-        yield (
-            layer,
-            {name: _whole(table, layer, name, data[v], config) for name, v in variables.items()},
-        )
-
-
-def _layer_variables(
-    session: addons.TaskSession, config: Config
-) -> "dict[str, dict[str, Variable]]":
-    """Variables of the state by layer and by name in the layer's file."""
-    return {
-        layer: {
-            f"{kind}.{name}": variable
-            for kind in ("weights", "optimizer")
-            if f"{kind}.{layer}" in session.state
-            for name, variable in session.state[f"{kind}.{layer}"].to_dict().items()
-        }
-        for layer in _layers(config)
-    }
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    """Whether all numbers are; minimum and maximum are NaN where one is, and need no memory."""
-    return array.size == 0 or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
-
-
-def _scalars(session: addons.TaskSession) -> "dict[str, Variable]":
-    """Variables of the state that belong to no layer, seeds and counters, by name."""
-    found: "dict[str, Any]" = session.state.to_dict()
-    return {name: found[name] for name in (*SEEDS, *COUNTED) if name in found}
-
-
-def _read_scalars(session: addons.TaskSession) -> "dict[str, np.ndarray]":
-    return {name: session.get_tensor_data(variable) for name, variable in _scalars(session).items()}
-
-
-def _layers(config: Config) -> "list[str]":
-    return ["embedding", *(f"decoder.{n}" for n in range(config.model.layers)), "head"]
-
-
-def _parameter(table: Table, layer: str, name: str) -> Optional[Parameter]:
-    """The parameter that a tensor of the state is laid out like; none for scalars."""
-    kind, _, rest = name.partition(".")
-    if kind == "optimizer":
-        rest, _, moment = rest.rpartition(".")
-        if moment == "step":
-            return None
-    return table[f"{layer}.{rest}"]
-
-
-def _whole(table: Table, layer: str, name: str, pieces: np.ndarray, config: Config) -> np.ndarray:
-    parameter, execution = _parameter(table, layer, name), config.execution
-    if parameter is None:
-        return np.asarray(pieces, order="C")  # not ascontiguousarray, which gives scalars an axis
-    return parameter.unshard(pieces, execution.tensor_parallel_1, execution.tensor_parallel_2)
 
 
 class SavedRun:
@@ -412,11 +137,11 @@ class SavedRun:
                 "the optimizer. Begin a run with it: --init_from instead of --checkpoint.load."
             )
         table, execution = model_table(self.config.model), self.config.execution
-        for layer, variables in _layer_variables(session, self.config).items():
+        for layer, variables in layer_variables(session, self.config).items():
             tensors = self._read(f"{layer}.safetensors", set(variables))
             values = {}
             for name, variable in variables.items():
-                parameter = _parameter(table, layer, name)
+                parameter = parameter_of(table, layer, name)
                 array = tensors[name]
                 self._check_tensor(f"{layer}.safetensors", name, array, parameter, variable)
                 if parameter is not None:
@@ -429,7 +154,7 @@ class SavedRun:
             session,
             {
                 variable: self._scalar(name, variable)
-                for name, variable in _scalars(session).items()
+                for name, variable in scalars_of(session).items()
             },
         )
 
@@ -449,7 +174,7 @@ class SavedRun:
         """
         saved = from_mapping(self._manifest["config"]).model
         table, of_file = model_table(self.config.model), model_table(saved)
-        for layer in _layers(self.config):
+        for layer in layers_of(self.config):
             tensors = self._read(f"{layer}.safetensors")
             for name in (name for name in table if name.startswith(f"{layer}.")):
                 array = self._weight(tensors, layer, name, of_file)
@@ -470,7 +195,7 @@ class SavedRun:
         array, where = tensors.pop(key), f"{self.folder / file}, {key}"
         if array.shape != table[name].shape:
             raise _damaged(where, f"shape {array.shape}", str(table[name].shape))
-        if not _is_finite(array):
+        if not is_finite(array):
             raise NotFiniteError(
                 f"{where}: got numbers that are not finite; expected finite ones. Use an older "
                 "checkpoint."
@@ -493,7 +218,7 @@ class SavedRun:
             raise _damaged(where, str(array.dtype), "float32 or float16")
         if array.shape != shape:
             raise _damaged(where, f"shape {array.shape}", str(shape))
-        if not _is_finite(array):
+        if not is_finite(array):
             raise _damaged(where, "numbers that are not finite", "finite ones")
         is_narrow = variable.dtype is popxl.float16 or (
             name.startswith("weights.") and self.config.model.precision == "float16"
@@ -520,7 +245,7 @@ class SavedRun:
 
     def _verify(self) -> None:
         """Check that every file is there and holds what was saved."""
-        expected = {f"{layer}.safetensors" for layer in _layers(self.config)}
+        expected = {f"{layer}.safetensors" for layer in layers_of(self.config)}
         if expected != set(self._manifest["files"]):
             raise _damaged(self.folder / MANIFEST, "a list without all files", "one for each layer")
         for name, entry in self._manifest["files"].items():

@@ -44,7 +44,7 @@ def _validation_loss(checkpoint: Path) -> Optional[float]:
     try:
         found: Optional[float] = read_manifest(checkpoint / MANIFEST).get("validation_loss")
     except (OSError, ManifestError):
-        return None  # whoever loads it is told
+        return None  # loading it says so
     return found
 
 

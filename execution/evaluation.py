@@ -88,7 +88,7 @@ class Evaluation:
         batch.
 
         Args:
-            on_batch: is told how many samples are done.
+            on_batch: called with the number of samples done.
         """
         sums, counts, text_bytes = [], [], 0
         with self.session:

@@ -6,7 +6,7 @@ and a forward pass.
 """
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, TypeVar, Union
+from typing import Mapping, TypeVar, Union
 
 import popxl_addons as addons
 from popxl import Tensor
@@ -187,8 +187,6 @@ class TrainingStep:
     """Only runs forward where adapters alone are trained."""
     decoder: TwoPassGraphs
     head: TrainingGraphs
-    tied_load: Optional[Load]
-    """Loads the head's gradient of the tied word embedding, where that is trained."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ They hold weights under the same names as the training program, from which
 """
 
 import dataclasses
+from typing import Tuple
 
 import numpy as np
 import popxl
@@ -14,7 +15,7 @@ import popxl_addons as addons
 from popxl_gpt.config import Config
 from popxl_gpt.execution.forward import Description, build_forward
 from popxl_gpt.execution.host import all_replicas, own_samples, token_array, word_arrays
-from popxl_gpt.execution.layer_graphs import words_spec
+from popxl_gpt.execution.layer_graphs import LayerIO, words_spec
 from popxl_gpt.execution.pretraining import make_ir
 from popxl_gpt.modelling import model_table
 from popxl_gpt.modelling.head import TIED, Head, LogitsHead, ScoreHead, TokenLossHead
@@ -23,9 +24,14 @@ from popxl_gpt.utils.runtime import session_device
 
 def evaluation(config: Config) -> addons.TaskSession:
     """A session whose run gives the loss of each token of one global batch; see `token_losses`."""
+    return _session(config, *evaluation_program(config))
+
+
+def evaluation_program(config: Config) -> "Tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
+    """The program of `evaluation`, its streams and its weights."""
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
-    return _session(config, inputs, {"loss": (words[0], popxl.float32)}, TokenLossHead)
+    return _program(config, inputs, {"loss": (words[0], popxl.float32)}, TokenLossHead)
 
 
 def scoring(config: Config) -> addons.TaskSession:
@@ -33,7 +39,7 @@ def scoring(config: Config) -> addons.TaskSession:
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
     outputs: dict[str, Description] = {"loss": (words[0], popxl.float32), "is_likeliest": words}
-    return _session(config, inputs, outputs, ScoreHead)
+    return _session(config, *_program(config, inputs, outputs, ScoreHead))
 
 
 def token_losses(
@@ -112,7 +118,7 @@ def generation(config: Config, rows: int) -> addons.TaskSession:
         "rows": ((rows,), popxl.int32),
     }
     outputs: dict[str, Description] = {"logits": ((rows, classes), popxl.float32)}
-    return _session(config, inputs, outputs, LogitsHead, rows)
+    return _session(config, *_program(config, inputs, outputs, LogitsHead, rows))
 
 
 def logits(
@@ -155,14 +161,19 @@ def token_rows(session: addons.TaskSession, rows: np.ndarray, config: Config) ->
     return token_array(session, "rows", rows, dataclasses.replace(config, execution=single))
 
 
-def _session(
+def _program(
     config: Config,
     inputs: "dict[str, Description]",
     outputs: "dict[str, Description]",
     head: "type[Head]",
     rows: "int | None" = None,
-) -> addons.TaskSession:
+) -> "Tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
     ir = make_ir(config)
-    io, state = build_forward(ir, config, inputs, outputs, head, rows)
+    return ir, *build_forward(ir, config, inputs, outputs, head, rows)
+
+
+def _session(
+    config: Config, ir: popxl.Ir, io: LayerIO, state: addons.NamedTensors
+) -> addons.TaskSession:
     device = session_device(config.execution.device)
     return addons.TaskSession(io.inputs, io.outputs, state, 1, ir, device)

@@ -48,7 +48,7 @@ class ToBuffer:
 
 POSITIONS = "positions"
 """Stream and buffer of tokens' positions in their documents."""
-Place = TypeVar("Place")
+Slot = TypeVar("Slot")
 Source = Union[FromStream, FromBuffer, Seed]
 Target = Union[ToStream, ToBuffer]
 
@@ -124,8 +124,8 @@ def logits_plan(layers: int) -> LayerPlan:
     )
 
 
-def _if(is_so: bool, place: Place) -> Tuple[Place, ...]:
-    return (place,) if is_so else ()
+def _if(is_so: bool, slot: Slot) -> Tuple[Slot, ...]:
+    return (slot,) if is_so else ()
 
 
 def without_seed(plan: LayerPlan) -> LayerPlan:

@@ -1,9 +1,11 @@
 """Whether a run's state fits this machine, told before anything is made."""
 
+import math
 import os
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.execution.model_size import parameter_count, trained_count
+from popxl_gpt.modelling import layer_tables
 from popxl_gpt.utils.runtime import host_bytes
 from popxl_gpt.utils.units import bytes_text
 
@@ -35,6 +37,17 @@ def state_bytes(config: Config) -> int:
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)
     return weights + changed * moments + max(changed * GRADIENT, activations)
+
+
+def largest_layer_bytes(config: Config) -> int:
+    """Bytes of a checkpoint's largest layer: its weights, and what the optimizer keeps of them."""
+    model, training = config.model, config.training
+    weight = WIDTHS[config.weight_precision]
+    moments = (1 if training.optimizer == "muon" else 2) * WIDTHS[training.moment_precision]
+    return max(
+        sum(math.prod(parameter.shape) for parameter in table.values()) * (weight + moments)
+        for table in layer_tables(model).values()
+    )
 
 
 def processes_here() -> int:

@@ -146,7 +146,7 @@ def name_the_first(
     """Where a number first stopped being finite in the last call of a session, all of whose steps
     were skipped.
 
-    They run again, and their state is put back: weights that nothing changed give the same numbers.
+    They run again, and their state is restored: weights that nothing changed give the same numbers.
     All processes of a run must call it; None where nothing is found.
 
     Args:

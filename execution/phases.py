@@ -75,7 +75,7 @@ def embedding_bwd_phase(
     """
     row, embedding = first_row(), step.embedding
     assert isinstance(embedding, TwoPassGraphs), "a frozen embedding has no such phase"
-    gradients = with_tied_gradient(step, _run_gradient(embedding, row), row)
+    gradients = with_tied_gradient(embedding, _run_gradient(embedding, row), row)
     embedding.grad_store(gradients, row)
     grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
     norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit)
@@ -103,12 +103,13 @@ def global_norm_phase(
     return norm, is_applied
 
 
-def with_tied_gradient(step: TrainingStep, gradients: NamedTensors, row: Tensor) -> NamedTensors:
+def with_tied_gradient(
+    embedding: TwoPassGraphs, gradients: NamedTensors, row: Tensor
+) -> NamedTensors:
     """Gradients with the word embedding's added to the head's, which waited in its buffer and goes
     back there.
     """
-    assert step.tied_load is not None
-    total = step.tied_load(row)[TIED]
+    total = embedding.grad_load(TIED, row)
     ops.add_(total, gradients[TIED])
     result = gradients.copy()
     result.insert(TIED, total, overwrite=True)

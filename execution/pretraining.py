@@ -39,10 +39,8 @@ from popxl_gpt.execution.phase_graphs import PhaseGraphs
 from popxl_gpt.execution.reports.benchmark.report import main
 from popxl_gpt.execution.spikes import follow_norm, norm_limit
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
-from popxl_gpt.execution.transfers import Load, selected
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
 from popxl_gpt.modelling import Layout
-from popxl_gpt.modelling.head import TIED
 from popxl_gpt.utils.runtime import (
     expect_session,
     keep_remote_memory_in_files,
@@ -133,12 +131,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     embedding = embedding_graphs(config, layout, io)
     decoder = decoder_graphs(config, layout, io)
     head = head_graphs(config, layout, io, embedding)
-    tied_load = (
-        Load.of(selected(embedding.gradients.buffers, (TIED,)), 1)
-        if isinstance(embedding, TwoPassGraphs)
-        else None
-    )
-    return TrainingStep(config, layout, io, embedding, decoder, head, tied_load)
+    return TrainingStep(config, layout, io, embedding, decoder, head)
 
 
 def make_kept(step: TrainingStep, state: NamedTensors) -> NamedTensors:

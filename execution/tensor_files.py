@@ -1,11 +1,12 @@
-"""Reading files of tensors (safetensors) piece by piece: never mapped, so that one that shrinks is
-an error in words.
+"""Files of tensors (safetensors), piece by piece: never mapped, so that one that shrinks is an
+error in words; written with their checksums at one go, while other threads run.
 
 A file is the length of its header (uint64, little endian), the header (JSON: each tensor's type,
 shape and place), and the tensors' bytes. Source: github.com/huggingface/safetensors, section
 "Format".
 """
 
+import hashlib
 import json
 import math
 import os
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from popxl_gpt.config.plain_files import open_plain
 from popxl_gpt.data.records import checksum
@@ -29,7 +28,10 @@ TYPES = {
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
 }  # fmt: skip
 """Types that numpy has; others are only named in errors."""
+NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 _PIECE = 2**22
+_ALIGNMENT = 8
+"""Bytes, of the widest type."""
 
 
 class TensorFileError(ValueError):
@@ -49,11 +51,6 @@ class Entry:
     end: int
 
 
-def tensor_checksum(array: np.ndarray) -> int:
-    """crc32c of a tensor's bytes as they are in a file."""
-    return checksum()(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-
-
 def read_tensors(path: Path) -> "dict[str, np.ndarray]":
     """Every tensor of a file, by name.
 
@@ -69,14 +66,51 @@ def read_tensors(path: Path) -> "dict[str, np.ndarray]":
         }
 
 
+@dataclass(frozen=True)
+class Written:
+    """A file that is on the disk."""
+
+    bytes: int
+    sha256: str
+    checksums: "dict[str, int]"
+    """crc32c of each tensor's bytes."""
+
+
 def write_tensors(
     tensors: "dict[str, np.ndarray]", path: Path, metadata: "dict[str, str] | None" = None
-) -> None:
-    """Write a file of tensors. OSError where it cannot be written."""
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:  # what the system said, as text
-        raise OSError(str(error)) from error
+) -> Written:
+    """Write a file of tensors, to the disk. OSError where it cannot be written.
+
+    Each tensor's bytes begin where its type wants them to: the widest types come first, and the
+    header is padded with blanks.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    header: "dict[str, Any]" = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name in order:
+        array, begin = tensors[name], end
+        end += array.nbytes
+        kind, shape = NAMES[array.dtype], list(array.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    digest, checksums = hashlib.sha256(), {}
+    with open(path, "wb", buffering=_PIECE) as file:
+        for part in (struct.pack("<Q", len(text)), text):
+            digest.update(part)
+            file.write(part)
+        for name in order:
+            content = memoryview(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+            crc = 0
+            for place in range(0, len(content), _PIECE):
+                piece = content[place : place + _PIECE]
+                digest.update(piece)
+                crc = checksum()(piece, crc)
+                file.write(piece)
+            checksums[name] = crc
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(8 + len(text) + end, digest.hexdigest(), checksums)
 
 
 def tensor_shapes(path: Path) -> "dict[str, tuple[int, ...]]":

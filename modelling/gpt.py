@@ -3,7 +3,9 @@
 Names are `embedding.word.weight`, `decoder.3.attention.qkv.weight`, `head.norm.bias`.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,15 +13,32 @@ from popxl_gpt.config import Execution, Model
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.embedding import Embedding
 from popxl_gpt.modelling.head import Head
-from popxl_gpt.modelling.parameters import Table
+from popxl_gpt.modelling.parameters import Role, Table
 
 
 def layer_tables(model: Model) -> "dict[str, Table]":
     """Parameters of each kind of layer; every decoder block has the same."""
-    return {
+    tables = {
         "embedding": Embedding.parameters(model),
         "decoder": DecoderBlock.parameters(model),
         "head": Head.parameters(model),
+    }
+    if model.initialisation == "width":
+        return {name: started_by_width(table, model) for name, table in tables.items()}
+    return tables
+
+
+def started_by_width(table: Table, model: Model) -> Table:
+    """The same, with 1/sqrt(inputs) in place of `initial_std` for matrices [inputs, outputs] of
+    hidden layers: what goes into them and what comes out have the same size, at any width.
+
+    Source: Yang et al. 2022, "Tensor Programs V", arXiv:2203.03466, table 8.
+    """
+    return {
+        name: replace(p, std=p.std / model.initial_std / math.sqrt(p.shape[0]))
+        if p.role is Role.WEIGHT
+        else p
+        for name, p in table.items()
     }
 
 

@@ -45,6 +45,8 @@ SHORTER = {
     # rest by name only, as `make test` runs this very test, and `make check` would run the other
     # tests once more. What `make docs` runs has tests of its own, here and in test_site.py.
     "make demo": DEMO,
+    "make shakespeare TEXT=FILE": "make shakespeare {make} TEXT=letters.txt PREPARE_ARGS='--workers 1' "
+    "DEMO_ARGS='{small} --validation_batches 2 --name characters'",
     "index.md: make demo": "make demo {make} --dry-run",
     'make demo DEMO_ARGS="--steps 200"': "make demo {make} --dry-run",
     "make test": "make test {make} --dry-run",
@@ -79,6 +81,8 @@ SHORTER = {
     "python demo/pretraining.py --config tiny --name ...": ALONE,
     "python demo/pretraining.py --config tiny --cooldown_steps ...": ALONE,
     "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1",
+    "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
+    "--layers 1 --hidden_size 96",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config demo --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
@@ -294,6 +298,16 @@ def check_contributing(printed: "dict[str, str]", folder: Path) -> None:
 
 def check_train(printed: "dict[str, str]", folder: Path) -> None:
     assert (folder / "runs/mine/checkpoints/step_00000006").is_dir()
+    told = printed["make shakespeare TEXT=FILE"]
+    assert "1 documents" in told and "Sample 2" in told and "bits/byte" in told
+    assert (folder / "runs/characters/report.html").is_file()
+    refused = subprocess.run(
+        ["make", "shakespeare", "VENV=venv", "TEXT=none"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2 and "got TEXT='none'; expected a text file" in refused.stderr
 
 
 def check_plan(printed: "dict[str, str]", folder: Path) -> None:

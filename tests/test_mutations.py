@@ -25,10 +25,12 @@ from popxl_gpt.data.records import FOOTER, HEADER, RecordWriter, masked_crc
 from popxl_gpt.data.tokenisation import load_tokenizer
 from popxl_gpt.demo.pretraining import Options
 from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.manifest import ManifestError, manifest_text, read_manifest
 from popxl_gpt.execution.metrics import MetricsFile, read_metrics
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.tensor_files import read_tensors
 
 TRIES = int(os.environ.get("MUTATIONS", "300"))

@@ -134,6 +134,20 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
     return list(importlib.import_module("mpi4py.MPI").COMM_WORLD.allgather(value))
 
 
+def can_gather_beside(instances: int) -> bool:
+    """Whether threads of several processes can gather while their programs go on; those of plain
+    PopXL cannot.
+    """
+    return instances == 1 or hasattr(extensions, "gather_beside")
+
+
+def gather_beside(value: Any, instances: int) -> list[Any]:
+    """As `gather`, patiently, in a thread that works beside the program, one in each process."""
+    if instances > 1 and can_gather_beside(instances):
+        return extensions.gather_beside(value)
+    return gather(value, instances, patiently=True)
+
+
 def replica_digests(
     session: popxl.Session, variables: "list[Any]"
 ) -> "tuple[list[list[str]], list[list[list[int]]]]":
@@ -223,6 +237,12 @@ def resident_bytes() -> int:
     """Bytes of this process that are in host memory now, what it shares with others among them."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int:
+    """Most bytes of this process that have been in host memory at a time."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
 
 
 def expect_session(device: str) -> None:

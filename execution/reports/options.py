@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Optional
 
 from popxl_gpt.config import ConfigError
-from popxl_gpt.config.schema import PathText, Positive
+from popxl_gpt.config.schema import Count, PathText, Positive
 
 USED_BY = {
+    "devices": ("plan",),
     "plan_folder": ("plan",),
     "profile_folder": ("profile",),
     "device_tflops": ("plan", "profile", "limit"),
@@ -25,6 +26,10 @@ class PlanOptions:
     plan: bool = False
     """Print what the run would need of memory, traffic and time, and stop; nothing of the model's
     size is allocated.
+    """
+    devices: Optional[Count] = None
+    """Plan every layout over so many devices, print the five fastest, with --device_memory of those
+    that fit, and the fastest one's plan; none: the layout that is given.
     """
     plan_folder: Optional[PathText] = None
     """Folder for plan.json and plan.png; none: the run's name with -plan, where runs are."""

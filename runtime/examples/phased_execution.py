@@ -2,7 +2,7 @@
 device.
 
 Weights and activations rest in remote buffers. A phase fetches one layer, takes every micro-batch
-through it, and puts away what comes out. The data are made here: ten random patterns, and images
+through it, and stores what comes out. The data are made here: ten random patterns, and images
 that are noisy copies of them.
 """
 
@@ -56,7 +56,7 @@ def fetch(buffers) -> NamedTensors:
 
 
 def update(buffers, variables: NamedTensors, gradients: NamedTensors) -> None:
-    """One step of gradient descent, put away."""
+    """One step of gradient descent, stored."""
     for name, variable in variables.to_dict().items():
         ops.scaled_add_(variable, gradients[name], b=-LEARNING_RATE)
     addons.store_remote_graph(buffers).bind(variables).call(0)

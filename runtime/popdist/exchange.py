@@ -14,15 +14,15 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
 
-from poprun import meeting, store, wire
+from poprun import rendezvous, store, wire
 from poprun.environment import INTERFACE, SECONDS, TIMEOUT, number_from_environment
 from poprun.hang_report import HangReport, own_name, waiting
 from poprun.heartbeat import InstanceHeartbeat
 from poprun.interfaces import missing_interfaces
-from poprun.meeting import Meeting
+from poprun.rendezvous import Rendezvous
 
 from popdist.environment import getInstanceIndex, getNumInstances, getNumTotalReplicas
 from popdist.linking import LinkError, link_all, make_listener
@@ -41,8 +41,8 @@ FLUSH_SECONDS = 10.0
 """How long the end of a process waits for what it has still to send."""
 LATE = re.compile("timed? ?out", re.IGNORECASE)
 """In the transport's errors: nobody came in time."""
-GATHER, PATIENT = 2**62, 2**62 + 1
-"""Tags of parcels: of the two kinds of gathers, which different threads may call."""
+GATHER, PATIENT, BESIDE = 2**62, 2**62 + 1, 2**62 + 3
+"""Tags of parcels: of the kinds of gathers, which different threads may call."""
 BROADCAST = 2**62 + 2
 
 
@@ -53,7 +53,7 @@ class InstanceError(RuntimeError):
 class Connection(NamedTuple):
     """This process's connections to all others."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     messages: Messages
 
 
@@ -120,7 +120,7 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 def _open(index: int, instances: int) -> Connection:
     global _hang_report
-    point = meeting.find(index)
+    point = rendezvous.find(index)
     check_interface()
     if point.keeps_store:
         _keep_store(point)
@@ -168,19 +168,19 @@ def _opening() -> str:
 
 
 def _join_seconds() -> int:
-    return max(meeting.JOIN_SECONDS, seconds())
+    return max(rendezvous.JOIN_SECONDS, seconds())
 
 
-def _keep_store(point: Meeting) -> None:
+def _keep_store(point: Rendezvous) -> None:
     try:
         store.Keeper(wire.listen(point.address), point.secret)
     except OSError as error:
         if isinstance(point.address, tuple):
-            raise RuntimeError(meeting.in_use(*point.address)) from None
+            raise RuntimeError(rendezvous.in_use(*point.address)) from None
         raise RuntimeError(f"popdist: the instances cannot meet at {point} ({error}).") from None
 
 
-def _reach(point: Meeting, index: int, instances: int) -> store.Client:
+def _reach(point: Rendezvous, index: int, instances: int) -> store.Client:
     """A connection to the keys and values that all instances see."""
     wait = _join_seconds()
     try:
@@ -188,7 +188,7 @@ def _reach(point: Meeting, index: int, instances: int) -> store.Client:
     except wire.Stranger as error:
         raise InstanceError(
             f"popdist: instance {index} found another program at {point} ({error}); expected one "
-            f"of this run: {meeting.how_to_share()}."
+            f"of this run: {rendezvous.how_to_share()}."
         ) from None
     except wire.Unreachable as error:
         raise InstanceError(
@@ -221,6 +221,7 @@ def _meet(values: store.Client, index: int, instances: int, address: str) -> Lis
 def reaching_others(
     what: Union[str, Callable[[], str]],
     errors: Union[Type[Exception], Tuple[Type[Exception], ...]] = RuntimeError,
+    is_told: bool = True,
 ) -> Iterator[None]:
     """Turn the transport's errors in the body into an `InstanceError`: what was going on, and where
     the others are.
@@ -228,9 +229,10 @@ def reaching_others(
     Args:
         what: words for it, or what finds them; another thread may call that.
         errors: those of the transport.
+        is_told: whether others that ask hear that this instance waits.
     """
     told = what if callable(what) else lambda: what
-    with waiting(told):
+    with waiting(told) if is_told else nullcontext():
         try:
             yield
         except errors as error:
@@ -281,6 +283,11 @@ def gather_patiently(value: Any, what: str = "gathering values") -> List[Any]:
     return _gather(value, what, PATIENT, PATIENT_SECONDS)
 
 
+def gather_beside(value: Any, what: str = "gathering values") -> List[Any]:
+    """As `gather_patiently`, in a thread beside the program's, one in each instance."""
+    return _gather(value, what, BESIDE, PATIENT_SECONDS)
+
+
 def _gather(value: Any, what: str, tag: int, wait: float) -> List[Any]:
     index, instances = getInstanceIndex(), getNumInstances()
     content = as_text(value).encode()
@@ -288,7 +295,7 @@ def _gather(value: Any, what: str, tag: int, wait: float) -> List[Any]:
         return [json.loads(content)]
     messages = connect().messages
     others = [other for other in range(instances) if other != index]
-    with reaching_others(what, TransferError):
+    with reaching_others(what, TransferError, is_told=tag != BESIDE):
         for other in others:
             messages.post(other, tag, content)
         found = {other: messages.take(other, tag, wait) for other in others}

@@ -11,7 +11,7 @@ from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from poprun import wire
 from poprun.interfaces import own_address
-from poprun.meeting import Meeting
+from poprun.rendezvous import Rendezvous
 
 from popdist.messages import RING_BYTES, Link
 
@@ -38,17 +38,21 @@ class Connections(NamedTuple):
     """From the one before."""
 
 
-def make_listener(meeting: Meeting, index: int) -> Tuple[socket.socket, str]:
+def make_listener(rendezvous: Rendezvous, index: int) -> Tuple[socket.socket, str]:
     """Where the others connect with this instance. Returns it, and its address in text."""
-    if meeting.folder is not None:
-        return wire.listen(meeting.folder / str(index)), str(index)
-    assert isinstance(meeting.address, tuple)
-    listener = wire.listen((own_address(meeting.address[0]), 0))
+    if rendezvous.folder is not None:
+        return wire.listen(rendezvous.folder / str(index)), str(index)
+    assert isinstance(rendezvous.address, tuple)
+    listener = wire.listen((own_address(rendezvous.address[0]), 0))
     return listener, json.dumps(listener.getsockname()[:2])
 
 
 def link_all(
-    meeting: Meeting, index: int, listener: socket.socket, addresses: Sequence[str], seconds: float
+    rendezvous: Rendezvous,
+    index: int,
+    listener: socket.socket,
+    addresses: Sequence[str],
+    seconds: float,
 ) -> Connections:
     """Connect with all other instances. Everyone calls this at the same time.
 
@@ -61,15 +65,15 @@ def link_all(
     """
     until = time.monotonic() + seconds
     later = set(range(index + 1, len(addresses)))
-    reception = _Reception(wire.Gate(listener, meeting.secret), meeting, later, until)
+    reception = _Reception(wire.Gate(listener, rendezvous.secret), rendezvous, later, until)
     reception.start()
     links = {}
     following = (index + 1) % len(addresses)
     try:
         for other in range(index):
-            link = _connect(meeting, addresses[other], index, MESSAGES, until)
-            links[other] = _link_to(meeting, link)
-        following_heartbeat = _connect(meeting, addresses[following], index, HEARTBEAT, until)
+            link = _connect(rendezvous, addresses[other], index, MESSAGES, until)
+            links[other] = _link_to(rendezvous, link)
+        following_heartbeat = _connect(rendezvous, addresses[following], index, HEARTBEAT, until)
     except OSError as error:
         raise LinkError(f"not all could be reached ({error})") from None
     reception.join()
@@ -82,9 +86,9 @@ def link_all(
 class _Reception(threading.Thread):
     """Takes the connections of the instances that come later, and of the one before."""
 
-    def __init__(self, gate: wire.Gate, meeting: Meeting, missing: Set[int], until: float):
+    def __init__(self, gate: wire.Gate, rendezvous: Rendezvous, missing: Set[int], until: float):
         super().__init__(name="reception", daemon=True)
-        self._gate, self._meeting, self._until = gate, meeting, until
+        self._gate, self._rendezvous, self._until = gate, rendezvous, until
         self.missing = missing
         self.links: Dict[int, Link] = {}
         self.before: Optional[socket.socket] = None
@@ -109,26 +113,28 @@ class _Reception(threading.Thread):
             visitor.settimeout(None)
             self.before = visitor
         elif kind == MESSAGES and index in self.missing:
-            self.links[index] = _link_to(self._meeting, visitor)
+            self.links[index] = _link_to(self._rendezvous, visitor)
             self.missing.remove(index)
         else:
             visitor.close()
 
 
-def _connect(meeting: Meeting, text: str, index: int, kind: int, until: float) -> socket.socket:
-    if meeting.folder is not None:
-        address: wire.Address = meeting.folder / text
+def _connect(
+    rendezvous: Rendezvous, text: str, index: int, kind: int, until: float
+) -> socket.socket:
+    if rendezvous.folder is not None:
+        address: wire.Address = rendezvous.folder / text
     else:
         host, port = json.loads(text)
         address = str(host), int(port)
-    found = wire.connect(address, meeting.secret, until)
+    found = wire.connect(address, rendezvous.secret, until)
     found.sendall(HELLO.pack(index, kind))
     return found
 
 
-def _link_to(meeting: Meeting, connection: socket.socket) -> Link:
+def _link_to(rendezvous: Rendezvous, connection: socket.socket) -> Link:
     """On one machine the two give each other a descriptor of the memory that they share."""
-    if meeting.folder is None or not hasattr(os, "memfd_create"):
+    if rendezvous.folder is None or not hasattr(os, "memfd_create"):
         return Link(connection, None, None)
     own = os.memfd_create("popdist", os.MFD_CLOEXEC)
     try:

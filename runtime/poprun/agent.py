@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from poprun import die_with_parent, meeting, wire
+from poprun import die_with_parent, rendezvous, wire
 from poprun.environment import USAGE_ERROR
 from poprun.heartbeat import MachineHeartbeat
 from poprun.log_mux import LogMux, say
@@ -108,7 +108,7 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
     with ExitStack() as stack:
         if restarts:
             try:
-                folder = stack.enter_context(meeting.new_folder())
+                folder = stack.enter_context(rendezvous.new_folder())
             except OSError as error:
                 return _refuse(machines, str(error))
             os.environ[NOTE] = str(folder / "note")
@@ -133,8 +133,8 @@ def _start(
     """
     with ExitStack() as stack:
         try:
-            point = _make_meeting(machines, stack)
-        except (OSError, meeting.MeetingError) as error:
+            point = _make_rendezvous(machines, stack)
+        except (OSError, rendezvous.RendezvousError) as error:
             return _refuse(machines, str(error)), False
         logs = stack.enter_context(LogMux(machines.own))
         agent = Agent(program, machines, point, logs, grace, start)
@@ -154,25 +154,25 @@ def _start(
             _say(str(error))
             return USAGE_ERROR, False
         except wire.Stranger as error:
-            return _refuse(machines, f"{error}: {meeting.how_to_share()}"), False
+            return _refuse(machines, f"{error}: {rendezvous.how_to_share()}"), False
         except (StoreError, OSError) as error:
             return _refuse(machines, str(error).splitlines()[0].rstrip(".")), False
         return agent.decide(code) if start < machines.restarts else (code, False)
 
 
-def _make_meeting(machines: Machines, stack: ExitStack) -> meeting.Meeting:
+def _make_rendezvous(machines: Machines, stack: ExitStack) -> rendezvous.Rendezvous:
     """Where those of all machines meet, instances too. Its folder, if it has one, ends with the
     stack.
     """
     if machines.count == 1:
-        folder = stack.enter_context(meeting.new_folder())
-        os.environ[meeting.MEETING] = str(folder)
-        return meeting.Meeting(folder / meeting.STORE, None, True)
-    secret = meeting.find_secret()
-    os.environ[meeting.MEETING] = f"{machines.address}:{machines.port}"
+        folder = stack.enter_context(rendezvous.new_folder())
+        os.environ[rendezvous.RENDEZVOUS] = str(folder)
+        return rendezvous.Rendezvous(folder / rendezvous.STORE, None, True)
+    secret = rendezvous.find_secret()
+    os.environ[rendezvous.RENDEZVOUS] = f"{machines.address}:{machines.port}"
     if secret:
-        os.environ[meeting.SECRET] = secret.decode()  # of this process and those that it starts
-    return meeting.Meeting((machines.address, machines.port), secret, machines.index == 0)
+        os.environ[rendezvous.SECRET] = secret.decode()  # of this process and those that it starts
+    return rendezvous.Rendezvous((machines.address, machines.port), secret, machines.index == 0)
 
 
 def _be_quiet() -> None:
@@ -196,7 +196,7 @@ def _alone(machines: Machines, problem: str) -> str:
     return (
         f"machine {machines.index} of {machines.count} did not meet the others at "
         f"{machines.address}:{machines.port} ({problem}); expected poprun on all of them within "
-        f"{meeting.JOIN_SECONDS} s, with the same options but --node-rank."
+        f"{rendezvous.JOIN_SECONDS} s, with the same options but --node-rank."
     )
 
 
@@ -218,7 +218,7 @@ class Pipes(DefaultLogsSpecs):
 class Rendezvous(RendezvousHandler):
     """The store of the run, as torch's agent asks for it. Machine 0 keeps it."""
 
-    def __init__(self, machines: Machines, point: meeting.Meeting, start: int):
+    def __init__(self, machines: Machines, point: rendezvous.Rendezvous, start: int):
         self._machines, self._point, self._start = machines, point, start
         self._keeper: Optional[Keeper] = None
         self.client: Optional[Client] = None
@@ -231,7 +231,7 @@ class Rendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others. OSError: they cannot be reached, or the port is taken."""
         machines, point = self._machines, self._point
-        until = time.monotonic() + meeting.JOIN_SECONDS
+        until = time.monotonic() + rendezvous.JOIN_SECONDS
         if point.keeps_store:
             self._keeper = Keeper(_listen(point.address), point.secret)
         while self.client is None:
@@ -242,7 +242,7 @@ class Rendezvous(RendezvousHandler):
                 client.close()
                 time.sleep(RETRY_SECONDS)
         return RendezvousInfo(
-            SharedStore(point, meeting.JOIN_SECONDS),
+            SharedStore(point, rendezvous.JOIN_SECONDS),
             machines.index,
             machines.count,
             RendezvousStoreInfo(machines.address, machines.port),
@@ -300,7 +300,7 @@ class Agent(LocalElasticAgent):
         self,
         program: Sequence[str],
         machines: Machines,
-        point: meeting.Meeting,
+        point: rendezvous.Rendezvous,
         logs: LogMux,
         grace: float,
         start: int,

@@ -67,7 +67,7 @@ def _load_agent() -> ModuleType:
     if is_ours:
         os.environ[CPP_LOG] = "FATAL"
     try:
-        from poprun import agent  # a wrong command line is told of without torch
+        from poprun import agent  # a wrong command line is answered without torch
 
         return agent
     finally:

@@ -8,7 +8,7 @@ from typing import Any, List, Optional, Sequence
 
 import torch.distributed as distributed
 
-from poprun.meeting import Meeting
+from poprun.rendezvous import Rendezvous
 from poprun.store import connect
 
 
@@ -16,20 +16,20 @@ class SharedStore(distributed.Store):
     """A run's keys and values, as torch asks for them.
 
     Args:
-        meeting: where they are kept.
+        rendezvous: where they are kept.
         seconds: that `get` waits.
     """
 
-    def __init__(self, meeting: Meeting, seconds: float):
+    def __init__(self, rendezvous: Rendezvous, seconds: float):
         super().__init__()
-        self._meeting, self._seconds = meeting, seconds
-        self._client = connect(meeting.address, meeting.secret, seconds)
+        self._rendezvous, self._seconds = rendezvous, seconds
+        self._client = connect(rendezvous.address, rendezvous.secret, seconds)
         self._clones: List[SharedStore] = []
         """torch holds these by what is not theirs alone in Python."""
 
     def clone(self) -> "SharedStore":
         """The same over another connection, for another thread."""
-        self._clones.append(SharedStore(self._meeting, self._seconds))
+        self._clones.append(SharedStore(self._rendezvous, self._seconds))
         return self._clones[-1]
 
     def set(self, key: str, value: Any) -> None:

@@ -26,7 +26,7 @@ from popxl.not_finite import NotFinite
 from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Plan
 from popxl.profile import Profile
-from popxl.remote_files import DeviceNeeds, FileTraffic
+from popxl.remote_files import DeviceNeeds, FileTraffic, HostNeeds
 from popxl.streams import Stream
 from popxl.tensor import Variable
 
@@ -115,7 +115,12 @@ class Backend(Protocol):
     def device_needs(self, ir: Ir, device: str) -> DeviceNeeds:
         """See `popxl.extensions.device_needs`."""
 
-    def make_plan(self, ir: Ir, borrows_rows: bool, together: bool, device: str) -> Plan:
+    def host_needs(self, ir: Ir) -> HostNeeds:
+        """See `popxl.extensions.host_needs`."""
+
+    def make_plan(
+        self, ir: Ir, borrows_rows: bool, together: bool, device: str, with_peaks: bool
+    ) -> Plan:
         """See `popxl.planning.plan`."""
 
     def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:

@@ -24,6 +24,7 @@ from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Wor
 from popxl.remote_files import (
     DeviceNeeds,
     FileTraffic,
+    HostNeeds,
     keep_remote_memory_in_files,
     limit_device_memory,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Event",
     "FileTraffic",
     "HostMemory",
+    "HostNeeds",
     "Machine",
     "NotFinite",
     "Phase",
@@ -60,7 +62,9 @@ __all__ = [
     "file_traffic",
     "find_not_finite",
     "gather",
+    "gather_beside",
     "host_memory",
+    "host_needs",
     "keep_remote_memory_in_files",
     "keep_state_once",
     "leave_note",
@@ -93,6 +97,13 @@ def gather(value: Any, patiently: bool = False) -> List[Any]:
             collectives allow.
     """
     return exchange.gather_patiently(value) if patiently else exchange.gather(value)
+
+
+def gather_beside(value: Any) -> List[Any]:
+    """As `gather`, patiently, in a thread that works beside the program: each instance has one such
+    thread at a time, and the program's own gathers and runs go on meanwhile.
+    """
+    return exchange.gather_beside(value)
 
 
 def stack_seeds(seeds: Sequence[Tensor]) -> Tensor:
@@ -143,11 +154,11 @@ def replay_phases(
 
     A phase is a graph that the main graph calls or repeats, or that a loop of steps does; those of
     a run are counted in the order in which it comes to them, each round by itself. Phase n, or n
-    modulo their number, runs a second time from what it found: inputs, rows, places in streams and
-    in random draws. When the block ends, the list gets what came out otherwise in one byte or more,
-    on replicas of this process. The run's own numbers do not change. Until the phase ends twice,
-    memory holds a second copy of the rows that it stores; where rows come and go, of all that it
-    uses. Instances of a program must want the same phases.
+    modulo their number, runs a second time from what it found: inputs, rows, positions in streams
+    and in random draws. When the block ends, the list gets what came out otherwise in one byte or
+    more, on replicas of this process. The run's own numbers do not change. Until the phase ends
+    twice, memory holds a second copy of the rows that it stores; where rows come and go, of all
+    that it uses. Instances of a program must want the same phases.
 
     Raises:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``), or is profiled.
@@ -170,8 +181,8 @@ def copies(variable: Variable) -> List[List[int]]:
     sharded those of them that have the same piece. Replicas that share theirs with none are left
     out.
     """
-    place = variable.location_info
-    over = place.shard_over if place is not None else variable.shard_over
+    location = variable.location_info
+    over = location.shard_over if location is not None else variable.shard_over
     grouping = variable.replica_grouping
     pieces = {
         replica: piece
@@ -197,6 +208,15 @@ def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:
     Arguments and errors as of `plan`.
     """
     return backend().device_needs(ir, kind_of_device(device, "device_needs"))
+
+
+def host_needs(ir: Ir) -> HostNeeds:
+    """What a program takes of the host's memory in a process that runs its replicas on processors,
+    with rows in memory. Nothing is allocated; what the process itself takes is not counted.
+
+    Errors as of `plan`.
+    """
+    return backend().host_needs(ir)
 
 
 def file_traffic(session: Session) -> Optional[FileTraffic]:
@@ -226,10 +246,10 @@ def set_run_count(session: Session, count: int) -> None:
 def round_from(graph: Graph, seed: Tensor) -> None:
     """Let stochastic rounding in a graph, and in all that it calls or repeats, draw from a seed.
 
-    What an update draws then follows from the seed and from its place inside the graph, and no more
-    from where in a program, and in which of its runs, the graph is called. So two calls with one
-    seed draw the same: split a seed for each. In a called graph that has a seed itself, that one
-    counts. Replicas that make the same update need the same seed. The value is the caller's,
+    What an update draws then follows from the seed and from its position inside the graph, and no
+    more from where in a program, and in which of its runs, the graph is called. So two calls with
+    one seed draw the same: split a seed for each. In a called graph that has a seed itself, that
+    one counts. Replicas that make the same update need the same seed. The value is the caller's,
     whatever the graph does to its input. A second seed for a graph replaces the first; without
     ``enableStochasticRounding`` it has no effect.
 

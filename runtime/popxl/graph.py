@@ -147,8 +147,7 @@ class Graph:
             raise TypeError(f"Graph: got {type(value).__name__} to compare with; expected a Graph.")
         return value is self
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     def __enter__(self) -> "Graph":
         get_current_context().push_graph(self)

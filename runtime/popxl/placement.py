@@ -63,17 +63,9 @@ def device_of(t: "Tensor") -> Optional[int]:
 
 def check_one_place(where: str, tensors: Mapping[str, "Tensor"]) -> None:
     """ValueError if tensors are known to be on different virtual devices or tile sets."""
-    places = {name: place_of(t) for name, t in tensors.items()}
-    devices = {
-        name: f"virtual device {place.ipu}"
-        for name, place in places.items()
-        if place.ipu is not None
-    }
-    tiles = {
-        name: f"{place.tile_set} tiles"
-        for name, place in places.items()
-        if place.tile_set is not None
-    }
+    found = {name: place_of(t) for name, t in tensors.items()}
+    devices = {name: f"virtual device {at.ipu}" for name, at in found.items() if at.ipu is not None}
+    tiles = {name: f"{at.tile_set} tiles" for name, at in found.items() if at.tile_set is not None}
     _check_equal(where, devices, "virtual device", "ops.ipu_copy")
     _check_equal(where, tiles, "tile set", "ops.io_tile_copy")
 

@@ -10,7 +10,13 @@ from popxl.plan import Event, Machine, Plan
 KINDS = ("cpu", "cuda")
 
 
-def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu") -> Plan:
+def plan(
+    ir: Ir,
+    borrows_rows: bool = False,
+    together: bool = False,
+    device: str = "cpu",
+    with_peaks: bool = True,
+) -> Plan:
     """Plan a run of a program, without its data: nothing of the program's size is allocated.
 
     FLOPs, traffic and calls follow from the graphs. Peak memory is found by a dry run: the
@@ -22,11 +28,15 @@ def plan(ir: Ir, borrows_rows: bool = False, together: bool = False, device: str
         together: whether one process runs all replicas. Peak memory is then that of all together,
             which have theirs at different moments; all other figures stay those of one replica.
         device: "cpu" or "cuda", whose attention needs less memory. It need not be there.
+        with_peaks: without the dry run, which takes seconds and loads much of PyTorch, peak memory
+            is 0.
     Raises:
         GraphError: an op whose cost depends on values that only exist when the program runs.
         ValueError: another device.
     """
-    return backend().make_plan(ir, borrows_rows, together, kind_of_device(device, "plan"))
+    return backend().make_plan(
+        ir, borrows_rows, together, kind_of_device(device, "plan"), with_peaks
+    )
 
 
 def kind_of_device(name: str, where: str) -> str:
@@ -53,8 +63,9 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
 
 
 def measure(data_type: dtype = float32) -> Machine:
-    """The speeds of this machine, measured in about a second: the best of a few products, and
-    copies of memory.
+    """The speeds of this machine, measured in less than a second: of a loop that does nothing but
+    multiply, and of copies of memory. Without a compiler for the loop: of the best of a few
+    products.
 
     Args:
         data_type: of the products.

@@ -51,13 +51,13 @@ def _declared(t: Tensor) -> str:
 
 
 def _variable(variable: Variable) -> str:
-    place, shard = variable._remote, variable.shard
+    location, shard = variable._remote, variable.shard
     if shard is not None:
         return f"variable, 1/{variable.shard_over} each in {_declared(shard)}"
-    if place is None:
+    if location is None:
         return "variable"
-    pieces = f", 1/{place.shard_over} each" if place.shard_over > 1 else ""
-    return f"remote variable, slot {place.offset} of {place.buffer!r}{pieces}"
+    pieces = f", 1/{location.shard_over} each" if location.shard_over > 1 else ""
+    return f"remote variable, slot {location.offset} of {location.buffer!r}{pieces}"
 
 
 def _array(data: Any) -> str:
@@ -73,8 +73,8 @@ def _op(op: Op) -> str:
     results = ", ".join(map(_declared, op.outputs))
     arguments = ", ".join(_argument(name, value) for name, value in op.arguments.items())
     call = f"{op.definition.name}({arguments})"
-    lent = [t.name for graph, _ in op.called() for t in graph.inputs if t in op._modified_here]
-    call += f" with {', '.join(f'%{name}' for name in lent)} by ref" if lent else ""
+    borrowed = [t.name for graph, _ in op.called() for t in graph.inputs if t in op._modified_here]
+    call += f" with {', '.join(f'%{name}' for name in borrowed)} by ref" if borrowed else ""
     return f"{results} = {call}" if results else call
 
 

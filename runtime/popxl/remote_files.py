@@ -112,6 +112,20 @@ class DeviceNeeds:
     """With which no remote row ever leaves the device."""
 
 
+@dataclass(frozen=True)
+class HostNeeds:
+    """Bytes of the host's memory that a program takes of a process whose replicas run on
+    processors, at the moment when it takes most.
+    """
+
+    rows: int
+    """Remote rows that have memory then."""
+    tensors: int
+    """All else: variables, constants, activations, what kernels need on the way."""
+    all_rows: int
+    """Of all remote rows, whether they have memory then or not."""
+
+
 def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:
     """Let the sessions of a program take so much of the device's memory, for remote rows and for
     all else it needs.

@@ -371,7 +371,7 @@ class Session:
         if is_writable_file(variable):
             return variable.host_value  # type: ignore[return-value]
         holder: SessionState = self._state if self.is_attached else self._ir._holder
-        return np.array(holder.host_value(variable))
+        return holder.host_value(variable)
 
     def write_variable_data(self, tensor: Variable, data: HostScalarTensor) -> None:
         """Set one variable; see `write_variables_data`."""

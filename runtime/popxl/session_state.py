@@ -136,9 +136,9 @@ class SessionState:
                 self._engine.write(variable, self._engine.read(variable))
 
     def host_value(self, variable: Variable) -> np.ndarray:
-        """The host's value, in the session that holds it."""
+        """A copy of the host's value, in the session that holds it."""
         older: Optional[np.ndarray] = self._older.get(variable)
-        return self._engine.read(variable) if older is None else older
+        return self._engine.read(variable) if older is None else np.array(older)
 
     def set_host_value(self, variable: Variable, data: np.ndarray) -> None:
         """Set the host's value and the device's."""

@@ -372,9 +372,10 @@ class Tensor:
         if not isinstance(key, Tensor):
             try:
                 data = to_numpy(key)
+                dtype = dtypes.dtype.as_dtype(data.dtype)
             except (TypeError, ValueError):
                 raise self._wrong_index(repr(key)) from None
-            key = make_constant(data, dtypes.dtype.as_dtype(data.dtype), None)
+            key = make_constant(data, dtype, None)
         if key.dtype is dtypes.bool:
             padded = (1,) * (self.rank - key.rank) + key.shape
             if len(padded) != self.rank or any(m not in (1, n) for m, n in zip(padded, self.shape)):

@@ -68,7 +68,11 @@ def build_custom_grad_graph(
         module._begin_gradient(aux, var_grad)
         result = module.build_grad(*incoming)
         returned = (
-            [] if result is None else [result] if isinstance(result, Tensor) else list(result)
+            []
+            if result is None
+            else list(result)
+            if isinstance(result, Iterable) and not isinstance(result, Tensor)
+            else [result]
         )
         results = _results(where, var_grad.inputs, returned)
         results.update(

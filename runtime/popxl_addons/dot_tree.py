@@ -10,6 +10,8 @@ from typing import (
     Iterable,
     List,
     Mapping,
+    Optional,
+    Set,
     Tuple,
     Type,
     TypeVar,
@@ -152,10 +154,31 @@ class DotTree(Generic[L]):
             )
         self._put(key, value, overwrite)
 
-    def _put(self, key: Key, value: Any, overwrite: bool = False) -> None:
+    def _put(
+        self, key: Key, value: Any, overwrite: bool = False, own: Optional[Set[int]] = None
+    ) -> None:
         """As `insert`, but where no entry is replaced subtrees on the way may be there: a tree made
         name by name.
+
+        Args:
+            own: ids of the subtrees that no other tree shares, while the tree is made: they need no
+                copy, and those made on the way are added.
         """
+        self._check(key, overwrite)
+        *path, last = self._parts(key)
+        node: DotTree[Any] = self
+        for part in path:
+            child: Any = node._map.get(part)
+            if own is None or id(child) not in own:
+                child = child.copy() if isinstance(child, DotTree) else type(self)()
+                node._map[part] = child
+            if own is not None:
+                own.add(id(child))
+            node = child
+        node._map[last] = value
+
+    def _check(self, key: Key, overwrite: bool) -> None:
+        """ValueError if `_put` cannot put something there."""
         where = f"{type(self).__name__}.insert"
         *path, last = self._parts(key)
         for part in (*path, last):
@@ -163,21 +186,18 @@ class DotTree(Generic[L]):
                 raise ValueError(
                     f"{where}: got {key!r}; expected identifiers or numbers, separated by dots."
                 )
-        node: DotTree[Any] = self
+        node: Any = self
         for part in path:
-            child = node._map.get(part)
-            if child is not None and not isinstance(child, DotTree) and not overwrite:
+            node = node._map.get(part) if isinstance(node, DotTree) else None
+            if node is not None and not isinstance(node, DotTree) and not overwrite:
                 raise ValueError(
                     f"{where}: got {key!r}, but {part!r} is a leaf; expected a subtree."
                 )
-            node._map[part] = child.copy() if isinstance(child, DotTree) else type(self)()
-            node = node._map[part]
-        if last in node._map and not overwrite:
+        if isinstance(node, DotTree) and last in node._map and not overwrite:
             raise ValueError(
                 f"{where}: got {key!r}, which is taken; expected a new name. Pass "
                 "overwrite=True to replace."
             )
-        node._map[last] = value
 
     def update(self, values: "DotTree[L]", overwrite: bool = False) -> None:
         """Insert every top-level entry of another tree, subtrees copied."""
@@ -224,8 +244,9 @@ class DotTree(Generic[L]):
     def from_dict(cls: Type[CLS], d: Mapping[Any, Any]) -> CLS:
         """Tree of a flat or nested dict. Keys may be numbers and dotted, values may be subtrees."""
         tree = cls()
+        own: Set[int] = set()
         for key, value in d.items():
-            tree._put(key, cls.from_dict(value) if isinstance(value, Mapping) else value)
+            tree._put(key, cls.from_dict(value) if isinstance(value, Mapping) else value, own=own)
         return tree
 
     @classmethod

@@ -335,7 +335,7 @@ class Module(popxl.Module):
 
     def _check_name(self, name: str, overwrite: bool = False) -> None:
         """ValueError for a name that cannot be declared, before the graph has an input for it."""
-        self._factories.copy()._put(name, None, overwrite)
+        self._factories._check(name, overwrite)
 
     def _declare(
         self, name: str, tensor: Tensor, factory: VariableFactory, overwrite: bool = False
@@ -357,6 +357,8 @@ class Module(popxl.Module):
             self._inputs.copy(),
             dict(self._called_grads),
         )
+        own_factories: Set[int] = set()
+        own_inputs: Set[int] = set()
         for name, child in self._children.items():
             if id(child) in seen:
                 continue
@@ -364,8 +366,8 @@ class Module(popxl.Module):
             child_factories, child_inputs, child_gradients = child._collect(seen)
             gradients.update(child_gradients)
             for key, factory in child_factories.to_dict().items():
-                factories._put(f"{name}.{key}", factory)
-                inputs._put(f"{name}.{key}", child_inputs[key])
+                factories._put(f"{name}.{key}", factory, own=own_factories)
+                inputs._put(f"{name}.{key}", child_inputs[key], own=own_inputs)
         return factories, inputs, gradients
 
     # submodules

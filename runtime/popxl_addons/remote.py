@@ -1,6 +1,6 @@
 """Remote buffers by name, and the graphs that load from them and store to them."""
 
-from typing import List, Mapping, Optional, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Tuple, Union
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
@@ -165,17 +165,17 @@ def store_remote_graph(
     Buffers grow to at least ``entries`` slots.
     """
     _grow(buffers, entries)
-    inputs = NamedTensors()
+    inputs: Dict[str, Tensor] = {}
 
     def store(store_index: Tensor) -> None:
         for name, buffer in zip(*buffers.unpack()):
-            t = popxl.graph_input(
+            inputs[name] = popxl.graph_input(
                 buffer.tensor_shape, buffer.tensor_dtype, name, meta_shape=buffer.meta_shape or None
             )
-            inputs._put(name, t)
-        store_remote(buffers, inputs, store_index, use_io_tiles)
+        store_remote(buffers, NamedTensors.from_dict(inputs), store_index, use_io_tiles)
 
-    return GraphWithNamedArgs(popxl.gir().create_graph(store, TensorSpec((), popxl.int32)), inputs)
+    graph = popxl.gir().create_graph(store, TensorSpec((), popxl.int32))
+    return GraphWithNamedArgs(graph, NamedTensors.from_dict(inputs))
 
 
 def _grow(buffers: NamedRemoteBuffers, entries: int) -> None:

@@ -3,6 +3,7 @@
 from popxl.backend import Backend
 
 from popxl_engine.engine import make_engine
+from popxl_engine.host_needs import host_needs
 from popxl_engine.machine.device import device_named
 from popxl_engine.planner import make_plan, measure, sequence
 from popxl_engine.residency import device_needs
@@ -13,6 +14,7 @@ class TorchBackend:
 
     make_engine = staticmethod(make_engine)
     device_needs = staticmethod(device_needs)
+    host_needs = staticmethod(host_needs)
     make_plan = staticmethod(make_plan)
     sequence = staticmethod(sequence)
     measure = staticmethod(measure)

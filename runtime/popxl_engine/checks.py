@@ -6,6 +6,7 @@ from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op
+from popxl.values import Tensor
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value
@@ -18,8 +19,8 @@ def check_executable(ir: Ir) -> None:
     """Check that a program can be executed: more can be built.
 
     Raises:
-        GraphError: an input of the main graph, to which nothing gives a value; a remote variable
-            that does not fit its slot.
+        GraphError: an input of the main graph, to which nothing gives a value; one that is read and
+            that a call gives no value; a remote variable that does not fit its slot.
         popart_exception: an op that cannot be executed: the error that
             `popxl.ops.checks.refuse_to_execute` was given.
     """
@@ -32,10 +33,26 @@ def check_executable(ir: Ir) -> None:
     for variable in ir.main_graph.variables:
         if variable.location_info is not None:
             variable.location_info.check(variable)
+    for op, called, t in _missing(ir.main_graph):
+        raise GraphError(
+            f"cannot execute {op} in graph '{op.graph.name or 'main'}', built at {op.where}: got "
+            f"no value for input %{t.name}: {t.spec} of graph '{called.name}', which reads it; "
+            "expected one. Give it at the call, also where the graph gains it later."
+        )
     for op in refused(ir.main_graph):
         where, refusal = f"in graph '{op.graph.name or 'main'}', built at {op.where}", op.refusal
         assert refusal is not None
         raise type(refusal)(f"cannot execute {op} {where}: {refusal}") from refusal
+
+
+def _missing(graph: Graph) -> Iterator[Tuple[Op, Graph, Tensor]]:
+    """Calls, here and in what is called, with inputs that are read there and have no value."""
+    for caller in called_first(graph):
+        for op in caller.ops:
+            for called, given in op.called():
+                for t in called.inputs[len(given) :]:
+                    if t in called.outputs or any(t in reader.inputs for reader in called.ops):
+                        yield op, called, t
 
 
 def refused(graph: Graph) -> Iterator[Op]:

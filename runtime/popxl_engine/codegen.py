@@ -61,6 +61,17 @@ class Source:
         known.append(name)
         return name
 
+    def instr_of(self, error: BaseException, filename: str) -> Optional[Instr]:
+        """The instruction that an error comes from, if one of this source does: that of the
+        innermost line.
+        """
+        found, trace = None, error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == filename:
+                found = self.instrs.get(trace.tb_lineno, found)
+            trace = trace.tb_next
+        return found
+
     def text(self) -> str:
         """The whole source."""
         return "\n".join(self.lines) + "\n"
@@ -281,7 +292,7 @@ class BlockWriter:
         yield from self._laid_out(instr)
 
     def _draws_inside(self, instr: Instr) -> bool:
-        """Whether what an instruction runs must know its place."""
+        """Whether what an instruction runs must know its RNG path."""
         return self.generator.rounds and any(effects_of(body).draws for body in instr.bodies)
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
@@ -321,7 +332,7 @@ class BlockWriter:
         yield f"r.rng_path = {outer}"
 
     def _start(self, instr: Instr) -> str:
-        """The place from which an instruction's numbers count."""
+        """The RNG path from which an instruction's numbers count."""
         seed = instr.rng_path.seed
         return (
             "r.rng_path"
@@ -459,13 +470,19 @@ class BlockWriter:
         """Offsets stay on the host: the kernel takes anything that int() takes."""
         assert instr.definition is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)
-        host = [isinstance(a, Value) and a.host and a is instr.arguments["offset"] for a in args]
-        return [self._argument(a, h) for a, h in zip(args, host)] + [
+        offset = instr.arguments["offset"]
+        return [self._row(instr) if a is offset else self._argument(a, False) for a in args] + [
             f"{k}={self._argument(v, False)}" for k, v in kwargs.items()
         ]
 
+    def _row(self, instr: Instr) -> str:
+        """The row of a transfer, as something that int() takes."""
+        offset = instr.arguments["offset"]
+        source = self._argument(offset, host=True)
+        return f"{source}.reshape(-1)[0]" if isinstance(offset, Value) and offset.rank else source
+
     def _overwritten(self, instr: Instr) -> str:
-        """The name in the source of the operand in whose place the result may be, if nothing needs
+        """The name in the source of the operand whose memory the result may take, if nothing needs
         it any more.
         """
         assert instr.definition is not None
@@ -491,17 +508,17 @@ class BlockWriter:
         the row's.
         """
         buffer, offset, *rest = self._remote_arguments(instr)
-        place = f"{buffer}, int({offset})"
+        row = f"{buffer}, int({offset})"
         if instr.outputs:
             return (
                 f"{self.python[instr.outputs[0]]} = "
-                f"{self._finished(instr, f'r.remote_load({place})')}"
+                f"{self._finished(instr, f'r.remote_load({row})')}"
             )
         value = rest[0]
         if value not in self.last_uses:
-            return f"r.remote_store({place}, [{value}])"
+            return f"r.remote_store({row}, [{value}])"
         self.last_uses = [n for n in self.last_uses if n != value]
-        return f"held = [{value}]; del {value}; r.remote_store({place}, held)"
+        return f"held = [{value}]; del {value}; r.remote_store({row}, held)"
 
     def _finished(self, instr: Instr, call: str) -> str:
         if instr.needs_copy:

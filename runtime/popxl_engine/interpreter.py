@@ -32,8 +32,8 @@ import popxl_engine.kernels  # noqa: F401 - registers every kernel
 from popxl_engine.kernels.collectives import APART, READS
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
+from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.lockstep import run_lockstep
-from popxl_engine.machine.rendezvous import Rendezvous
 from popxl_engine.machine.rng_path import enter, of_seed
 from popxl_engine.shards import Sharding, result_sharding
 from popxl_engine.stochastic import Positions, rounded
@@ -104,7 +104,7 @@ def constant_tensor(constant: Constant) -> torch.Tensor:
 
 
 Env = Dict[Tensor, Cell]
-Run = Generator[Rendezvous, Any, Any]
+Run = Generator[Arrival, Any, Any]
 
 
 class Interpreter:
@@ -261,7 +261,7 @@ class Interpreter:
         if self.replica is not None and reads != "own":
             self.replica.traffic.meet(op.definition.name, members, operands)
         where = f"{op} built at {op.where}"
-        result = yield Rendezvous(
+        result = yield Arrival(
             op, members, operands, combine, kernel_apart(op), where, self.number(op), reads
         )
         return result

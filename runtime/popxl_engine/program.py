@@ -4,7 +4,6 @@ ops.
 
 import copy
 import linecache
-import types
 import weakref
 from typing import Any, Dict, List, Optional
 
@@ -13,7 +12,7 @@ from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.codegen import Generator as SourceGenerator
 from popxl_engine.collection import without_collection
 from popxl_engine.compiler import Compiled
-from popxl_engine.ir import Block, Instr
+from popxl_engine.ir import Block
 from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.machine.lockstep import Program as Running
 from popxl_engine.machine.replica import Replica
@@ -79,12 +78,7 @@ class Program:
 
     def _locate(self, error: Exception) -> None:
         """Put the op that failed in front of an error's message."""
-        frame: Optional[types.TracebackType] = error.__traceback__
-        found: Optional[Instr] = None
-        while frame is not None:
-            if frame.tb_frame.f_code.co_filename == self.filename:
-                found = self.source.instrs.get(frame.tb_lineno, found)
-            frame = frame.tb_next
+        found = self.source.instr_of(error, self.filename)
         if found is None or found.source is None or getattr(error, "located", False):
             return
         op = found.source

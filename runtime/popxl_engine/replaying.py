@@ -1,10 +1,10 @@
 """The generated program with phases that run twice: whether they come to the same bytes.
 
-A phase that is wanted runs as ever, while what it finds is kept: its inputs, its place in streams
-and in random draws, and of each row that it loads the tensor, or a copy where the phase stores to
-that row's buffer. Then it runs again, on a replica of its own whose rows are those, and what both
-have left is compared, bit for bit. Collectives are met again, so that all replicas want the same
-phases.
+A phase that is wanted runs as ever, while what it finds is kept: its inputs, its position in
+streams and in random draws, and of each row that it loads the tensor, or a copy where the phase
+stores to that row's buffer. Then it runs again, on a replica of its own whose rows are those, and
+what both have left is compared, bit for bit. Collectives are met again, so that all replicas want
+the same phases.
 """
 
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @dataclass(frozen=True)
 class Site:
-    """A place of the program from which a phase runs."""
+    """A point of the program from which a phase runs."""
 
     phase: str
     block: Block
@@ -88,19 +88,19 @@ class RowsMet:
 
     def store(self, index: int, t: torch.Tensor) -> None:
         """See `Rows`."""
-        self.give(index, [t])
+        self.donate(index, [t])
 
-    def give(self, index: int, held: List[torch.Tensor]) -> None:
+    def donate(self, index: int, held: List[torch.Tensor]) -> None:
         """See `Rows`."""
         if self._moves:  # it may be gone when the phase ends
             self._left[index] = held[0].detach().to("cpu", copy=True)
-        self.rows.give(index, held)
+        self.rows.donate(index, held)
         self.stored.add(index)
 
-    def give_up(self, index: int) -> None:
+    def release(self, index: int) -> None:
         """See `Rows`."""
         assert isinstance(self.rows, Rows)
-        self.rows.give_up(index)
+        self.rows.release(index)
         self.stored.discard(index)
 
     def left(self, index: int) -> torch.Tensor:
@@ -118,9 +118,9 @@ class RowsAgain(Rows):
         self._rows.update({index: t.to(device) for index, t in met.found.items()})
         self.stored: Set[int] = set()
 
-    def give(self, index: int, held: List[torch.Tensor]) -> None:
+    def donate(self, index: int, held: List[torch.Tensor]) -> None:
         """See `Rows`."""
-        super().give(index, held)
+        super().donate(index, held)
         self.stored.add(index)
 
 
@@ -132,7 +132,7 @@ class Recorded:
         self._rows, stores = replica.rows, effects_of(site.block).stores
         self.met = {b: RowsMet(rows, b in stores) for b, rows in self._rows.items()}
         self._args, self._args_again = args, [copied(a) for a in args]
-        self._place, self._streams = replica.rng_path, dict(replica._position)
+        self._rng_path, self._streams = replica.rng_path, dict(replica._position)
         replica.rows = cast(Any, self.met)  # which answers as they do
 
     def end(self) -> None:
@@ -145,7 +145,7 @@ class Recorded:
         other = Replica(self._replica.index, rows)
         other.state = self._replica.state
         outputs = {stream: t.clone() for stream, t in self._replica._outputs.items()}
-        other.begin(self._replica._inputs, outputs, self._place)
+        other.begin(self._replica._inputs, outputs, self._rng_path)
         other._position = self._streams
         return Again(other, rows, outputs, self._args_again)
 

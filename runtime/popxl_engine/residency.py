@@ -66,7 +66,7 @@ def paging_of(
         open_store=open_store,
         device=device,
         events=_events(ir, block) if block is not None else None,
-        variables=_readable(ir, preparation),
+        variables=readable_rows(ir, preparation),
         needed=(found.rows, f"phase {found.phase}"),
         look_ahead=os.environ.get("POPXL_LOOK_AHEAD", "1") not in ("", "0"),
     )
@@ -85,7 +85,7 @@ def lifetimes_of(
         if block is not None and ir.remote_buffers and _stay(ir, device)
         else None
     )
-    return Lifetimes(events, _readable(ir, preparation)) if events else None
+    return Lifetimes(events, readable_rows(ir, preparation)) if events else None
 
 
 def _on_host(ir: Ir, device: Device) -> bool:
@@ -97,12 +97,12 @@ def _stay(ir: Ir, device: Device) -> bool:
     return _on_host(ir, device) and ir.remote_files is None
 
 
-def _readable(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
+def readable_rows(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
     """Rows that may be read between runs: by the host, or by what runs before a run that follows an
     upload.
     """
-    places = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
-    found = {(place.buffer, place.offset) for place in places}
+    locations = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
+    found = {(location.buffer, location.offset) for location in locations}
     if preparation is not None:
         taken = _events(ir, preparation)
         everything = [((b, i), False) for b in ir.remote_buffers for i in range(b.entries)]

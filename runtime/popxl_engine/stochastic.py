@@ -25,7 +25,7 @@ def rounded(*updates: Tuple[int, int]) -> ContextManager[None]:
             first element in the unsharded one.
     """
     seeds = (
-        (torch.from_numpy(np.array(as_seed(place), np.uint32)), start) for place, start in updates
+        (torch.from_numpy(np.array(as_seed(path), np.uint32)), start) for path, start in updates
     )
     return Updates.drawing(lambda: next(seeds))
 

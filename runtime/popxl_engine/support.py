@@ -10,7 +10,7 @@ from popxl.opdef import Op
 
 from popxl_engine.interpreter import group_members, kernel_apart
 from popxl_engine.kernels.collectives import READS, pairing
-from popxl_engine.machine.rendezvous import Rendezvous
+from popxl_engine.machine.arrival import Arrival
 
 
 def to_host(result: Any, dtype: Any) -> np.ndarray:
@@ -55,7 +55,7 @@ def clone(t: torch.Tensor) -> torch.Tensor:
 def viewed(result: Any, source: Any) -> Any:
     """The result of an alias form whose storage is written: it must share storage with its source.
 
-    `copied_views` has seen to that; a kernel that breaks it must not go unnoticed.
+    `emulate_views` has seen to that; a kernel that breaks it must not go unnoticed.
     """
     if isinstance(result, np.ndarray):
         shares = not result.size or np.shares_memory(result, source)
@@ -75,7 +75,7 @@ def viewed(result: Any, source: Any) -> Any:
 
 @dataclass(eq=False)
 class CollectiveSite:
-    """A collective at one place of the program, where the replicas of a group meet."""
+    """A collective of the program, where the replicas of a group meet."""
 
     op: Op
     number: int
@@ -99,17 +99,17 @@ class CollectiveSite:
         """The kernel as one member sees it."""
         return kernel_apart(self.op)
 
-    def arrive(self, replica: Any, operands: Sequence[torch.Tensor], combine: Any) -> Rendezvous:
+    def arrive(self, replica: Any, operands: Sequence[torch.Tensor], combine: Any) -> Arrival:
         """This replica's arrival."""
         reads = READS.get(self.op.definition.name, "all")
         members = self.members[replica.index]
         if reads != "own":
             replica.traffic.meet(self.op.definition.name, members, operands)
-        return Rendezvous(
+        return Arrival(
             self, members, operands, combine, self.apart, self.describe, self.number, reads
         )
 
-    def donate(self, replica: Any, operands: List[torch.Tensor], combine: Any) -> Rendezvous:
+    def donate(self, replica: Any, operands: List[torch.Tensor], combine: Any) -> Arrival:
         """The same, where the replica holds its operand in that list alone."""
         arrival = self.arrive(replica, operands, combine)
         arrival.pair = pairing(self.op.definition.name, self.op.arguments["op"])

@@ -22,6 +22,18 @@ def newton_schulz(u: torch.Tensor) -> torch.Tensor:
     return x.T if u.shape[0] > u.shape[1] else x
 
 
+@torch.no_grad()
+def update_(
+    p: torch.Tensor, momentum: torch.Tensor, blocks: int, training: Training, rate: float
+) -> None:
+    """Change a matrix [in, out], of several side by side, and its momentum by its `.grad`."""
+    mu = training.muon_momentum
+    momentum.mul_(mu).add_(p.grad, alpha=1 - mu)
+    ahead = momentum * mu + p.grad * (1 - mu)
+    moved = [newton_schulz(u) * 0.2 * math.sqrt(max(u.shape)) for u in ahead.chunk(blocks, dim=1)]
+    p.sub_(rate * (torch.cat(moved, dim=1) + training.weight_decay * p))
+
+
 class PlainMuon:
     """Muon for the matrices of the blocks, AdamW for the rest."""
 
@@ -43,15 +55,6 @@ class PlainMuon:
     def step(self) -> None:
         """One update, by the learning rate of the first group."""
         self.adamw.step()
-        rate, mu = self.param_groups[0]["lr"], self.training.muon_momentum
+        rate = self.param_groups[0]["lr"]
         for p, momentum, blocks in self.matrices:
-            momentum.mul_(mu).add_(p.grad, alpha=1 - mu)
-            ahead = momentum * mu + p.grad * (1 - mu)
-            moved = torch.cat(
-                [
-                    newton_schulz(u) * 0.2 * math.sqrt(max(u.shape))
-                    for u in ahead.chunk(blocks, dim=1)
-                ],
-                dim=1,
-            )
-            p.sub_(rate * (moved + self.training.weight_decay * p))
+            update_(p, momentum, blocks, self.training, rate)

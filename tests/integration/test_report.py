@@ -11,6 +11,7 @@ import pytest
 from popxl_gpt.config import UserError, preset, save
 from popxl_gpt.demo.report import main
 from popxl_gpt.execution.metrics import MetricsFile
+from popxl_gpt.execution.reports.run import curves as curves_of_runs
 from popxl_gpt.execution.reports.run.curves import POINTS, Curves, RunningMean, thinned
 from popxl_gpt.execution.reports.run.run_files import read_run
 from tests.browser import Browser
@@ -173,6 +174,32 @@ def test_curves_grow_with_their_file_and_begin_again_with_another(tmp_path):
     fresh.update()
     assert fresh.series("smooth_loss") == curves.series("smooth_loss")
     metrics.close()
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one_and_keeps_what_stands_out(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(curves_of_runs, "STEPS_HELD", 1200)
+    monkeypatch.setattr(curves_of_runs, "PARTS", 20)
+    path, last = tmp_path / "metrics.jsonl", 7001
+    losses = 3 + np.sin(np.arange(last + 1) / 700) / 2
+    losses[4], losses[5000] = 9.0, 0.5
+    metrics, curves = MetricsFile(path, 0), Curves(path)
+    held = curves._held.nbytes
+    for step in range(1, last + 1):
+        more = {"validation_loss": step / 1000} if step % 1000 == 0 else {}
+        metrics.write(line(step, loss=losses[step], **more))
+        if step % 500 == 0:
+            curves.update()
+    curves.update()
+    metrics.close()
+    assert len(curves) <= 1200 and curves._held.nbytes == held
+    assert (curves.lowest("loss"), curves.last("validation_loss")) == (0.5, 7.0)
+    drawn = curves.series("loss")
+    assert (drawn["step"][0], drawn["step"][-1]) == (1, last)
+    assert max(drawn["y"]) == 9.0
+    found = np.interp(np.arange(400, 4600), drawn["step"], drawn["y"])
+    assert np.abs(found - losses[400:4600]).max() < 0.5 * (last / 20) / 700
 
 
 def test_thinned_curves_keep_their_extremes():

@@ -6,3 +6,11 @@ share. To add a kind, write a file with a `Torture` and put it into the list of 
 `application.py` has runs of the training job to do it to, `calls.py` has system calls that fail,
 and `judge.py` has the judges.
 """
+
+import sys
+from pathlib import Path
+
+RUNTIME = Path(__file__).parents[2] / "runtime"
+for folder in (str(RUNTIME), str(RUNTIME / "tests")):  # pytest's `pythonpath` has them
+    if folder not in sys.path:
+        sys.path.append(folder)

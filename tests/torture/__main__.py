@@ -13,6 +13,9 @@ from tests.torture.application import Workshop
 from tests.torture.kinds import KINDS
 from tests.torture.runner import Tally, one_trial, report, spend
 
+LONG_MINUTES = 120
+"""From this budget on trials whose length is a choice are the long ones."""
+
 
 def main() -> int:
     names = [kind.name for kind in KINDS]
@@ -39,7 +42,7 @@ def main() -> int:
         parser.error("--case: give one --kind, too")
     # so that no process and no file system stays behind
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Workshop() as shop:
+    with Workshop(is_long=given.full or given.minutes >= LONG_MINUTES) as shop:
         if given.case is not None:
             tally = Tally(kinds[0], is_verbose=True)
             one_trial(tally, given.case, shop)

@@ -151,9 +151,14 @@ class Program:
 
 
 class Workshop:
-    """Where trials are done: a folder, data, and what trials share. It is gone at the end."""
+    """Where trials are done: a folder, data, and what trials share. It is gone at the end.
 
-    def __init__(self) -> None:
+    Args:
+        is_long: trials whose length is a choice take long.
+    """
+
+    def __init__(self, is_long: bool = False) -> None:
+        self.is_long = is_long
         self.folder = Path(tempfile.mkdtemp(prefix="torture-")).resolve()
         self.tokens = self.folder / "tokens-0.tfrecord"
         with RecordWriter(self.tokens) as writer:
@@ -193,7 +198,9 @@ class Workshop:
         environment: "Optional[Mapping[str, str]]" = None,
         **settings: object,
     ) -> Program:
-        """Start the training job, or let it go on, in `folder`/runs/run."""
+        """Start the training job, or let it go on, in `folder`/runs/run. A setting that is None is
+        left to the program.
+        """
         given = {
             **SETTINGS, "run_folder": folder / "runs", "input_files": self.tokens, "validation_files": self.tokens,
             **({"memmap_dir": folder / "rows"} if mode.has_rows else {}), **mode.settings, **settings,
@@ -201,6 +208,7 @@ class Workshop:
         flags = [
             word
             for name, value in given.items()
+            if value is not None
             for word in (f"--{name.replace('__', '.')}", str(value))
         ]
         launcher = [sys.executable, "-m", "poprun", "--num-replicas", mode.instances]

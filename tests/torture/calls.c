@@ -1,5 +1,8 @@
 /* Counts the calls of a process that change files below a folder, and fails, halves or ends with the n-th (LD_PRELOAD).
  *
+ * Calls are those of the C library, and renameat, which some programs make without it: that one the system hands back
+ * (seccomp), and it is made as renameat2.
+ *
  * TORTURE_FOLDER  absolute path; calls on other paths pass.
  * TORTURE_LOG     file that gets a line "<n> <call> <path>" per call, before it is made.
  * TORTURE_AT      n, from 1; 0: none.
@@ -11,18 +14,24 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <limits.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 static char folder[PATH_MAX];
@@ -31,6 +40,8 @@ static long at;
 static int fails, kills, tears, slows, onward;
 static int log_file = -1;
 static atomic_long count;
+
+static void take_renames(void);
 
 __attribute__((constructor)) static void begin(void) {
     const char *below = getenv("TORTURE_FOLDER"), *number = getenv("TORTURE_AT"), *action = getenv("TORTURE_ACTION");
@@ -46,6 +57,7 @@ __attribute__((constructor)) static void begin(void) {
         fails = atoi(action);
     }
     onward = all && *all == '1';
+    take_renames();
     if (log) log_file = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }
 
@@ -184,8 +196,6 @@ ON("fallocate", fallocate, 1, (int descriptor, int mode, off_t place, off_t size
         return REAL(name) given;                                     \
     }
 AT("rename", rename, AT_FDCWD, before, 0, (const char *before, const char *after), (before, after))
-AT("rename", renameat, first, before, 0, (int first, const char *before, int second, const char *after),
-   (first, before, second, after))
 AT("rename", renameat2, first, before, 0,
    (int first, const char *before, int second, const char *after, unsigned int flags),
    (first, before, second, after, flags))
@@ -195,3 +205,48 @@ AT("unlink", unlinkat, base, path, 0, (int base, const char *path, int flags), (
 AT("rmdir", rmdir, AT_FDCWD, path, 0, (const char *path), (path))
 AT("mkdir", mkdir, AT_FDCWD, path, 1, (const char *path, mode_t mode), (path, mode))
 AT("mkdir", mkdirat, base, path, 1, (int base, const char *path, mode_t mode), (base, path, mode))
+
+/* The number of renameat, and what its caller has given and is to get, on the processors that have it. */
+#if defined(__x86_64__)
+#define ARCHITECTURE AUDIT_ARCH_X86_64
+#define GIVEN(n) ((n) == 0 ? REG_RDI : (n) == 1 ? REG_RSI : (n) == 2 ? REG_RDX : REG_R10)
+#define REGISTER(context, n) ((context)->uc_mcontext.gregs[GIVEN(n)])
+#define RESULT(context) ((context)->uc_mcontext.gregs[REG_RAX])
+#elif defined(__aarch64__)
+#define ARCHITECTURE AUDIT_ARCH_AARCH64
+#define REGISTER(context, n) ((context)->uc_mcontext.regs[n])
+#define RESULT(context) ((context)->uc_mcontext.regs[0])
+#endif
+
+#ifdef ARCHITECTURE
+static void rename_instead(int number, siginfo_t *info, void *given) {
+    (void)number, (void)info;
+    ucontext_t *context = given;
+    const char *before = (const char *)REGISTER(context, 1);
+    int first = (int)REGISTER(context, 0), failure = meet_at("rename", first, before, 0), earlier = errno;
+    if (failure > 0) {
+        RESULT(context) = -failure;
+        return;
+    }
+    long done = syscall(SYS_renameat2, first, before, (int)REGISTER(context, 2), (const char *)REGISTER(context, 3), 0);
+    RESULT(context) = done < 0 ? -errno : done;
+    errno = earlier;
+}
+
+static void take_renames(void) {
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCHITECTURE, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof rules / sizeof *rules, rules};
+    struct sigaction action = {.sa_sigaction = rename_instead, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSYS, &action, NULL);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) abort();
+}
+#else
+#error "calls.c: got a processor that it does not know; expected x86-64 or aarch64. Add its registers."
+#endif

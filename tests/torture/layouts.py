@@ -8,9 +8,11 @@ import numpy as np
 import popxl_addons as addons
 
 from popxl_gpt.config import Config, override
-from popxl_gpt.execution.checkpoint import Position, SavedRun, save
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_weights
 from tests.integration.runs import TRAINED, batches
 from tests.torture.application import Workshop

@@ -1,8 +1,5 @@
 """SIGKILL before every call of a save that changes files, in the middle of every write, and an
 error from each.
-
-Calls that safetensors makes without the C library (the renaming of a file inside the hidden folder)
-are not counted.
 """
 
 import errno

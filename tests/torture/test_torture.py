@@ -1,7 +1,9 @@
 """A small share of each torture, and that tortures find what is broken."""
 
+import ast
 import errno
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +12,7 @@ import sys
 import pytest
 
 from tests.torture import calls
-from tests.torture.application import MODES, Workshop
+from tests.torture.application import MODES, ROOT, Workshop
 from tests.torture.judge import (
     Broken,
     Undisturbed,
@@ -20,20 +22,31 @@ from tests.torture.judge import (
     state_of,
 )
 from tests.torture.kinds import KINDS
+from tests.torture.of_tests import CONFIGURATIONS, FILES, OF_TESTS, SERVICES, STRANGERS, with_seeds
 from tests.torture.runner import report, spend
+from tests.torture.soak import Sample, judge
 from tests.torture.torture import Torture
 
 SHARE = {
     "kills": [1854077756],
-    "save_calls": [17, 72],
+    "save_calls": [17, 65],
     "flipped_bytes": range(2400, 20000, 97),
     "disks": [4176489243],
     "signals": [18, 39, 65],
     "instances": [6],
     "same_seed": [0],
     "layouts": [15, 50],
+    "soak": [0],
+    "plans": [0],
 }
-"""Cases of each kind."""
+"""Cases of each kind; those that are made of tests are tests already."""
+
+
+SELECTED = {
+    tests[0].partition("::")[0]: {test.partition("::")[2] for test in tests}
+    for tests in ([*CONFIGURATIONS, *FILES], STRANGERS, SERVICES)
+}
+"""Tests of kinds that are made of some, by file."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +57,7 @@ def shop():
 
 @pytest.mark.slow
 @pytest.mark.multi
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in OF_TESTS], ids=lambda k: k.name)
 def test_a_share_of_the_torture_breaks_no_promise(kind, shop):
     for case in SHARE[kind.name]:
         kind.trial(case, shop)
@@ -102,21 +115,52 @@ def test_nothing_broken_is_exit_code_0(shop, capsys):
     assert report(spend(0, [breaks_at()], 0, shop, is_full=True), 0, None) == 0
 
 
+def test_the_command_of_make_torture_runs_without_anything_of_pytest(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-m", "tests.torture", "--minutes", "0", "--json", tmp_path / "found"]
+    subprocess.run(words, cwd=ROOT, env=environment, check=True, timeout=60)
+    found = json.loads((tmp_path / "found").read_text())["tortures"]
+    assert [torture["name"] for torture in found] == [kind.name for kind in KINDS]
+
+
+def test_a_test_that_fails_breaks_its_promise_and_gets_the_seed(tmp_path):
+    test = tmp_path / "test_seed.py"
+    test.write_text("import os\ndef test_seed(): assert os.environ['MUTATION_SEED'] == '6'\n")
+    kind = with_seeds("sky", "", [f"{test}::test_seed"])
+    assert "250 mutations: test_seed, seed 6: 1 passed" in kind.trial(6, None)
+    with pytest.raises(Broken, match="test_seed, seed 7: E .*assert '7' == '6'"):
+        kind.trial(7, None)
+
+
+@pytest.mark.parametrize("path, names", SELECTED.items(), ids=lambda value: str(value)[-20:])
+def test_kinds_that_are_made_of_tests_name_some_that_are_there(path, names):
+    functions = [
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    assert names <= set(functions)
+
+
 # Calls that fail
 
 CHANGES = """
-import os
+import ctypes, os, platform
+RENAMEAT, AT_FDCWD = {"x86_64": 264, "aarch64": 38}[platform.machine()], -100
+c = ctypes.CDLL(None, use_errno=True)
 os.mkdir("a")
 with open("a/file", "wb", buffering=0) as file:
     file.write(b"0123456789")
     os.fsync(file.fileno())
 with open("a/file", "rb") as file:
     file.read()
-os.rename("a/file", "a/other")
+if c.syscall(RENAMEAT, AT_FDCWD, b"a/file", AT_FDCWD, b"a/third"):  # without the C library's
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+os.rename("a/third", "a/other")
 os.unlink("a/other")
 os.rmdir("a")
 """
-NAMES = ["mkdir", "open", "write", "fsync", "rename", "unlink", "rmdir"]
+NAMES = ["mkdir", "open", "write", "fsync", "rename", "rename", "unlink", "rmdir"]
 
 
 def changes(shop, folder, **settings):
@@ -143,9 +187,16 @@ def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path)
     there = sorted(path.name for path in (tmp_path / "below").rglob("*"))
     assert (
         there
-        == [[], ["a"], ["a", "file"], ["a", "file"], ["a", "file"], ["a", "other"], ["a"]][
-            number - 1
-        ]
+        == [
+            [],
+            ["a"],
+            ["a", "file"],
+            ["a", "file"],
+            ["a", "file"],
+            ["a", "third"],
+            ["a", "other"],
+            ["a"],
+        ][number - 1]
     )
 
 
@@ -225,6 +276,38 @@ def test_an_end_without_words_is_broken(code, output):
         check_words(code, output)
     check_words(2, "error: got no space")
     check_words(0, "step 1")
+
+
+def samples_of(growth, steps=4000):
+    """A process that has more of something with each step."""
+    return [
+        Sample(
+            step,
+            50_000_000 + step * growth.get("memory", 0),
+            9 + int(step * growth.get("descriptors", 0)),
+            4 + int(step * growth.get("threads", 0)),
+        )
+        for step in range(1, steps + 1, 7)
+    ]
+
+
+def test_a_process_that_stays_as_it_is_passes_and_short_peaks_do_not_matter():
+    samples = samples_of({})
+    samples[-3] = Sample(samples[-3].step, 90_000_000, 20, 7)
+    assert judge(samples, 4000) == (
+        "memory 50000000 -> 50000000, descriptors 9 -> 9, threads 4 -> 4"
+    )
+
+
+@pytest.mark.parametrize("what, rate", [("memory", 600), ("descriptors", 1e-3), ("threads", 1e-3)])
+def test_what_grows_by_little_in_each_step_is_found(what, rate):
+    with pytest.raises(Broken, match=f"{what} grew from"):
+        judge(samples_of({what: rate}), 4000)
+
+
+def test_a_process_that_nobody_has_looked_at_is_no_proof():
+    with pytest.raises(Broken, match="not seen"):
+        judge(samples_of({})[:200], 4000)
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import building, harness, train_step
+from benchmarks import building, harness, train_step, trees
 from benchmarks.harness import (
     BenchmarkError,
     Measurement,
@@ -128,6 +129,35 @@ def test_variants_that_memory_will_not_do_for_are_refused_before_they_step(
 def test_a_variant_that_hangs_is_given_up(script, tmp_path):
     with pytest.raises(BenchmarkError, match="gave no answer to 'step' for 1 s"):
         measure(script, [variant(tmp_path, "a", sleep=60.0)], rounds=1, warmup=0, timeout=1.0)
+
+
+def test_a_variant_of_another_checkout_runs_there(tmp_path):
+    script = tmp_path / "benchmarks" / "there.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT.format(root=str(ROOT)))
+    there = replace(variant(tmp_path, "a"), tree=tmp_path)
+    (of,) = measure(ROOT / "benchmarks" / "there.py", [there], rounds=1, warmup=0)
+    assert of.finish == {"total": 1}
+
+
+def test_two_checkouts_are_compared_round_by_round():
+    def of(name: str, seconds: tuple[float, ...], peak_bytes: int) -> Measurement:
+        times = {"seconds": seconds, "cpu_seconds": seconds, "stepping_bytes": 1, "finish": {}}
+        return Measurement(name=name, peak_bytes=peak_bytes, steps=({"loss": 1.0},), **times)
+
+    (fast,) = trees.in_both([Variant(name="a", options={})], Path("/elsewhere"))[:1]
+    assert (fast.name, fast.tree) == ("a, there", Path("/elsewhere"))
+    found = trees.ratios(
+        [
+            of("a, there", (1.0, 3.0, 9.0), 100),
+            of("a, here", (1.0, 2.0, 10.0), 101),
+            of("b, there", (0.94, 0.94), 100),
+            of("b, here", (1.0, 1.0), 100),
+        ]
+    )
+    assert (found["a"]["speed"], found["a"]["memory"]) == (1.0, 1.01)
+    assert trees.verdict([found["a"]])["met"] and not trees.verdict(list(found.values()))["met"]
+    assert trees.verdict(list(found.values()))["least_speed"] == pytest.approx(0.94)
 
 
 def test_median_and_spread_over_rounds():
@@ -266,7 +296,8 @@ def test_overhead_tells_every_figure_that_has_a_bar(monkeypatch):
 
 @pytest.mark.multi
 def test_building_tells_what_each_part_costs_and_how_it_grows(monkeypatch, capsys):
-    monkeypatch.setattr(building, "SIZES", {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20)})
+    sizes = {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20), "modules": (1, 2)}
+    monkeypatch.setattr(building, "SIZES", sizes)
     monkeypatch.setattr(sys, "argv", ["building.py", "--rounds", "1"])
     assert building.main() == 0
     *shown, last = capsys.readouterr().out.strip().splitlines()

@@ -109,7 +109,7 @@ def test_the_least_number_beyond_64_bits_is_refused():
     with pytest.raises(ConfigError) as error:
         parse_command_line([f"--steps={2**63}"], program="p", default="tiny")
     assert "steps: got 9223372036854775808; expected a whole number, " in one_line(error)
-    assert "below 2**63" in str(error.value)
+    assert "expected a whole number, at least 1 and below 2**63" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def training(schedule: str, **values) -> Training:
     return Training(schedule=schedule, **{**settings, **values})
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 def test_warm_up_rises_in_equal_steps_to_the_highest_rate(schedule):
     rates = [learning_rate(training(schedule), step) for step in range(WARMUP + 1)]
     assert rates[0] == pytest.approx(HIGH / (WARMUP + 1))
@@ -51,7 +51,25 @@ def test_cosine_is_half_a_cosine_to_the_lowest_rate():
         assert learning_rate(training("cosine"), step) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_wsd_stays_and_falls_in_a_straight_line_over_its_last_steps():
+    rates = [learning_rate(training("wsd", decay_steps=40), step) for step in range(STEPS + 1)]
+    assert rates[WARMUP:61] == [HIGH] * 51  # Hu et al. 2024, section 4: warm-up, stable, decay
+    falling = [HIGH - (HIGH - LOW) * (step - 60) / 40 for step in range(60, STEPS + 1)]
+    assert rates[60:] == pytest.approx(falling, rel=1e-12)
+
+
+def test_wsd_falls_over_a_fifth_of_the_steps_where_nothing_else_is_said():
+    rates = [learning_rate(training("wsd", steps=101), step) for step in range(102)]
+    assert [rate < HIGH for rate in rates[WARMUP:]] == [step > 80 for step in range(WARMUP, 102)]
+
+
+def test_wsd_with_more_steps_goes_the_same_way_until_the_shorter_one_falls():
+    short, long = (training("wsd", steps=n, decay_steps=20) for n in (STEPS, 3 * STEPS))
+    rates = [[learning_rate(t, step) for step in range(81)] for t in (short, long)]
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
 def test_the_lowest_rate_is_kept_after_the_end(schedule):
     assert [learning_rate(training(schedule), step) for step in (STEPS, STEPS + 1, 10 * STEPS)] == [
         LOW

@@ -76,6 +76,14 @@ REFUSALS = [
             "for what a step adds"
         ),
     ),
+    (
+        {"decay_steps": 5},
+        "decay_steps: got 5 with schedule constant; expected schedule wsd, which has them. Give",
+    ),
+    (
+        {"schedule": "wsd", "steps": 20, "warmup_steps": 10, "decay_steps": 11},
+        "decay_steps: got 11; expected at most steps - warmup_steps = 10. Lower it.",
+    ),
     ({"name": "a/b"}, "name: got 'a/b'; expected a name for a folder."),
     ({"name": ".."}, "name: got '..'; expected a name for a folder."),
     (

@@ -2,11 +2,13 @@
 
 import bz2
 import collections
+import functools
 import gzip
 import itertools
 import json
 import lzma
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,10 +30,11 @@ import popxl_gpt.data.shuffle
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.data import BatchLoader, DataError, TokenDataset
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.preparation import HeldOut, Settings, prepare
+from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import stdlib_source, text_source
+from popxl_gpt.data.splits import HeldOut
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "data" / "prepare.py"
@@ -47,6 +50,11 @@ def documents(count):
     return [
         f"{number} " + " ".join(WORDS[: 1 + number % len(WORDS)]) + "\n" for number in range(count)
     ]
+
+
+@functools.cache
+def small_tokenizer():
+    return train_tokenizer(documents(20), 300)
 
 
 def write_documents(folder, count=60):
@@ -227,7 +235,7 @@ def test_an_existing_tokenizer_is_used_and_must_end_documents(tmp_path):
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(max_size=30), max_size=12), st.integers(1, 40))
 def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
-    tokenizer = train_tokenizer(documents(20), 300)
+    tokenizer = small_tokenizer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", batch_characters)
         encoded = list(tokenise(texts, tokenizer))
@@ -241,7 +249,7 @@ def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
 
 
 def test_text_that_spells_the_end_of_text_does_not_end_it():
-    tokenizer = train_tokenizer(documents(20), 300)
+    tokenizer = small_tokenizer()
     (tokens,) = tokenise([f"a{END_OF_TEXT}b"], tokenizer)
     assert tokens.tolist().count(0) == 1
     assert tokenizer.decode(tokens[:-1].tolist()) == f"a{END_OF_TEXT}b"
@@ -250,7 +258,7 @@ def test_text_that_spells_the_end_of_text_does_not_end_it():
 @pytest.mark.slow
 def test_workers_keep_the_order_and_clean_each_document(monkeypatch):
     monkeypatch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", 200)
-    tokenizer = train_tokenizer(documents(20), 300)
+    tokenizer = small_tokenizer()
     serial = list(tokenise(documents(200), tokenizer, str.upper))
     parallel = list(tokenise(documents(200), tokenizer, str.upper, workers=2))
     assert all(np.array_equal(one, two) for one, two in zip(serial, parallel, strict=True))
@@ -259,7 +267,7 @@ def test_workers_keep_the_order_and_clean_each_document(monkeypatch):
 
 def test_tokenising_reads_no_further_ahead_than_a_few_batches(monkeypatch):
     monkeypatch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", 100)
-    tokenizer = train_tokenizer(documents(20), 300)
+    tokenizer = small_tokenizer()
     taken = itertools.count()
     endless = (f"document {next(taken)}" for _ in itertools.count())
     results = tokenise(endless, tokenizer)
@@ -451,11 +459,11 @@ def test_the_standard_library_is_read_once_per_file_without_installed_packages(t
 
 
 @pytest.mark.multi
-def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path):
+def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path, capsys):
     arguments = (
         "stdlib",
         "--max_bytes",
-        300_000,
+        150_000,
         "--sequence_length",
         32,
         "--vocabulary_size",
@@ -481,8 +489,8 @@ def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path):
     assert ids.shape == (8, 32) and np.array_equal(ids[:, 1:], labels[:, :-1])
     text = "".join(tokenizer.decode(row.tolist()) for row in dataset.read(np.arange(len(dataset))))
     assert "def " in text and '"""' in text and "import" in text
-    check = run("check", outputs[0])
-    assert check.returncode == 0 and "all checksums right" in check.stdout
+    assert main(["check", str(outputs[0])]) == 0
+    assert "all checksums right" in capsys.readouterr().out
 
 
 def corrupt(path):
@@ -625,6 +633,7 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
             while not list(tmp_path.glob(".out.partial-*")) and time.monotonic() < deadline:
                 time.sleep(0.01)
             partial = list(tmp_path.iterdir())
+            process.send_signal(signal.SIGSTOP)  # it goes on to hold its folder
             beside = run("stdlib", "--output", tmp_path / "out", "--max_bytes", 60_000, *small)
             assert process.poll() is None
         finally:

@@ -12,8 +12,8 @@ from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.reports.benchmark.speed import FileUse, Options, measure
+from popxl_gpt.execution.reports.plan.process import Build
 from popxl_gpt.execution.reports.plan.report import plan_and_show
-from popxl_gpt.execution.reports.plan.run_plan import Build
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.utils.runtime import remote_memory_errors_are_user_errors
 from popxl_gpt.utils.units import bytes_text, duration, si

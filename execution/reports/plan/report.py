@@ -2,14 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any, Optional
 
 import popdist
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.reports.folder import written_to
 from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.layouts import (
+    fastest_layouts,
+    layouts_text,
+    layouts_values,
+)
 from popxl_gpt.execution.reports.plan.picture import draw_plan
-from popxl_gpt.execution.reports.plan.run_plan import Build, RunPlan, make_run_plan
+from popxl_gpt.execution.reports.plan.process import Build
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.reports.plan.text import plan_text
 from popxl_gpt.execution.reports.plan.values import plan_values
 from popxl_gpt.utils.files import written_whole
@@ -17,11 +24,17 @@ from popxl_gpt.utils.files import written_whole
 
 def write_plan(found: RunPlan, folder: Path) -> None:
     """Write `plan.json`; OSError where that fails."""
-    with written_whole(folder / "plan.json") as partial:
-        partial.write_text(json.dumps(plan_values(found), indent=2) + "\n", encoding="utf-8")
+    _write(plan_values(found), folder / "plan.json")
 
 
-def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
+def _write(values: Any, path: Path) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def plan_and_show(
+    build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
+) -> None:
     """Print a plan, and write it as JSON and as a picture. In a run of several processes the first
     one does it.
     """
@@ -34,9 +47,15 @@ def plan_and_show(build: Build, config: Config, options: PlanOptions) -> None:
     )
     with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    found = make_run_plan(build, config, options)
+    if options.devices is not None:
+        fastest = fastest_layouts(build, config, options)
+        print(layouts_text(fastest), end="\n\n")
+        config = fastest[0].config
+    found = make_run_plan(build, config, options, validation)
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
         write_plan(found, folder)
         draw_plan(found, folder / "plan.png")
-    print(f"\nwritten to {folder / 'plan.json'} and {folder / 'plan.png'}")
+        if options.devices is not None:
+            _write(layouts_values(fastest), folder / "layouts.json")
+    print(f"\nwritten to {folder}")

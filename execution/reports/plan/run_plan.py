@@ -1,8 +1,7 @@
 """What a run would need of memory, traffic and time, found without running it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Tuple
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
 
 import popxl
 
@@ -10,15 +9,19 @@ from popxl_gpt.config import Config
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.reports.machine import speeds
 from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.process import (
+    Build,
+    ProcessMemory,
+    own_bytes,
+    process_memory,
+    without_files,
+)
 from popxl_gpt.utils.runtime import planner
-
-Build = Callable[[Config], Tuple[popxl.Ir, Any, Any]]
-"""Builds a configuration's program: the Ir first, what else comes is not needed."""
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """A plan with its times."""
+class StepPlan:
+    """A plan of a training program with its times."""
 
     config: Config
     program: Any
@@ -63,11 +66,41 @@ class RunPlan:
         return max(totals, key=lambda name: totals[name])
 
 
-def make_run_plan(build: Build, config: Config, options: PlanOptions) -> RunPlan:
-    """Build the program and plan it. Files of remote memory are not made."""
+@dataclass(frozen=True)
+class RunPlan(StepPlan):
+    """The same, with what a run of it takes here."""
+
+    process: ProcessMemory
+    """Of the host, as this process would take it."""
+
+
+def plan_step(build: Build, config: Config, machine: Any, measured: Tuple[str, ...]) -> StepPlan:
+    """Build a training program and plan it for a machine. Files of remote memory are not made.
+
+    Args:
+        measured: the flags of those speeds that were measured.
+    """
+    return _timed(config, build(without_files(config))[0], machine, measured)
+
+
+def make_run_plan(
+    build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
+) -> RunPlan:
+    """`plan_step`, and the memory of a process on this machine.
+
+    Args:
+        build: builds the training program.
+        validation: builds the one that runs between steps.
+    """
+    itself = own_bytes(config)
+    ir = build(without_files(config))[0]
+    step = _timed(config, ir, *speeds(config, options))
+    process = process_memory(config, itself, ir, validation)
+    return RunPlan(step.config, step.program, step.machine, step.measured, step.times, process)
+
+
+def _timed(config: Config, ir: popxl.Ir, machine: Any, measured: Tuple[str, ...]) -> StepPlan:
     tools = planner()
-    ir = build(replace(config, execution=replace(config.execution, memmap_dir=None)))[0]
     program = tools.plan(ir, device="cuda" if config.execution.device.startswith("cuda") else "cpu")
-    machine, measured = speeds(config, options)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
-    return RunPlan(config, program, machine, measured, times)
+    return StepPlan(config, program, machine, measured, times)

@@ -1,5 +1,7 @@
 """A plan as text: a line per phase, a line per collective, and the totals."""
 
+import popdist
+
 from popxl_gpt.config import Execution
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.reports.plan.run_plan import RunPlan
@@ -136,6 +138,7 @@ def group_name(size: int, stride: int, execution: Execution) -> str:
 
 def _totals(found: RunPlan) -> str:
     program, config = found.program, found.config
+    process, replicas_here = found.process, program.replicas // popdist.getNumInstances()
     slowest, longest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
     in_it = duration(slowest.seconds / program.steps)
     lines = (
@@ -144,6 +147,13 @@ def _totals(found: RunPlan) -> str:
             "remote memory",
             f"{bytes_text(program.remote_memory_bytes)} per replica, "
             f"{bytes_text(program.total_remote_memory_bytes)} in total",
+        ),
+        (
+            "process",
+            f"{bytes_text(process.resident)} resident: {bytes_text(process.itself)} for itself, "
+            f"{bytes_text(process.rows)} of rows and {bytes_text(process.tensors)} of tensors for "
+            f"{replicas_here} replica{'s' * (replicas_here > 1)}, {bytes_text(process.saving)} "
+            "for checkpoints",
         ),
         (
             "step",

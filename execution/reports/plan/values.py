@@ -55,6 +55,7 @@ def plan_values(found: RunPlan) -> "dict[str, Any]":
             "device_peak_bytes": program.peak_bytes,
             "remote_bytes_per_replica": program.remote_memory_bytes,
             "remote_bytes_total": program.total_remote_memory_bytes,
+            "process": asdict(found.process) | {"resident": found.process.resident},
             "remote_buffers": program.buffers,
         },
         "phases": phases,

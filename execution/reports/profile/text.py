@@ -8,7 +8,7 @@ from popxl_gpt.execution.reports.text import micro_batches, table
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 WORTH_TELLING = 0.01
-"""Share of a phase's time from which a wait is told."""
+"""Fraction of a phase's time from which a wait is shown."""
 EXPLANATION = (
     "Per step, over the replicas of this process, which take turns. Limit: the larger of FLOPs "
     "and remote bytes over the speeds above;\nrows that are still in a cache may beat "

@@ -1,9 +1,10 @@
-"""What a run's metrics say over steps, tokens and time, in columns of numbers."""
+"""What a run's metrics say over steps, tokens and time, in columns of numbers; of a long run, in as
+much memory as of a short one.
+"""
 
 import math
-from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -29,6 +30,12 @@ COLUMNS = (
 )
 """Fields of `metrics.jsonl` that are kept."""
 DERIVED = ("smooth_loss", "tokens_per_second", "smooth_tokens_per_second")
+NAMES = (*AXES, *COLUMNS, *DERIVED)
+STEPS_HELD = 32 * POINTS
+"""Steps of which the numbers are held. When there are more, those stay that are a column's extremes
+in one of equal parts of the run, at most half of them.
+"""
+PARTS = STEPS_HELD // (4 * len((*COLUMNS, *DERIVED)))
 
 
 class RunningMean:
@@ -52,15 +59,19 @@ class Curves:
 
     def __init__(self, path: Path):
         self._reader = MetricsReader(path)
+        self._held = np.full((len(NAMES), STEPS_HELD), math.nan)
         self._clear()
 
     def _clear(self) -> None:
-        self._columns = {name: array("d") for name in (*AXES, *COLUMNS, *DERIVED)}
+        self._count = 0
         self._loss, self._speed = RunningMean(), RunningMean()
         self._tokens = 0.0
 
     def __len__(self) -> int:
-        return len(self._columns["step"])
+        return self._count
+
+    def _column(self, name: str) -> np.ndarray:
+        return self._held[NAMES.index(name), : self._count]
 
     def update(self) -> None:
         """Read the lines that have come since.
@@ -78,27 +89,51 @@ class Curves:
             values["tokens_per_second"] = tokens / seconds if seconds > 0 else math.nan
             values["smooth_tokens_per_second"] = self._speed.add(values["tokens_per_second"])
             self._tokens = values["tokens"]
-            for name, value in values.items():
-                self._columns[name].append(value)
+            if self._count == STEPS_HELD:
+                self._thin()
+            self._held[:, self._count] = [values[name] for name in NAMES]
+            self._count += 1
+
+    def _thin(self) -> None:
+        """Hold half of the steps: the first and the last one, and each column's last value, and
+        its extremes in equal parts of the run.
+        """
+        steps, kept = self._column("step"), {0, self._count - 1}
+        kept |= {last for name in NAMES if (last := self._last(name)) is not None}
+        bounds = np.linspace(steps[0], steps[-1], PARTS + 1)[1:-1]
+        for part in np.split(np.arange(self._count), np.searchsorted(steps, bounds)):
+            for name in (*COLUMNS, *DERIVED):
+                finite = part[np.isfinite(self._column(name)[part])]
+                if len(finite):
+                    y = self._column(name)[finite]
+                    kept |= {int(finite[np.argmin(y)]), int(finite[np.argmax(y)])}
+        self._held[:, : len(kept)] = self._held[:, sorted(kept)]
+        self._count = len(kept)
 
     def last(self, name: str) -> float:
         """The last finite value of a column; nan where there is none."""
-        return next((v for v in reversed(self._columns[name]) if math.isfinite(v)), math.nan)
+        place = self._last(name)
+        return math.nan if place is None else float(self._column(name)[place])
+
+    def _last(self, name: str) -> Optional[int]:
+        finite = np.flatnonzero(np.isfinite(self._column(name)))
+        return int(finite[-1]) if len(finite) else None
 
     def lowest(self, name: str) -> float:
         """The lowest finite value of a column; nan where there is none."""
-        return min((v for v in self._columns[name] if math.isfinite(v)), default=math.nan)
+        column = self._column(name)
+        return float(min(column[np.isfinite(column)], default=math.nan))
 
     def series(self, name: str, error: str = "") -> "dict[str, list[float]]":
         """The points of a curve, thinned: lists for each axis and `y`, and for `error` another
         column's values.
         """
-        y = np.array(self._columns[name])
+        y = self._column(name)
         kept = thinned(y)
-        found = {axis: _plain(np.array(self._columns[axis])[kept]) for axis in AXES}
+        found = {axis: _plain(self._column(axis)[kept]) for axis in AXES}
         found["y"] = _plain(y[kept])
         if error:
-            found["error"] = _plain(np.nan_to_num(np.array(self._columns[error])[kept]))
+            found["error"] = _plain(np.nan_to_num(self._column(error)[kept]))
         return found
 
 

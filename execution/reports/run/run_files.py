@@ -125,6 +125,6 @@ def _checkpoints(folder: Path) -> "list[Checkpoint]":
             size = sum(file.stat().st_size for file in path.iterdir())
             loss = read_manifest(path / MANIFEST).get("validation_loss")
         except (OSError, ManifestError):
-            continue  # deleted meanwhile, or damaged: whoever loads it is told
+            continue  # deleted meanwhile, or damaged: loading it says so
         found.append(Checkpoint(path.name, size, loss, path == best))
     return found

@@ -40,6 +40,9 @@ class CallSiteInfo:
 
     def __init__(self, subgraph_op: Op) -> None:
         self._op = subgraph_op
+        self._known: Dict[Tensor, Tensor] = {}
+        self._known_for: Tuple[Any, ...] = (None,)
+        """The call's inputs, and how much else there was."""
 
     @property
     def called_graph(self) -> Graph:
@@ -83,20 +86,23 @@ class CallSiteInfo:
 
     def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
         """The caller's tensor for an input or output of the graph. ValueError if it is neither."""
-        graph = self.called_graph
-        for inner, outer in (*zip(graph.inputs, self.inputs), *zip(graph.outputs, self.outputs)):
-            if inner is graph_tensor:
-                return outer
-        raise ValueError(
-            f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph "
-            f"'{graph.name}'."
-        )
+        found = self._parents().get(graph_tensor)
+        if found is None:
+            raise ValueError(
+                f"graph_to_parent: got %{graph_tensor.name}; expected an input or output of graph "
+                f"'{self.called_graph.name}'."
+            )
+        return found
 
-    def _parents(self, graph_tensors: Sequence[Tensor]) -> Dict[Tensor, Tensor]:
-        """{tensor: `graph_to_parent` of it}, in one pass over inputs and outputs."""
-        graph = self.called_graph
-        known = {**dict(zip(graph.outputs, self.outputs)), **dict(zip(graph.inputs, self.inputs))}
-        return {t: known[t] if t in known else self.graph_to_parent(t) for t in graph_tensors}
+    def _parents(self) -> Dict[Tensor, Tensor]:
+        """The caller's tensor for each input and output of the graph, the first of several."""
+        graph, given = self.called_graph, self._op.arguments["inputs"]
+        ours, results = graph._outputs, self._op._outputs
+        sizes = len(graph._inputs), len(ours), len(results)
+        if self._known_for[0] is not given or self._known_for[1:] != sizes:
+            pairs = [*zip(graph._inputs, given), *zip(ours, results)]
+            self._known, self._known_for = dict(reversed(pairs)), (given, *sizes)
+        return self._known
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
         """The graph's input that a caller's tensor feeds. ValueError if it feeds none."""
@@ -176,8 +182,9 @@ def match_inputs(
             f"{len(graph.inputs)}."
         )
     values: Dict[Tensor, Any] = dict(zip(graph.inputs, positional))
+    taken = set(graph.inputs)
     for key, value in (inputs_dict or {}).items():
-        if not isinstance(key, Tensor) or key not in graph._inputs:
+        if not isinstance(key, Tensor) or key not in taken:
             raise ValueError(
                 f"{name}: got key {key!r} in inputs_dict; expected an input of graph "
                 f"'{graph.name}'."
@@ -193,6 +200,11 @@ def match_inputs(
             f"{name}: got no value for {', '.join(f'%{t.name}: {t.spec}' for t in missing)} of "
             f"graph '{graph.name}'; expected all {len(graph.inputs)} inputs. Pass them in order, "
             "or in inputs_dict keyed by the graph's tensors."
+        )
+    if missing and missing != list(graph.inputs[-len(missing) :]):
+        raise ValueError(
+            f"{name}: got no value for %{missing[0].name} of graph '{graph.name}', and values for "
+            "inputs after it; expected those without a value to be the last. Give it one."
         )
     return tuple(_operand(name, t, values[t]) for t in graph.inputs if t in values)
 

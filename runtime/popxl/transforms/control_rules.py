@@ -76,16 +76,10 @@ def call_gradients(context: GradientContext, op: Op) -> GradientPairs:
     graph: Graph = op.arguments["graph"]
     info = context.called_info(graph)
     site = CallSiteInfo(op)
-    values = [
-        c.fwd_tensor
-        for c in info.expected_inputs
-        if c.connection_type is ExpectedConnectionType.Fwd
-    ]
-    parents = site._parents(values)
     inputs = connect(
         context,
         info,
-        lambda t: context.value(parents[t]),
+        lambda t: context.value(site.graph_to_parent(t)),
         output_gradients(context, graph, op.outputs),
     )
     gradients = dict(zip(info.outputs, ops.call(info.graph, *inputs)))

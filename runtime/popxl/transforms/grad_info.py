@@ -156,13 +156,11 @@ class GradGraphInfo:
             TypeError: the call is of another graph.
         """
         self._check_call(fwd_call_info, self._forward_graph, "inputs_dict")
-        values = {
-            t: c.fwd_tensor
+        return {
+            t: fwd_call_info.graph_to_parent(c.fwd_tensor)
             for t, c in zip(self._graph.inputs, self._expected_inputs)
             if c.connection_type is ExpectedConnectionType.Fwd
         }
-        outer = fwd_call_info._parents(tuple(values.values()))
-        return {t: outer[value] for t, value in values.items()}
 
     def fwd_graph_ins_to_grad_parent_outs(
         self, grad_call_info: CallSiteInfo

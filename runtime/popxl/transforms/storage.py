@@ -64,12 +64,14 @@ class Summaries:
         return self._roots[t]
 
     def modified(self, op: Op) -> List[Tensor]:
-        """Operands whose storage the op really changes: for calls those lent by reference that the
+        """Operands whose storage the op really changes: for calls those taken by reference that the
         graph writes to.
         """
         if "control" not in op.definition.effects:
             return list(op.written)
-        return [outer for graph, inner, outer in lent(op) if inner in self.modified_storage(graph)]
+        return [
+            outer for graph, inner, outer in borrowed(op) if inner in self.modified_storage(graph)
+        ]
 
     def modified_storage(self, graph: Graph) -> FrozenSet[Tensor]:
         """Owners of the storage that a graph's ops change, inputs among them."""
@@ -102,7 +104,7 @@ class Summaries:
         return self._effects[graph]
 
 
-def lent(op: Op) -> Iterator[Tuple[Graph, Tensor, Tensor]]:
+def borrowed(op: Op) -> Iterator[Tuple[Graph, Tensor, Tensor]]:
     """(graph, its input, the caller's tensor) for each input that a call, repeat or conditional
     gives by reference.
     """

@@ -73,6 +73,7 @@ def autodiff_with_accumulation(
 
     result = info.graph.ir.create_empty_graph(suffix_graph_name(info.graph.name, "accumulate"))
     args, factories = NamedTensors(), NamedVariableFactories()
+    own = set[int](), set[int]()
     with result:
         values = {t: input_like(info.graph, t) for t in info.graph.inputs}
         if (seed := info.graph.rounding_seed) is not None:
@@ -86,8 +87,8 @@ def autodiff_with_accumulation(
                 else None
             )
             factory = _zeros_like(t, f"accum.{name}", accumulator_dtype, group)
-            factories._put(f"accum.{name}", factory)
-            args._put(f"accum.{name}", factory.create_input())
+            factories._put(f"accum.{name}", factory, own=own[0])
+            args._put(f"accum.{name}", factory.create_input(), own=own[1])
             accumulators.setdefault(gradients[t], []).append(args[f"accum.{name}"])
         factories.insert(
             COUNTER,

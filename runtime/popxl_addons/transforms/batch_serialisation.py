@@ -208,7 +208,7 @@ def batch_serialise_fwd_and_grad(
     fwd_stores = {t: handle for t, handle in stores.items() if t in fwd}
     grad_loads = {t: handle for t, handle in loads.items() if t in grad}
     names = {t: name for name, t in named_inputs_for_grad_graph.to_dict().items()}
-    grad_args = NamedTensors()
+    grad_args, own = NamedTensors(), set[int]()
 
     info = gradient_graph.grad_graph_info
     for t, connection in zip(grad.inputs, info.expected_inputs):
@@ -222,7 +222,7 @@ def batch_serialise_fwd_and_grad(
         elif t in grad_loads:
             continue
         elif source in names:
-            grad_args._put(names[source], t)
+            grad_args._put(names[source], t, own=own)
         else:
             grad_loads[t] = _activation_handle(fwd, source, loads, fwd_stores, groups, steps, rows)
     grad_args.update(gradient_graph.args)

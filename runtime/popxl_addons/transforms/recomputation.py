@@ -27,8 +27,9 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
     activations = [
         (t, c.fwd_tensor) for t, c in expected if c.connection_type is ExpectedConnectionType.Fwd
     ]
-    needed = [source for _, source in activations if source in forward.inputs]
-    others = sorted((t for t in forward.inputs if t not in needed), key=lambda t: t.name)
+    own = set(forward.inputs)
+    needed = [source for _, source in activations if source in own]
+    others = sorted(own.difference(needed), key=lambda t: t.name)
 
     result = gradient.ir.create_empty_graph(suffix_graph_name(gradient.name, "recompute"))
     with result:

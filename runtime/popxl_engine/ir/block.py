@@ -161,7 +161,7 @@ class Instr:
         ]
         return [v for t, v in zip(tensors, values) if t in written]
 
-    def lent(self) -> Sequence[Value]:
+    def borrowed(self) -> Sequence[Value]:
         """Values that bodies take by reference, and may change, whether or not `Block.written` is
         known yet.
         """

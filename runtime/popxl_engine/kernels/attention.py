@@ -114,9 +114,9 @@ def attention_grad(
     )
     if not _takes_gradient(operands):
         return _gradient_op_by_op(operands)
-    places = [_result_for(t) for t in (operands.query, key, operands.value)]
-    _write_gradient(places, operands)
-    return places[0], places[1].transpose(2, 3), places[2]
+    results = [_result_for(t) for t in (operands.query, key, operands.value)]
+    _write_gradient(results, operands)
+    return results[0], results[1].transpose(2, 3), results[2]
 
 
 @kernel("fused_attention_grad_packed")
@@ -137,16 +137,16 @@ def attention_grad_packed(
     """
     b, h, n, d = dy.shape
     rows = dy.new_empty(b * n, 3 * h * d)
-    places = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
+    results = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
     operands = Operands(
         dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, mask
     )
     if _takes_gradient(operands):
-        _write_gradient(places, operands)
+        _write_gradient(results, operands)
         return rows
     d_query, d_key_t, d_value = _gradient_op_by_op(operands)
-    for place, t in zip(places, (d_query, d_key_t.transpose(2, 3), d_value)):
-        place.copy_(t)
+    for result, t in zip(results, (d_query, d_key_t.transpose(2, 3), d_value)):
+        result.copy_(t)
     return rows
 
 
@@ -161,7 +161,7 @@ def _takes_gradient(o: Operands) -> bool:
     )
 
 
-def _write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
+def _write_gradient(results: Sequence[torch.Tensor], o: Operands) -> None:
     """`attention_grad` into three [b, h, n, d] whose last axis lies side by side, for query, key
     and value.
     """
@@ -171,7 +171,7 @@ def _write_gradient(places: Sequence[torch.Tensor], o: Operands) -> None:
     scratch = o.dy.new_empty(native.scratch("attend_grad", *sizes[2:4], recomputes, drops_again))
     views, rest = (
         _views(o.dy, o.query, o.key, o.value),
-        (*_views(*places), *sizes, *_dropout(o.seed_tensor, o.p)),
+        (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p)),
     )
     mask = o.mask if o.mask is not None and o.mask.is_contiguous() else None
     native.call(
@@ -226,7 +226,7 @@ def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
 
 def _in_rows(t: torch.Tensor) -> torch.Tensor:
     """[b, h, n, d] whose heads follow one another in memory: else torch copies it for each product,
-    turned or not.
+    transposed or not.
     """
     return t if t.shape[0] == 1 and t.stride(3) == 1 else t.contiguous()
 

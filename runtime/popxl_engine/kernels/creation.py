@@ -49,7 +49,7 @@ def format_array(
     """An array as text, with these two brackets."""
     forms: Dict[str, Any] = {
         "auto": None,
-        "none": {"float_kind": repr},
+        "none": {"float_kind": str},
         "fixed": {"float_kind": lambda x: f"{x:.{digits}f}"},
         "scientific": {"float_kind": lambda x: f"{x:.{digits}e}"},
     }

@@ -97,6 +97,6 @@ def _logits_gradient(
     classes: torch.Tensor,
 ) -> torch.Tensor:
     """The gradient for some rows; what is none of the classes is picked nowhere."""
-    shares = torch.exp(logits.to(shift.dtype) - shift[:, None]) * scale[:, None]
+    probs = torch.exp(logits.to(shift.dtype) - shift[:, None]) * scale[:, None]
     columns = torch.arange(logits.shape[1], device=logits.device)
-    return (shares + torch.where(columns == classes[:, None], picked[:, None], 0)).to(logits.dtype)
+    return (probs + torch.where(columns == classes[:, None], picked[:, None], 0)).to(logits.dtype)

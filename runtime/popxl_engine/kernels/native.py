@@ -82,11 +82,11 @@ def logsumexp_and_pick_grad(
     result = torch.empty_like(logits) if into is None else into
     scales, picked, totals = (t.contiguous() for t in numbers)
     wide = indices.to(torch.int64).contiguous()
-    factors, places = (
+    factors, gradient = (
         (logits, logits.stride(0), totals, scales, picked, wide),
         (result, result.stride(0)),
     )
-    native.call("logsumexp_grad", (logits.dtype,), *factors, *places, *logits.shape)
+    native.call("logsumexp_grad", (logits.dtype,), *factors, *gradient, *logits.shape)
     return result
 
 

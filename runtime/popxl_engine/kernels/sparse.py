@@ -15,13 +15,13 @@ def sparse_matmul(
     output_cols: int,
 ) -> torch.Tensor:
     """torch's product of a sparse matrix, transposed, with lhs's rows as columns."""
-    places = torch.stack([columns, rows]).to(torch.int64)
+    indices = torch.stack([columns, rows]).to(torch.int64)
     others = widened(lhs).reshape(-1, lhs.shape[-1]).T
     if lhs.is_meta:  # plans cannot look into sparse tensors
         result = others.new_empty(output_cols, others.shape[1])
     else:
         size = (output_cols, lhs.shape[-1])
         result = (
-            torch.sparse_coo_tensor(places, widened(values), size, check_invariants=True) @ others
+            torch.sparse_coo_tensor(indices, widened(values), size, check_invariants=True) @ others
         )
     return result.T.reshape((*lhs.shape[:-1], output_cols)).to(lhs.dtype)

@@ -6,7 +6,7 @@ way to use it.
 
 A block is straight-line. Everywhere the semantics ask for an independent value (an argument by
 value, a result of a call, an out-of-place view) there is a ``copy`` or a view instruction;
-`aliasing` then removes the copies that nothing can observe.
+`passes.elide_copies` then removes those that nothing can observe.
 """
 
 import re
@@ -43,8 +43,8 @@ Env = Dict[Value, Value]
 """What the values of a graph's block have become."""
 
 START = RngPath()
-_NO_NAME = re.compile(r"\W")
 """Where a block runs."""
+_NO_NAME = re.compile(r"\W")
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are
 there.
@@ -383,7 +383,7 @@ class BlockBuilder:
             self.instrs.append(replace(view, arguments=arguments, outputs=(found[result],)))
 
     def copy(self, value: Value, root: Any) -> Value:
-        """An independent value; `aliasing` removes the copy where nothing can tell.
+        """An independent value; `elide_copies` removes the copy where nothing can tell.
 
         ``root`` names it over all lowerings.
         """

@@ -36,7 +36,7 @@ class Memory(Protocol):
     bytes: torch.Tensor
     """uint8 [n]."""
 
-    def give_up(self, start: int, size: int) -> None:
+    def decommit(self, start: int, size: int) -> None:
         """Let the system have a segment until it is used again, where it takes it; the contents are
         lost.
         """
@@ -123,11 +123,11 @@ class Pages:
                 *(code, nbytes),
             )
             return
-        # Before the system has it again: a GPU would go on with these pages at the same place of
+        # Before the system has it again: a GPU would go on with these pages at the same address of
         # other memory.
         weakref.finalize(self._array, unlock, start, device).atexit = False
 
-    def give_up(self, start: int, size: int) -> None:
+    def decommit(self, start: int, size: int) -> None:
         """See `Memory`."""
         self._map.madvise(mmap.MADV_DONTNEED, start, size)
 
@@ -187,7 +187,7 @@ class DeviceMemory:
                 "expected no more. Take less device memory for rows."
             ) from error
 
-    def give_up(self, start: int, size: int) -> None:
+    def decommit(self, start: int, size: int) -> None:
         """See `Memory`. It stays taken."""
 
 
@@ -279,7 +279,7 @@ class Gpu:
 def device_named(name: str) -> Device:
     """The device with a name: "cpu", "cuda", "cuda:1", or "auto", a GPU where there is one.
 
-    A process of several on one machine takes "cuda" as the GPU with its place among them
+    A process of several on one machine takes "cuda" as the GPU with its number among them
     (``LOCAL_RANK``).
 
     Raises:

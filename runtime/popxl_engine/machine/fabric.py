@@ -6,7 +6,7 @@ memory, and runs the same kernel on the operands of all members in group order. 
 not depend on which process a replica lives in.
 
 Messages go from process to process, are posted as soon as a group's replicas in a process have
-arrived, and carry the place in the program and the group as their tag. So nobody waits for anything
+arrived, and carry the collective's site and the group as their tag. So nobody waits for anything
 but the members of its own group.
 """
 
@@ -18,8 +18,8 @@ import torch
 from popdist import exchange
 from popdist.messages import Transfer, TransferError
 
+from popxl_engine.machine.arrival import Arrival, waits
 from popxl_engine.machine.communicator import Communicator, make_communicators
-from popxl_engine.machine.rendezvous import Rendezvous, waits
 
 HOST = torch.device("cpu")
 TAGS = 2**31
@@ -34,7 +34,7 @@ shorter.
 class Exchange:
     """One group's collective under way."""
 
-    arrivals: Dict[int, Rendezvous]
+    arrivals: Dict[int, Arrival]
     """Of the members in this process."""
     operands: List[Dict[int, torch.Tensor]]
     """For each operand, every member's. Those of other processes are filled as far as this one
@@ -50,7 +50,7 @@ class Exchange:
     """The results, where a thread waits for them."""
 
     @property
-    def first(self) -> Rendezvous:
+    def first(self) -> Arrival:
         """One of the arrivals."""
         return next(iter(self.arrivals.values()))
 
@@ -68,8 +68,8 @@ class Exchange:
         return [flat[i * length : (i + 1) * length] for i in map(members.index, readers)]
 
     def wait(self) -> None:
-        """Wait until everything is received and sent, and put messages of several parts in their
-        places.
+        """Wait until everything is received and sent, and put the parts of each message
+        together.
         """
         if self.transfers:
             exchange.connect().messages.wait(self.transfers, exchange.seconds())
@@ -111,7 +111,7 @@ class Fabric:
         """This process."""
         return self.instance_of(self.local[0])
 
-    def begin(self, arrivals: Dict[int, Rendezvous]) -> Exchange:
+    def begin(self, arrivals: Dict[int, Arrival]) -> Exchange:
         """Post what this process's members of a group bring, and what they need of the others.
         Waits for nothing.
         """
@@ -139,14 +139,14 @@ class Fabric:
                     self._send(found, other, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         return found
 
-    def _homes(self, arrival: Rendezvous) -> Dict[int, List[int]]:
+    def _homes(self, arrival: Arrival) -> Dict[int, List[int]]:
         """Processes of a group, each with its members."""
         homes: Dict[int, List[int]] = {}
         for member in arrival.members:
             homes.setdefault(self.instance_of(member), []).append(member)
         return dict(sorted(homes.items()))
 
-    def _ranges(self, arrival: Rendezvous) -> Dict[int, Tuple[int, int]]:
+    def _ranges(self, arrival: Arrival) -> Dict[int, Tuple[int, int]]:
         """For large reductions: the elements that each process reduces for all, so that less
         travels.
         """
@@ -184,12 +184,12 @@ class Fabric:
                 self.messages.send(other, self._tag(found.first), message.numpy())
             )
 
-    def _tag(self, arrival: Rendezvous) -> int:
-        """Groups of one place are disjoint, so that the first member tells them apart."""
+    def _tag(self, arrival: Arrival) -> int:
+        """Groups of one site are disjoint, so that the first member tells them apart."""
         tag = arrival.number * self.replicas + arrival.members[0]
         if tag >= TAGS:
             raise OverflowError(
-                f"collectives: got place {arrival.number} of a program on {self.replicas} "
+                f"collectives: got collective {arrival.number} of a program on {self.replicas} "
                 f"replicas; expected their product below {TAGS}. Repeat graphs instead of calling "
                 "them."
             )
@@ -198,13 +198,13 @@ class Fabric:
     def finish(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Dict[int, Any]:
         """Wait for one of the exchanges, take it out, and return its results by replica.
 
-        Where all are at one place of the program, the order is that of their groups; else the first
+        Where all are at one site of the program, the order is that of their groups; else the first
         that is done.
         """
         exchanges = list(abroad.values())
         with exchange.reaching_others(lambda: _waits(exchanges), TransferError):
-            places = {found.first.number for found in exchanges}
-            members = min(abroad) if len(places) == 1 else self._first_done(abroad)
+            sites = {found.first.number for found in exchanges}
+            members = min(abroad) if len(sites) == 1 else self._first_done(abroad)
             found = abroad[members]
             results = self._results(found) if found.done is None else found.done.result()
         del abroad[members]

@@ -12,7 +12,7 @@ from typing import Any, List, Sequence
 
 import torch.distributed as distributed
 from popdist import exchange, getInstanceIndex, getNumInstances
-from poprun import meeting
+from poprun import rendezvous
 from poprun.environment import INTERFACE
 from poprun.torch_store import SharedStore
 
@@ -36,11 +36,11 @@ def _initialise(backend: str, wait: timedelta) -> None:
     connection = exchange.connect()
     if INTERFACE in os.environ:  # NCCL takes names that begin so unless told to take exactly these
         os.environ.setdefault(NCCL_INTERFACE, f"={os.environ[INTERFACE]}")
-    folder = connection.meeting.folder
+    folder = connection.rendezvous.folder
     if folder is not None:
         store: Any = distributed.FileStore(str(folder / "groups"), getNumInstances())
     else:
-        _kept.append(SharedStore(connection.meeting, meeting.JOIN_SECONDS))
+        _kept.append(SharedStore(connection.rendezvous, rendezvous.JOIN_SECONDS))
         store = distributed.PrefixStore("torch", _kept[-1])
     distributed.init_process_group(
         backend, store=store, rank=getInstanceIndex(), world_size=getNumInstances(), timeout=wait

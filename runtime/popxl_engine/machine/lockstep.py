@@ -8,15 +8,15 @@ from typing import Any, Dict, Generator, Optional, Sequence, Tuple
 
 from popxl.errors import GraphError
 
+from popxl_engine.machine.arrival import Arrival, waits
 from popxl_engine.machine.communicator import Seat
 from popxl_engine.machine.fabric import Exchange, Fabric
-from popxl_engine.machine.rendezvous import Rendezvous, waits
 from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
 
-Foldings = Dict[Tuple[Any, Tuple[int, ...]], TreeReduction]
-"""Reductions that have begun, by place and group."""
+Reductions = Dict[Tuple[Any, Tuple[int, ...]], TreeReduction]
+"""Reductions that have begun, by site and group."""
 
-Program = Generator[Rendezvous, Any, Any]
+Program = Generator[Arrival, Any, Any]
 
 
 def run_lockstep(programs: Dict[int, Program], fabric: Optional[Fabric] = None) -> Dict[int, Any]:
@@ -29,18 +29,18 @@ def run_lockstep(programs: Dict[int, Program], fabric: Optional[Fabric] = None) 
         GraphError: replicas wait at different collectives, or one ended while others wait for it.
     """
     results: Dict[int, Any] = {}
-    waiting: Dict[int, Rendezvous] = {}
+    waiting: Dict[int, Arrival] = {}
     ready: Dict[int, Any] = dict.fromkeys(programs)
     abroad: Dict[Tuple[int, ...], Exchange] = {}
-    foldings: Foldings = {}
+    reductions: Reductions = {}
     while ready or waiting:
         for replica, value in list(ready.items()):
             try:
                 waiting[replica] = _next(programs[replica], replica, value)
-                _fold(waiting[replica], replica, foldings, fabric)
+                _fold(waiting[replica], replica, reductions, fabric)
             except StopIteration as end:
                 results[replica] = end.value
-        ready = _complete(waiting, abroad, foldings, fabric)
+        ready = _complete(waiting, abroad, reductions, fabric)
         if fabric is not None and abroad and not ready:
             ready = fabric.finish(abroad)
         if waiting and not ready:
@@ -50,7 +50,7 @@ def run_lockstep(programs: Dict[int, Program], fabric: Optional[Fabric] = None) 
     return results
 
 
-def _next(program: Program, replica: int, value: Any) -> Rendezvous:
+def _next(program: Program, replica: int, value: Any) -> Arrival:
     """Go on with a program to where it waits for others. StopIteration where it ends."""
     arrival = program.send(value)
     while arrival.reads == "own":
@@ -59,25 +59,25 @@ def _next(program: Program, replica: int, value: Any) -> Rendezvous:
     return arrival
 
 
-def _fold(arrival: Rendezvous, replica: int, foldings: Foldings, fabric: Optional[Fabric]) -> None:
+def _fold(arrival: Arrival, replica: int, reductions: Reductions, fabric: Optional[Fabric]) -> None:
     """Begin, or go on with, a reduction whose operands are large and all come from this process."""
     if arrival.pair is None or not is_tree_reduced(arrival.operands):
         return
     if fabric is not None and not all(member in fabric.local for member in arrival.members):
         return
-    key = (arrival.place, arrival.members)
-    if key not in foldings:
-        foldings[key] = TreeReduction(len(arrival.members), arrival.pair)
-    foldings[key].add(arrival.members.index(replica), arrival.operands)
+    key = (arrival.site, arrival.members)
+    if key not in reductions:
+        reductions[key] = TreeReduction(len(arrival.members), arrival.pair)
+    reductions[key].add(arrival.members.index(replica), arrival.operands)
 
 
 def _complete(
-    waiting: Dict[int, Rendezvous],
+    waiting: Dict[int, Arrival],
     abroad: Dict[Tuple[int, ...], Exchange],
-    foldings: Foldings,
+    reductions: Reductions,
     fabric: Optional[Fabric],
 ) -> Dict[int, Any]:
-    """Results for every replica whose whole group waits at the same place.
+    """Results for every replica whose whole group waits at the same site.
 
     Where that holds for a group's replicas in this process, and it has others, an exchange with
     those is begun.
@@ -92,23 +92,23 @@ def _complete(
             else tuple(m for m in arrival.members if m in fabric.local)
         )
         group = [waiting.get(member) for member in here]
-        if any(other is None or other.place is not arrival.place for other in group):
+        if any(other is None or other.site is not arrival.site for other in group):
             continue
         arrivals: Sequence[Any] = group
         if fabric is not None and len(here) < len(arrival.members):
             abroad[arrival.members] = fabric.begin(dict(zip(here, arrivals)))
-        elif (folding := foldings.pop((arrival.place, arrival.members), None)) is not None:
-            ready.update(zip(arrival.members, arrival.combine(folding)))
+        elif (reduction := reductions.pop((arrival.site, arrival.members), None)) is not None:
+            ready.update(zip(arrival.members, arrival.combine(reduction)))
         else:
             operands = [[a.operands[i] for a in arrivals] for i in range(len(arrival.operands))]
             ready.update(zip(arrival.members, arrival.combine(*operands)))
     return ready
 
 
-def _deadlock(waiting: Dict[int, Rendezvous], ended: Dict[int, Any]) -> str:
+def _deadlock(waiting: Dict[int, Arrival], ended: Dict[int, Any]) -> str:
     done = f"; replicas {sorted(ended)} have ended" if ended else ""
     return (
-        "collectives: got replicas that wait for each other at different places: "
+        "collectives: got replicas that wait for each other at different collectives: "
         + waits(waiting)
         + done
         + "; expected every replica of a group to reach the same collective. Look for a "

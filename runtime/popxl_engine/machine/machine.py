@@ -37,7 +37,7 @@ from popxl_engine.machine.paging import (
     Cache,
     PagedBuffer,
     Paging,
-    Share,
+    Tenant,
     budget_of,
     make_paged_buffer,
     shared_bytes,
@@ -74,32 +74,32 @@ class Machine:
         """Variables whose memory-mapped file is their row."""
         self.replicas: List[Replica] = []
         self._turn: Callable[[], ContextManager[None]] = nullcontext
-        share = self._share(paging, buffers, len(replicas)) if paging is not None else None
+        tenant = self._tenant(paging, buffers, len(replicas)) if paging is not None else None
         weakref.finalize(self, close, self.caches)
         for index in replicas:
-            self.replicas.append(Replica(index, self._rows(buffers, paging, len(replicas), share)))
+            self.replicas.append(Replica(index, self._rows(buffers, paging, len(replicas), tenant)))
 
-    def _share(self, paging: Paging, buffers: Sequence[RemoteBuffer], replicas: int) -> Share:
+    def _tenant(self, paging: Paging, buffers: Sequence[RemoteBuffer], replicas: int) -> Tenant:
         """Have other sessions of the process make room for the rows that come and go."""
-        share, budget = Share(paging.memory), budget_of(paging.what, paging.device.where)
-        budget.make_room(share, shared_bytes(paging, buffers, replicas))
-        self._turn = partial(budget.turn, share)
-        return share
+        tenant, budget = Tenant(paging.memory), budget_of(paging.what, paging.device.where)
+        budget.make_room(tenant, shared_bytes(paging, buffers, replicas))
+        self._turn = partial(budget.turn, tenant)
+        return tenant
 
     def _rows(
         self,
         buffers: Sequence[RemoteBuffer],
         paging: Optional[Paging],
         replicas: int,
-        share: Optional[Share],
+        tenant: Optional[Tenant],
     ) -> Mapping[RemoteBuffer, Union[Rows, PagedBuffer]]:
         """A replica's remote memory."""
-        if paging is None or share is None:
+        if paging is None or tenant is None:
             return {
                 b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries) for b in buffers
             }
         rows, memory = make_paged_buffer(paging, buffers, replicas)
-        share.memories.append(memory)
+        tenant.memories.append(memory)
         self.caches.append(memory.cache)
         return rows
 
@@ -158,18 +158,18 @@ class Machine:
         """Use a memory-mapped file as the row itself, where one replica holds the whole value in
         the file's format.
         """
-        place, shared = (
+        location, shared = (
             variable.location_info,
             len(self.replicas) > 1 or variable.replica_grouping.group_size > 1,
         )
         if (
-            place is None
-            or place.shard_over > 1
+            location is None
+            or location.shard_over > 1
             or shared
             or variable.dtype.as_numpy() != data.dtype
         ):
             return False
-        rows = self.replicas[0].rows[place.buffer]
+        rows = self.replicas[0].rows[location.buffer]
         if not isinstance(rows, Rows):
             return False
         if str(variable.dtype.name) == "bfloat16":
@@ -179,7 +179,7 @@ class Machine:
             if self._has_groups(variable)
             else data
         )
-        rows.adopt(place.offset, from_numpy(value))
+        rows.adopt(location.offset, from_numpy(value))
         return True
 
     @staticmethod
@@ -201,15 +201,15 @@ class Machine:
             self._place(variable, replica, as_tensor(value).reshape(variable.shape))
 
     def _place(self, variable: Variable, replica: Replica, value: torch.Tensor) -> None:
-        place = variable.location_info
-        over = place.shard_over if place is not None else variable.shard_over
+        location = variable.location_info
+        over = location.shard_over if location is not None else variable.shard_over
         piece = value
         if over > 1:
             holders = self._holders(variable, over, replica.index)
             piece = shard(value, over, holders.index(replica.index))
-        if place is not None:
-            rows = replica.rows[place.buffer]
-            rows.store(place.offset, piece.reshape(rows.shape))
+        if location is not None:
+            rows = replica.rows[location.buffer]
+            rows.store(location.offset, piece.reshape(rows.shape))
             return
         home: Tensor = variable.shard if variable.shard is not None else variable
         if home not in replica.state:
@@ -242,8 +242,8 @@ class Machine:
         return np.stack(values) if len(values) > 1 else values[0]
 
     def _whole(self, variable: Variable, index: int) -> np.ndarray:
-        place = variable.location_info
-        over = place.shard_over if place is not None else variable.shard_over
+        location = variable.location_info
+        over = location.shard_over if location is not None else variable.shard_over
         members = self._holders(variable, over, index) if over > 1 else [index]
         pieces = [self._piece(variable, m) for m in members]
         if over > 1:
@@ -266,9 +266,9 @@ class Machine:
     @staticmethod
     def _held(variable: Variable, replica: Replica) -> torch.Tensor:
         """On the host."""
-        place = variable.location_info
-        if place is not None:
-            return replica.rows[place.buffer].load(place.offset).cpu()
+        location = variable.location_info
+        if location is not None:
+            return replica.rows[location.buffer].load(location.offset).cpu()
         return replica.state[variable.shard if variable.shard is not None else variable].cpu()
 
 

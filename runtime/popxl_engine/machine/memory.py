@@ -67,7 +67,7 @@ class Rows:
             row = self.row(index)
         copy_apart(row, t)
 
-    def give(self, index: int, held: List[torch.Tensor]) -> None:
+    def donate(self, index: int, held: List[torch.Tensor]) -> None:
         """As `store`, of the one tensor in a list, which is empty afterwards.
 
         Where nobody else has the tensor or its memory, that becomes the row's without a copy.
@@ -83,7 +83,7 @@ class Rows:
         else:
             self.store(index, t)
 
-    def give_up(self, index: int) -> None:
+    def release(self, index: int) -> None:
         """Leave a row's memory to the tensors that still have it; from here on it is zeros. A
         caller's stays a row.
         """

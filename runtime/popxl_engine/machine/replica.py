@@ -1,4 +1,4 @@
-"""What one replica of this process owns: its variables, its remote rows, and its place in the
+"""What one replica of this process owns: its variables, its remote rows, and its position in the
 streams of a run.
 """
 
@@ -23,8 +23,8 @@ Arrays = Mapping[Stream, torch.Tensor]
 
 @dataclass
 class Traffic:
-    """What a replica has moved since it was made, in bytes. A row stored to its own place counts,
-    though it is free.
+    """What a replica has moved since it was made, in bytes. A row stored to where it was loaded
+    from counts, though it is free.
     """
 
     loads: int = 0
@@ -61,12 +61,12 @@ class Replica:
         self._uses = 0
         """Loads and stores of rows in this run so far."""
 
-    def begin(self, inputs: Arrays, outputs: Arrays, place: int = 0) -> None:
-        """Start a run: each stream's array is ``[transfers, *shape]`` for this replica; ``place``
-        numbers the run.
+    def begin(self, inputs: Arrays, outputs: Arrays, rng_path: int = 0) -> None:
+        """Start a run: each stream's array is ``[transfers, *shape]`` for this replica;
+        ``rng_path`` numbers the run.
         """
         self._inputs, self._outputs, self._position = inputs, outputs, {}
-        self.rng_path = place
+        self.rng_path = rng_path
 
     def _next(self, stream: Stream, arrays: Arrays) -> torch.Tensor:
         position = self._position.get(stream, 0)
@@ -108,7 +108,7 @@ class Replica:
         rows, traffic = self.rows[buffer], self.traffic
         traffic.stores += 1
         traffic.stored += rows.row_bytes
-        rows.give(offset, held)
+        rows.donate(offset, held)
         self._uses += 1
         if self._uses in self._over_after:
             self._forget(buffer, offset)
@@ -121,7 +121,7 @@ class Replica:
             yield
             return
         for row in lifetimes.over_before:
-            self._give_up(*row)
+            self._release(*row)
         self._over_after = lifetimes.over_after
         try:
             yield
@@ -132,12 +132,12 @@ class Replica:
         """Give up the row that was used just now."""
         row = self._over_after[self._uses]
         assert row == (buffer, offset), "a run takes rows in the order that was found before"
-        self._give_up(buffer, offset)
+        self._release(buffer, offset)
 
-    def _give_up(self, buffer: RemoteBuffer, offset: int) -> None:
+    def _release(self, buffer: RemoteBuffer, offset: int) -> None:
         rows = self.rows[buffer]
         assert not isinstance(rows, PagedBuffer), "the memory of rows that move is the cache's"
-        rows.give_up(offset)
+        rows.release(offset)
 
 
 def as_tensor(array: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ namespace {
 // digits.
 struct Adam {
   float scale, beta1, share1, beta2, share2, decay, step_size, root_share,
-      epsilon;  // share = 1 - beta
+      epsilon;  // weight = 1 - beta
   Adam(double scale, double step, double rate, double beta1, double beta2, double epsilon,
        double decay)
       : scale(float(scale)),
@@ -88,10 +88,10 @@ static float* wide_block(const Operand& from, int64_t first, int64_t count, floa
 struct Drawn {
   const Bits* bits = nullptr;
   uint16_t shift = 0;
-  Drawn(const Noise& noise, int64_t place) {
+  Drawn(const Noise& noise, int64_t index) {
     if (noise.key == 0) return;
-    bits = noise.base + place % PERIOD;
-    shift = noise.shift(place / PERIOD);
+    bits = noise.base + index % PERIOD;
+    shift = noise.shift(index / PERIOD);
   }
 };
 
@@ -243,9 +243,9 @@ void adamw(void* weight, int64_t weight_type, void* m, int64_t m_type, void* v, 
   draw_noises(keys, offset + count, threads, noises);
   in_pieces(count, PIECE, threads, [&](int64_t first, int64_t end) {
     for (int64_t start = first, stop; start < end; start = stop) {  // up to the end of a period
-      const int64_t place = offset + start;
-      stop = std::min({end, start + BLOCK, start + PERIOD - place % PERIOD});
-      const Drawn drawn[] = {{noises[0], place}, {noises[1], place}, {noises[2], place}};
+      const int64_t index = offset + start;
+      stop = std::min({end, start + BLOCK, start + PERIOD - index % PERIOD});
+      const Drawn drawn[] = {{noises[0], index}, {noises[1], index}, {noises[2], index}};
       adamw_block(a, {operands, drawn, start, stop - start});
     }
   });

@@ -311,8 +311,8 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
           while (first < n.queries && ends[first / PANEL] <= k) first += PANEL;
           first = std::min(first, n.queries);
           prefetch<true>(result.at(b, h) + k * result.row, result.row, rows, n.width);
-          const auto turned = Way::left({left + k, 1, stride, rows}, first, n.queries, panel);
-          multiply_store<Way>(turned, right + first * PANEL, queries * PANEL, n.queries - first,
+          const auto transposed = Way::left({left + k, 1, stride, rows}, first, n.queries, panel);
+          multiply_store<Way>(transposed, right + first * PANEL, queries * PANEL, n.queries - first,
                               result.at(b, h) + k * result.row, result.row, rows, n.width, sums);
         }
       };

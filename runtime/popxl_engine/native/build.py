@@ -48,7 +48,7 @@ def begin() -> None:
     compiler = _compiler()
     if _is_off() or compiler is None:
         return
-    for path in _places(tuple(compiler)):
+    for path in _candidates(tuple(compiler)):
         # who needs the library says so
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             _start(path, compiler)
@@ -69,7 +69,7 @@ def libraries() -> Iterator[Path]:
         )
         return
     is_told = False
-    for path in (*_places(tuple(compiler)), None):
+    for path in (*_candidates(tuple(compiler)), None):
         try:
             found = made(path or _own_folder() / "kernels.so", compiler)
         except private.NotPrivate as error:
@@ -241,7 +241,7 @@ def _compiler() -> Optional[List[str]]:
 
 
 @functools.cache
-def _places(compiler: Tuple[str, ...]) -> List[Path]:
+def _candidates(compiler: Tuple[str, ...]) -> List[Path]:
     """Where the library may be, of these sources and flags, this compiler and machine; the same
     when asked again.
     """

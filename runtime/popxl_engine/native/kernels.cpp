@@ -42,16 +42,16 @@ void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
   });
 }
 
-// total = old * total + share * value
+// total = old * total + weight * value
 template <class T>
-void accumulate(float* total, const T* value, float old, float share, int64_t count, int threads) {
+void accumulate(float* total, const T* value, float old, float weight, int64_t count, int threads) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
     if (old == 0.0f) {  // what was there may be anything
 #pragma omp simd
-      for (int64_t i = first; i < end; ++i) total[i] = share * wide(value[i]);
+      for (int64_t i = first; i < end; ++i) total[i] = weight * wide(value[i]);
     } else {
 #pragma omp simd
-      for (int64_t i = first; i < end; ++i) total[i] = old * total[i] + share * wide(value[i]);
+      for (int64_t i = first; i < end; ++i) total[i] = old * total[i] + weight * wide(value[i]);
     }
   });
 }
@@ -102,10 +102,10 @@ void add_rows(const T* x, int64_t columns, float* sums, int64_t count) {
   });
 }
 
-// total = old * total + share * the sum over rows. Sums of eight rows are added up over 32 rows,
+// total = old * total + weight * the sum over rows. Sums of eight rows are added up over 32 rows,
 // and these then: one sum over many rows in float32 would lose digits.
 template <class T>
-void column_sums(const T* x, float* total, float old, float share, int64_t rows, int64_t columns,
+void column_sums(const T* x, float* total, float old, float weight, int64_t rows, int64_t columns,
                  int threads) {
   constexpr int64_t FEW = 8, SOME = 32, MOST = 512;
   const int64_t width =
@@ -123,7 +123,7 @@ void column_sums(const T* x, float* total, float old, float share, int64_t rows,
       add_rows<1>(part, 0, sums, count);
     }
     for (int64_t i = 0; i < count; ++i) {
-      const float value = share * sums[i];
+      const float value = weight * sums[i];
       total[first + i] =
           old == 0.0f ? value : old * total[first + i] + value;  // what was there may be anything
     }
@@ -237,16 +237,16 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void gelu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {             \
     gelu_grad(dy, x, dx, count, threads);                                                         \
   }                                                                                               \
-  void accumulate_##NAME(float* total, const T* value, float old, float share, int64_t count,     \
+  void accumulate_##NAME(float* total, const T* value, float old, float weight, int64_t count,    \
                          int threads) {                                                           \
-    accumulate(total, value, old, share, count, threads);                                         \
+    accumulate(total, value, old, weight, count, threads);                                        \
   }                                                                                               \
   void squares_##NAME(const T* x, T* total, int64_t count, int threads) {                         \
     squares(x, total, count, threads);                                                            \
   }                                                                                               \
-  void column_sums_##NAME(const T* x, float* total, float old, float share, int64_t rows,         \
+  void column_sums_##NAME(const T* x, float* total, float old, float weight, int64_t rows,        \
                           int64_t columns, int threads) {                                         \
-    column_sums(x, total, old, share, rows, columns, threads);                                    \
+    column_sums(x, total, old, weight, rows, columns, threads);                                   \
   }                                                                                               \
   void layer_norm_##NAME(const T* x, const float* weight, const float* bias, T* y, float epsilon, \
                          int64_t rows, int64_t columns, int threads) {                            \

@@ -37,11 +37,14 @@ SIGNATURES = {
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
     "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
     "attend_grad_scratch": ("nnnn", 0),
+    "multiply_ceiling": ("pnnnp", 1),
+    "read_ceiling": ("pnp", 0),
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and
 how many element types its name ends in. Those that end in `scratch` return a number of elements.
-`accumulate_product` and `multiply_add` are there on CPUs that multiply bfloat16: with AVX-512's dot
-products, or AMX; so is `refuses_tiles`, which has no parameters and returns a number."""
+`accumulate_product`, `multiply_add` and bfloat16's `multiply_ceiling` are there on CPUs that
+multiply bfloat16: with AVX-512's dot products, or AMX; so is `refuses_tiles`, which has no
+parameters and returns a number."""
 
 
 _elsewhere = False
@@ -149,6 +152,13 @@ def adds_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> b
     a float32 total.
     """
     return total.dtype == torch.float32 and total.stride(1) == 1 and multiplies(lhs, rhs)
+
+
+def measures_bfloat16() -> bool:
+    """Whether there is a loop of products of bfloat16: else such numbers are multiplied as
+    float32.
+    """
+    return _has_tiles()
 
 
 def _has_tiles() -> bool:

@@ -34,16 +34,16 @@ static int64_t block_bytes() {
 // Where a product of two panels goes: rows from `row` on and columns from `column` on, of those
 // from `first` to `end` that the same panel of rows meets one after the other; and which of the
 // chunks of k it is of.
-struct Place {
+struct Panels {
   int64_t row, column, first, end;
   bool is_first, is_last;
   bool ends_row() const { return is_last && column + PANEL == end; }
 };
 
 // Multiplies, and gives each product of two panels, over each chunk of k in the order of k, to the
-// result: result.lines(place) says where its 32 lines go, then come result.fetch(lines, i), and
+// result: result.lines(panels) says where its 32 lines go, then come result.fetch(lines, i), and
 // result.put(lines, i, sums) with float32 [32], for every line that is there; after the last panel
-// of columns of a row, and the last chunk, result.finish(place). Lines are put beside the next
+// of columns of a row, and the last chunk, result.finish(panels). Lines are put beside the next
 // product's tiles. The sums depend on the operands alone.
 template <class Result>
 static void product(const Operand& left, const Operand& right, int64_t k_count, int threads,
@@ -97,11 +97,11 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
         const int64_t end = std::min(streamed, first + block);
         for (int64_t n = 0; n < (end - first) * steps; ++n)
           pack(!left_is_stationary, first, end - first, passing, n);
-        Place place{};
+        Panels panels{};
         typename Result::Lines lines{};  // none
         int turn = 0;
         const auto finish = [&] {
-          if (place.ends_row()) result.finish(place);
+          if (panels.ends_row()) result.finish(panels);
         };
         // Panels of columns [c, c_end) meet panels of rows [r, r_end).
         const int64_t some = ceil_div(PANEL, steps);
@@ -112,8 +112,8 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
               one.data += (left_is_stationary ? i : i - first) * apart;
               const bfloat16* other =
                   left_is_stationary ? passing + (j - first) * panel : held + j * panel;
-              const Place here = {i * PANEL,     j * PANEL, c * PANEL,
-                                  c_end * PANEL, k == 0,    k_end == k_count};
+              const Panels here = {i * PANEL,     j * PANEL, c * PANEL,
+                                   c_end * PANEL, k == 0,    k_end == k_count};
               const typename Result::Lines next = result.lines(here);
               // Rows of the panel after this one, a few of them with each panel of columns.
               const bfloat16* const ahead =
@@ -130,7 +130,7 @@ static void product(const Operand& left, const Operand& right, int64_t k_count, 
                 }
               });
               finish();
-              place = here, lines = next, turn ^= 1;
+              panels = here, lines = next, turn ^= 1;
             }
         };
         if (left_is_stationary)
@@ -169,11 +169,11 @@ static inline __mmask16 lanes(int64_t count) {
   return __mmask16((1u << std::clamp<int64_t>(count, 0, SIDE)) - 1);
 }
 
-// total = old * total + share * left @ right: float32; and the squares of what is in total then.
+// total = old * total + weight * left @ right: float32; and the squares of what is in total then.
 struct Accumulated {
   float* total;
   int64_t stride, rows, columns;
-  float old, share;
+  float old, weight;
   bool passes_caches;
   double*
       squares;  // sums over panels, those of the same rows side by side; null: nobody asks for them
@@ -186,7 +186,7 @@ struct Accumulated {
     double* panel;  // where the sum of squares goes; null: nobody asks, or chunks follow
     __m512 squares;
   };
-  Lines lines(const Place& at) const {
+  Lines lines(const Panels& at) const {
     const bool is_squared = squares != nullptr && at.is_last;
     return {total + at.row * stride + at.column,
             std::min(PANEL, rows - at.row),
@@ -206,7 +206,7 @@ struct Accumulated {
   void put(Lines& lines, int64_t i, const float* sums) const {
     float* to = lines.to + i * stride;
     for (int64_t h = 0; h < 2; ++h, to += SIDE, sums += SIDE) {
-      __m512 x = _mm512_mul_ps(_mm512_set1_ps(share), _mm512_load_ps(sums));
+      __m512 x = _mm512_mul_ps(_mm512_set1_ps(weight), _mm512_load_ps(sums));
       if (passes_caches) {
         _mm512_stream_ps(to, x);
       } else {
@@ -224,7 +224,7 @@ struct Accumulated {
     return _mm512_reduce_add_pd(
         _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(high)));
   }
-  void finish(const Place&) const {}
+  void finish(const Panels&) const {}
 };
 
 // y = left @ right + bias (may be null), rounded once.
@@ -243,7 +243,7 @@ struct Rounded {
     __mmask32 mask;
     __m512 low_bias, high_bias;
   };
-  Lines lines(const Place& at) const {
+  Lines lines(const Panels& at) const {
     const __mmask32 mask = lanes(columns - at.column) | __mmask32(lanes(columns - at.column - SIDE))
                                                             << SIDE;
     const __m512i added =
@@ -292,7 +292,7 @@ struct Rounded {
     return workspace.take(PANEL * WIDEST * PANEL);
   }
   // Writes a row's panels from where put has left them, whole lines past the caches.
-  void finish(const Place& at) const {
+  void finish(const Panels& at) const {
     if (!passes_caches) return;
     constexpr int64_t LINE = 32;  // elements
     const int64_t count = std::min(PANEL, rows - at.row),
@@ -320,11 +320,11 @@ extern "C" {
 // Asks the system to let this process use tiles. Nonzero where it does not.
 int64_t refuses_tiles() { return products::refused(); }
 
-// total = old * total + share * left @ right. squares, which may be null: one number, the sum of
+// total = old * total + weight * left @ right. squares, which may be null: one number, the sum of
 // total's squares then.
 void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k,
                         const bfloat16* right, int64_t right_k, int64_t right_column, float* total,
-                        int64_t stride, float old, float share, int64_t rows, int64_t columns,
+                        int64_t stride, float old, float weight, int64_t rows, int64_t columns,
                         int64_t k, float* squares, int threads) {
   using namespace products;
   static thread_local Workspace workspace;
@@ -337,7 +337,7 @@ void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k,
   const bool is_read_late = squares != nullptr || rows * columns * int64_t(sizeof(float)) >= LARGE;
   const bool is_written_once = old == 0.0f && k <= CHUNK;
   product({left, left_row, left_k, rows}, {right, right_column, right_k, columns}, k, threads,
-          Accumulated{total, stride, rows, columns, old, share,
+          Accumulated{total, stride, rows, columns, old, weight,
                       is_aligned && is_read_late && is_written_once, sums});
   if (squares != nullptr) *squares = float(std::accumulate(sums, sums + panels, 0.0));
 }

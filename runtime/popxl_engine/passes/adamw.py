@@ -10,8 +10,8 @@ from popxl_engine.passes.rewriter import Rewriter, fused
 
 
 def fuse_adamw(block: Block) -> Block:
-    """Both moments, Adam's update and its subtraction from the weight; and what puts all three back
-    as they were where a condition is false.
+    """Both moments, Adam's update and its subtraction from the weight; and what restores all three
+    where a condition is false.
     """
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("scaled_add_"):
@@ -122,7 +122,7 @@ def _scaled(
 
 
 def _condition(rewriter: Rewriter, last: int, update: _Update) -> Tuple[Optional[Value], List[int]]:
-    """The condition without which weight and moments are put back as they were, and what keeps and
+    """The condition without which weight and moments are restored, and what keeps and
     restores them.
 
     None, and nothing, where something else sees what they make, or what they write before they

@@ -31,7 +31,7 @@ def _kept(block: Block) -> Optional[Tuple[List[Instr], Dict[Constant, Value]]]:
     live |= {storage(block.inputs[i]) for i in block.by_ref}
     kept: List[Instr] = []
     for instr in reversed(block.instrs):
-        touched = (*instr.outputs, *instr.written(), *instr.lent())
+        touched = (*instr.outputs, *instr.written(), *instr.borrowed())
         if any(storage(v) in live for v in touched) or effects_of_instr(instr).lasts:
             kept.append(instr)
             live.update(map(storage, instr.inputs()))

@@ -35,6 +35,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
 from popxl_engine.analysis.aliases import must_alias_edges
 from popxl_engine.analysis.effects import NOTHING, effects_of_instr, meets
+from popxl_engine.analysis.union_find import UnionFind
 from popxl_engine.analysis.value_numbers import ValueNumbers
 from popxl_engine.ir import Block, Instr, Value, map_blocks
 from popxl_engine.kernels.collectives import SHARED
@@ -64,18 +65,16 @@ them.
 
 
 class Storage:
-    """A class of values that share storage: where it is read and written, in order."""
+    """Where values that share storage are read and written, in order."""
 
-    __slots__ = ("members", "reads", "writes")
+    __slots__ = ("reads", "writes")
 
     def __init__(self) -> None:
-        self.members: List[Any] = []
         self.reads: List[int] = []
         self.writes: List[int] = []
 
     def join(self, other: "Storage") -> None:
-        """Take over another class."""
-        self.members += other.members
+        """Take over what is done to another one."""
         self.reads = merged(self.reads, other.reads)
         self.writes = merged(self.writes, other.writes)
 
@@ -110,7 +109,10 @@ class _Elision:
 
     def __init__(self, block: Block, rules: FrozenSet[str]):
         self.block, self.rules = block, rules
+        self.classes: UnionFind[Any] = UnionFind()
+        """Of values, remote buffers and streams."""
         self.storage: Dict[Any, Storage] = {}
+        """By what a class goes by."""
         self.rows: Dict[Value, Tuple[Any, Any]] = {}
         """Values that are a whole remote row: (buffer, number of the offset)."""
         self.same: Dict[Value, Value] = {}
@@ -126,22 +128,19 @@ class _Elision:
         """Alias forms that must view."""
 
     def of(self, key: Any) -> Storage:
-        """The class of a value or remote buffer."""
-        if key not in self.storage:
-            fresh = self.storage[key] = Storage()
-            fresh.members.append(key)
-        return self.storage[key]
+        """The storage of a value or remote buffer."""
+        root = self.classes.find(key)
+        if root not in self.storage:
+            self.storage[root] = Storage()
+        return self.storage[root]
 
     def join(self, a: Any, b: Any) -> None:
         """Make two values share a class."""
-        large, small = self.of(a), self.of(b)
-        if large is small:
-            return
-        if len(large.members) < len(small.members):
-            large, small = small, large
-        large.join(small)
-        for member in small.members:
-            self.storage[member] = large
+        kept, taken = self.of(a), self.of(b)
+        if kept is not taken:
+            kept.join(taken)
+            del self.storage[self.classes.find(b)]
+            self.classes.join(a, b)
 
     def run(self) -> Block:
         """The block with every edge decided."""

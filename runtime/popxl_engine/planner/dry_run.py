@@ -292,11 +292,7 @@ def _shortened(program: Block) -> Block:
 
 
 def _located(error: Exception, generator: Generator, filename: str) -> Exception:
-    trace, found = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == filename:
-            found = generator.source.instrs.get(trace.tb_lineno, found)
-        trace = trace.tb_next
+    found = generator.source.instr_of(error, filename)
     op = found.source if found is not None else None
     where = (
         f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}"

@@ -19,7 +19,11 @@ from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
 
 
 def make_plan(
-    ir: Ir, borrows_rows: bool = False, together: bool = False, device: str = "cpu"
+    ir: Ir,
+    borrows_rows: bool = False,
+    together: bool = False,
+    device: str = "cpu",
+    with_peaks: bool = True,
 ) -> Plan:
     """See `popxl.planning.plan`."""
     check_executable(ir)
@@ -32,7 +36,10 @@ def make_plan(
         costs[name].add(counter.count([instr]), times)
         effects = effects_of_instr(instr)
         reached[name] |= effects.loads | effects.stores
-    peaks = peak_bytes(ir, borrows_rows, together, counter.costlier_branch, torch.device(device))
+    where = torch.device(device)
+    peaks = (
+        peak_bytes(ir, borrows_rows, together, counter.costlier_branch, where) if with_peaks else {}
+    )
     runs = runs_of(ir)
     buffers = {
         b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes

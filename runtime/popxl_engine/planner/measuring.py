@@ -1,5 +1,6 @@
 """Speeds of this machine: what a plan is timed with where nothing else is given."""
 
+import os
 import time
 from typing import Callable
 
@@ -9,12 +10,17 @@ from popxl.plan import Machine
 
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.linalg import product
+from popxl_engine.native import library
 
 WIDTHS = (512, 1024, 2048)
 """Of the products' matrices: large enough to keep every core busy, small enough to be done in a
 moment.
 """
 COPIED_BYTES = 1 << 26
+READ_BYTES = 1 << 28
+"""More than caches hold."""
+ROUNDS = 64
+"""Of a loop that multiplies: a millisecond or so."""
 SECONDS = 0.25
 """How long each speed is measured."""
 
@@ -22,19 +28,69 @@ SECONDS = 0.25
 def measure(data_type: dtype = float32) -> Machine:
     """See `popxl.planning.measure`.
 
-    Replicas of one process share memory: a link is a copy. Remote rows are used where they lie:
-    what a copy reads and what it writes both count.
+    Products are bounded by the CPU's units that multiply, whatever program feeds them. Replicas of
+    one process share memory: a link is a copy. Remote rows are used where they lie: what a copy
+    reads and what it writes both count.
     """
-    flops = max(_products(width, torch_dtype(data_type)) for width in WIDTHS)
-    source, target = (
-        torch.ones(COPIED_BYTES, dtype=torch.uint8),
-        torch.ones(COPIED_BYTES, dtype=torch.uint8),
-    )
-    copies = _per_second(lambda: target.copy_(source))
-    return Machine(flops=flops, link=copies * COPIED_BYTES, remote=2 * copies * COPIED_BYTES)
+    kind = torch_dtype(data_type)
+    flops = multiply_rate(kind, from_cache=False)
+    copied = copy_rate()
+    if not flops:  # no compiler: the best that is seen
+        flops = max(product_rate(width, kind) for width in WIDTHS)
+    return Machine(flops=flops, link=copied, remote=2 * copied)
 
 
-def _products(width: int, data_type: torch.dtype) -> float:
+def multiply_rate(data_type: torch.dtype, *, from_cache: bool) -> float:
+    """FLOP/s of a loop that does nothing but multiply and add, over PyTorch's threads; 0 without
+    the compiled library.
+
+    Args:
+        from_cache: a panel of the right operand comes from the second cache, and the left one from
+            the first; else both stay in registers.
+    """
+    if library.library() is None:
+        return 0.0
+    if data_type != torch.bfloat16 or not library.measures_bfloat16():
+        data_type = torch.float32
+    numbers = second_cache() // 2 // data_type.itemsize
+    panels = torch.ones(torch.get_num_threads() * numbers, dtype=data_type)
+    done = torch.zeros((), dtype=torch.float64)
+
+    def multiply(rounds: int) -> None:
+        library.call(
+            "multiply_ceiling", (data_type,), panels, numbers, rounds, int(from_cache), done
+        )
+
+    multiply(1)
+    in_round = 2 * done.item()  # of ones, sums count
+    return in_round * ROUNDS * _per_second(lambda: multiply(ROUNDS))
+
+
+def second_cache() -> int:
+    """Bytes of a core's second cache."""
+    found = 0
+    if "SC_LEVEL2_CACHE_SIZE" in os.sysconf_names:
+        found = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+    return found if found > 0 else 1 << 20
+
+
+def read_rate() -> float:
+    """Bytes/s that PyTorch's threads read from memory at most; 0 without the compiled library."""
+    if library.library() is None:
+        return 0.0
+    numbers = torch.ones(READ_BYTES // 4)
+    done = torch.zeros((), dtype=torch.float64)
+    reads = _per_second(lambda: library.call("read_ceiling", (), numbers, numbers.numel(), done))
+    return reads * READ_BYTES
+
+
+def copy_rate() -> float:
+    """Bytes/s that PyTorch's threads copy: read, and written as many."""
+    source, target = (torch.ones(COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
+    return COPIED_BYTES * _per_second(lambda: target.copy_(source))
+
+
+def product_rate(width: int, data_type: torch.dtype) -> float:
     """FLOP/s of products of square matrices."""
     lhs, rhs = (torch.ones(width, width, dtype=data_type) for _ in range(2))
     return 2 * width**3 * _per_second(lambda: product(lhs, rhs, data_type))

@@ -12,7 +12,7 @@ from popxl.plan import Event
 
 from popxl_engine.analysis.effects import effects_of, meets
 from popxl_engine.compiler import compile_unfused
-from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.ir import Block, Instr, Value, filled
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.planner.phases import MAIN, in_phases
 
@@ -131,7 +131,7 @@ def _evaluate(instr: Instr, scalars: Scalars) -> None:
     if any(v not in scalars for v in instr.inputs()):
         return
     args, kwargs = call_arguments(
-        definition, {n: _filled(a, scalars) for n, a in instr.arguments.items()}
+        definition, {n: filled(a, scalars.__getitem__) for n, a in instr.arguments.items()}
     )
     result = definition.host(*args, **kwargs)
     if definition.writes:
@@ -141,14 +141,6 @@ def _evaluate(instr: Instr, scalars: Scalars) -> None:
         return
     for value, found in zip(instr.outputs, [result] if len(instr.outputs) == 1 else result):
         scalars[value] = np.array(found, dtype=value.spec.dtype.as_numpy())
-
-
-def _filled(argument: Any, scalars: Scalars) -> Any:
-    if isinstance(argument, Value):
-        return scalars[argument]
-    if isinstance(argument, (tuple, list)):
-        return tuple(_filled(a, scalars) for a in argument)
-    return argument
 
 
 def _unknown(instr: Instr, what: str) -> str:

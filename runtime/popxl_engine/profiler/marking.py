@@ -98,7 +98,7 @@ class MarkingWriter(BlockWriter):
         if instr.kind in ("call", "repeat"):
             yield self.marked.mark("opened", instr, self.block)
         if "remote" in instr.effects:
-            yield self.marked.row(self._argument(instr.arguments["offset"], True))
+            yield self.marked.row(self._row(instr))
         yield from super()._instr(instr)
         if not is_free(instr):
             yield self.marked.mark("done", instr, self.block)

@@ -44,14 +44,14 @@ class Recorder:
         """What the runs did since the last time."""
         logs, self._logs = self._logs, []
         return [
-            Reading(self._places, self._marks, self._generator.unpacked, log).profile()
+            Reading(self._sites, self._marks, self._generator.unpacked, log).profile()
             for log in logs
         ]
 
     @cached_property
-    def _places(self) -> Sites:
+    def _sites(self) -> Sites:
         return Sites(self._ir, self.program.block)
 
     @cached_property
     def _marks(self) -> List[Site]:
-        return [self._places.of(mark) for mark in self._generator.marks]
+        return [self._sites.of(mark) for mark in self._generator.marks]

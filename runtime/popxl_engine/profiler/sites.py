@@ -77,12 +77,10 @@ class Sites:
 
     def of(self, mark: Mark) -> Site:
         """The site of a mark."""
-        instr = mark.instr
-        if mark.block in self._shared:
-            return self._shared_site(mark)
+        instr, is_shared = mark.instr, mark.block in self._shared
         frames: List[Frame] = []
         positions: Dict[Block, int] = {}
-        for block, around in reversed(list(self._chain(mark))):
+        for block, around in () if is_shared else reversed(list(self._chain(mark))):
             kind = self._around[block][1].kind if block in self._around else None
             if kind == "repeat":
                 frames.append(block)
@@ -99,25 +97,9 @@ class Sites:
             phase=phases[0] if phases else MAIN,
             work=self._instruction_work.of(instr),
             frames=tuple(frames),
-            is_shared=False,
+            is_shared=is_shared,
             positions=positions,
-            starts=instr.bodies if mark.kind == "opened" else (),
-            graph=instr.path.strip("/"),
-            op=instr.source.where if instr.source is not None else "",
-        )
-
-    def _shared_site(self, mark: Mark) -> Site:
-        instr = mark.instr
-        return Site(
-            kind=mark.kind,
-            lane=lane_of(instr),
-            name=_name(instr),
-            phase=MAIN,
-            work=self._instruction_work.of(instr),
-            frames=(),
-            is_shared=True,
-            positions={},
-            starts=(),
+            starts=instr.bodies if mark.kind == "opened" and not is_shared else (),
             graph=instr.path.strip("/"),
             op=instr.source.where if instr.source is not None else "",
         )

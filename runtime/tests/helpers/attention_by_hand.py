@@ -23,9 +23,9 @@ def attended(
         for i, n in enumerate((queries, keys, keys, queries))
     )
     seed = torch.arange(5, 5 + 2 * batch).to(torch.uint32).reshape(batch, 2) if p else None
-    shares, *dropped, _ = attention(query, key.transpose(2, 3), value, mask, 0.2, seed, p)
+    probs, *dropped, _ = attention(query, key.transpose(2, 3), value, mask, 0.2, seed, p)
     operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3))
-    return operands, (shares, (dropped or [shares])[0]), seed
+    return operands, (probs, (dropped or [probs])[0]), seed
 
 
 def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[Tensor]]:
@@ -46,8 +46,8 @@ def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[T
         if twist == "a part of the query is changed":
             parts = [query[:, :, :1], query[:, :, 1:] + 1.0]
             asking = ops.concat(parts, axis=2)
-        shares = ops.softmax(asking @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
-        dropped = ops.dropout(shares, seed, 0.25)
+        probs = ops.softmax(asking @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
+        dropped = ops.dropout(probs, seed, 0.25)
         y = dropped @ value
         changed = {"mask is changed": mask, "seed is changed": seed, "query is changed": query}.get(
             twist
@@ -60,8 +60,8 @@ def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[T
         drawn_from = other_seed if twist == "another seed" else seed
         if twist == "seed is copied":
             (drawn_from,) = ops.call(ir.create_graph(lambda t: t, seed), seed)
-        given = {"other shares": other, "shares come dropped": dropped}.get(twist, shares)
-        factors = {"other factors": other, "shares as factors": shares}.get(twist, dropped)
+        given = {"other probs": other, "probs come dropped": dropped}.get(twist, probs)
+        factors = {"other factors": other, "probs as factors": probs}.get(twist, dropped)
         d = ops.dropout(
             dy @ value.transpose((0, 1, 3, 2)), drawn_from, 0.5 if twist == "another p" else 0.25
         )
@@ -74,7 +74,7 @@ def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[T
         ]
         return [
             *([y] if is_read else []),
-            *([shares] if twist == "shares are read" else []),
+            *([probs] if twist == "probs are read" else []),
             *found,
         ]
 

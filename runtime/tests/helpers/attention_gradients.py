@@ -71,7 +71,7 @@ def attend(qkv: Tensor, seed: Tensor, p: float, twist: str) -> Tensor:
     if twist == "queries of keys":
         query, key = key.transpose((0, 1, 3, 2)).reshape(query.shape), key
     mask = popxl.constant(np.triu(np.full((n, n), -np.inf, np.float32), 1), qkv.dtype)
-    shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + mask, axis=-1)
+    probs = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.25 + mask, axis=-1)
     if p:
-        shares = ops.dropout(shares, seed, p)
-    return (shares @ value).transpose((0, 2, 1, 3)).reshape((-1, H * D))
+        probs = ops.dropout(probs, seed, p)
+    return (probs @ value).transpose((0, 2, 1, 3)).reshape((-1, H * D))

@@ -63,6 +63,6 @@ def textbook(
 ) -> Any:
     """(probabilities, result, gradients of query, key and value), by autograd in float64."""
     query, key, value, dy = (t.double().requires_grad_() for t in tensors)
-    shares = torch.softmax(query @ key.transpose(2, 3) * scale + mask.double(), -1)
-    y = (shares if kept is None else shares * kept) @ value
-    return (shares.detach(), y.detach(), *torch.autograd.grad(y, (query, key, value), dy.detach()))
+    probs = torch.softmax(query @ key.transpose(2, 3) * scale + mask.double(), -1)
+    y = (probs if kept is None else probs * kept) @ value
+    return (probs.detach(), y.detach(), *torch.autograd.grad(y, (query, key, value), dy.detach()))

@@ -737,8 +737,8 @@ NEAR_MISSES: Dict[str, Build] = {
         for name in (
             "probs are read", "mask is changed", "seed is changed", "query is changed",
             "a part of the query is changed", "another seed", "another p", "another scale",
-            "another key", "shares as factors", "other shares", "other factors",
-            "shares come dropped",
+            "another key", "probs as factors", "other probs", "other factors",
+            "probs come dropped",
         )
     },
     **every(of_typed_products, "result", "gradient"),

@@ -5,6 +5,7 @@ No part of them knows how the replicas are split.
 """
 
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import popdist
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl.extensions import gather
+from popxl.extensions import gather, gather_beside
 from popxl.ops.collectives import (
     replica_sharded_slice,
     replicated_all_gather,
@@ -177,6 +178,25 @@ def make_variables(ir, x, memmap_dir):
     return found
 
 
+class Talk(threading.Thread):
+    """What processes tell each other beside the program."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+        self.start()
+
+    def run(self):
+        for number in range(50):
+            self.told.append(gather_beside([popdist.getInstanceIndex(), number]))
+
+    def check(self):
+        """AssertionError if something was lost, or told to others than it was meant for."""
+        self.join()
+        instances = range(popdist.getNumInstances())
+        assert self.told == [[[i, number] for i in instances] for number in range(50)], self.told
+
+
 def results(memmap_dir):
     """What all of it gives: streams as ``[replicas, *shape]``, variables as the host reads them, by
     name.
@@ -193,10 +213,11 @@ def results(memmap_dir):
         variables = make_variables(ir, x, memmap_dir)
     local = ir.instance_replication_factor
     first = popdist.getInstanceIndex() * local
-    session = popxl.Session(ir, "cpu")
+    session, talk = popxl.Session(ir, "cpu"), Talk()
     with session:
         found = session.run({into: values(*SHAPE)[first : first + local]})
         read = session.get_tensors_data(variables.values())
+    talk.check()
     named = {
         name: found[stream].reshape(local, *stream.shape)
         for name, stream in outputs.streams.items()

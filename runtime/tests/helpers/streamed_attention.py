@@ -31,12 +31,12 @@ def attend(
         t.reshape((batch, sequence, heads, width // heads)).transpose((0, 2, 1, 3))
         for t in ops.split(qkv, 3, axis=1)
     )
-    shares = ops.softmax(
+    probs = ops.softmax(
         query @ key.transpose((0, 1, 3, 2)) * scale + popxl.constant(mask, x.dtype, "mask"), axis=-1
     )
     if seed is not None:
-        shares = ops.dropout(shares, seed, 0.2)
-    return (shares @ value).transpose((0, 2, 1, 3)).reshape(x.shape)
+        probs = ops.dropout(probs, seed, 0.2)
+    return (probs @ value).transpose((0, 2, 1, 3)).reshape(x.shape)
 
 
 def training(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import RANKED, SECONDS, environment, finish, free_port, launch, start
-from poprun import meeting, private, store, wire
+from poprun import private, rendezvous, store, wire
 
 SECRET = b"known to members only"
 OTHER = 65534
@@ -277,7 +277,7 @@ STAYS = (
     RANKED + "import popdist; popdist.init(); from popxl.extensions import gather; gather(rank); "
 )
 STAYS += "open(os.path.join(os.environ['NOTES'], f'{os.getpid()}'), 'w').close(); "
-STAYS += "print(os.environ.get('POPDIST_MEETING'), flush=True)\n"
+STAYS += "print(os.environ.get('POPDIST_RENDEZVOUS'), flush=True)\n"
 STAYS += "while not os.path.exists(os.environ['NOTES'] + '/end'): time.sleep(0.05)\n"
 STAYS += "sys.exit(gather(rank) != list(range(int(os.environ['WORLD_SIZE']))))"
 """A run that has met, stays, and talks once more at its end."""
@@ -389,7 +389,9 @@ def test_a_folder_that_another_user_has_made_first_is_refused_in_words_and_popru
     }
     command = [sys.executable, "-c", "import popdist; popdist.init()"]
     done = subprocess.run(command, env=environment(**shared), capture_output=True, text=True)
-    says = f"MeetingError: popdist: the instances cannot meet ({planted} belongs to another user)."
+    says = (
+        f"RendezvousError: popdist: the instances cannot meet ({planted} belongs to another user)."
+    )
     assert done.stderr.splitlines()[-1].endswith(says)
     ended = launch(
         ["--num-instances", 2], ["-c", "import popdist; popdist.init()"], TMPDIR=str(tmp_path)
@@ -400,12 +402,12 @@ def test_a_folder_that_another_user_has_made_first_is_refused_in_words_and_popru
 def test_folders_of_runs_that_were_killed_are_removed_by_the_next_and_others_stay(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(meeting.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
     base = tmp_path / f"popdist-{os.getuid()}"
-    with meeting.new_folder() as first:
+    with rendezvous.new_folder() as first:
         (base / "killed").mkdir()
         (base / "killed" / "store").touch()
-        with meeting.new_folder() as second:
+        with rendezvous.new_folder() as second:
             assert set(base.iterdir()) == {first, second}
         assert set(base.iterdir()) == {first}
     assert not list(base.iterdir())
@@ -465,9 +467,7 @@ def test_strangers_at_every_port_of_a_run_neither_end_nor_change_it(tmp_path):
 @pytest.mark.multi
 def test_machines_with_different_secrets_do_not_meet_and_say_how_they_can():
     begin = time.monotonic()
-    impatient = (
-        "import sys, poprun.meeting; poprun.meeting.JOIN_SECONDS = 3; from poprun import launcher; "
-    )
+    impatient = "import sys, poprun.rendezvous; poprun.rendezvous.JOIN_SECONDS = 3; from poprun import launcher; "
     impatient += "sys.exit(launcher.main(sys.argv[1:]))"
     port, machines = free_port(), []
     for index, secret in enumerate((SECRET, b"another one, not ours")):
@@ -490,7 +490,7 @@ def test_machines_with_different_secrets_do_not_meet_and_say_how_they_can():
 @pytest.fixture
 def no_secret(tmp_path, monkeypatch):
     """A user who has none yet. Returns where it will be."""
-    for name in (meeting.SECRET, meeting.SECRET_FILE, meeting.TRUST):
+    for name in (rendezvous.SECRET, rendezvous.SECRET_FILE, rendezvous.TRUST):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "popdist" / "secret"
@@ -499,16 +499,16 @@ def no_secret(tmp_path, monkeypatch):
 def test_the_first_run_makes_a_secret_that_the_next_one_finds(no_secret):
     before = os.umask(0)
     try:
-        found = meeting.find_secret()
+        found = rendezvous.find_secret()
     finally:
         os.umask(before)
-    assert len(found) == 64 and found == meeting.find_secret() == no_secret.read_bytes().strip()
+    assert len(found) == 64 and found == rendezvous.find_secret() == no_secret.read_bytes().strip()
     assert [path.stat().st_mode & 0o777 for path in (no_secret, no_secret.parent)] == [0o600, 0o700]
     assert list(no_secret.parent.iterdir()) == [no_secret]
 
 
 def test_processes_that_make_a_secret_at_once_agree_on_one(no_secret):
-    program = "from poprun import meeting; print(meeting.find_secret())"
+    program = "from poprun import rendezvous; print(rendezvous.find_secret())"
     started = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)
     ]
@@ -542,28 +542,29 @@ def let_others_in(path):
     ],
 )
 def test_a_secret_that_others_can_know_or_have_made_is_refused(no_secret, change, says):
-    meeting.find_secret()
+    rendezvous.find_secret()
     change(no_secret)
     with pytest.raises(private.NotPrivate, match=says):
-        meeting.find_secret()
+        rendezvous.find_secret()
 
 
 def test_secrets_from_the_environment_are_neither_short_nor_missing(
     no_secret, monkeypatch, tmp_path
 ):
-    monkeypatch.setenv(meeting.SECRET_FILE, str(tmp_path / "none"))
+    monkeypatch.setenv(rendezvous.SECRET_FILE, str(tmp_path / "none"))
     with pytest.raises(
-        meeting.MeetingError,
+        rendezvous.RendezvousError,
         match="POPDIST_SECRET_FILE: got .*, which is not there; expected a file",
     ):
-        meeting.find_secret()
-    monkeypatch.setenv(meeting.SECRET, "x" * 15)
+        rendezvous.find_secret()
+    monkeypatch.setenv(rendezvous.SECRET, "x" * 15)
     with pytest.raises(
-        meeting.MeetingError, match="POPDIST_SECRET: got 15 bytes; expected a secret of 16 to 4096"
+        rendezvous.RendezvousError,
+        match="POPDIST_SECRET: got 15 bytes; expected a secret of 16 to 4096",
     ):
-        meeting.find_secret()
-    monkeypatch.setenv(meeting.TRUST, "1")
-    assert meeting.find_secret() == b""
+        rendezvous.find_secret()
+    monkeypatch.setenv(rendezvous.TRUST, "1")
+    assert rendezvous.find_secret() == b""
 
 
 def test_nothing_in_the_repository_unpickles_or_evaluates():

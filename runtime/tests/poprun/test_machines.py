@@ -24,9 +24,7 @@ from poprun import launcher
 
 pytestmark = pytest.mark.multi
 
-IMPATIENT = (
-    "import sys, poprun.meeting; poprun.meeting.JOIN_SECONDS = 1; from poprun import launcher; "
-)
+IMPATIENT = "import sys, poprun.rendezvous; poprun.rendezvous.JOIN_SECONDS = 1; from poprun import launcher; "
 
 
 def two_machines(index):

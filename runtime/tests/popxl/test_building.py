@@ -281,6 +281,29 @@ def test_the_main_graph_takes_inputs_that_no_session_has_a_value_for() -> None:
         popxl.Session(ir, "cpu")
 
 
+@pytest.mark.parametrize(
+    "site", [ops.call_with_info, lambda g, *x, **k: ops.repeat_with_info(g, 2, *x, **k)]
+)
+def test_a_call_may_be_built_without_inputs_that_no_session_has_a_value_for(site) -> None:
+    def built(fn, inputs_dict=None) -> popxl.Ir:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            x = popxl.variable(np.ones(2, np.float32))
+            graph = ir.create_graph(fn, x, x)
+            given = {graph.inputs[1]: x} if inputs_dict else {}
+            y = site(graph, *([] if given else [x]), inputs_dict=given, check_inputs=False)
+            ops.host_store(popxl.d2h_stream((2,), popxl.float32), y.outputs[0])
+        return ir
+
+    with pytest.raises(
+        ValueError, match=r"built at .*: got no value for input %other: float32\[2\]"
+    ):
+        popxl.Session(built(lambda t, other: t + other), "cpu")
+    popxl.Session(built(lambda t, other: t + 1), "cpu")
+    with pytest.raises(ValueError, match="no value for %t of .*; expected those .* to be the last"):
+        built(lambda t, other: t + other, True)
+
+
 # Labels
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 import popxl
+import popxl_addons as addons
 import popxl_engine.engine  # noqa: F401 - what is loaded once is not counted
 import pytest
 from popxl import ops
@@ -54,6 +55,42 @@ def grows_linearly(what: Callable[[int], Callable[[], Any]], size: int) -> None:
     """
     what(2)()  # what is done once for all
     work(what(size + 2), 2.5 * work(what(size // 2 + 1)))
+
+
+def lines(what: Callable[[], Any]) -> int:
+    """Lines of Python that run in ``what``: loops within one function count, too."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        what()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_recomputation_takes_work_in_proportion_to_the_activations() -> None:
+    def gradient(size: int) -> addons.GraphWithNamedArgs:
+        def chain(t: Tensor, u: Tensor) -> Tensor:
+            for _ in range(size):
+                t = t * u
+            return t
+
+        ir = popxl.Ir()
+        with ir.main_graph:
+            x = popxl.variable(np.ones(2, np.float32))
+            return addons.autodiff(addons.GraphWithNamedArgs(ir.create_graph(chain, x, x)))
+
+    small, large = gradient(50), gradient(200)
+    assert len(large.graph.inputs) > 200
+    few, many = (lines(lambda g=g: addons.recompute_graph(g)) for g in (small, large))
+    assert many < 5 * few
 
 
 # Graphs in graphs. Each has two inputs and calls the next one twice.

@@ -67,7 +67,9 @@ def test_boolean_masks_zero_what_they_do_not_choose():
         np.testing.assert_array_equal(result, np.where(mask, ARRAY, 0))
 
 
-@pytest.mark.parametrize("key", ["a", True, None, 1.5, (..., 0), (0, None), [[1], [2, 3]], [0.5]])
+@pytest.mark.parametrize(
+    "key", ["a", True, None, 1.5, (..., 0), (0, None), (0, "a"), [[1], [2, 3]], [0.5]]
+)
 def test_other_keys_are_refused(key):
     with pytest.raises(TypeError, match="index: got .*; expected ints, slices"):
         evaluate(lambda t: t[key], ARRAY)
@@ -287,6 +289,7 @@ def test_print_follows_its_form(capfd):
         printed(capfd, array, title="x", digits=1, float_format="scientific")
         == "x: [1.5e+00 2.2e+00]\n"
     )
+    assert printed(capfd, array, title="x", float_format="none") == "x: [1.5 2.25]\n"
     assert printed(capfd, array, title="x", print_self=False) == ""
 
 

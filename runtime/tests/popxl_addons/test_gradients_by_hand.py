@@ -351,6 +351,7 @@ def test_too_many_results_and_results_that_are_no_tensors_are_refused():
         grads_required=lambda g: g.args.tensors,
     )
     refuses(variant(lambda self, dy: (1.0,)), TypeError, "got float among its results")
+    refuses(variant(lambda self, dy: 1.0), TypeError, "got float among its results")
 
 
 def test_wrong_gradients_by_hand_are_refused():

@@ -6,9 +6,11 @@ from collections import OrderedDict
 
 import numpy as np
 import popxl
+import popxl_addons as addons
 import pytest
 from popxl_addons import array_munging as am
 from popxl_addons.dot_tree import DotTree, sanitise, to_mapping
+from popxl_addons.layers import Linear
 from popxl_addons.named_replica_grouping import (
     NamedReplicaGrouping,
     fill_none_group,
@@ -256,3 +258,48 @@ def test_padding_and_squeezing_touch_only_what_they_are_told():
 def test_arrays_that_do_not_fit_are_refused_in_words(act, error, says):
     with pytest.raises(error, match=says):
         act()
+
+
+def copies_of(make, monkeypatch):
+    """How many entries are copied while something is made."""
+    copied = []
+    mapped = DotTree.map
+
+    def count(tree, fn):
+        copied.append(tree.len())
+        return mapped(tree, fn)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DotTree, "map", count)
+        make()
+    return sum(copied)
+
+
+def test_a_tree_of_many_names_is_made_without_copies(monkeypatch):
+    names = {f"layers.{i}.{name}": i for i in range(50) for name in ("weight", "bias")}
+    assert copies_of(lambda: DotTree.from_dict(names), monkeypatch) == 0
+    shared = DotTree.from_dict({"weight": 1})
+    tree = DotTree.from_dict({"a": shared, "a.bias": 2, "a.gain": 3})
+    assert tree.keys_flat() == ["a.weight", "a.bias", "a.gain"] and shared.keys_flat() == ["weight"]
+
+
+def test_building_and_differentiating_a_module_copies_names_linearly(monkeypatch):
+    def build(layers):
+        class Net(addons.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = addons.Module.from_list([Linear(2) for _ in range(layers)])
+
+            def build(self, x):
+                for layer in self.layers:
+                    x = layer(x)
+                return x
+
+        with popxl.Ir().main_graph:
+            factories, graph = Net().create_graph(popxl.TensorSpec((2, 2), popxl.float32))
+            accumulators, _ = addons.autodiff_with_accumulation(graph, graph.args.tensors)
+            factories.init()
+            accumulators.init_zero()
+
+    few, many = (copies_of(lambda: build(n), monkeypatch) for n in (10, 40))
+    assert many <= 5 * few

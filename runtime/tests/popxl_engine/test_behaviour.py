@@ -12,7 +12,7 @@ import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 import popxl
@@ -205,6 +205,23 @@ def test_a_counter_that_starts_outside_and_is_changed_in_place_is_not_refused() 
         return [ops.remote_load(buffer, n)]
 
     assert both(build)[0]["d2h_stream"] == [1, 2]
+
+
+def test_offsets_of_one_element_are_numbers_as_scalars_are() -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 4)
+
+        def body(n: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:
+            ops.remote_store(buffer, n, x)
+            return n + 1, ops.remote_load(buffer, n) * 2
+
+        first = popxl.constant([0], popxl.int32)
+        ops.repeat(ir.create_graph(body, first, ones(2)), 4, first, ones(2))
+        filled = ops.remote_load_(buffer, popxl.constant([2], popxl.int32), ones(2))
+        return [filled, ops.remote_load(buffer, popxl.constant([[3]], popxl.uint32))]
+
+    found = both(build)[0]
+    assert [list(value) for value in found.values()] == [[4, 4], [8, 8]]
 
 
 # The cache folder

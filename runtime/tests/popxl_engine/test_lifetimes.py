@@ -80,18 +80,18 @@ def with_rules(monkeypatch: Any, rules: FrozenSet[str], readable: bool) -> None:
     "readable, replicas",
     [(True, 1), (False, 1), (False, 2)],
 )
-def test_rows_that_give_up_their_memory_change_no_number(
+def test_rows_whose_memory_is_released_change_no_number(
     readable: bool, replicas: int, monkeypatch: Any
 ) -> None:
     with_rules(monkeypatch, ALL_RULES, readable)
     given_up: List[int] = []
-    original = Rows.give_up
+    original = Rows.release
 
     def counting(self: Rows, index: int) -> None:
         given_up.append(index)
         original(self, index)
 
-    monkeypatch.setattr(Rows, "give_up", counting)
+    monkeypatch.setattr(Rows, "release", counting)
     assert not any(differs(program, readable, replicas) for program in corpus(20, KINDS))
     assert len(given_up) > 200
 
@@ -170,13 +170,13 @@ def test_what_the_host_may_read_lasts_until_the_next_run_begins(monkeypatch: Any
     program = Layered()
     program.run(1.0)
     held: List[int] = []
-    original = Rows.give
+    original = Rows.donate
 
     def seen(self: Rows, index: int, tensors: Any) -> None:
         held.append(program.rows[program.results].held_bytes)
         original(self, index, tensors)
 
-    monkeypatch.setattr(Rows, "give", seen)
+    monkeypatch.setattr(Rows, "donate", seen)
     program.run(2.0)
     row = 4 * int(np.prod(SHAPE))
     assert held == [0] * LAYERS + [n * row for n in range(LAYERS)]
@@ -185,7 +185,7 @@ def test_what_the_host_may_read_lasts_until_the_next_run_begins(monkeypatch: Any
 def test_a_run_after_one_that_failed_starts_afresh(monkeypatch: Any) -> None:
     program = Layered()
     program.run(1.0)
-    original = Rows.give
+    original = Rows.donate
 
     def failing(self: Rows, index: int, tensors: Any) -> None:
         if self is program.rows[program.results] and index == 2:
@@ -193,7 +193,7 @@ def test_a_run_after_one_that_failed_starts_afresh(monkeypatch: Any) -> None:
         original(self, index, tensors)
 
     with monkeypatch.context() as patches:
-        patches.setattr(Rows, "give", failing)
+        patches.setattr(Rows, "donate", failing)
         with pytest.raises(RuntimeError, match="no more"):
             program.run(2.0)
     found = [program.engine.read(v)[0, 0] for v in program.variables]
@@ -260,11 +260,11 @@ def test_a_row_that_is_given_up_is_zeros_and_leaves_what_was_borrowed_as_it_is()
     rows.adopt(1, torch.from_numpy(array))
     borrowed = rows.load(0)
     for index in (0, 1):
-        rows.give_up(index)
+        rows.release(index)
     assert borrowed.tolist() == [1] * 6 and rows.held_bytes == array.nbytes, (
         "a caller's memory stays a row"
     )
     assert rows.load(0).tolist() == [0] * 6 and rows.load(1).tolist() == [1] * 6
-    rows.give_up(0)
+    rows.release(0)
     rows.store(0, torch.full((6,), 2.0))
     assert rows.load(0).tolist() == [2] * 6

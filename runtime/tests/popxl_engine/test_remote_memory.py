@@ -26,7 +26,7 @@ def test_pages_are_taken_at_once_and_given_up_piece_by_piece() -> None:
     pages = Pages(64 * MIB)
     assert pages.bytes.numel() == 64 * MIB and not pages.bytes.any()
     assert resident() - before > 60 * MIB
-    pages.give_up(16 * MIB, 32 * MIB)
+    pages.decommit(16 * MIB, 32 * MIB)
     assert 28 * MIB < resident() - before < 36 * MIB
     assert not pages.bytes[16 * MIB : 48 * MIB].any()
     pages.bytes.fill_(1)
@@ -92,11 +92,11 @@ def first_numbers() -> torch.Tensor:
 def test_a_tensor_that_is_given_up_becomes_the_row_without_a_copy() -> None:
     rows, held = Rows((6,), torch.float32, 2), [first_numbers()]
     place = held[0].data_ptr()
-    rows.give(1, held)
+    rows.donate(1, held)
     assert held == [] and rows.load(1).data_ptr() == place and rows.held_bytes == rows.row_bytes
-    rows.give(1, [first_numbers() + 1])
+    rows.donate(1, [first_numbers() + 1])
     assert rows.load(1).tolist() == [1, 2, 3, 4, 5, 6] and rows.held_bytes == rows.row_bytes
-    rows.give(1, [rows.load(1).add_(1)])
+    rows.donate(1, [rows.load(1).add_(1)])
     assert rows.load(1).tolist() == [2, 3, 4, 5, 6, 7]
 
 
@@ -141,7 +141,7 @@ def test_a_row_is_apart_from_what_somebody_else_still_has(
         rows, (t, other) = Rows((6,), torch.float32, 1), make()
         held = [t]
         del t
-        rows.give(0, held)
+        rows.donate(0, held)
         other[:] = 9
         assert rows.load(0).tolist() == [0, 1, 2, 3, 4, 5]
         rows.load(0)[:] = 7
@@ -162,7 +162,7 @@ def test_without_any_one_question_somebody_elses_memory_becomes_the_row(
         rows, (t, other) = Rows((6,), torch.float32, 1), make()
         held = [t]
         del t
-        rows.give(0, held)
+        rows.donate(0, held)
         other[:] = 9
         found.append(rows.load(0).tolist() == [9] * 6)
     assert any(found)
@@ -182,18 +182,18 @@ def test_only_a_tensor_of_a_row_s_size_and_order_becomes_the_row() -> None:
         expected = t.expand(2, 3).tolist()
         held = [t]
         del t
-        rows.give(0, held)
+        rows.donate(0, held)
         row = rows.load(0)
         assert row.tolist() == expected and row.is_contiguous() and row.dtype == torch.float32
         assert rows.held_bytes == 6 * 4
     with pytest.raises(IndexError, match="got offset 1; expected 0 <= offset < 1"):
-        rows.give(1, [torch.ones(2, 3)])
+        rows.donate(1, [torch.ones(2, 3)])
 
 
 def test_a_row_in_the_caller_s_memory_stays_there() -> None:
     rows, array = Rows((6,), torch.float32, 1), np.zeros(6, np.float32)
     rows.adopt(0, torch.from_numpy(array))
-    rows.give(0, [first_numbers()])
+    rows.donate(0, [first_numbers()])
     assert array.tolist() == [0, 1, 2, 3, 4, 5]
 
 

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
+from helpers.processes import environment
 
 from popxl_gpt.config import CorruptedError, override
 from popxl_gpt.demo.pretraining import main
@@ -14,7 +14,7 @@ from popxl_gpt.execution.checkpoint import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
-from tests.integration.execution.test_processes import environment
+from tests.integration.bit_flips import NAME, flip
 from tests.integration.runs import TRAINED, batches
 
 ROOT = Path(__file__).parents[3]
@@ -26,19 +26,6 @@ GRID = override(
     micro_batch_size=1,
     replicated_tensor_sharding=False,
 )
-
-
-def flip(session, name: str, replica: int) -> None:
-    """Flip the lowest bit of the first byte that a replica holds of a tensor of the state."""
-    variable, machine = session.state.to_dict()[name], session._engine.machine
-    holder = next(r for r in machine.replicas if r.index == replica)
-    held = machine._held(variable, holder).clone()
-    held.reshape(-1).view(torch.uint8)[0] ^= 1
-    place = variable.location_info
-    if place is None:
-        holder.state[variable].copy_(held)
-    else:
-        holder.rows[place.buffer].store(place.offset, held)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +71,6 @@ FLAGS = """
     --tensor_parallel_1 1 --tensor_parallel_2 1 --replicated_tensor_sharding false
     --check_replicas 2 --checkpoint.every 1
 """.split()
-NAME = "weights.decoder.0.attention.qkv.weight"
 
 
 def damaging(step: int) -> str:
@@ -93,7 +79,7 @@ def damaging(step: int) -> str:
         import sys
         from popxl_gpt.config import exit_on_user_error
         from popxl_gpt.demo import pretraining, training_run
-        from tests.integration.execution.test_check_replicas import NAME, flip
+        from tests.integration.bit_flips import NAME, flip
         run_steps, steps = training_run.run_steps, []
 
         def run(session, *rest):

@@ -7,35 +7,13 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, UserError, override
-from popxl_gpt.execution.checkpoint import Position, SavedRun, checkpoints_in, find, save
-from popxl_gpt.execution.host import run_steps
+from popxl_gpt.config import UserError, override
+from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in, find
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_weights
-from tests.integration.gpt_oracle import small
-
-BASE = small(steps=8, warmup_steps=0, dropout=0.1, heads=4, vocabulary_size=37)
-
-
-def batch(config: Config, step: int) -> "tuple[np.ndarray, np.ndarray]":
-    generator = np.random.default_rng(step)
-    shape = (config.training.global_batch_size, config.model.sequence_length)
-    words, labels = (generator.integers(0, config.model.vocabulary_size, shape) for _ in range(2))
-    return words, labels
-
-
-def train(session, config: Config, steps: range) -> "list[float]":
-    count, losses = config.execution.device_iterations, []
-    with session:
-        for first in steps[::count]:
-            words, labels = (
-                np.concatenate(part)
-                for part in zip(*(batch(config, first + i) for i in range(count)))
-            )
-            losses += [
-                result.loss for result in run_steps(session, config, words, labels, [1e-2] * count)
-            ]
-    return losses
+from tests.integration.saved_runs import BASE, train
 
 
 def state_of(session) -> "dict[str, np.ndarray]":

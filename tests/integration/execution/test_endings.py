@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-import popxl_gpt.execution.checkpoint
+import popxl_gpt.execution.saving
 from popxl_gpt.config import UserError
 from popxl_gpt.demo import pretraining
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
@@ -464,17 +464,21 @@ def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_save
 FULL_AT_STEP_2 = """
 import errno, os, sys
 sys.path[:0] = {paths}
-import popxl_gpt.execution.checkpoint
+import popxl_gpt.execution.saving
+import popdist
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.demo import pretraining
-write_tensors = popxl_gpt.execution.checkpoint.write_tensors
+write_tensors = popxl_gpt.execution.saving.write_tensors
 
 def write(tensors, path):
-    if "step_00000002" in str(path) and "decoder.1" in str(path):
+    instance = popdist.getInstanceIndex()
+    if "step_00000002" in str(path) and instance == 1:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    write_tensors(tensors, path)
+    with open(f"{folder}/written-by-{{instance}}", "a") as file:
+        file.write(f"{{path.parent.name[:14]}} {{path.stem}}\\n")
+    return write_tensors(tensors, path)
 
-popxl_gpt.execution.checkpoint.write_tensors = write
+popxl_gpt.execution.saving.write_tensors = write
 with exit_on_user_error():
     sys.exit(pretraining.main(sys.argv[1:]))
 """
@@ -482,7 +486,8 @@ with exit_on_user_error():
 
 def test_a_disk_that_is_full_for_a_checkpoint_costs_no_step_and_the_next_is_taken(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(FULL_AT_STEP_2.format(paths=[str(ROOT), str(ROOT / "runtime")]))
+    paths = [str(ROOT), str(ROOT / "runtime")]
+    program.write_text(FULL_AT_STEP_2.format(paths=paths, folder=tmp_path))
     _, _, *flags = words(tmp_path, steps=3, checkpoint__every=1, data_parallel=2)
     code, _, told = end(start(poprun([sys.executable, str(program), *flags])))
     assert code == 0, told
@@ -491,12 +496,19 @@ def test_a_disk_that_is_full_for_a_checkpoint_costs_no_step_and_the_next_is_take
     folder = tmp_path / "runs/run/checkpoints"
     assert [path.name for path in checkpoints_in(folder)] == ["step_00000001", "step_00000003"]
     assert not list(folder.glob(".*"))
+    first, second = (
+        {line for line in (tmp_path / f"written-by-{n}").read_text().splitlines() if "03" in line}
+        for n in (0, 1)
+    )
+    layers = {path.stem for path in (folder / "step_00000003").glob("*.safetensors")}
+    assert first and second and not first & second
+    assert {line.split()[1] for line in first | second} == layers
 
 
 def test_a_disk_that_is_full_for_the_last_checkpoint_ends_with_an_error(tmp_path, monkeypatch):
     def full(tensors, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(popxl_gpt.execution.checkpoint, "write_tensors", full)
+    monkeypatch.setattr(popxl_gpt.execution.saving, "write_tensors", full)
     with pytest.raises(UserError, match="step_00000002: got 'No space left on device' while"):
         here(tmp_path, steps=2)

@@ -13,9 +13,9 @@ from popxl_gpt.execution import phases
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.overflow import Skipped, name_the_first
 from popxl_gpt.execution.variables import write_whole_weights
-from tests.integration.execution.test_skipped_steps import flags, session_of, state_of
 from tests.integration.gpt_oracle import random_batch, random_weights
 from tests.integration.runs import TRAINED
+from tests.integration.skipping import flags, session_of, state_of
 
 HALF = override(
     TRAINED, precision="float16", stochastic_rounding=False, dropout=0.0, micro_batch_size=1

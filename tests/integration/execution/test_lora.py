@@ -13,7 +13,7 @@ from helpers.quick import cases
 
 from popxl_gpt.config import UserError, learning_rate, override
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoint import Position, SavedRun, find_trained, save
+from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.checkpoint_folder import MANIFEST
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder
 from popxl_gpt.execution.inference import evaluate, evaluation
@@ -21,6 +21,8 @@ from popxl_gpt.execution.initial_weights import initial_weights
 from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.model_size import parameter_count, trained_count
 from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import copy_weights, gradient_variables, write_whole_weights
 from popxl_gpt.modelling import Role, model_table
 from popxl_gpt.modelling.hugging_face import hugging_face_name

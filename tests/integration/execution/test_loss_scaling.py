@@ -12,14 +12,16 @@ from helpers.quick import cases
 
 from popxl_gpt.config import Config, ConfigError, DivergedError, UserError, override
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import MANIFEST, Position, SavedRun, save
+from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun
 from popxl_gpt.execution.host import StepResult
 from popxl_gpt.execution.metrics import read_metrics
 from popxl_gpt.execution.overflow import CEILING, COUNTED, FLOOR, INITIAL
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
 from tests.faults import json_changed
-from tests.integration.execution.test_skipped_steps import GRID, flags, run, session_of, state_of
 from tests.integration.runs import TRAINED
+from tests.integration.skipping import GRID, flags, run, session_of, state_of
 
 WINDOW, STEPS = 2, 18
 HALF = override(

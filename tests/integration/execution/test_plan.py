@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from helpers.quick import cases
 from popxl import extensions
+from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.memory import Rows
-from popxl_engine.machine.rendezvous import Rendezvous
 from popxl_engine.machine.replica import Replica
 
 from popxl_gpt.config import UserError, parse_command_line, preset, preset_names
@@ -109,7 +109,7 @@ def plans(tmp_path_factory) -> "list[dict[str, Any]]":
 @pytest.mark.parametrize("number", range(len(PLANNED)), ids=[str(case) for case in PLANNED])
 def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(number, plans, monkeypatch):
     # every row that is used has memory in the end
-    monkeypatch.setattr(Rows, "give_up", lambda *row: None)
+    monkeypatch.setattr(Rows, "release", lambda *row: None)
     plan, (grid, changes) = plans[number], PLANNED[number]
     config = configuration(
         grid, **{k: v == "true" if v in ("true", "false") else v for k, v in changes.items()}
@@ -153,7 +153,7 @@ def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid
     wait.
     """
     config, rows, met = configuration(grid), {"load": 0, "store": 0}, {}
-    load, store, arrive = Replica.remote_load, Replica.remote_store, Rendezvous.__init__
+    load, store, arrive = Replica.remote_load, Replica.remote_store, Arrival.__init__
 
     def noted_load(replica, *arguments):
         found = load(replica, *arguments)
@@ -172,7 +172,7 @@ def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid
 
     monkeypatch.setattr(Replica, "remote_load", noted_load)
     monkeypatch.setattr(Replica, "remote_store", noted_store)
-    monkeypatch.setattr(Rendezvous, "__init__", noted_arrival)
+    monkeypatch.setattr(Arrival, "__init__", noted_arrival)
     session = pretraining(config)
     with session:
         run_steps(session, config, *step_arrays(config))
@@ -351,6 +351,22 @@ def test_flags_that_make_no_sense_are_refused(flags, says):
     with pytest.raises(UserError) as error:
         parse_command_line(flags, program="a test", default="tiny", options=Options)[1].is_plan()
     assert says in str(error.value)
+
+
+WITHOUT_COMPILER = """
+import sys
+from popxl_gpt.config import preset
+from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.pretraining import pretraining
+config = preset("tiny", layers=1, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
+assert flops_per_step(config) > 0 and pretraining(config) and "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+"""
+
+
+def test_neither_a_session_nor_counting_flops_loads_the_compiler_of_pytorch():
+    """It takes 70 MiB and more than a second."""
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], cwd=ROOT, check=True, timeout=120)
 
 
 # Large models

@@ -2,6 +2,7 @@
 
 import bisect
 import gc
+import re
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,13 @@ from popxl_engine.machine.replica import Replica
 from popxl_engine.planner import dry_run
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from popxl_gpt.config import override
+from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.inference import evaluation_program
+from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.reports.plan.process import process_memory
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
 PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
@@ -70,7 +76,7 @@ def measured_peak(config: Any, borrows: bool, monkeypatch: Any) -> int:
     """`allocated_peak` of steps, whose loads may take memory of their own."""
     session, arrays = pretraining(config), step_arrays(config)
     # rows keep their memory: what is measured is all else
-    monkeypatch.setattr(Rows, "give_up", lambda *row: None)
+    monkeypatch.setattr(Rows, "release", lambda *row: None)
     if not borrows:
         copying("remote_load", monkeypatch)
         copying("host_load", monkeypatch)
@@ -104,6 +110,60 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypat
     config = configuration(**changes, max_norm=1e-3)
     expected = extensions.plan(training_program(config)[0], borrows_rows=borrows).peak_bytes
     assert measured_peak(config, borrows, monkeypatch) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "grid, changes",
+    [((1, 1, 1), {}), ((2, 1, 1), {"device_iterations": 2}), ((1, 1, 2), {"layers": 3})],
+    ids=str,
+)
+def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, changes, monkeypatch):
+    config = configuration(grid, **changes)
+    expected = extensions.host_needs(training_program(config)[0])
+    held: "list[int]" = []
+
+    def noted(name: str) -> None:
+        original = getattr(Replica, name)
+
+        def call(replica: Replica, *arguments: Any) -> Any:
+            found = original(replica, *arguments)
+            held.append(sum(r.held_bytes for rs in replicas for r in rs.rows.values()))
+            return found
+
+        monkeypatch.setattr(Replica, name, call)
+
+    session, arrays = pretraining(config), step_arrays(config)
+    replicas = session._engine.machine.replicas
+    with session:
+        run_steps(session, config, *arrays)
+        for name in ("remote_load", "remote_store"):
+            noted(name)
+        run_steps(session, config, *arrays)
+    assert 0.98 * expected.rows <= max(held) <= expected.rows < expected.all_rows
+
+
+def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
+    config = configuration(hidden_size=180)
+    needs = extensions.host_needs(training_program(config)[0])
+    found = process_memory(config, 1000, training_program(config)[0], None)
+    assert (found.itself, found.rows, found.tensors) == (1000, needs.rows, needs.tensors)
+    layer = 3 * 4 * (12 * 180**2 + 13 * 180)  # weights and moments
+    assert found.saving == 2 * layer
+    assert found.resident == 1000 + needs.rows + needs.tensors + 2 * layer
+    limited = override(config, memmap_dir="anywhere", host_memory=needs.rows // 2)
+    assert process_memory(limited, 0, training_program(config)[0], None).rows == needs.rows // 2
+    looks = override(config, validate_every=1)
+    validated = process_memory(looks, 1000, training_program(config)[0], evaluation_program)
+    assert validated.rows > found.rows + 4 * parameter_count(config.model)
+
+
+def test_a_run_tells_its_resident_set_and_the_plan_beside_it(monkeypatch):
+    config = configuration()
+    short, planned = RunMemory(config, has_planned=False), RunMemory(config, has_planned=True)
+    for memory in (short, planned):
+        memory.end()
+    assert re.fullmatch(r"[\d.]+ [MG]iB resident; [\d.]+ [MG]iB at its peak", short.text())
+    assert re.search(r"resident, [\d.]+ [MG]iB planned \([-+]\d+\.\d%\);", planned.text())
 
 
 def test_an_update_has_one_parameter_at_a_time_on_the_device():

@@ -45,8 +45,8 @@ def flags_of(folder: Path, tokens: Path, *flags: object) -> "list[str]":
     settings = {
         "config": "tiny", "name": "run", "run_folder": folder, "input_files": tokens, "validation_files": tokens,
         "vocabulary_size": 61, "hidden_size": 24, "heads": 3, "dropout": 0.1, "steps": STEPS, "global_batch_size": 4,
-        "micro_batch_size": 2, "device_iterations": 2, "schedule": "cosine", "warmup_steps": 4, "validate_every": 8,
-        "validation_batches": 2, "checkpoint.every": EVERY, "log_every": 8, "data_parallel": 1, "tensor_parallel_1": 1,
+        "micro_batch_size": 2, "device_iterations": 2, "schedule": "wsd", "warmup_steps": 4, "initialisation": "width",
+        "validate_every": 8, "validation_batches": 2, "checkpoint.every": EVERY, "log_every": 8, "data_parallel": 1, "tensor_parallel_1": 1,
         "tensor_parallel_2": 1,
     }  # fmt: skip
     return [word for name, value in settings.items() for word in (f"--{name}", str(value))] + [

@@ -10,31 +10,28 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import popxl
 import pytest
 from helpers.quick import cases
-from popxl import ops
 from safetensors.numpy import load_file
 
-from popxl_gpt.config import Config, ConfigError, DivergedError, UserError, learning_rate, override
+from popxl_gpt.config import ConfigError, DivergedError, UserError, learning_rate, override
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution import optimizer, phases
-from popxl_gpt.execution.checkpoint import MANIFEST, Position, SavedRun, checkpoints_in, save
-from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution import optimizer
+from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun, checkpoints_in
 from popxl_gpt.execution.metrics import MetricsFile, read_metrics
-from popxl_gpt.execution.overflow import COUNTED, COUNTERS, Skipped
+from popxl_gpt.execution.overflow import COUNTERS, Skipped
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.variables import read_weights, write_whole_weights
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.variables import read_weights
 from tests.faults import json_entry, tensors_changed
-from tests.integration.execution.test_training import TRAINED as PLAIN
-from tests.integration.execution.test_training import train_plainly
-from tests.integration.gpt_oracle import distance, random_weights, small
-from tests.integration.runs import TRAINED, batches
+from tests.integration.gpt_oracle import distance, small
+from tests.integration.plain_training import TRAINED as PLAIN
+from tests.integration.plain_training import train_plainly
+from tests.integration.runs import TRAINED
+from tests.integration.skipping import GRID, POISON, flags, run, session_of, state_of
 
 ROOT = Path(__file__).parents[3]
-POISON = 1e3
-"""A learning rate with which the poisoned program has an infinite gradient."""
-GRID = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2, "micro_batch_size": 1}
 EXACT = override(TRAINED, precision="float32", stochastic_rounding=False, dropout=0.0)
 LAYOUTS = {
     "bfloat16, rounded at random": TRAINED,
@@ -61,61 +58,6 @@ LAYOUTS = {
 every_layout = pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name in ("float32", "dp"))
 )
-
-
-@pytest.fixture
-def poisoned(monkeypatch):
-    """Let programs put an infinity into one element of a gradient where the learning rate says
-    so.
-    """
-    run_gradient, phase = phases._run_gradient, phases.embedding_bwd_phase
-    given = []
-
-    def with_infinity(graphs, row, *scale):
-        gradients = run_gradient(graphs, row, *scale)
-        if given:
-            t = gradients["position.weight"]
-            first = np.zeros(t.nelms, np.float32)
-            first[0] = 1
-            bad = ops.where(
-                ops.greater(given[-1], popxl.constant(POISON / 2)),
-                popxl.constant(np.inf),
-                popxl.constant(0.0),
-            )
-            here = ops.greater(popxl.constant(first.reshape(t.shape)), popxl.constant(0.5))
-            t = ops.add_(t, ops.where(here, bad, popxl.constant(0.0)))
-        return gradients
-
-    def embedding_bwd_phase(step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit):
-        given.append(learning_rate)
-        try:
-            return phase(step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit)
-        finally:
-            given.pop()
-
-    monkeypatch.setattr(phases, "_run_gradient", with_infinity)
-    monkeypatch.setattr(phases, "embedding_bwd_phase", embedding_bwd_phase)
-
-
-def session_of(config: Config):
-    session = pretraining(config)
-    write_whole_weights(session, config, random_weights(config.model).items())
-    return session
-
-
-def run(session, config: Config, first: int, rates: "list[float]"):
-    data = batches(config)[first : first + len(rates)]
-    with session:
-        return run_steps(session, config, *(np.concatenate(part) for part in zip(*data)), rates)
-
-
-def state_of(session) -> "dict[str, bytes]":
-    """The bits of weights, moments and Adam's counts."""
-    variables = {
-        n: v for n, v in session.state.to_dict().items() if "seed" not in n and n not in COUNTED
-    }
-    data = session.get_tensors_data(variables.values())
-    return {name: np.asarray(data[v]).tobytes() for name, v in variables.items()}
 
 
 @every_layout
@@ -275,11 +217,6 @@ def test_numbers_that_float32_cannot_divide_by_are_refused(name, value, says):
 
 
 # Runs
-
-
-def flags(folder: Path, *words: object) -> "list[str]":
-    alone = ["--data_parallel", 1, "--tensor_parallel_1", 1, "--tensor_parallel_2", 1]
-    return [str(word) for word in ("--config", "tiny", "--run_folder", folder, *alone, *words)]
 
 
 def strictly(line: str) -> dict:

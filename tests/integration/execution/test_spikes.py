@@ -8,25 +8,25 @@ from helpers.quick import cases
 
 from popxl_gpt.config import Config, SpikeError, override
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import Position, SavedRun, checkpoints_in, save
+from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in
 from popxl_gpt.execution.metrics import read_metrics
 from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining
-from tests.integration.execution.test_skipped_steps import (
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
+from tests.integration.gpt_oracle import distance
+from tests.integration.plain_training import TRAINED as PLAIN
+from tests.integration.plain_training import train_plainly
+from tests.integration.runs import TRAINED, train
+from tests.integration.skipping import (
     GRID,
     POISON,
     flags,
-    poisoned,
     run,
     session_of,
     state_of,
 )
-from tests.integration.execution.test_training import TRAINED as PLAIN
-from tests.integration.execution.test_training import train_plainly
-from tests.integration.gpt_oracle import distance
-from tests.integration.runs import TRAINED, train
 
-__all__ = ["poisoned"]
 SPIKES = {"on_spike": "skip", "spike_threshold": 1.0, "spike_window": 4}
 LAYOUTS = {
     "one": {},

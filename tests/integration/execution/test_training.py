@@ -1,92 +1,20 @@
 """Steps of training against a plain PyTorch loop, dropout, precision."""
 
-from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from helpers.quick import cases
 from popxl_engine import codegen
 
-from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
-from popxl_gpt.config import Config, Training, learning_rate, override
+from popxl_gpt.config import Config, override
 from popxl_gpt.execution.host import StepResult, run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.modelling.hugging_face import hugging_face_name
-from tests.integration.gpt_oracle import distance, random_weights, small
-from tests.integration.plain_muon import PlainMuon
+from tests.integration.gpt_oracle import distance, random_weights
+from tests.integration.plain_training import TRAINED, train_plainly
 from tests.integration.runs import TRAINED as RANDOM
 from tests.integration.runs import batches, train, train_session
-
-STEPS = 50
-TRAINED = small(
-    layers=2,
-    max_positions=12,
-    global_batch_size=8,
-    micro_batch_size=2,
-    steps=STEPS,
-    learning_rate=3e-3,
-    schedule="cosine",
-    warmup_steps=5,
-    minimum_learning_rate=3e-4,
-    beta2=0.97,
-    epsilon=1e-7,
-    weight_decay=0.2,
-    max_norm=0.5,
-    loss_scaling=64.0,
-)
-
-
-def plain_optimizer(gpt: PlainGPT, training: Training) -> torch.optim.Optimizer:
-    """AdamW, or Muon and AdamW."""
-    groups = gpt.parameter_groups(training.weight_decay)
-    if training.optimizer == "muon":
-        return PlainMuon(gpt, groups, training)
-    betas = (training.beta1, training.beta2)
-    return PlainAdamW(groups, lr=0.0, betas=betas, eps=training.epsilon)
-
-
-def train_plainly(
-    config: Config,
-    skipped: Collection[int] = (),
-    is_spike: Callable[[float], bool] = lambda norm: False,
-) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
-    """The same in a plain PyTorch loop, in float64, whose optimizer leaves some steps out."""
-    model, training = config.model, config.training
-    gpt = PlainGPT(
-        PlainModel(
-            layers=model.layers,
-            hidden_size=model.hidden_size,
-            heads=model.heads,
-            sequence_length=model.sequence_length,
-            vocabulary_size=model.vocabulary_size,
-        )
-    ).double()
-    ours = {
-        hugging_face_name(name).removeprefix("transformer."): name for name in random_weights(model)
-    }
-    weights = random_weights(model)
-    gpt.load_state_dict(
-        {theirs: torch.from_numpy(weights[name]).double() for theirs, name in ours.items()}
-    )
-    optimizer = plain_optimizer(gpt, training)
-    results = []
-    for step, (words, labels) in enumerate(batches(config)):
-        gpt.zero_grad()
-        loss = gpt(torch.from_numpy(words), torch.from_numpy(labels))
-        loss.backward()
-        norm = torch.sqrt(sum(p.grad.square().sum() for p in gpt.parameters()))
-        if training.max_norm:
-            for p in gpt.parameters():
-                p.grad *= training.max_norm / max(norm.item(), training.max_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(training, step)
-        if step not in skipped and not is_spike(norm.item()):
-            optimizer.step()
-        results.append(StepResult(loss.item(), norm.item()))
-    return results, {ours[name]: tensor.numpy() for name, tensor in gpt.state_dict().items()}
 
 
 @pytest.mark.parametrize(

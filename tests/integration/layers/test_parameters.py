@@ -1,6 +1,7 @@
 """Parameters as whole tensors: how they are cut, start, decay, and what Hugging Face calls them."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -79,6 +80,27 @@ def test_fresh_weights_follow_their_roles():
             expected = 0.02 / 4 if into_the_residual_stream else 0.02
             assert array.std() == pytest.approx(expected, rel=0.05), name
             assert abs(array.mean()) < 4 * expected / np.sqrt(array.size), name
+
+
+def test_by_width_matrices_of_blocks_start_with_one_over_the_root_of_their_inputs():
+    width = dataclasses.replace(MODEL, initialisation="width")
+    for name, parameter in model_table(width).items():
+        expected = model_table(MODEL)[name]
+        if parameter.role is Role.WEIGHT:
+            is_last = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+            std = parameter.shape[0] ** -0.5 / (math.sqrt(2 * MODEL.layers) if is_last else 1)
+            assert parameter.std == pytest.approx(std, rel=1e-12), name
+            expected = dataclasses.replace(expected, std=parameter.std)
+        assert parameter == expected, name
+
+
+def test_by_width_a_hidden_layer_keeps_the_size_of_what_goes_through_it_at_any_width():
+    for hidden in (64, 1024):
+        model = dataclasses.replace(MODEL, hidden_size=hidden, initialisation="width")
+        name = "decoder.0.attention.qkv.weight"
+        x = np.random.default_rng(0).standard_normal((256, hidden), np.float32)
+        y = x @ model_table(model)[name].initial(name, seed=3)
+        assert y.std() == pytest.approx(1.0, rel=0.05), hidden
 
 
 def test_fresh_weights_depend_on_the_seed_and_the_name_alone():

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of features turned by angles that grow with the position."""
+"""Rotary position embedding: pairs of features rotated by angles that grow with the position."""
 
 from popxl_addons.ops.rotary_pos_embed.rotary_pos_embed import (
     rotary_pos_embed,

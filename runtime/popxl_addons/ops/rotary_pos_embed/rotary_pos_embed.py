@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of features turned by angles that grow with the position."""
+"""Rotary position embedding: pairs of features rotated by angles that grow with the position."""
 
 from typing import Any, Optional, Tuple
 
@@ -76,6 +76,6 @@ def rotary_pos_embed(
     sine, cosine = (cast_if_needed(table, t.dtype).reshape(by_pairs) for table in (sin, cos))
     turning = t if size == features else t[:, :, :, :size]
     first, second = ops.split(turning.reshape((batch, sequence, heads, size // 2, 2)), 2, axis=-1)
-    turned = ops.concat([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    turned = turned.reshape((batch, sequence, heads, size))
-    return turned if size == features else ops.concat([turned, t[:, :, :, size:]], axis=-1)
+    rotated = ops.concat([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    rotated = rotated.reshape((batch, sequence, heads, size))
+    return rotated if size == features else ops.concat([rotated, t[:, :, :, size:]], axis=-1)

@@ -5,7 +5,7 @@ The memory is the host's and the store a file, or the memory is a device's and t
 """
 
 from popxl_engine.machine.paging.access_trace import AccessTrace
-from popxl_engine.machine.paging.budget import Share, budget_of
+from popxl_engine.machine.paging.budget import Tenant, budget_of
 from popxl_engine.machine.paging.cache import ALL_RULES, Cache
 from popxl_engine.machine.paging.host import HostStore, StagedStore
 from popxl_engine.machine.paging.paged_buffer import (
@@ -25,8 +25,8 @@ __all__ = [
         "FileStore",
         "HostStore",
         "PagedBuffer",
-        "Share",
-        "Share",
+        "Tenant",
+        "Tenant",
         "StagedStore",
         "Store",
         "Paging",

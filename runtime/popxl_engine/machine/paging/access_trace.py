@@ -19,19 +19,19 @@ class AccessTrace:
     def __init__(self, events: Iterable[Tuple[int, bool]], sizes: Sequence[int]):
         self._rows, self._stores, self._moved = array("q"), bytearray(), array("q", [0])
         self._uses: Dict[int, "array[int]"] = {}
-        for place, (row, stores) in enumerate(events):
+        for position, (row, stores) in enumerate(events):
             self._rows.append(row)
             self._stores.append(stores)
             self._moved.append(self._moved[-1] + sizes[row])
-            self._uses.setdefault(row, array("q")).append(place)
+            self._uses.setdefault(row, array("q")).append(position)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def at(self, time: int) -> Tuple[int, bool]:
         """The row of an event, and whether it is a store."""
-        place = time % len(self._rows)
-        return self._rows[place], bool(self._stores[place])
+        position = time % len(self._rows)
+        return self._rows[position], bool(self._stores[position])
 
     def next_use(self, row: int, time: int) -> float:
         """The first time from one on at which a row is used."""
@@ -45,16 +45,16 @@ class AccessTrace:
         uses = self._uses.get(row)
         if uses is None:
             return -NEVER if step else NEVER
-        run, place = divmod(time, len(self._rows))
-        more, index = divmod(bisect_left(uses, place) + step, len(uses))
+        run, position = divmod(time, len(self._rows))
+        more, index = divmod(bisect_left(uses, position) + step, len(uses))
         return (run + more) * len(self._rows) + uses[index]
 
     def moved_until(self, time: float) -> float:
         """Bytes of the rows that are used before a time."""
         if time == -NEVER:
             return time
-        run, place = divmod(int(time), len(self._rows))
-        return run * self._moved[-1] + self._moved[place]
+        run, position = divmod(int(time), len(self._rows))
+        return run * self._moved[-1] + self._moved[position]
 
     def begins_with_store(self, row: int) -> bool:
         """Whether a run writes a row before it reads it, so that runs leave nothing to each other

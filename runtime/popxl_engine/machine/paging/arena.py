@@ -58,8 +58,8 @@ class Arena:
         """
         is_large, best, found = size * LARGE >= len(self.bytes), (False, above, 0), None
         lowest: Deque[Tuple[float, int]] = deque()
-        """Worths from the lowest on, each with its place, as far as they can still become the
-        lowest of a window.
+        """Priorities from the lowest on, each with its position, as far as they can still become
+        the lowest of a window.
         """
         left = total = 0
         for right, extent in enumerate(self.extents):
@@ -89,7 +89,7 @@ class Arena:
         before = self.extents[number - 1] if number else None
         return before is None or before.row is not None and before.size >= size
 
-    def give(self, window: Window, size: int, row: Any, after: List[Any]) -> torch.Tensor:
+    def allocate(self, window: Window, size: int, row: Any, after: List[Any]) -> torch.Tensor:
         """Give extents to a row. Returns its memory.
 
         Args:
@@ -123,8 +123,8 @@ class Arena:
                 size -= extent.size
         return found
 
-    def give_up(self, extent: Extent) -> None:
+    def decommit(self, extent: Extent) -> None:
         """Let the system take the memory of an extent until it is used again; its contents are
         lost.
         """
-        self._memory.give_up(extent.start, extent.size)
+        self._memory.decommit(extent.start, extent.size)

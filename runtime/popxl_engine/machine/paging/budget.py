@@ -27,7 +27,7 @@ class RowMemory:
 
     Args:
         arena_bytes: of the arena that the cache has.
-        staying: the rows that stay, with places one after the other, and no memory yet.
+        staying: the rows that stay, one after the other, and no memory yet.
         open_store: for those rows, from their bytes together and those of the largest; called when
             it is first needed.
         device: where the memory is.
@@ -80,7 +80,7 @@ class RowMemory:
             self.cache.park()
             self.is_parked = True
             for row in self._staying:
-                row.place(None)
+                row.set_memory(None)
 
     def resume(self) -> None:
         """Have memory again. Rows that stay are read now, others when they are needed. Raises as
@@ -103,7 +103,7 @@ class RowMemory:
             for one in extent.after:
                 one.wait()
         for row in self._staying:
-            row.place(memory.bytes[row.start : row.start + row.size])
+            row.set_memory(memory.bytes[row.start : row.start + row.size])
 
     def fetched(self, row: Union[Row, Staying]) -> torch.Tensor:
         """A copy of a row's bytes on the host, while the memory is given up."""
@@ -129,7 +129,7 @@ def close(stores: Sequence[Store]) -> None:
         store.close()
 
 
-class Share:
+class Tenant:
     """What one session has of a process's memory for rows, over its replicas.
 
     Args:
@@ -161,56 +161,58 @@ class Budget:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._shares: "List[weakref.ref[Share]]" = []
+        self._tenants: "List[weakref.ref[Tenant]]" = []
         """Who ran longest ago comes first."""
 
     @property
     def held_bytes(self) -> int:
         """Bytes that sessions have now."""
         with self._lock:
-            return sum(share.held_bytes for share in self._alive())
+            return sum(tenant.held_bytes for tenant in self._alive())
 
-    def make_room(self, share: Share, nbytes: int) -> None:
-        """Before a share takes so many bytes: others give theirs up until all is within its
+    def make_room(self, tenant: Tenant, nbytes: int) -> None:
+        """Before a tenant takes so many bytes: others give theirs up until all is within its
         limit.
         """
         with self._lock:
-            others = self._others(share)
+            others = self._others(tenant)
             for other in others:
-                if sum(one.held_bytes for one in others) + nbytes <= share.limit:
+                if sum(one.held_bytes for one in others) + nbytes <= tenant.limit:
                     return
                 other.park()
 
     @contextmanager
-    def turn(self, share: Share) -> Iterator[None]:
+    def turn(self, tenant: Tenant) -> Iterator[None]:
         """Around what needs a session's rows where its program uses them."""
         with self._lock:
-            self._others(share)
-            if any(memory.is_parked for memory in share.memories):
-                self.make_room(share, sum(memory.nbytes for memory in share.memories))
-            for memory in share.memories:
+            self._others(tenant)
+            if any(memory.is_parked for memory in tenant.memories):
+                self.make_room(tenant, sum(memory.nbytes for memory in tenant.memories))
+            for memory in tenant.memories:
                 if memory.is_parked:
                     memory.resume()
-            share.is_busy = True
+            tenant.is_busy = True
         try:
             yield
         finally:
-            share.is_busy = False
+            tenant.is_busy = False
 
-    def _others(self, share: Share) -> List[Share]:
+    def _others(self, tenant: Tenant) -> List[Tenant]:
         """All but one, which from now on is the last that ran."""
-        others = [other for other in self._alive() if other is not share]
-        self._shares = [weakref.ref(one) for one in (*others, share)]
+        others = [other for other in self._alive() if other is not tenant]
+        self._tenants = [weakref.ref(one) for one in (*others, tenant)]
         return others
 
-    def _alive(self) -> List[Share]:
-        return [share for share in (reference() for reference in self._shares) if share is not None]
+    def _alive(self) -> List[Tenant]:
+        return [
+            tenant for tenant in (reference() for reference in self._tenants) if tenant is not None
+        ]
 
 
 BUDGETS: Dict[Tuple[str, torch.device], Budget] = {}
-"""Of this process, by kind of memory and place."""
+"""Of this process, by kind of memory and device."""
 
 
 def budget_of(what: str, where: torch.device) -> Budget:
-    """A process's memory of one kind, as `Paging.what` names it, in one place."""
+    """A process's memory of one kind, as `Paging.what` names it, on one device."""
     return BUDGETS.setdefault((what, where), Budget())

@@ -340,7 +340,7 @@ class Cache:
                 if not isinstance(one, Write):
                     one.wait()
             extent.after = []
-            self.arena.give_up(extent)
+            self.arena.decommit(extent)
         row.memory = self.device.memory(row.size).bytes
         row.is_apart, row.holds, row.after = True, False, until_now(self.device)
         for extent in pieces:
@@ -352,7 +352,7 @@ class Cache:
         for extent in self.arena.extents[slice(*window)]:
             after += extent.after if extent.row is None else self._leave(extent.row)
         row.holds, row.after = False, [one for one in after if not one.is_done]
-        row.memory = self.arena.give(window, row.size, row, row.after)
+        row.memory = self.arena.allocate(window, row.size, row, row.after)
 
     def _empty(self, extents: Sequence[Extent]) -> None:
         """Have the rows of some extents go out of memory."""

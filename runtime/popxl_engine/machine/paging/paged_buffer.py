@@ -123,8 +123,8 @@ class PagedBuffer:
         finally:
             self._cache.filled(slot)
 
-    def give(self, index: int, held: List[torch.Tensor]) -> None:
-        """As `store`, of the tensor in a list, which is taken out: rows that move have places of
+    def donate(self, index: int, held: List[torch.Tensor]) -> None:
+        """As `store`, of the tensor in a list, which is taken out: rows that move have memory of
         their own.
         """
         self.store(index, held.pop())
@@ -159,13 +159,13 @@ def make_paged_buffer(
         list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - paging.needed[0]))
     )
     moving = [row for row in sizes if row not in staying]
-    held, place = {}, 0
+    held, offset = {}, 0
     for b, i in staying:
         held[b, i] = Staying(
-            place, in_blocks(sizes[b, i]), b.tensor_shape, torch_dtype(b.tensor_dtype)
+            offset, in_blocks(sizes[b, i]), b.tensor_shape, torch_dtype(b.tensor_dtype)
         )
-        place += held[b, i].size
-    arena = Arena(min(memory - place, sum(in_blocks(sizes[row]) for row in moving)), paging.device)
+        offset += held[b, i].size
+    arena = Arena(min(memory - offset, sum(in_blocks(sizes[row]) for row in moving)), paging.device)
     numbers = {row: number for number, row in enumerate(moving)}
     trace = None
     if paging.events is not None:

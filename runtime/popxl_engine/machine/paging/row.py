@@ -12,7 +12,7 @@ class Row:
     """What the cache knows of a row.
 
     Args:
-        start: place in the store. size: bytes there and in memory, a multiple of the store's
+        start: offset in the store. size: bytes there and in memory, a multiple of the store's
             blocks.
         carries: whether its contents may be asked for outside the trace, or by a later run.
     """
@@ -52,7 +52,7 @@ class Staying:
     """A row that has memory of its own as long as its session has any.
 
     Args:
-        start: place in that part of memory, and in its store. size: bytes there, a multiple of the
+        start: offset in that part of memory, and in its store. size: bytes there, a multiple of the
             store's blocks.
     """
 
@@ -65,8 +65,8 @@ class Staying:
         self.tensor: Optional[torch.Tensor] = None
         """Its values there."""
 
-    def place(self, memory: Optional[torch.Tensor]) -> None:
-        """Have some bytes for its own, or none."""
+    def set_memory(self, memory: Optional[torch.Tensor]) -> None:
+        """Take some bytes as its own, or none."""
         nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
         self.memory = memory
         self.tensor = None if memory is None else memory[:nbytes].view(self.dtype).view(self.shape)

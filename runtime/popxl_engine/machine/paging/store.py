@@ -19,7 +19,7 @@ from popxl.host_limits import unescaped
 logger = logging.getLogger("popxl")
 
 BLOCK = 4096
-"""Bytes; places and sizes of direct transfers are multiples of it."""
+"""Bytes; offsets and sizes of direct transfers are multiples of it."""
 NO_SUCH_WAY = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 """What a file system says that knows no files without a name, or no direct transfers."""
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -46,10 +46,10 @@ class Store(Protocol):
     """Whether transfers go past the system's page cache."""
 
     def read(self, start: int, into: torch.Tensor) -> None:
-        """Fill memory, uint8 [n], with the bytes from a place on."""
+        """Fill memory, uint8 [n], with the bytes from an offset on."""
 
     def write(self, start: int, data: torch.Tensor) -> None:
-        """Put bytes, uint8 [n], at a place."""
+        """Write bytes, uint8 [n], at an offset."""
 
     def close(self) -> None:
         """Give the space back."""
@@ -183,14 +183,14 @@ def file_system(folder: str, mounts: Path = MOUNTS) -> str:
     """The kind of file system that a folder is on, as the system names it; "unknown" where it does
     not.
     """
-    place, best, found = Path(os.path.realpath(folder)), -1, "unknown"
+    path, best, found = Path(os.path.realpath(folder)), -1, "unknown"
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
         return found
-    for line in lines:  # of mounts on one place, the last one is seen
+    for line in lines:  # of mounts on one folder, the last one is seen
         mounted, _, kind = line.partition(" - ")
         point = Path(unescaped(mounted.split()[4]))
-        if place.is_relative_to(point) and len(point.parts) >= best:
+        if path.is_relative_to(point) and len(point.parts) >= best:
             best, found = len(point.parts), kind.split()[0]
     return found

@@ -252,13 +252,13 @@ def test_an_arena_takes_the_neighbours_that_are_missed_least():
     arena = Arena(6 * BLOCK)
     arena.bytes = torch.zeros(100 * BLOCK, dtype=torch.uint8)  # nothing is large for it
     for name, size in (("a", 2), ("b", 1), ("c", 1), ("d", 2)):
-        arena.give(arena.find(size * BLOCK, lambda row: None, 0), size * BLOCK, name, [])
+        arena.allocate(arena.find(size * BLOCK, lambda row: None, 0), size * BLOCK, name, [])
     worths = {"a": 5, "b": 9, "c": 7, "d": 8}
     assert arena.find(2 * BLOCK, worths.get, 0) == (3, 4)
     assert arena.find(3 * BLOCK, worths.get, 0) == (2, 4)
     assert arena.find(3 * BLOCK, {**worths, "c": None}.get, 0) == (0, 2)
     assert arena.find(3 * BLOCK, worths.get, 7) is None
-    assert arena.give((1, 4), 3 * BLOCK, "e", ["write"]).nbytes == 3 * BLOCK
+    assert arena.allocate((1, 4), 3 * BLOCK, "e", ["write"]).nbytes == 3 * BLOCK
     assert arena.extents[-1].after == ["write"], (
         "what is left over of a row's memory may still be read"
     )
@@ -292,11 +292,11 @@ def test_memory_that_is_there_but_not_in_one_piece_serves_too():
 def test_large_rows_lie_side_by_side_and_leave_room_for_each_other():
     arena = Arena(12 * BLOCK)
     for number in range(12):
-        arena.give(arena.find(BLOCK, lambda row: None, 0), BLOCK, number, [])
+        arena.allocate(arena.find(BLOCK, lambda row: None, 0), BLOCK, number, [])
     worths = {4: 60, 5: 60, 6: 60, 7: 60}
     for name in "abc":
         window = arena.find(
             4 * BLOCK, lambda row: worths.get(row, 50) if isinstance(row, int) else None, 0
         )
-        arena.give(window, 4 * BLOCK, name, [])
+        arena.allocate(window, 4 * BLOCK, name, [])
     assert [e.row for e in arena.extents] == ["a", "b", "c"]

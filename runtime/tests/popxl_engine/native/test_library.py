@@ -261,7 +261,9 @@ def test_the_library_is_switched_off_by_name(copying: None, tmp_path: Path, plai
 
 @pytest.mark.slow
 @needs_compiler
-def test_the_library_is_built_once_and_found_again(tmp_path: Path, plain: str) -> None:
+def test_the_library_is_built_once_and_found_again(
+    copying: None, tmp_path: Path, plain: str
+) -> None:
     cache = tmp_path / "cache"
     out, err = run(GELU + RUN, tmp_path, POPXL_CACHE_DIR=str(cache))
     (built,) = cache.glob("kernels*")

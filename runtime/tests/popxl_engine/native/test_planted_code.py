@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import popxl
@@ -33,6 +33,8 @@ COMPILER = [
     "compiler",
 ]
 """Writes some text."""
+COPYING = 'for word; do [ "$before" = -o ] && cp "$COPIED" "$word"; before=$word; done'
+"""A compiler that quickly makes the library that COPIED names."""
 
 
 @pytest.fixture
@@ -139,7 +141,9 @@ def test_where_no_folder_is_private_one_warning_says_so_and_the_process_has_its_
     folders = [kept.parent, tmp_path / "above"]
     (tmp_path / "above").chmod(0o775)
     monkeypatch.setattr(build, "_compiler", lambda: COMPILER)
-    monkeypatch.setattr(build, "_places", lambda _: [folder / "kernels.so" for folder in folders])
+    monkeypatch.setattr(
+        build, "_candidates", lambda _: [folder / "kernels.so" for folder in folders]
+    )
     build._own_folder.cache_clear()
     with caplog.at_level(logging.WARNING, "popxl"):
         found = next(build.libraries())
@@ -178,14 +182,15 @@ def plant(path: Path, mark: Path) -> None:
 def test_a_constructor_that_another_user_can_have_planted_does_not_run(
     is_private: bool, tmp_path: Path
 ) -> None:
-    compiler = build._compiler()
-    assert compiler is not None
-    cache, mark = tmp_path / "cache", tmp_path / "mark"
+    library: Any = native.library()
+    script, cache, mark = (tmp_path / name for name in ("compiler", "cache", "mark"))
+    script.write_text(COPYING)
     cache.mkdir(mode=0o700)
-    plant(cache / build._places(tuple(compiler))[0].name, mark)
+    plant(cache / build._candidates(("sh", str(script)))[0].name, mark)
     if not is_private:
         cache.chmod(0o775)
     folders = {"POPXL_CACHE_DIR": str(cache), "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": ""}
+    folders |= {"CXX": f"sh {script}", "COPIED": os.path.realpath(library._name)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, **folders},

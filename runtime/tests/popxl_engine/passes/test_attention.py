@@ -36,13 +36,13 @@ def run(
     tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, seed: Any, p: float
 ) -> List[torch.Tensor]:
     query, key, value, dy = tensors
-    shares, *dropped, y = attention(query, key.transpose(2, 3), value, mask, scale, seed, p)
-    factors = (dropped or [shares])[0]
+    probs, *dropped, y = attention(query, key.transpose(2, 3), value, mask, scale, seed, p)
+    factors = (dropped or [probs])[0]
     key_t, value_t = query.transpose(2, 3), value.transpose(2, 3)
     d_query, d_key_t, d_value = attention_grad(
-        dy, key_t, key, value_t, shares, factors, scale, seed, p
+        dy, key_t, key, value_t, probs, factors, scale, seed, p
     )
-    return [shares, y, d_query, d_key_t.transpose(2, 3), d_value]
+    return [probs, y, d_query, d_key_t.transpose(2, 3), d_value]
 
 
 @ways
@@ -78,7 +78,7 @@ def test_results_and_gradients_are_the_textbooks(
         mask, scale = hiding(queries, keys, band, dtype), 1 / math.sqrt(width)
         found, expected = run(tensors, mask, scale, seed, p), textbook(tensors, mask, scale, kept)
         assert torch.equal(found[0] == 0, expected[0].to(dtype) == 0)
-        for name, one, other in zip(("shares", "y", "query", "key", "value"), found, expected):
+        for name, one, other in zip(("probs", "y", "query", "key", "value"), found, expected):
             if other.any():
                 assert error(one, other) < (1e-6 if dtype is torch.float32 else 0.012), name
 
@@ -117,8 +117,8 @@ def test_a_query_that_sees_no_key_gives_no_numbers(dtype: torch.dtype, way: str,
     tensors = [normal(dtype, 1, 1, 4, 8, seed=i) for i in range(4)]
     mask = hiding(4, 4, 4, dtype)
     mask[2] = -math.inf
-    shares, y, *_ = run(tensors, mask, 0.3, None, 0.0)
-    assert shares[0, 0, 2].isnan().all() and y[0, 0, 2].isnan().all()
+    probs, y, *_ = run(tensors, mask, 0.3, None, 0.0)
+    assert probs[0, 0, 2].isnan().all() and y[0, 0, 2].isnan().all()
     assert not y[0, 0, [0, 1, 3]].isnan().any()
 
 
@@ -132,8 +132,8 @@ def test_many_queries_that_see_no_key_give_no_numbers(
     tensors = [normal(dtype, 1, 2, 40, 8, seed=i) for i in range(4)]
     mask = hiding(40, 40, 40, dtype)
     mask[rows] = -math.inf
-    shares, y, *_ = run(tensors, mask, 0.3, None, 0.0)
-    for found in (shares, y):
+    probs, y, *_ = run(tensors, mask, 0.3, None, 0.0)
+    for found in (probs, y):
         assert torch.equal(found.isnan().all(-1), found.isnan().any(-1))
         assert torch.equal(found[0, 0].isnan().all(-1), torch.isinf(mask).all(-1))
 
@@ -169,14 +169,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, p: float, twist: str) 
     scores = query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK, q.dtype)
     if twist == "scores are seen":
         popxl.graph_output(scores)
-    shares = ops.softmax(scores, axis=-1)
+    probs = ops.softmax(scores, axis=-1)
     if p:
-        shares = ops.dropout(shares, seed, p)
-    if twist == "shares are changed":
-        shares = ops.add_(shares, shares)
-    if twist == "shares are seen before":
-        popxl.graph_output(shares * 2.0)
-    return (shares @ value).transpose((0, 2, 1, 3)).reshape(q.shape)
+        probs = ops.dropout(probs, seed, p)
+    if twist == "probs are changed":
+        probs = ops.add_(probs, probs)
+    if twist == "probs are seen before":
+        popxl.graph_output(probs * 2.0)
+    return (probs @ value).transpose((0, 2, 1, 3)).reshape(q.shape)
 
 
 def observe(
@@ -192,7 +192,7 @@ def observe(
             inputs = [popxl.graph_input(t.shape, t.dtype) for t in (q, k, v, seed)]
             y = attend(*inputs, p, twist)
             popxl.graph_output(y)
-        if twist == "shares are changed":  # there is no gradient of that
+        if twist == "probs are changed":  # there is no gradient of that
             results = list(ops.call(graph, q, k, v, seed))
         else:
             named = addons.GraphWithNamedArgs(graph)
@@ -242,9 +242,7 @@ def test_programs_are_fused_and_give_the_interpreters_numbers(
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize(
-    "twist", ["scores are seen", "shares are changed", "shares are seen before"]
-)
+@pytest.mark.parametrize("twist", ["scores are seen", "probs are changed", "probs are seen before"])
 def test_what_others_see_or_change_is_not_fused(twist: str, p: float) -> None:
     expected, _ = observe(popxl.float32, p, twist, False, interpret=True)
     found, counts = observe(popxl.float32, p, twist, False)
@@ -270,11 +268,11 @@ def test_what_is_multiplied_with_dy_may_be_anything(is_masked: bool) -> None:
         hiding = (
             popxl.constant(mask) if is_masked else popxl.variable(mask, popxl.float32, name="mask")
         )
-        shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.3 + hiding, axis=-1)
+        probs = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.3 + hiding, axis=-1)
         if not is_masked:
-            shares = shares * given
-        y = shares @ value
-        d = softmax_grad(dy @ value.transpose((0, 1, 3, 2)), shares, -1) * 0.3
+            probs = probs * given
+        y = probs @ value
+        d = softmax_grad(dy @ value.transpose((0, 1, 3, 2)), probs, -1) * 0.3
         turned = (query.transpose((0, 1, 3, 2)), x.transpose((0, 1, 3, 2)))
         return [y, d @ key, turned[0] @ d, turned[1] @ dy]
 

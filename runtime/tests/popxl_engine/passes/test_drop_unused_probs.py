@@ -44,11 +44,11 @@ def test_the_result_alone_has_the_same_bits(
 
 TWISTS = [
     "",
-    "shares are copied",
-    "shares are given",
-    "shares are read",
-    "shares are written",
-    "shares are stored",
+    "probs are copied",
+    "probs are given",
+    "probs are read",
+    "probs are written",
+    "probs are stored",
 ]
 
 
@@ -56,30 +56,30 @@ TWISTS = [
 @pytest.mark.parametrize("twist", TWISTS)
 def test_probabilities_are_left_out_where_nobody_reads_them(twist: str, p: float) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> List[Tensor]:
-        shares = ops.softmax(
+        probs = ops.softmax(
             q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
         )
-        y = (ops.dropout(shares, popxl.constant([3, 4], popxl.uint32), p) if p else shares) @ v
-        if twist == "shares are read":
-            return [y, ops.sum(shares)]
-        if twist == "shares are written":
-            return [y, ops.add_(shares, shares)]
-        return [y, shares]
+        y = (ops.dropout(probs, popxl.constant([3, 4], popxl.uint32), p) if p else probs) @ v
+        if twist == "probs are read":
+            return [y, ops.sum(probs)]
+        if twist == "probs are written":
+            return [y, ops.add_(probs, probs)]
+        return [y, probs]
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         operands = [popxl.variable(DATA[n], popxl.float32, name=n) for n in "qkv"]
         y, other = ops.call(ir.create_graph(attend, *operands), *operands)
-        if twist == "shares are copied":
+        if twist == "probs are copied":
             ops.call(ir.create_graph(lambda t: t, other), other)
-        if twist == "shares are stored":
+        if twist == "probs are stored":
             place = popxl.variable(np.zeros(other.shape, np.float32), name="place")
             ops.var_updates.copy_var_update_(place, other)
             other = place
-        return [y] if twist in ("", "shares are copied") else [y, other]
+        return [y] if twist in ("", "probs are copied") else [y, other]
 
     expected, _ = results(build, interpret=True)
     found, counts = results(build)
-    is_unread = twist in ("", "shares are copied")
+    is_unread = twist in ("", "probs are copied")
     assert counts == {"fused_attention_no_probs" if is_unread else "fused_attention": 1}
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -88,11 +88,11 @@ def test_probabilities_are_left_out_where_nobody_reads_them(twist: str, p: float
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_loop_gives_probabilities_where_somebody_reads_them(is_read: bool) -> None:
     def body(before: Tensor, q: Tensor, k: Tensor, v: Tensor) -> List[Tensor]:
-        shares = ops.softmax(
+        probs = ops.softmax(
             q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
         )
-        y = shares @ v
-        return [shares if is_read else before, y]
+        y = probs @ v
+        return [probs if is_read else before, y]
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         q, k, v = (popxl.variable(DATA[n], popxl.float32, name=n) for n in "qkv")

@@ -257,15 +257,15 @@ def by_hand(twist: str) -> Build:
                 dy[:, :, :4],
                 popxl.constant(np.zeros((4, 6), np.float32)),
             )
-        shares = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
-        y = shares @ value
+        probs = ops.softmax(query @ key.transpose((0, 1, 3, 2)) * 0.3 + mask, axis=-1)
+        y = probs @ value
         results = [y]
-        if twist == "shares are seen":
-            results.append(shares)
-        if twist == "shares are summed":
-            results.append(ops.sum(shares * 2.0))
-        if twist == "shares are turned":
-            results.append(shares.transpose((0, 1, 3, 2)) + 1.0)
+        if twist == "probs are seen":
+            results.append(probs)
+        if twist == "probs are summed":
+            results.append(ops.sum(probs * 2.0))
+        if twist == "probs are turned":
+            results.append(probs.transpose((0, 1, 3, 2)) + 1.0)
         if twist == "result is changed":
             results = [y + 0.0, ops.add_(y, y)]
         if twist == "result is changed in a loop":
@@ -279,7 +279,7 @@ def by_hand(twist: str) -> Build:
         if twist == "key is changed":
             ops.add_(key, key)
         at = other if twist == "another value" else value
-        d = softmax_grad(dy @ at.transpose((0, 1, 3, 2)), shares, -1) * (
+        d = softmax_grad(dy @ at.transpose((0, 1, 3, 2)), probs, -1) * (
             0.4 if twist == "another scale" else 0.3
         )
         d_query = d @ (other if twist == "another key" else key)
@@ -288,7 +288,7 @@ def by_hand(twist: str) -> Build:
             *results,
             d_query,
             asked.transpose((0, 1, 3, 2)) @ d,
-            shares.transpose((0, 1, 3, 2)) @ dy,
+            probs.transpose((0, 1, 3, 2)) @ dy,
             key + 0.0,
         ]
 
@@ -302,7 +302,7 @@ def test_attention_and_gradient_of_one_graph_are_rewritten() -> None:
 @pytest.mark.parametrize(
     "twist",
     [
-        *("shares are seen", "shares are summed", "shares are turned", "fewer queries"),
+        *("probs are seen", "probs are summed", "probs are turned", "fewer queries"),
         *("another value", "another scale", "another key", "another query"),
         *("result is changed", "result is changed in a loop", "key is changed"),
     ],
@@ -315,10 +315,10 @@ def test_what_others_see_or_change_stays(twist: str) -> None:
 def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
     def layer(x: Tensor, w: Tensor) -> List[Tensor]:
         query = (x @ w).reshape((1, 1, 6, 8))
-        shares = ops.softmax(
+        probs = ops.softmax(
             query @ query.transpose((0, 1, 3, 2)) * 0.3 + popxl.constant(causal(6)), axis=-1
         )
-        return [(shares @ query).reshape(x.shape), shares]
+        return [(probs @ query).reshape(x.shape), probs]
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         x, w = popxl.variable(numbers(6, 8, seed=0)), popxl.variable(numbers(8, 8, seed=1))
@@ -328,8 +328,8 @@ def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
             return ops.call(graph, x, w)[0]
 
         (y,) = ops.repeat(ir.create_graph(body, x, w), 2, x, w)
-        once, shares = ops.call(graph, x, w)
-        return [y, once, *([shares] if is_seen else [])]
+        once, probs = ops.call(graph, x, w)
+        return [y, once, *([probs] if is_seen else [])]
 
     assert counts_of(build) == ({"attention": 2} if is_seen else {"flash_attention": 2})
 

@@ -22,7 +22,7 @@ def test_rows_are_the_three_gradients_side_by_side(
 ) -> None:
     by(way)
     dy, query, key, value = (normal(dtype, B, H, N, D, seed=i, is_nested=True) for i in range(4))
-    shares = (
+    probs = (
         torch.softmax(normal(torch.float32, B, H, N, N, seed=5), -1).to(dtype)
         if are_given
         else None
@@ -33,8 +33,8 @@ def test_rows_are_the_three_gradients_side_by_side(
         query.transpose(2, 3),
         key,
         value.transpose(2, 3),
-        shares,
-        shares,
+        probs,
+        probs,
         0.25,
         None,
         0.0,
@@ -97,10 +97,10 @@ def test_heads_of_values_may_have_a_width_of_their_own(width: int) -> None:
         with graph:
             inputs = [popxl.graph_input(t.shape, t.dtype) for t in heads]
             query, key, value = (t.transpose((0, 2, 1, 3)) for t in inputs)
-            shares = ops.softmax(
+            probs = ops.softmax(
                 query @ key.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(np.zeros((N, N))), -1
             )
-            popxl.graph_output((shares @ value).transpose((0, 2, 1, 3)))
+            popxl.graph_output((probs @ value).transpose((0, 2, 1, 3)))
         y, *gradients = with_gradients(graph, heads, inputs, heads[2])
         rows = [t.reshape((B * N, H, t.shape[3])) for t in gradients]
         return [y, ops.concat(rows, axis=1 if width == D else 2)]

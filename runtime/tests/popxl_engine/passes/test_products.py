@@ -63,7 +63,7 @@ def narrow(
 def by_tiles(
     lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
-    """What `tiled` makes by the library."""
+    """What `tile_gemm` makes by the library."""
     assert native.multiplies(lhs, rhs)
     return gemm(lhs, rhs, bias)
 

@@ -33,8 +33,8 @@ def both(
     shape: Tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
 ) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """Gradients from probabilities that are made again, and from those of the forward pass."""
-    operands, shares, seed = attended(shape, mask, dtype, p)
-    kept = attention_grad(*operands, *shares, 0.2, seed, p, mask)
+    operands, probs, seed = attended(shape, mask, dtype, p)
+    kept = attention_grad(*operands, *probs, 0.2, seed, p, mask)
     return attention_grad(*operands, None, None, 0.2, seed, p, mask), kept
 
 
@@ -162,10 +162,10 @@ def recomputing(p: float, is_projected: bool = False) -> Callable[[popxl.Ir], Se
     """
 
     def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, w: Tensor) -> Tensor:
-        shares = ops.softmax(
+        probs = ops.softmax(
             q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
         )
-        y = (ops.dropout(shares, seed, p) if p else shares) @ v
+        y = (ops.dropout(probs, seed, p) if p else probs) @ v
         return y @ w if is_projected else y
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
@@ -215,7 +215,7 @@ def test_probabilities_are_kept_where_the_result_is_needed_again(p: float) -> No
 TWISTS = [
     "",
     "result is read",
-    "shares are read",
+    "probs are read",
     "mask is changed",
     "seed is changed",
     "query is changed",
@@ -224,8 +224,8 @@ TWISTS = [
     "another p",
     "another scale",
     "another key",
-    "shares as factors",
-    "other shares",
+    "probs as factors",
+    "other probs",
 ]
 
 

@@ -35,10 +35,10 @@ def test_gradients_are_the_same(
     by(way)
     *_, queries, keys, _ = shape
     mask = hiding(queries, keys, band or keys, dtype)
-    operands, shares, seed = attended(shape, mask, dtype, p)
-    expected = attention_grad(*operands, *shares, 0.2, seed, p)
+    operands, probs, seed = attended(shape, mask, dtype, p)
+    expected = attention_grad(*operands, *probs, 0.2, seed, p)
     assert all(t.abs().sum() > 0 for t in expected)
-    for one, other in zip(attention_grad(*operands, *shares, 0.2, None, p, mask), expected):
+    for one, other in zip(attention_grad(*operands, *probs, 0.2, None, p, mask), expected):
         if way == "parts":
             torch.testing.assert_close(
                 one, other, rtol=0.02 if dtype is torch.bfloat16 else 1e-5, atol=1e-3
@@ -56,14 +56,14 @@ def test_what_a_query_without_keys_touches_is_no_number(
     query, key, value, dy = (normal(dtype, 1, 1, 96, 8, seed=i) for i in range(4))
     mask = hiding(96, 96, 96, dtype)
     mask[3] = -math.inf
-    shares, _ = attention(query, key.transpose(2, 3), value, mask, 0.2, None, 0.0)
+    probs, _ = attention(query, key.transpose(2, 3), value, mask, 0.2, None, 0.0)
     operands = (
         dy,
         query.transpose(2, 3),
         key,
         value.transpose(2, 3),
-        shares,
-        shares,
+        probs,
+        probs,
         0.2,
         None,
         0.0,
@@ -113,11 +113,11 @@ TWISTS = {
     "another seed": (True, True),
     "another p": (True, True),
     "other factors": (False, True),
-    "shares as factors": (True, True),
+    "probs as factors": (True, True),
     "mask is changed": (False, False),
     "seed is changed": (True, True),
-    "other shares": (False, True),
-    "shares come dropped": (False, True),
+    "other probs": (False, True),
+    "probs come dropped": (False, True),
 }
 
 

@@ -5,19 +5,18 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 
 @dataclass(eq=False)
-class Rendezvous:
+class Arrival:
     """One replica's arrival at a collective.
 
     members: replicas of its group, in group order. operands: this replica's operands. combine: the
     kernel, ``(list of each operand over the members) -> list of the members' results``. apart: the
-    same as one member sees it, ``(seat or communicator, operand) -> result``. place: which op of
-    the program this is. number: that place's number,
-    the same in every process. reads: what a member's result depends on, see `Reads`. pair: two
-    operands as one, for a reduction whose operand the replica has given up, so that ``operands``, a
-    list, alone holds it; see `folding`.
+    same as one member sees it, ``(seat or communicator, operand) -> result``. site: which op of the
+    program this is. number: that site's number, the same in every process. reads: what a member's
+    result depends on, see `Reads`. pair: two operands as one, for a reduction whose operand the
+    replica has given up, so that ``operands``, a list, alone holds it; see `TreeReduction`.
     """
 
-    place: Any
+    site: Any
     members: Tuple[int, ...]
     operands: Sequence[Any]
     combine: Callable[..., Sequence[Any]]
@@ -34,7 +33,7 @@ elements, alike for all members; the i-th of as many flat pieces as there are me
 operand, so that it waits for nobody."""
 
 
-def waits(waiting: Dict[int, Rendezvous]) -> str:
+def waits(waiting: Dict[int, Arrival]) -> str:
     """Where each replica waits, in words."""
     return "; ".join(
         f"replica {r} waits at {a.describe} for replicas {list(a.members)}"

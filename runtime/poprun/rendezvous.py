@@ -1,6 +1,6 @@
 """Where the instances of a run meet, and how they know each other there.
 
-On one machine: in a folder of mode 0700, which `poprun` makes and names in ``POPDIST_MEETING``.
+On one machine: in a folder of mode 0700, which `poprun` makes and names in ``POPDIST_RENDEZVOUS``.
 Programs that another launcher starts derive one from the user, the launcher's address and the run.
 On several machines: at an address, where
 all show that they know one secret: ``POPDIST_SECRET``, or a file's content that only this user can
@@ -23,7 +23,7 @@ from poprun import private, wire
 from poprun.environment import number_from_environment
 from poprun.interfaces import is_loopback
 
-MEETING = "POPDIST_MEETING"
+RENDEZVOUS = "POPDIST_RENDEZVOUS"
 """Environment variable, set by `poprun`: the folder of a run on one machine, or HOST:PORT."""
 SECRET, SECRET_FILE = "POPDIST_SECRET", "POPDIST_SECRET_FILE"
 """Environment variables: the secret of a run on several machines, or the file that has it."""
@@ -43,12 +43,12 @@ STORE = "store"
 """In a folder: the socket of the process that keeps the store."""
 
 
-class MeetingError(RuntimeError):
+class RendezvousError(RuntimeError):
     """The environment does not say how to meet, or what it names cannot be used."""
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """See the top of this file."""
 
     address: wire.Address
@@ -69,28 +69,28 @@ class Meeting:
         )
 
 
-def find(index: int) -> Meeting:
+def find(index: int) -> Rendezvous:
     """That of an instance, which is this one.
 
     Raises:
-        MeetingError: the launcher's variables are half set, or the folder or the secret cannot be
-            used.
+        RendezvousError: the launcher's variables are half set, or the folder or the secret cannot
+            be used.
     """
     is_first = index == 0
-    named = os.environ.get(MEETING)
+    named = os.environ.get(RENDEZVOUS)
     try:
         if named is not None and named.startswith("/"):
-            return Meeting(private.check_folder(Path(named)) / STORE, None, False)
+            return Rendezvous(private.check_folder(Path(named)) / STORE, None, False)
         if named is not None:
-            return Meeting(address_of(named), find_secret(), False)
+            return Rendezvous(address_of(named), find_secret(), False)
         host, port = _address()
         if is_one_machine(host):
-            return Meeting(_derived_folder(host, port, is_first) / STORE, None, is_first)
+            return Rendezvous(_derived_folder(host, port, is_first) / STORE, None, is_first)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             port = number_from_environment(PORT, port + 1)
-        return Meeting((host, port), find_secret(), is_first)
+        return Rendezvous((host, port), find_secret(), is_first)
     except OSError as error:
-        raise MeetingError(f"popdist: the instances cannot meet ({error}).") from None
+        raise RendezvousError(f"popdist: the instances cannot meet ({error}).") from None
 
 
 def address_of(text: str) -> Tuple[str, int]:
@@ -108,7 +108,7 @@ def is_one_machine(host: str) -> bool:
 def _address() -> Tuple[str, int]:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise MeetingError(
+        raise RendezvousError(
             f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the "
             "launcher's variables. Start the program with torchrun or poprun."
         )
@@ -129,7 +129,7 @@ def _derived_folder(host: str, port: int, is_first: bool) -> Path:
     it, and holds it.
 
     Raises:
-        MeetingError: another run holds it.
+        RendezvousError: another run holds it.
     """
     base = _base()
     run = (
@@ -143,7 +143,7 @@ def _derived_folder(host: str, port: int, is_first: bool) -> Path:
             private.make_folder(folder)
             is_ours = hold(folder)
         if not is_ours:
-            raise MeetingError(in_use(host, port))
+            raise RendezvousError(in_use(host, port))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -221,7 +221,7 @@ def find_secret() -> bytes:
     made if missing.
 
     Raises:
-        MeetingError: it is too short, or others can read the file.
+        RendezvousError: it is too short, or others can read the file.
     """
     if os.environ.get(TRUST) == "1":
         return b""
@@ -232,7 +232,7 @@ def find_secret() -> bytes:
         return _checked(_read(path), str(path))
     except FileNotFoundError:
         if SECRET_FILE in os.environ:
-            raise MeetingError(
+            raise RendezvousError(
                 f"environment variable {SECRET_FILE}: got {path}, which is not there; expected a "
                 "file that only you can read. Copy it from the first machine."
             ) from None
@@ -256,7 +256,7 @@ def secret_file() -> Path:
             / "secret"
         )
     except RuntimeError:
-        raise MeetingError(
+        raise RendezvousError(
             f"popdist: got a user without a home; expected a secret. Set {SECRET}."
         ) from None
 
@@ -288,7 +288,7 @@ def _make_secret(path: Path) -> None:
 def _checked(secret: bytes, where: str) -> bytes:
     low, high = SECRET_BYTES
     if not low <= len(secret) <= high:
-        raise MeetingError(
+        raise RendezvousError(
             f"{where}: got {len(secret)} bytes; expected a secret of {low} to {high}."
         )
     return secret

@@ -1,0 +1,246 @@
+"""A small GPT as speed runs train it today, in plain PyTorch: rotary positions, RMSNorm without
+gains, normalised queries and keys, squared ReLU, value embeddings, an untied head with capped
+logits, no biases, and Muon.
+
+Weights are float32, all arithmetic but norms and losses is in the model's type. Nothing here knows
+of the rest of the repository.
+
+Sources: K. Jordan et al. 2024, "modded-nanogpt", github.com/KellerJordan/modded-nanogpt; So et al.
+2021, "Primer", arXiv:2109.08668 (squared ReLU); Zhou et al. 2024, "Value Residual Learning",
+arXiv:2410.17897; Gemma Team 2024, arXiv:2408.00118, section 2 (capped logits).
+"""
+
+# B batch, S sequence, H hidden size, A heads, D = H / A, V vocabulary.
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of Muon's Newton-Schulz iteration, from its authors."""
+ITERATIONS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernModel:
+    """Sizes, and the type of the arithmetic."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    sequence_length: int
+    vocabulary_size: int
+    value_embeddings: int = 2
+    """Blocks, the last ones, that add an embedding of the word to attention's values."""
+    logit_cap: float = 15.0
+    """Logits are this times tanh of themselves over this."""
+    rotary_base: float = 10_000.0
+    dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernTraining:
+    """Rates at their highest; a step's factor scales all of them."""
+
+    matrix_rate: float = 0.02
+    """Of Muon, for updates whose root mean square is that of an orthogonal matrix."""
+    embedding_rate: float = 0.2
+    head_rate: float = 0.004
+    scalar_rate: float = 0.01
+    momentum: float = 0.95
+    betas: tuple[float, float] = (0.8, 0.95)
+    epsilon: float = 1e-10
+    weight_decay: float = 0.0
+
+
+class Linear(nn.Linear):
+    """Without a bias, in the type of what comes in."""
+
+    def __init__(self, inputs: int, outputs: int, std: float):
+        super().__init__(inputs, outputs, bias=False)
+        nn.init.normal_(self.weight, std=std) if std else nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+def norm(x: Tensor) -> Tensor:
+    """x over the root of its mean square, along the last axis."""
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864): x [B, S, A, D], cos and sin
+    [S, 1, D/2].
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each after a norm and added to what comes in."""
+
+    def __init__(self, model: ModernModel, has_value_embedding: bool):
+        super().__init__()
+        self.model, hidden = model, model.hidden_size
+        self.qkv = Linear(hidden, 3 * hidden, hidden**-0.5)
+        self.output = Linear(hidden, hidden, 0.0)
+        self.up = Linear(hidden, 4 * hidden, hidden**-0.5)
+        self.down = Linear(4 * hidden, hidden, 0.0)
+        self.value_shares = nn.Parameter(torch.tensor([0.5, 0.5])) if has_value_embedding else None
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, word_values: Tensor | None) -> Tensor:
+        batch, sequence, hidden = x.shape
+        qkv = self.qkv(norm(x)).view(batch, sequence, 3, self.model.heads, -1)
+        q, k, v = qkv.unbind(2)  # each [B, S, A, D]
+        if self.value_shares is not None:
+            own, word = self.value_shares.to(v.dtype)
+            v = own * v + word * word_values.view_as(v)
+        q, k = rotated(norm(q), cos, sin), rotated(norm(k), cos, sin)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.output(y.transpose(1, 2).reshape(batch, sequence, hidden))
+        return x + self.down(F.relu(self.up(norm(x))).square())
+
+
+class ModernGPT(nn.Module):
+    """The model; `forward` is the mean loss."""
+
+    def __init__(self, model: ModernModel):
+        super().__init__()
+        self.model, size = model, (model.vocabulary_size, model.hidden_size)
+        self.word = nn.Embedding(*size)
+        first = model.layers - model.value_embeddings
+        self.values = nn.ModuleList(nn.Embedding(*size) for _ in range(model.value_embeddings))
+        self.blocks = nn.ModuleList(Block(model, n >= first) for n in range(model.layers))
+        self.head = Linear(model.hidden_size, model.vocabulary_size, 0.0)
+        half = model.hidden_size // model.heads // 2
+        speeds = model.rotary_base ** -(torch.arange(half) / half)
+        angles = torch.arange(model.sequence_length)[:, None, None] * speeds
+        self.register_buffer("cos", angles.cos().to(model.dtype), persistent=False)
+        self.register_buffer("sin", angles.sin().to(model.dtype), persistent=False)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Scores of the next token, float32: ids [B, S] -> [B, S, V]."""
+        dtype, cap = self.model.dtype, self.model.logit_cap
+        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
+        x = norm(self.word(ids).to(dtype))
+        without = len(self.blocks) - len(self.values)
+        for number, block in enumerate(self.blocks):
+            has_values = number >= without
+            values = self.values[number - without](ids).to(dtype) if has_values else None
+            x = block(x, cos, sin, values)
+        return cap * torch.tanh(self.head(norm(x)).float() / cap)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy: ids and labels [B, S] -> []."""
+        return F.cross_entropy(self.logits(ids).flatten(0, 1), labels.flatten())
+
+    def matrices(self) -> list[Tensor]:
+        """Weights of the blocks, which Muon updates."""
+        return [p for block in self.blocks for p in block.parameters() if p.ndim == 2]
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Matrices with singular values near one, [n, rows, columns], rows at most columns."""
+    first, third, fifth = COEFFICIENTS
+    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(ITERATIONS):
+        square = x @ x.mT
+        x = first * x + torch.baddbmm(square * third, square, square, alpha=fifth) @ x
+    return x
+
+
+class Muon:
+    """Updates matrices by their momentum, made orthogonal; those of one shape together.
+
+    Args:
+        pieces: for a matrix of several side by side, along its rows: how many.
+    """
+
+    def __init__(self, matrices: Sequence[tuple[Tensor, int]], momentum: float, dtype: torch.dtype):
+        self.momentum, self.dtype = momentum, dtype
+        self.groups: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
+        for p, pieces in matrices:
+            rows, columns = p.shape[0] // pieces, p.shape[1]
+            shape = min(rows, columns), max(rows, columns)
+            self.groups.setdefault(shape, []).append((p, pieces))
+        self.momenta = [torch.zeros_like(p) for p, _ in matrices]
+        self._momentum_of = {id(p): m for (p, _), m in zip(matrices, self.momenta)}
+
+    @torch.no_grad()
+    def step(self, rate: float, weight_decay: float) -> None:
+        """Update each matrix from its `.grad`."""
+        for group in self.groups.values():
+            ahead = []
+            for p, pieces in group:
+                m = self._momentum_of[id(p)].lerp_(p.grad, 1 - self.momentum)
+                u = p.grad.lerp(m, self.momentum).to(self.dtype)
+                ahead += [u.mT if u.shape[0] > u.shape[1] else u for u in u.chunk(pieces)]
+            updates = iter(orthogonal(torch.stack(ahead)).float())
+            for p, pieces in group:
+                for part in p.chunk(pieces):
+                    u = next(updates)
+                    scale = math.sqrt(max(1.0, part.shape[0] / part.shape[1]))
+                    part.mul_(1 - rate * weight_decay)
+                    part.add_(u.mT if part.shape[0] > part.shape[1] else u, alpha=-rate * scale)
+
+
+class ModernTrainer:
+    """The training loop: Muon for the blocks' matrices, AdamW for the rest.
+
+    Args:
+        compiled: run the model through `torch.compile`.
+    """
+
+    def __init__(self, gpt: ModernGPT, training: ModernTraining, *, compiled: bool = False):
+        self.gpt, self.training = gpt, training
+        self.loss = torch.compile(gpt, dynamic=False) if compiled else gpt
+        scalars = [b.value_shares for b in gpt.blocks if b.value_shares is not None]
+        width = math.sqrt(768 / gpt.model.hidden_size)  # rates are given for a width of 768
+        groups = [
+            ([gpt.word.weight, *gpt.values.parameters()], training.embedding_rate * width),
+            ([gpt.head.weight], training.head_rate * width),
+            (scalars, training.scalar_rate),
+        ]
+        self.adam = torch.optim.AdamW(
+            [{"params": ps, "lr": rate, "highest": rate} for ps, rate in groups if ps],
+            betas=training.betas,
+            eps=training.epsilon,
+            weight_decay=0.0,
+            fused=True,
+        )
+        pieces = [(b.qkv.weight, 3) for b in gpt.blocks]
+        pieces += [(m.weight, 1) for b in gpt.blocks for m in (b.output, b.up, b.down)]
+        self.muon = Muon(pieces, training.momentum, gpt.model.dtype)
+
+    def step(self, ids: Tensor, labels: Tensor, factor: float) -> float:
+        """One optimizer step with all rates times a factor; returns the loss before it."""
+        self.adam.zero_grad(set_to_none=True)
+        for p in self.gpt.matrices():
+            p.grad = None
+        loss = self.loss(ids, labels)
+        loss.backward()
+        for group in self.adam.param_groups:
+            group["lr"] = group["highest"] * factor
+        self.adam.step()
+        self.muon.step(self.training.matrix_rate * factor, self.training.weight_decay)
+        return loss.item()
+
+    def state(self) -> dict[str, object]:
+        """Weights and what optimizers keep."""
+        return {
+            "gpt": self.gpt.state_dict(),
+            "adam": self.adam.state_dict(),
+            "momenta": self.muon.momenta,
+        }
+
+    def load(self, state: dict) -> None:
+        """Go on from what `state` gave."""
+        self.gpt.load_state_dict(state["gpt"])
+        self.adam.load_state_dict(state["adam"])
+        for own, saved in zip(self.muon.momenta, state["momenta"]):
+            own.copy_(saved)

@@ -1,0 +1,436 @@
+"""What loss a recipe has after so many minutes: the phased GPT, nanoGPT's recipe, and a modern one
+in plain PyTorch, on the same text, the same held-out bytes and the same cores.
+
+    python benchmarks/time_to_loss.py                       # 1, 5 and 20 minutes; takes hours
+    python benchmarks/time_to_loss.py --minutes 1 --seeds 1 --trials 4
+    python benchmarks/time_to_loss.py --ours "--config demo --optimizer adamw"
+
+Loss is bits per byte of the whole held-out text. The clock begins with the process: start-up and
+compiling count, measuring does not. Time drives each schedule. Every recipe is tuned by the same
+number of short runs, on the points of its axes, one axis after the other. Baselines run eagerly or
+compiled, and all recipes in float32 or bfloat16: in what takes most steps in their minutes. Each
+result is a file in the folder, and a run that is ended (Ctrl-C, SIGTERM) goes on with the same
+command, at the step where it was.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tokenizers import Tokenizer  # noqa: E402
+
+from benchmarks.curves import draw  # noqa: E402
+from benchmarks.harness import (  # noqa: E402
+    ROOT,
+    BenchmarkError,
+    Figures,
+    machine,
+    print_json,
+    require_file,
+    table,
+)
+from benchmarks.timed_runs import ENDED, POINTS  # noqa: E402
+from popxl_gpt.config import override, parse_command_line, to_mapping  # noqa: E402
+from popxl_gpt.data.tokenisation import token_bytes  # noqa: E402
+
+TEXT = ROOT / "data" / "files" / "stdlib"
+RESULTS = ROOT / "build" / "time_to_loss"
+OURS = (
+    "--config demo --optimizer muon --schedule wsd --minimum_learning_rate 0 "
+    "--initialisation width --hidden_size 256 --heads 8"
+)
+"""What the application is given, as flags; the axes of its search are settings, too."""
+MODES = ("eager-float32", "eager-bfloat16", "compiled-float32", "compiled-bfloat16")
+"""How a baseline may run; without instructions for bfloat16, float32 is faster."""
+RUN = "import sys; from benchmarks.timed_runs import main; sys.exit(main())"
+"""What a run's process does: this file's own modules would cost it start-up."""
+PROBE_STEPS, PROBE_MINUTES = 12, 10.0
+"""Of a probe, which tells start-up and speed of a mode: so many steps, or minutes at most."""
+BASELINES = ("nanogpt", "modern")
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+SIZES = ("2x256x4", "4x192x6", "4x256x4", "6x256x4", "6x384x6")
+"""layers x hidden_size x heads."""
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Where a recipe's search begins, and the points along its axes."""
+
+    start: Settings
+    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+SEARCHES = {
+    "ours": Search(
+        start={"schedule": "wsd", "warmup": 0.02, "decay": 0.5, "lowest": 0.0},
+        axes={
+            "learning_rate": (1e-3, 2e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2),
+            "global_batch_size": (4, 8, 16, 32),
+            "size": SIZES,
+        },
+    ),
+    "nanogpt": Search(
+        start={"schedule": "cosine", "warmup": 0.05, "lowest": 0.1}
+        | {"rate": 2e-3, "batch": 8, "size": "4x256x4"},
+        axes={"rate": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), "batch": (4, 8, 16, 32), "size": SIZES},
+    ),
+    "modern": Search(
+        start={"schedule": "wsd", "warmup": 0.0, "decay": 0.5, "lowest": 0.0}
+        | {"rate": 1.0, "batch": 8, "size": "4x256x4"},
+        axes={"rate": RATES, "batch": (4, 8, 16, 32), "size": SIZES},
+    ),
+}
+
+
+class Ended(Exception):
+    """The benchmark was told to end; what was done is kept."""
+
+
+def neighbours(axis: Sequence[Any], value: Any) -> list[Any]:
+    """The points next to one of an axis, the later one first."""
+    place = axis.index(value)
+    return [axis[i] for i in (place + 1, place - 1) if 0 <= i < len(axis)]
+
+
+def tuned(search: Search, measure: Callable[[Settings], float], trials: int) -> Settings:
+    """The best settings that so many measurements find: from the start along one axis after the
+    other, as far as the loss falls.
+    """
+    best, lowest, left = search.start, measure(search.start), trials - 1
+    tried = {json.dumps(best)}
+    while left:
+        before = best
+        for name, axis in search.axes.items():
+            improves = True
+            while improves:
+                improves = False
+                for value in neighbours(axis, best[name]):
+                    settings = {**best, name: value}
+                    if not left or json.dumps(settings) in tried:
+                        continue
+                    tried.add(json.dumps(settings))
+                    loss, left = measure(settings), left - 1
+                    if loss < lowest:
+                        best, lowest, improves = settings, loss, True
+                        break
+        if best == before:
+            break
+    return best
+
+
+class Bench:
+    """Runs and their results, in a folder."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments, self.folder = arguments, arguments.results
+        self.folder.mkdir(parents=True, exist_ok=True)
+        info = json.loads((arguments.text / "dataset.json").read_text())
+        tokenizer = Tokenizer.from_file(str(arguments.text / "tokenizer.json"))
+        sizes = token_bytes(tokenizer)
+        if sizes is None:
+            raise BenchmarkError(
+                f"{arguments.text}: got a tokenizer whose tokens' bytes are not known; expected "
+                "one of data/prepare.py. Prepare the text with it."
+            )
+        self.config, _ = parse_command_line(shlex.split(arguments.ours), program="--ours")
+        self.common = {
+            "text": str(arguments.text.resolve()),
+            "sequence_length": arguments.sequence_length,
+            "vocabulary_size": info["vocabulary_size"],
+            "token_bytes": sizes.tolist(),
+            "curve_share": arguments.curve_share,
+            "points": POINTS,
+        }
+        self.until = time.monotonic() + arguments.stop_after if arguments.stop_after else None
+        self.process: subprocess.Popen | None = None
+        self.is_ended = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+
+    def search(self, kind: str) -> Search:
+        """A recipe's search; ours begins with what the flags say."""
+        search = SEARCHES[kind]
+        if kind != "ours":
+            return search
+        model, training = self.config.model, self.config.training
+        size = f"{model.layers}x{model.hidden_size}x{model.heads}"
+        given = {
+            "learning_rate": training.learning_rate,
+            "global_batch_size": training.global_batch_size,
+            "size": size,
+        }
+        axes = {  # what the flags say is a point, wherever it lies
+            name: axis if given[name] in axis else sorted([*axis, given[name]])
+            for name, axis in search.axes.items()
+        }
+        return Search(start={**search.start, **given}, axes=axes)
+
+    def tuned(self, kind: str) -> Settings:
+        """The best settings that a recipe's trials find."""
+        minutes, trials, search = (
+            self.arguments.trial_minutes,
+            self.arguments.trials,
+            self.search(kind),
+        )
+
+        def measure(settings: Settings) -> float:
+            return loss_of(self.run(kind, self.with_mode(kind, settings, minutes), minutes))
+
+        return tuned(search, measure, trials) if trials else search.start
+
+    def with_mode(self, kind: str, settings: Settings, minutes: float) -> Settings:
+        """Settings with the mode that takes most steps in so many minutes, by probes."""
+        wanted = self.arguments.modes
+        if kind == "ours":  # has one way to run, in either precision
+            wanted = list(dict.fromkeys(f"phased-{mode.partition('-')[2]}" for mode in wanted))
+        modes = [{**settings, "mode": mode} for mode in wanted]
+        if len(modes) == 1:
+            return modes[0]
+        probes = [self.run(kind, mode, PROBE_MINUTES, is_probe=True) for mode in modes]
+        return max(zip(modes, probes), key=lambda pair: steps_in(pair[1], minutes))[0]
+
+    def run(
+        self, kind: str, settings: Settings, minutes: float, seed: int = 0, is_probe: bool = False
+    ) -> Figures:
+        """The figures of a run: from its file, or made now. A probe is not evaluated."""
+        options = {**self.common, "kind": kind, "settings": settings, "seed": seed}
+        steps = PROBE_STEPS if is_probe else self.arguments.steps
+        options |= {"seconds": 60.0 * minutes, "steps": steps, "is_probe": is_probe}
+        if kind == "ours":
+            options["config"] = self._own_config(settings)
+        text = json.dumps(options, sort_keys=True)
+        name = f"{kind}-{minutes:g}min-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        result = self.folder / f"{name}.json"
+        if not result.exists():
+            self._start({**options, "folder": str(self.folder / name), "result": str(result)})
+            print(told(kind, minutes, settings, json.loads(result.read_text())), flush=True)
+        return json.loads(result.read_text())
+
+    def _own_config(self, settings: Settings) -> Figures:
+        layers, hidden, heads = map(int, settings["size"].split("x"))
+        batch = settings["global_batch_size"]
+        micro_batch = min(batch, self.config.execution.micro_batch_size)
+        config = override(
+            self.config,
+            layers=layers,
+            hidden_size=hidden,
+            heads=heads,
+            sequence_length=self.common["sequence_length"],
+            vocabulary_size=self.common["vocabulary_size"],
+            precision=settings["mode"].partition("-")[2],
+            learning_rate=settings["learning_rate"],
+            global_batch_size=batch,
+            micro_batch_size=micro_batch,
+            validate_every=0,
+        )
+        return to_mapping(config)
+
+    def _start(self, options: Figures) -> None:
+        """Run a process to its end; it leaves a result.
+
+        Raises:
+            Ended: it was told to end, and has kept its state.
+        """
+        left = None if self.until is None else self.until - time.monotonic()
+        if self.is_ended or (left is not None and left <= 0):
+            raise Ended
+        command = [sys.executable, "-c", RUN]
+        options = {**options, "started": time.monotonic()}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends it in order
+        )
+        try:
+            _, errors = self.process.communicate(json.dumps(options), timeout=left)
+        except subprocess.TimeoutExpired:
+            self._end()
+            _, errors = self.process.communicate()
+        code, self.process = self.process.returncode, None
+        if code == ENDED or (self.is_ended and code == -signal.SIGTERM):
+            raise Ended
+        if code:
+            words = "\n".join(errors.strip().splitlines()[-15:])
+            raise BenchmarkError(
+                f"{options['kind']} with {options['settings']}: died with exit code {code}; its "
+                f"last words:\n{words}"
+            )
+
+    def _end(self, *_: Any) -> None:
+        self.is_ended = True
+        if self.process is not None:
+            self.process.terminate()
+
+
+def loss_of(figures: Figures) -> float:
+    """Bits per byte; infinite where training diverged."""
+    found = figures["bits_per_byte"]
+    return math.inf if found is None else found
+
+
+def steps_in(figures: Figures, minutes: float) -> float:
+    """How many steps a run that starts and steps like a probe takes in so many minutes."""
+    left = 60 * minutes - figures["first_seconds"]
+    return left / figures["call_seconds"] if figures["call_seconds"] else min(0.0, left)
+
+
+def told(kind: str, minutes: float, settings: Settings, figures: Figures) -> str:
+    """A line on a run."""
+    speed = 0.0 if not figures["seconds"] else figures["tokens"] / figures["seconds"]
+    found = figures["bits_per_byte"]
+    loss = "no loss" if found is None else f"{found:.4f} bits per byte"
+    return (
+        f"{kind}, {minutes:g} min: {loss}, {figures['tokens']:,} tokens, {speed:,.0f} a second, "
+        f"first step after {figures['first_seconds']:.1f} s, {json.dumps(settings)}"
+    )
+
+
+def result_of(runs: list[Figures], settings: Settings) -> Figures:
+    """A recipe's runs of the same minutes: medians, and each."""
+    losses = [loss_of(run) for run in runs]
+    return {
+        "bits_per_byte": statistics.median(losses),
+        "all_bits_per_byte": losses,
+        "tokens": statistics.median(run["tokens"] for run in runs),
+        "first_seconds": statistics.median(run["first_seconds"] for run in runs),
+        "settings": settings,
+        "curves": [[*run["curve"], end_of(run)] for run in runs],
+    }
+
+
+def end_of(run: Figures) -> Figures:
+    """The last point of a run's curve, over the whole held-out text."""
+    return {name: run[name] for name in ("seconds", "tokens", "bits_per_byte")}
+
+
+def bars(results: Mapping[str, Mapping[float, Figures]], minutes: Sequence[float]) -> list[Figures]:
+    """For each number of minutes whether ours has no more than the better baseline has after twice
+    as many.
+    """
+    found = []
+    for t in minutes:
+        losses = {
+            name: by_minutes[2 * t]["bits_per_byte"]
+            for name, by_minutes in results.items()
+            if name in BASELINES and 2 * t in by_minutes
+        }
+        if "ours" not in results or not losses:
+            continue
+        best, ours = min(losses, key=losses.__getitem__), results["ours"][t]["bits_per_byte"]
+        is_met = ours <= losses[best]
+        found.append(
+            {"minutes": t, "ours": ours, "baseline": best, "its": losses[best], "met": is_met}
+        )
+    return found
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, nargs="+", default=[1.0, 5.0, 20.0])
+    add("--seeds", type=int, help="how many; default: 3 for up to 5 minutes, else 1")
+    add("--recipes", nargs="+", default=list(SEARCHES), choices=list(SEARCHES))
+    add("--modes", nargs="+", default=list(MODES), choices=MODES)
+    add("--trials", type=int, default=12, help="runs to tune each recipe; 0: none")
+    add("--trial_minutes", type=float, default=1.0)
+    add("--steps", type=int, default=0, help="of each run at most; 0: what its minutes hold")
+    add("--ours", default=OURS, help="flags of demo/pretraining.py (default: %(default)s)")
+    add("--text", type=Path, default=TEXT, help="what data/prepare.py made (default: %(default)s)")
+    add("--sequence_length", type=int, default=256)
+    add("--curve_share", type=float, default=0.1, help="of the held-out text, for curves' points")
+    add("--results", type=Path, default=RESULTS, help="folder (default: %(default)s)")
+    add("--stop_after", type=float, help="seconds; the same command goes on")
+    add("--check", action="store_true", help="exit with 1 when a bar is missed")
+    return parser.parse_args()
+
+
+def measured(bench: Bench) -> dict[str, dict[float, Figures]]:
+    """Every recipe's results by minutes: all have the minutes asked for, and baselines twice as
+    many, too.
+    """
+    arguments = bench.arguments
+    best = {kind: bench.tuned(kind) for kind in arguments.recipes}
+    results: dict[str, dict[float, Figures]] = {kind: {} for kind in best}
+    for minutes in arguments.minutes:
+        seeds = arguments.seeds or (3 if minutes <= 5 else 1)
+        runs: dict[tuple[str, float], list[Figures]] = {}
+        for seed in range(seeds):
+            for kind in best:
+                for length in (minutes, 2 * minutes) if kind in BASELINES else (minutes,):
+                    settings = bench.with_mode(kind, best[kind], length)
+                    figures = bench.run(kind, settings, length, seed)
+                    runs.setdefault((kind, length), []).append(figures)
+                    results[kind][length] = result_of(runs[kind, length], settings)
+    return results
+
+
+def show(results: Mapping[str, Mapping[float, Figures]], verdicts: list[Figures]) -> None:
+    """Print the table and what came of the bars."""
+    rows = [
+        [f"{kind}, {minutes:g} min", f"{f['bits_per_byte']:.4f}", f"{f['tokens'] / 1e6:.2f} M"]
+        + [f"{f['first_seconds']:.1f} s"]
+        for kind, by_minutes in results.items()
+        for minutes, f in sorted(by_minutes.items())
+    ]
+    print()
+    print(table(["recipe", "bits per byte", "tokens", "first step"], rows))
+    for bar in verdicts:
+        print(
+            f"bar: ours after {bar['minutes']:g} min {bar['ours']:.4f}, {bar['baseline']} after "
+            f"{2 * bar['minutes']:g} min {bar['its']:.4f}: {'met' if bar['met'] else 'missed'}"
+        )
+
+
+def main() -> int:
+    """Exit code 0; with `--check` 1 when a bar is missed; 2 when the text is missing; 3 when it was
+    told to end, and the same command goes on.
+    """
+    arguments = parse()
+    remedy = "Make it: python data/prepare.py stdlib"
+    require_file(arguments.text / "dataset.json", "a prepared text", remedy)
+    bench = Bench(arguments)
+    try:
+        results = measured(bench)
+    except Ended:
+        print(f"ended; {arguments.results} has what was done, and the same command goes on")
+        return ENDED
+    verdicts = bars(results, arguments.minutes)
+    show(results, verdicts)
+    picture = arguments.results / "curves.png"
+    draw(picture, results)
+    figures = {"benchmark": "time_to_loss", "machine": machine(), "bars": verdicts}
+    figures |= {"results": results, "ours": arguments.ours, "trials": arguments.trials}
+    (arguments.results / "time_to_loss.json").write_text(json.dumps(figures, indent=1))
+    print(f"curves: {picture}, figures: {arguments.results / 'time_to_loss.json'}")
+    print_json(figures)
+    return 1 if arguments.check and not all(bar["met"] for bar in verdicts) else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)

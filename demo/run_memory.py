@@ -1,0 +1,49 @@
+"""The resident set of a run's first process: as it was planned, and as it was."""
+
+import time
+from typing import Optional
+
+from popxl_gpt.config import Config
+from popxl_gpt.execution.inference import evaluation_program
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.reports.plan.process import (
+    ProcessMemory,
+    own_bytes,
+    process_memory,
+    without_files,
+)
+from popxl_gpt.utils.runtime import peak_resident_bytes, resident_bytes
+from popxl_gpt.utils.units import bytes_text
+
+PLANNED_AFTER = 180.0
+"""Seconds of training after which the seconds that a plan takes are few."""
+
+
+class RunMemory:
+    """Made before the session is. ``has_planned``: the run's limit, so that its memory is to be
+    planned, too, however short the run is.
+    """
+
+    def __init__(self, config: Config, has_planned: bool):
+        self._config, self._has_planned = config, has_planned
+        self._itself, self._begin = own_bytes(config, has_planned), time.monotonic()
+        self._measured = self._peak = 0
+
+    def end(self) -> None:
+        """Note what training has come to, before the process does something else."""
+        self._measured, self._peak = resident_bytes(), peak_resident_bytes()
+
+    def text(self) -> str:
+        """What was measured, and beside it what was to be expected, where that is planned."""
+        planned, beside = self._planned(), ""
+        if planned is not None:
+            more = self._measured / planned.resident - 1
+            beside = f", {bytes_text(planned.resident)} planned ({more:+.1%})"
+        peak = bytes_text(self._peak)
+        return f"{bytes_text(self._measured)} resident{beside}; {peak} at its peak"
+
+    def _planned(self) -> Optional[ProcessMemory]:
+        if not self._has_planned and time.monotonic() - self._begin < PLANNED_AFTER:
+            return None
+        program = training_program(without_files(self._config))[0]
+        return process_memory(self._config, self._itself, program, evaluation_program)

@@ -1,0 +1,161 @@
+"""`--plan --devices N`: the fastest layouts of a model over N devices, by their plans."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, List, Tuple
+
+import popdist
+
+from popxl_gpt.config import Config, ConfigError, UserError, override
+from popxl_gpt.execution.reports.machine import speeds
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.process import Build
+from popxl_gpt.execution.reports.plan.run_plan import StepPlan, plan_step
+from popxl_gpt.execution.reports.text import table
+from popxl_gpt.utils.units import bytes_text, duration, si
+
+SHOWN = 5
+"""Layouts that are told."""
+PROCESSES = 4
+"""That plan at a time, at most; each takes about 400 MiB."""
+
+
+def splits(devices: int) -> List[Tuple[int, int, int]]:
+    """All (data parallel, tensor parallel 1, tensor parallel 2) over a number of devices."""
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    return [
+        (dp, tp1, devices // (dp * tp1))
+        for dp in divisors
+        for tp1 in divisors
+        if devices // dp % tp1 == 0
+    ]
+
+
+def layouts(config: Config, devices: int) -> List[Config]:
+    """The configuration with each layout over so many devices that it can have.
+
+    Raises:
+        ConfigError: there is none; lists what is wrong with each.
+    """
+    found, problems = [], []
+    for dp, tp1, tp2 in splits(devices):
+        try:
+            found.append(
+                override(config, data_parallel=dp, tensor_parallel_1=tp1, tensor_parallel_2=tp2)
+            )
+        except ConfigError as error:
+            problems.append(f"{dp} x {tp1} x {tp2}: {error.problems[0]}")
+    if not found:
+        raise ConfigError(
+            [
+                f"devices: got {devices}; expected a number that {config.name} splits over, as "
+                "dp x tp1 x tp2. Choose another, or change what no layout fits:",
+                *problems,
+            ]
+        )
+    return found
+
+
+def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> List[StepPlan]:
+    """Plans of all layouts over `options.devices`, the fastest first; of equally fast ones that
+    which needs less memory. With `--device_memory` only those that fit.
+    """
+    assert options.devices is not None
+    if popdist.isPopdistEnvSet():
+        raise ConfigError(
+            ["--devices: got it under a launcher; expected one process. Start it without poprun."]
+        )
+    memory = config.execution.device_memory
+    if isinstance(memory, float):
+        raise ConfigError(
+            [
+                "device_memory: got a share with --devices, whose memory is not known; expected an "
+                "amount, such as 16GiB."
+            ]
+        )
+    machine, measured = speeds(config, options)
+    chosen = layouts(override(config, device_memory=None), options.devices)
+    plan = partial(plan_step, build, machine=machine, measured=measured)
+    workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        found = sorted(pool.map(plan, chosen), key=lambda p: (p.seconds, p.program.peak_bytes))
+    return found if memory is None else that_fit(found, memory)
+
+
+def that_fit(found: List[StepPlan], memory: int) -> List[StepPlan]:
+    """Those whose peak is at most so many bytes. UserError where none is."""
+    fitting = [p for p in found if p.program.peak_bytes <= memory]
+    if not fitting:
+        least = min(p.program.peak_bytes for p in found)
+        raise UserError(
+            f"device_memory: got {bytes_text(memory)}; expected at least {bytes_text(least)}, as "
+            f"the smallest of {len(found)} layouts over {found[0].program.replicas} devices takes. "
+            "Lower --micro_batch_size, raise --attention_serialisation, or use more devices."
+        )
+    return fitting
+
+
+def layouts_text(found: List[StepPlan]) -> str:
+    """The first ones as a table, and the flags of the first."""
+    rows = [
+        (
+            "dp x tp1 x tp2",
+            "step",
+            "bound by",
+            "compute",
+            "links",
+            "remote",
+            "throughput",
+            "of the limit",
+            "device memory",
+            "remote memory",
+        )
+    ]
+    for p in found[:SHOWN]:
+        steps, execution = p.program.steps, p.config.execution
+        rows.append(
+            (
+                f"{execution.data_parallel} x {execution.tensor_parallel_1} x "
+                f"{execution.tensor_parallel_2}",
+                duration(p.seconds),
+                p.bound,
+                duration(sum(t.compute for t in p.times) / steps),
+                duration(sum(t.link for t in p.times) / steps),
+                duration(sum(t.remote for t in p.times) / steps),
+                si(p.tokens_per_second, "tokens/s"),
+                f"{p.limit / p.seconds:.1%}",
+                bytes_text(p.program.peak_bytes),
+                bytes_text(p.program.remote_memory_bytes),
+            )
+        )
+    best = found[0].config.execution
+    flags = (
+        f"--data_parallel {best.data_parallel} --tensor_parallel_1 {best.tensor_parallel_1} "
+        f"--tensor_parallel_2 {best.tensor_parallel_2}"
+    )
+    shown = min(SHOWN, len(found))
+    return (
+        f"layouts of {found[0].config.name} over {found[0].program.replicas} devices: the fastest "
+        f"{shown} of {len(found)}\n\n{table(rows)}\n\n"
+        f"Bounds are seconds per step, memory is per device.\nThe first one's flags: {flags}"
+    )
+
+
+def layouts_values(found: List[StepPlan]) -> "List[dict[str, Any]]":
+    """All layouts as plain values, the fastest first."""
+    return [
+        {
+            "data_parallel": p.config.execution.data_parallel,
+            "tensor_parallel_1": p.config.execution.tensor_parallel_1,
+            "tensor_parallel_2": p.config.execution.tensor_parallel_2,
+            "seconds": p.seconds,
+            "limit_seconds": p.limit,
+            "bound": p.bound,
+            "tokens_per_second": p.tokens_per_second,
+            "device_peak_bytes": p.program.peak_bytes,
+            "remote_bytes_per_replica": p.program.remote_memory_bytes,
+        }
+        for p in found
+    ]

@@ -1,0 +1,96 @@
+"""What of a session a checkpoint holds: layers with their tensors, seeds, counters."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+import popxl
+import popxl_addons as addons
+from popxl.tensor import Variable
+
+from popxl_gpt.config import Config
+from popxl_gpt.execution.overflow import COUNTED, SEEDS
+from popxl_gpt.modelling import Parameter, Table, model_table
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands."""
+
+    step: int
+    """Optimizer steps done."""
+    data: str
+    """Fingerprint of the training data."""
+    metrics: Optional[int] = None
+    """Lines that metrics.jsonl has by then; None where that was not written down."""
+    validation_loss: Optional[float] = None
+    """The loss on held-out text after this step, where it was measured and is a number."""
+    tokens: Optional[int] = None
+    """Seen so far; None: as many as so many steps of the configuration's batch have."""
+
+
+def layers_of(config: Config) -> "list[str]":
+    """Names of layers, in the order of a checkpoint's files."""
+    return ["embedding", *(f"decoder.{n}" for n in range(config.model.layers)), "head"]
+
+
+def layer_variables(
+    session: addons.TaskSession, config: Config
+) -> "dict[str, dict[str, Variable]]":
+    """Variables of the state by layer and by name in the layer's file."""
+    return {
+        layer: {
+            f"{kind}.{name}": variable
+            for kind in ("weights", "optimizer")
+            if f"{kind}.{layer}" in session.state
+            for name, variable in session.state[f"{kind}.{layer}"].to_dict().items()
+        }
+        for layer in layers_of(config)
+    }
+
+
+def layer_bytes(session: addons.TaskSession, config: Config) -> "dict[str, int]":
+    """Bytes of each layer's tensors in a checkpoint."""
+    table = model_table(config.model)
+
+    def size(layer: str, name: str, variable: Variable) -> int:
+        parameter = parameter_of(table, layer, name)
+        width = 2 if variable.dtype is popxl.float16 else 4
+        return width * (1 if parameter is None else math.prod(parameter.shape))
+
+    return {
+        layer: sum(size(layer, name, variable) for name, variable in variables.items())
+        for layer, variables in layer_variables(session, config).items()
+    }
+
+
+def scalars_of(session: addons.TaskSession) -> "dict[str, Variable]":
+    """Variables of the state that belong to no layer, seeds and counters, by name."""
+    found: "dict[str, Any]" = session.state.to_dict()
+    return {name: found[name] for name in (*SEEDS, *COUNTED) if name in found}
+
+
+def parameter_of(table: Table, layer: str, name: str) -> Optional[Parameter]:
+    """The parameter that a tensor of the state is laid out like; none for scalars."""
+    kind, _, rest = name.partition(".")
+    if kind == "optimizer":
+        rest, _, moment = rest.rpartition(".")
+        if moment == "step":
+            return None
+    return table[f"{layer}.{rest}"]
+
+
+def whole_tensor(
+    table: Table, layer: str, name: str, pieces: np.ndarray, config: Config
+) -> np.ndarray:
+    """A tensor as a checkpoint has it, from the host data of its variable."""
+    parameter, execution = parameter_of(table, layer, name), config.execution
+    if parameter is None:
+        return np.asarray(pieces, order="C")  # not ascontiguousarray, which gives scalars an axis
+    return parameter.unshard(pieces, execution.tensor_parallel_1, execution.tensor_parallel_2)
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether all numbers are; minimum and maximum are NaN where one is, and need no memory."""
+    return array.size == 0 or bool(np.isfinite(array.min()) and np.isfinite(array.max()))

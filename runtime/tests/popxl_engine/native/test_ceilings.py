@@ -1,0 +1,57 @@
+"""The loops that measure what a CPU can do at most do the work that they are counted for."""
+
+import pytest
+import torch
+from helpers.matrices import random
+from helpers.products import needs_tiles
+from popxl_engine.native import library
+from popxl_engine.planner import measuring
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="no C++ compiler")
+ROUNDS, NUMBERS = 3, 4096
+LOADS = {"registers": 0, "second cache": 1}
+
+
+def multiplied(panels: torch.Tensor, threads: int, rounds: int, where: str) -> float:
+    """The sum of all products."""
+    done, before = torch.zeros((), dtype=torch.float64), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        library.call(
+            "multiply_ceiling", (panels.dtype,), panels, NUMBERS, rounds, LOADS[where], done
+        )
+    finally:
+        torch.set_num_threads(before)
+    return done.item()
+
+
+@pytest.mark.parametrize("where", LOADS)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_tiles)])
+def test_each_round_and_thread_multiplies_as_much_wherever_operands_come_from(dtype, where):
+    ones = torch.ones(2 * NUMBERS, dtype=dtype)
+    once = multiplied(ones, threads=1, rounds=1, where="second cache")
+    assert once % NUMBERS == 0 and once >= 4 * NUMBERS, "each number meets several rows"
+    for threads, rounds in ((1, ROUNDS), (2, ROUNDS)):
+        assert multiplied(ones, threads, rounds, where) == threads * rounds * once
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_tiles)])
+def test_operands_from_the_cache_are_the_panels_numbers(dtype):
+    panels = (random(2 * NUMBERS) * 8).round().to(dtype)  # whole numbers: sums are exact
+    rows = multiplied(torch.ones(NUMBERS, dtype=dtype), 1, 1, "second cache") / NUMBERS
+    for threads in (1, 2):
+        own = panels[: threads * NUMBERS].double().sum().item()
+        assert multiplied(panels, threads, ROUNDS, "second cache") == ROUNDS * rows * own
+
+
+def test_reading_reads_every_number():
+    numbers = (random(1 << 16) * 8).round()
+    done = torch.zeros((), dtype=torch.float64)
+    library.call("read_ceiling", (), numbers, numbers.numel(), done)
+    assert done.item() == numbers.double().sum().item()
+
+
+@pytest.mark.slow
+def test_no_product_is_faster_than_the_ceiling():
+    ceiling = measuring.multiply_rate(torch.float32, from_cache=False)
+    assert measuring.product_rate(512, torch.float32) < 1.25 * ceiling

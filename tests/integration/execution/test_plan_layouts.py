@@ -1,0 +1,89 @@
+"""`--plan --devices N`: the search for layouts against a plan of each, and against counting."""
+
+import json
+
+import pytest
+
+from popxl_gpt.config import ConfigError, UserError
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan.layouts import (
+    fastest_layouts,
+    layouts,
+    layouts_text,
+    layouts_values,
+    splits,
+    that_fit,
+)
+from tests.integration.execution.plan_cases import SPEEDS, configuration, planned
+
+GRIDS = [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
+
+
+def search(**changes):
+    options = PlanOptions(plan=True, devices=2, **{**SPEEDS, "link_gbps": 0.3})
+    return fastest_layouts(training_program, configuration(**changes), options)
+
+
+def test_splits_are_all_ordered_products():
+    for devices in (1, 6, 8, 12):
+        numbers = range(1, devices + 1)
+        expected = [
+            (a, b, c) for a in numbers for b in numbers for c in numbers if a * b * c == devices
+        ]
+        assert splits(devices) == expected
+
+
+def test_layouts_are_those_that_the_model_can_have():
+    found = {
+        (e.data_parallel, e.tensor_parallel_1, e.tensor_parallel_2)
+        for e in (c.execution for c in layouts(configuration(), 12))
+    }
+    # heads 6 and global batch 6 split over 1, 2, 3 and 6; hidden size 60 over all but 8 and the like
+    assert found == {
+        (dp, tp1, tp2)
+        for dp, tp1, tp2 in splits(12)
+        if 6 % dp == 0 and 6 % tp1 == 0 and 60 % tp2 == 0
+    }
+
+
+def test_devices_that_no_layout_splits_over_are_refused_with_what_is_wrong_with_each():
+    with pytest.raises(ConfigError, match="devices: got 7; expected a number that tiny") as caught:
+        layouts(configuration(), 7)
+    assert len(caught.value.problems) == 1 + 3
+    assert caught.value.problems[1].startswith("1 x 1 x 7: ")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A plan of each layout by itself, the fastest first."""
+    plans = [planned(configuration(grid), link_gbps=0.3) for grid in GRIDS]
+    return sorted(plans, key=lambda p: (p.seconds, p.program.peak_bytes))
+
+
+@pytest.mark.slow
+def test_the_fastest_layouts_come_first_and_their_plans_are_those_of_each_alone(alone):
+    found = search(device_memory=2**40)
+    assert [p.config for p in found] == [p.config for p in alone]
+    assert [p.program for p in found] == [p.program for p in alone]
+    assert [p.seconds for p in found] == [p.seconds for p in alone]
+
+
+def test_the_text_names_the_flags_of_the_fastest_layout(alone):
+    first, text = alone[0].config.execution, layouts_text(alone)
+    assert f"--tensor_parallel_1 {first.tensor_parallel_1} --tensor_parallel_2" in text
+    assert "the fastest 3 of 3" in text
+    assert json.loads(json.dumps(layouts_values(alone)))[0]["seconds"] == alone[0].seconds
+
+
+def test_layouts_that_do_not_fit_device_memory_are_left_out(alone):
+    peaks = sorted(p.program.peak_bytes for p in alone)
+    assert len(set(peaks)) == 3
+    assert that_fit(alone, peaks[1]) == [p for p in alone if p.program.peak_bytes < peaks[2]]
+    with pytest.raises(UserError, match="expected at least .* smallest of 3 layouts over 2"):
+        that_fit(alone, peaks[0] - 1)
+
+
+def test_a_share_of_memory_that_nobody_knows_is_refused():
+    with pytest.raises(ConfigError, match="device_memory: got a share with --devices"):
+        search(device_memory=0.5)

@@ -1,0 +1,265 @@
+"""Runs against the clock: what they measure, that they go on, and how recipes are tuned."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import time_to_loss, timed_runs
+from benchmarks.modern_gpt import (
+    Linear,
+    ModernGPT,
+    ModernModel,
+    ModernTrainer,
+    ModernTraining,
+    Muon,
+    rotated,
+)
+from benchmarks.time_to_loss import Search, bars, steps_in, tuned
+from benchmarks.timed_runs import Clock, Run, factor_at
+from popxl_gpt.config import override, preset, to_mapping
+from popxl_gpt.data import TokenDataset
+from popxl_gpt.data.prepare import main as prepare
+from popxl_gpt.execution.evaluation import Evaluation
+from tests.integration.plain_muon import newton_schulz
+
+ROOT = Path(__file__).resolve().parents[2]
+SEQUENCE, VOCABULARY = 16, 280
+CONSTANT = {"schedule": "constant", "warmup": 0.0, "lowest": 0.0}
+SETTINGS = {
+    "ours": {**CONSTANT, "mode": "phased-float32"},
+    "nanogpt": {**CONSTANT, "mode": "eager-float32", "rate": 1e-2, "batch": 4, "size": "2x32x2"},
+    "modern": {**CONSTANT, "mode": "eager-float32", "rate": 0.5, "batch": 4, "size": "2x32x2"},
+}
+MODEL = ModernModel(
+    layers=2,
+    hidden_size=32,
+    heads=2,
+    sequence_length=SEQUENCE,
+    vocabulary_size=VOCABULARY,
+    dtype=torch.float32,
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """Some of this repository's source, as data/prepare.py makes it."""
+    folder = tmp_path_factory.mktemp("text") / "prepared"
+    flags = {
+        "inputs": ROOT / "config" / "*.py",
+        "output": folder,
+        "vocabulary_size": VOCABULARY,
+        "sequence_length": SEQUENCE,
+        "workers": 1,
+    }
+    prepare(["text", *(str(word) for n, v in flags.items() for word in (f"--{n}", v))])
+    return folder
+
+
+def options_of(kind: str, text: Path, folder: Path, steps: int) -> dict:
+    sizes = {"vocabulary_size": VOCABULARY, "sequence_length": SEQUENCE}
+    config = override(
+        preset("tiny"),
+        **sizes,
+        **{"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1},
+        **{"global_batch_size": 4, "micro_batch_size": 4, "learning_rate": 1e-2},
+    )
+    return {
+        **sizes,
+        "kind": kind,
+        "settings": SETTINGS[kind],
+        "config": to_mapping(config),
+        "seed": 1,
+        "text": str(text),
+        "token_bytes": [1 + n % 7 for n in range(VOCABULARY)],
+        "curve_share": 0.05,
+        "points": 0,
+        "seconds": 1e6,
+        "steps": steps,
+        "is_probe": False,
+        "folder": str(folder),
+        "started": timed_runs.time.monotonic(),
+    }
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_run_that_is_told_to_end_goes_on_to_the_same_loss(kind, text, tmp_path):
+    whole = Run(options_of(kind, text, tmp_path / "whole", steps=4))
+    assert whole.whole()
+    assert whole.record.bits_per_byte < 7, "it has learned: 8 bits are no knowledge at all"
+
+    options = options_of(kind, text, tmp_path / "ended", steps=4)
+    first = Run(options)
+    train = first.recipe.train
+
+    def ended_in_step_2(batches, factor):
+        if first.record.step == 1:
+            first.end()
+        return train(batches, factor)
+
+    first.recipe.train = ended_in_step_2
+    assert not first.whole()
+    assert first.record.step == 2
+    second = Run({**options, "started": timed_runs.time.monotonic()})
+    assert second.whole()
+    assert second.record.step == 4
+    assert second.record.tokens == whole.record.tokens == 4 * 4 * SEQUENCE
+    assert second.record.bits_per_byte == whole.record.bits_per_byte
+    if kind == "ours":
+        assert_is_the_applications_own_measure(whole)
+
+
+def assert_is_the_applications_own_measure(run: Run) -> None:
+    sizes = TokenDataset(
+        str(run.text / "validation-*.tfrecord"), SEQUENCE, VOCABULARY, stride=SEQUENCE
+    )
+    with run.recipe.evaluating():
+        text_bytes = np.array(run.options["token_bytes"])
+        session, config = run.recipe.forward, run.recipe.forward_config
+        found = Evaluation(session, config, sizes, None, text_bytes).measure()
+    assert run.record.bits_per_byte == pytest.approx(found.bits_per_byte, rel=1e-6)
+
+
+def test_the_clock_stands_still_while_it_is_told_to(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(timed_runs.time, "monotonic", lambda: now[0])
+    clock = Clock(started=90.0)
+    with clock.stopped():
+        now[0] = 250.0
+    now[0] = 253.0
+    assert clock.seconds == 13.0
+
+
+def test_rates_follow_the_time_that_is_over():
+    cosine = {"schedule": "cosine", "warmup": 0.1, "lowest": 0.1}
+    assert factor_at(cosine, 0.05) == pytest.approx(0.5, abs=1e-3)
+    assert factor_at(cosine, 0.55) == pytest.approx(0.55, abs=1e-3)  # half of the way to 0.1
+    stable = {"schedule": "wsd", "warmup": 0.0, "decay": 0.4, "lowest": 0.0}
+    assert [factor_at(stable, p) for p in (0.0, 0.6, 0.8)] == pytest.approx([1, 1, 0.5], abs=1e-3)
+    assert factor_at(stable, 1.2) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_search_goes_down_along_each_axis_and_measures_no_point_twice():
+    def loss(settings):
+        tried.append((settings["a"], settings["b"]))
+        return (settings["a"] - 4) ** 2 + (settings["b"] - 1) ** 2
+
+    search = Search(start={"a": 1, "b": 2}, axes={"a": range(7), "b": range(4)})
+    for trials, best in ((1, {"a": 1, "b": 2}), (3, {"a": 3, "b": 2}), (50, {"a": 4, "b": 1})):
+        tried: list = []
+        assert tuned(search, loss, trials) == best
+        assert len(tried) == len(set(tried)) <= trials
+
+
+def test_the_mode_with_most_steps_in_the_minutes_is_taken():
+    eager = {"first_seconds": 5.0, "call_seconds": 0.5}
+    compiled = {"first_seconds": 50.0, "call_seconds": 0.4}
+    assert steps_in(eager, 1) == pytest.approx(110)
+    assert steps_in(compiled, 1) < steps_in(eager, 1)
+    assert steps_in(compiled, 5) > steps_in(eager, 5)
+
+
+def test_the_bar_is_the_better_baselines_loss_after_twice_the_time():
+    def with_losses(*losses):
+        return {minutes: {"bits_per_byte": loss} for minutes, loss in zip((1.0, 2.0), losses)}
+
+    results = {
+        "ours": with_losses(2.0),
+        "nanogpt": with_losses(3.0, 2.5),
+        "modern": with_losses(2.4, 1.9),
+    }
+    (bar,) = bars(results, [1.0])
+    assert bar == {"minutes": 1.0, "ours": 2.0, "baseline": "modern", "its": 1.9, "met": False}
+
+
+def test_the_modern_baseline_sees_no_later_word_and_knows_distances_alone():
+    torch.manual_seed(0)
+    gpt = ModernGPT(MODEL)
+    for p in gpt.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    ids = torch.randint(0, VOCABULARY, (1, SEQUENCE))
+    other = ids.clone()
+    other[0, 9:] = (ids[0, 9:] + 1) % VOCABULARY
+    same = gpt.logits(ids)[0, :9] - gpt.logits(other)[0, :9]
+    assert same.abs().max() < 1e-5
+    assert gpt.logits(ids).abs().max() < MODEL.logit_cap
+
+    q, k = torch.randn(2, 1, 1, 1, 16)
+    q, k = (rotated(t.expand(1, SEQUENCE, 1, 16), gpt.cos, gpt.sin)[0, :, 0] for t in (q, k))
+    scores = q @ k.T  # of equal queries and keys: by place alone
+    for distance in (1, 5):
+        at_distance = scores.diagonal(distance)
+        assert at_distance.std() < 1e-5 < (at_distance[0] - scores[0, 0]).abs()
+
+
+def test_the_modern_baselines_muon_is_the_plain_loop():
+    torch.manual_seed(0)
+    wide, tall, three = Linear(8, 12, 1.0), Linear(12, 6, 1.0), Linear(8, 24, 1.0)
+    layers = {wide: 1, tall: 1, three: 3}
+    muon = Muon([(layer.weight, n) for layer, n in layers.items()], 0.9, torch.float32)
+    expected = {layer: layer.weight.detach().clone() for layer in layers}
+    momenta = {layer: torch.zeros_like(layer.weight) for layer in layers}
+    for _ in range(2):
+        for layer, pieces in layers.items():
+            layer.weight.grad = torch.randn_like(layer.weight)
+            momenta[layer] = 0.9 * momenta[layer] + 0.1 * layer.weight.grad
+            ahead = 0.9 * momenta[layer] + 0.1 * layer.weight.grad
+            for part, u in zip(expected[layer].chunk(pieces), ahead.chunk(pieces)):
+                length = max(1.0, part.shape[0] / part.shape[1]) ** 0.5
+                part.copy_(part * (1 - 0.1 * 0.3) - 0.1 * length * newton_schulz(u))
+        muon.step(0.1, weight_decay=0.3)
+    for layer in layers:
+        torch.testing.assert_close(layer.weight, expected[layer], rtol=1e-4, atol=1e-5)
+
+
+def test_every_weight_of_the_modern_baseline_is_trained():
+    torch.manual_seed(0)
+    trainer = ModernTrainer(ModernGPT(MODEL), ModernTraining())
+    before = {name: p.detach().clone() for name, p in trainer.gpt.named_parameters()}
+    ids = torch.randint(0, VOCABULARY, (4, SEQUENCE))
+    losses = [trainer.step(ids, ids.roll(-1, 1), 1.0) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    assert not [n for n, p in trainer.gpt.named_parameters() if torch.equal(p, before[n])]
+
+
+@pytest.mark.slow
+def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_path):
+    command = [sys.executable, "benchmarks/time_to_loss.py", "--text", str(text)]
+    command += ["--sequence_length", str(SEQUENCE), "--results", str(tmp_path)]
+    command += ["--minutes", "5", "--steps", "2", "--seeds", "1", "--trials", "0"]
+    command += ["--modes", "eager-float32"]
+
+    def run():
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert {k: sorted(map(float, v)) for k, v in figures["results"].items()} == {
+        "ours": [5.0],
+        "nanogpt": [5.0, 10.0],
+        "modern": [5.0, 10.0],
+    }
+    assert len(figures["bars"]) == 1
+    for by_minutes in figures["results"].values():
+        for result in by_minutes.values():
+            assert 0 < result["bits_per_byte"] < 12
+            assert result["tokens"] == 2 * 8 * SEQUENCE
+            assert result["first_seconds"] > 0.5, "start-up counts"
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "time_to_loss.json").read_text())["bars"] == figures["bars"]
+    again = run()
+    assert len(again.stdout.splitlines()) == len(done.stdout.splitlines()) - 5, "nothing ran again"
+    assert json.loads(again.stdout.splitlines()[-1])["results"] == figures["results"]
+
+
+def test_a_missing_text_is_told_with_its_remedy(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["time_to_loss.py", "--text", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        time_to_loss.main()
+    assert ended.value.code == 2
+    assert "python data/prepare.py stdlib" in capsys.readouterr().err

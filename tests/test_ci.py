@@ -1,0 +1,82 @@
+"""`.ci/run` installs the programs that tests need where they are missing, and nothing else."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from popxl_gpt.utils.pages import ROOT
+
+SYSTEM = ("bash", "dirname", "mktemp", "rm", "tee", "grep", "tail", "cat", "env")
+NEEDED = ("c++", "cc", "ip", "chromium")
+PROGRAMS = {
+    "make": "echo '1 passed in 0.1s'; exit $MAKE_CODE",
+    "apt-get": 'echo "$@" >> "$CALLS"; exit $APT_CODE',
+    "id": "echo $USER_ID",
+    "python3": f'exec {sys.executable} "$@"',
+    **dict.fromkeys(NEEDED, "exit 0"),
+}
+
+
+@pytest.fixture
+def ci_run(tmp_path):
+    """Runs `.ci/run` on a machine that has all programs but some. Returns what it left, and the
+    calls of apt-get.
+    """
+
+    def run(*without, user=0, apt=0, make=0):
+        programs, calls = tmp_path / "bin", tmp_path / "calls"
+        programs.mkdir()
+        for name in SYSTEM:
+            (programs / name).symlink_to(shutil.which(name))
+        for name, script in PROGRAMS.items():
+            if name not in without:
+                (programs / name).write_text(f"#!/bin/bash\n{script}\n")
+                (programs / name).chmod(0o755)
+        settings = {"PATH": programs, "CALLS": calls, "USER_ID": user, "APT_CODE": apt}
+        environment = {name: str(value) for name, value in {**settings, "MAKE_CODE": make}.items()}
+        done = subprocess.run(
+            [ROOT / ".ci/run"], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.splitlines()[-1] == "1 passed in 0.1s"
+        return done, calls.read_text().splitlines() if calls.exists() else []
+
+    return run
+
+
+def test_a_machine_that_has_everything_gets_nothing(ci_run):
+    done, calls = ci_run()
+    assert (done.returncode, done.stderr, calls) == (0, "", [])
+
+
+@pytest.mark.parametrize("missing, package", [("chromium", "chromium"), ("c++", "g++")])
+def test_what_is_missing_is_installed(missing, package, ci_run):
+    done, calls = ci_run(missing)
+    assert done.returncode == 0
+    assert calls == ["-qq update", f"-qq install -y --no-install-recommends {package}"]
+
+
+def test_the_exit_code_is_that_of_the_tests(ci_run):
+    assert ci_run("ip", make=1)[0].returncode == 1
+
+
+def test_another_user_is_told_what_to_install(ci_run):
+    done, calls = ci_run("chromium", "ip", user=1000)
+    assert calls == []
+    assert "Run: sudo apt install iproute2 chromium" in done.stderr
+
+
+def test_an_installation_that_fails_is_told_and_tests_run_nevertheless(ci_run):
+    done, _ = ci_run("ip", apt=100)
+    assert "got an error from apt-get; expected it to install iproute2" in done.stderr
+
+
+def test_contributors_are_told_of_the_same_packages():
+    packages = set(re.findall(r'^    ".+:(.+)"$', (ROOT / ".ci/run").read_text(), re.MULTILINE))
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (told,) = re.findall(r"sudo apt install (.+)", text)
+    assert set(told.split()) == packages | {"python3-venv"} and len(packages) == 5
+    assert os.access(ROOT / ".ci/run", os.X_OK)
