@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,30 @@ def to_yaml(config: Config) -> str:
 
 def changes(config: Config) -> "tuple[str, dict[str, Any]]":
     """What a configuration is but for some leaves, in words, and those leaves by their dotted
-    names: the preset of its name, else the defaults.
+    names: the preset of its name, else what the fewest leaves differ from, the defaults or a
+    preset.
     """
-    known = config.name in preset_names()
-    told = f"preset {config.name}" if known else "the defaults"
-    base = to_mapping(preset(config.name) if known else Config(name=config.name))
-    changed = {}
-    for leaf in leaves():
-        here, there = (
-            m[leaf.section][leaf.name] if leaf.section else m[leaf.name]
-            for m in (to_mapping(config), base)
-        )
-        if here != there:
-            changed[leaf.path] = here
-    return told, changed
+    bases = _bases()
+    named = f"preset {config.name}"
+    told = [named] if named in bases else list(bases)
+    found = {name: _changed(to_mapping(config), bases[name]) for name in told}
+    return min(found.items(), key=lambda item: len(item[1]))
+
+
+@lru_cache(maxsize=1)
+def _bases() -> "dict[str, dict[str, Any]]":
+    """The defaults and all presets."""
+    presets = {f"preset {name}": to_mapping(preset(name)) for name in preset_names()}
+    return {"the defaults": to_mapping(Config()), **presets}
+
+
+def _changed(here: "dict[str, Any]", there: "dict[str, Any]") -> "dict[str, Any]":
+    """Leaves of sections that another configuration has otherwise, by their dotted names."""
+    return {
+        leaf.path: here[leaf.section][leaf.name]
+        for leaf in leaves()
+        if leaf.section and here[leaf.section][leaf.name] != there[leaf.section][leaf.name]
+    }
 
 
 def save(config: Config, file: Path) -> None:

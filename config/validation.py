@@ -374,5 +374,7 @@ def _replicas(config: Config, replicas: int) -> Iterator[Problem]:
             f"replicas: got {replicas} from the launcher; expected data_parallel * "
             f"tensor_parallel_1 * tensor_parallel_2 = {execution.data_parallel} * "
             f"{execution.tensor_parallel_1} * {execution.tensor_parallel_2} = "
-            f"{execution.replication_factor}. Start that many replicas or change one of the three.",
+            f"{execution.replication_factor}. Start that many (poprun --num-replicas "
+            f"{execution.replication_factor}; with torchrun set POPDIST_NUM_TOTAL_REPLICAS="
+            f"{execution.replication_factor}), or change one of the three.",
         )

@@ -19,7 +19,7 @@ class BatchLoader:
     Args:
         dataset: where samples come from.
         global_batch_size: samples per step over all instances.
-        seed, shuffle, instance, instances, accumulation_steps: see `BatchSampler`.
+        seed, shuffle, instance, instances, accumulation_steps, shift: see `BatchSampler`.
         prefetch: steps made ahead of time; 0 means no thread.
     """
 
@@ -33,6 +33,7 @@ class BatchLoader:
         instance: int = 0,
         instances: int = 1,
         accumulation_steps: int = 1,
+        shift: int = 0,
         prefetch: int = 2,
     ) -> None:
         self.dataset = dataset
@@ -45,6 +46,7 @@ class BatchLoader:
             instances=instances,
             accumulation_steps=accumulation_steps,
             mixture=dataset.mixture,
+            shift=shift,
         )
         self.prefetch = prefetch
         self._pending: dict[int, Future[tuple[np.ndarray, np.ndarray]]] = {}

@@ -2,7 +2,7 @@
 
 Samples form one endless stream: epoch after epoch, each epoch a permutation of the data of its own.
 Batch `step` is the stream's samples from `step * global_batch_size` on, so no tail is lost, and any
-step is found in O(1).
+step is found in O(1). Where steps before had batches of another size, that place is shifted.
 """
 
 import math
@@ -150,6 +150,8 @@ class BatchSampler:
     """Slices of the global batch that are split over instances one by one."""
     mixture: Mixture | None = None
     """Of several sources; none: the samples are those of one."""
+    shift: int = 0
+    """Samples that were taken before, more than steps of this size take; below zero: fewer."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "global_batch_size", "instances", "accumulation_steps"):
@@ -171,20 +173,20 @@ class BatchSampler:
 
     def epochs(self, step: int) -> float:
         """Return how often the data has been seen when `step` begins."""
-        return step * self.global_batch_size / self.samples
+        return self._first(step) / self.samples
 
     def indices(self, step: int) -> np.ndarray:
         """Return this instance's samples of step `step`, int64 [global_batch_size / instances], in
         global order.
         """
-        if step < 0:
+        first = self._first(step)
+        if step < 0 or first < 0:
             raise DataError(f"step: got {step}; expected 0 or more. Steps count from 0.")
         shape = (self.accumulation_steps, self.instances, -1)
         places = np.arange(self.global_batch_size).reshape(shape)[:, self.instance].reshape(-1)
         if self.mixture is not None:
-            first = step * self.global_batch_size
             return self.mixture.samples(first + places, self.seed, self.shuffle)
-        epoch, start = divmod(step * self.global_batch_size, self.samples)
+        epoch, start = divmod(first, self.samples)
         wraps, positions = np.divmod(places + start, self.samples)
         if not self.shuffle:
             return positions
@@ -193,3 +195,7 @@ class BatchSampler:
             key = derive_key(self.seed, epoch + int(wrap))
             positions[inside] = permute(positions[inside], self.samples, key)
         return positions
+
+    def _first(self, step: int) -> int:
+        """Place of a step's first sample in the stream."""
+        return step * self.global_batch_size + self.shift

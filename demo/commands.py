@@ -49,6 +49,8 @@ class TrainOptions(PlanOptions):
     """
     samples: CountOrZero = 2
     """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
+    sample_every: CountOrZero = 0
+    """Steps after which it writes them on the way, too, for the report; 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, Optional
 
@@ -112,6 +113,7 @@ def train(config: Config, options: Options) -> int:
                     profiler,
                     tokenizer,
                     limit,
+                    Samples(tokenizer, validation_data or data, options).after_steps,
                 )
             kept.run = run
             if is_leader:
@@ -124,19 +126,24 @@ def train(config: Config, options: Options) -> int:
                 signal = run.run()
                 memory.end()
                 is_done = signal is None and run.diverged is None and run.spike is None
-                show_samples_at_end(
-                    run, tokenizer, validation_data or data, options.samples if is_done else 0
-                )
+                if is_done:
+                    show_samples_if_finite(run, tokenizer, validation_data or data, options.samples)
             finally:
                 run.close()
             run.end()
             if is_leader:
                 show_files(run.folder, run.step, memory.text())
-    if signal is None and run.diverged is not None:
-        raise DivergedError(run.diverged)
-    if signal is None and run.spike is not None:
-        raise SpikeError(run.spike)
+    if signal is None:
+        check_succeeded(run)
     return 0 if signal is None else 128 + signal
+
+
+def check_succeeded(run: TrainingRun) -> None:
+    """Raise for a run that has ended before its last step by itself."""
+    if run.diverged is not None:
+        raise DivergedError(run.diverged)
+    if run.spike is not None:
+        raise SpikeError(run.spike)
 
 
 def first_weights(config: Config) -> Optional[Weights]:
@@ -319,10 +326,28 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
     trained = f", {si(trained_count(config.model))} of them trained" if rank else ""
     print(f"{si(parameter_count(config.model))} parameters{trained}, run folder {folder.path}")
     if saved is not None:
-        print(f"continuing after step {saved.position.step}, from {saved.folder}")
+        seen = si(saved.position.tokens or 0, "tokens")
+        print(f"continuing after step {saved.position.step}, {seen}, from {saved.folder}")
 
 
-def show_samples_at_end(
+@dataclass(frozen=True)
+class Samples:
+    """Texts that the model writes while it is trained."""
+
+    tokenizer: Optional[Tokenizer]
+    data: Dataset
+    options: Options
+
+    def after_steps(self, run: TrainingRun, steps: int) -> None:
+        """Write them where they are due: not after the last step, at which they come anyway."""
+        every, end = self.options.sample_every, run.config.training.steps
+        if not every or run.step >= end or run.step // every == (run.step - steps) // every:
+            return
+        with contextlib.nullcontext() if run.line is None else run.line.away():
+            show_samples_if_finite(run, self.tokenizer, self.data, self.options.samples)
+
+
+def show_samples_if_finite(
     run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int
 ) -> None:
     """Let the model write, where there is a tokenizer and its logits are finite."""

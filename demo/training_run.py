@@ -120,9 +120,13 @@ class TrainingRun:
         profiler: Optional[StepProfiler] = None,
         tokenizer: Optional[Tokenizer] = None,
         limit_seconds: Optional[float] = None,
+        after_steps: "Callable[[TrainingRun, int], None]" = lambda run, steps: None,
     ):
-        """``limit_seconds``: of a step at the machine's physical limit, where that is known."""
+        """``limit_seconds``: of a step at the machine's physical limit, where that is known.
+        ``after_steps``: is called after each call of the session, with its number of steps.
+        """
         self.config = config
+        self._after_steps = after_steps
         self.folder = folder
         self.tokenizer = tokenizer
         self.data = data
@@ -136,7 +140,8 @@ class TrainingRun:
         self.skipped = Skipped.of(self.session)
         self.diverged: Optional[str] = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
-        self.loader = _loader(config, data)
+        self._tokens = 0 if saved is None else saved.position.tokens or 0
+        self.loader = _loader(config, data, self.step, self._tokens)
         self.validation = (
             Validation(config, validation_data, data, bytes_of_tokens(config, tokenizer))
             if validation_data is not None and config.training.validate_every > 0
@@ -160,7 +165,6 @@ class TrainingRun:
         )
         self._first_step = self.step
         last = (None if self.metrics is None else self.metrics.last) or {}
-        self._tokens = last.get("tokens", self.step * config.tokens_per_step)
         self._begin = time.monotonic() - last.get("seconds", 0.0)
         """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
@@ -312,6 +316,7 @@ class TrainingRun:
             self._record(result, rate)
             self._judge(result)
             self._judge_spike(result)
+        self._after_steps(self, iterations)
         check = self.config.execution.check_replicas
         if check and self.step // check > (self.step - iterations) // check:
             check_replicas(self.session, self.step)
@@ -617,11 +622,15 @@ class TrainingRun:
         loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):
             loss = None
-        return Position(self.step, self._fingerprint, lines, loss)
+        return Position(self.step, self._fingerprint, lines, loss, self._tokens)
 
 
-def _loader(config: Config, dataset: Dataset) -> BatchLoader:
+def _loader(config: Config, dataset: Dataset, step: int, tokens: int) -> BatchLoader:
+    """Batches of a run that has done so many steps and seen so many tokens, in batches of whatever
+    size.
+    """
     share = data_share(config)
+    samples = tokens // config.model.sequence_length
     return BatchLoader(
         dataset,
         config.training.global_batch_size,
@@ -629,6 +638,7 @@ def _loader(config: Config, dataset: Dataset) -> BatchLoader:
         instance=share.index,
         instances=share.count,
         accumulation_steps=config.gradient_accumulation,
+        shift=samples - step * config.training.global_batch_size,
     )
 
 

@@ -102,6 +102,7 @@ class SavedRun:
             manifest["data"]["fingerprint"],
             manifest.get("metrics"),
             manifest.get("validation_loss"),
+            _tokens(manifest),
         )
         _check_fits(folder, manifest, config)
         self._verify()
@@ -387,13 +388,11 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
 
 
 def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> None:
-    """Refuse a checkpoint of another model or another course through the data; tell of other
-    changes.
-    """
+    """Refuse a checkpoint of another model; tell of other changes."""
     saved, now = manifest["config"], to_mapping(config)
     before = to_mapping(Config())  # what a setting was before it could be chosen
     must_agree = [("model", name) for name in (*ARCHITECTURE, "lora_rank")]
-    must_agree += [("training", name) for name in ("global_batch_size", "optimizer")]
+    must_agree.append(("training", "optimizer"))
     problems = [
         f"{name} {old}, not {now[section][name]}"
         for section, name in must_agree
@@ -435,6 +434,14 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         changed.append(f"weights kept in {old_kept} -> {kept}, {how}")
     if changed and manifest.get("numerics") != numerics_hash(config):
         _LOG.warning("%s: continuing with other settings: %s.", folder, "; ".join(changed))
+
+
+def _tokens(manifest: "dict[str, Any]") -> int:
+    """Seen by a saved run; those that do not say it had batches of one size."""
+    saved = manifest["config"]
+    per_step = saved["training"]["global_batch_size"] * saved["model"]["sequence_length"]
+    found: int = manifest["data"].get("tokens", manifest["step"] * per_step)
+    return found
 
 
 def _weight_precision(saved: "dict[str, Any]") -> str:

@@ -107,8 +107,9 @@ def _text(name: str, value: Any) -> None:
 def _data(name: str, value: Any) -> None:
     entries = _object(name, value)
     _text(f"{name}.fingerprint", entries.get("fingerprint"))
-    if "samples" in entries:
-        _whole(f"{name}.samples", entries["samples"], 0, 2**127)
+    for count in ("samples", "tokens"):
+        if count in entries:
+            _whole(f"{name}.{count}", entries[count], 0, 2**127)
 
 
 def _seeds(name: str, value: Any) -> None:

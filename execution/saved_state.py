@@ -26,6 +26,8 @@ class Position:
     """Lines that metrics.jsonl has by then; None where that was not written down."""
     validation_loss: Optional[float] = None
     """The loss on held-out text after this step, where it was measured and is a number."""
+    tokens: Optional[int] = None
+    """Seen so far; None: as many as so many steps of the configuration's batch have."""
 
 
 def layers_of(config: Config) -> "list[str]":

@@ -328,12 +328,16 @@ def _write_manifest(
     described: "dict[str, Any]",
     files: "dict[str, Any]",
 ) -> None:
+    tokens = position.tokens
+    if tokens is None:
+        tokens = position.step * config.tokens_per_step
     manifest = {
         "format": FORMAT,
         "step": position.step,
         "data": {
             "fingerprint": position.data,
-            "samples": position.step * config.training.global_batch_size,
+            "samples": tokens // config.model.sequence_length,
+            "tokens": tokens,
         },
         **described,
         "numerics": numerics_hash(config),

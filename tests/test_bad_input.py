@@ -161,7 +161,6 @@ ROWS = [
     Row("no such checkpoint", f"{RUN} --checkpoint.load nowhere", ("nowhere: got no checkpoint", "step_<n>")),
     Row("checkpoint of another model", f"{RESUME} --hidden_size 32 --layers 3",
         ("hidden_size 64, not 32", "layers 2, not 3", "config.yml")),
-    Row("checkpoint of another batch size", f"{RESUME} --global_batch_size 16", ("global_batch_size 8, not 16",)),
     Row("checkpoint beyond the last step", f"{RUN} --checkpoint.load auto --steps 2",
         ("steps: got 2; expected at least 4",)),
     Row("checkpoint within a run of several steps",
@@ -300,6 +299,8 @@ ROWS = [
     Row("launcher's variables out of range", f"RANK=2 WORLD_SIZE=2 {RUN}", ("RANK=2 of WORLD_SIZE=2; expected 0",)),
     Row("launcher's variables of another number of replicas", f"RANK=0 WORLD_SIZE=1 POPDIST_NUM_TOTAL_REPLICAS=3 {RUN}",
         ("replicas: got 3 from the launcher; expected",)),
+    Row("torchrun without the number of replicas", f"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 {RUN} --data_parallel 4",
+        ("replicas: got 2 from the launcher; expected", "with torchrun set POPDIST_NUM_TOTAL_REPLICAS=4")),
     Row("unknown log level", f"MODEL_LOG_LEVEL=loud {RUN}", ("MODEL_LOG_LEVEL: got 'LOUD'", "unset it")),
 ]  # fmt: skip
 

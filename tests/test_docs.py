@@ -8,8 +8,8 @@ network, run shorter: `SHORTER` says how. A comment above a block says what else
 - `<!-- output -->` and `<!-- output: COMMAND -->`: what the command above, or another one of the
   page, prints; `...` stands for lines that are left out.
 - `<!-- file: NAME -->`: code that is added to a file, and run by a later command.
-- `<!-- new file: NAME -->`, `<!-- add to: NAME -->` and `<!-- add to: NAME, below: LINE -->`: code
-  that is put into the copy.
+- `<!-- new file: NAME -->`, `<!-- add to: NAME -->`, `<!-- add to: NAME, below: LINE -->` and
+  `<!-- add to: NAME, in place of: LINE -->`: code that is put into the copy.
 """
 
 import os
@@ -216,8 +216,16 @@ class Reader:
             if kind == "output":
                 self.shown.append((rest or list(self.printed)[-1], block.text))
             elif kind in ("file", "new file", "add to"):
-                name, _, line = rest.partition(", below: ")
-                put(self.folder / name, block.text, line, is_new=kind == "new file")
+                name, place, line = re.fullmatch(
+                    "(.*?)(?:, (below|in place of): (.*))?", rest
+                ).groups()
+                put(
+                    self.folder / name,
+                    block.text,
+                    line,
+                    is_new=kind == "new file",
+                    stays=place == "below",
+                )
             elif block.language == "python":
                 (self.folder / f"code_{number}.py").write_text(block.text, encoding="utf-8")
                 assert run(shorter(f"python code_{number}.py", self.page), self.folder).strip()
@@ -228,8 +236,8 @@ class Reader:
                 assert line == "..." or line in printed.splitlines(), told
 
 
-def put(file: Path, code: str, line: str, *, is_new: bool) -> None:
-    """Add code to the end of a file, or below a line of it."""
+def put(file: Path, code: str, line: "str | None", *, is_new: bool, stays: bool) -> None:
+    """Add code to the end of a file, or below a line of it, or where that line does not stay."""
     assert not (is_new and file.exists()), file
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     if not line:
@@ -237,7 +245,7 @@ def put(file: Path, code: str, line: str, *, is_new: bool) -> None:
         return
     lines = text.splitlines(keepends=True)
     (place,) = [number for number, each in enumerate(lines) if each.strip() == line]
-    file.write_text("".join([*lines[: place + 1], code, *lines[place + 1 :]]), encoding="utf-8")
+    file.write_text("".join([*lines[: place + stays], code, *lines[place + 1 :]]), encoding="utf-8")
 
 
 def name_of(page: Path) -> str:

@@ -149,6 +149,8 @@ def test_changes_are_the_leaves_that_are_not_the_presets():
     )
     named = config.override(config.Config(), name="mine", layers=3)
     assert config.changes(named) == ("the defaults", {"model.layers": 3})
+    renamed = config.preset("tiny", name="mine", steps=7)
+    assert config.changes(renamed) == ("preset tiny", {"training.steps": 7})
 
 
 def test_a_run_may_end_while_it_warms_up():

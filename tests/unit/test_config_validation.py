@@ -261,6 +261,9 @@ def test_the_number_of_replicas_that_were_started_must_fit():
         "tensor_parallel_2 = "
     ) in str(caught.value)
     assert "2 * 2 * 1 = 4" in str(caught.value)
+    assert "(poprun --num-replicas 4; with torchrun set POPDIST_NUM_TOTAL_REPLICAS=4)" in str(
+        caught.value
+    )
 
 
 def test_configurations_built_in_python_are_checked_too():

@@ -244,3 +244,17 @@ def test_synthetic_tokens_are_uniform_over_the_vocabulary():
     tokens = SyntheticDataset(sequence_length=99, vocabulary_size=50).read(np.arange(1000))
     counts = np.bincount(tokens.reshape(-1), minlength=50)
     assert counts.size == 50 and np.abs(counts - 2000).max() < 5 * np.sqrt(2000)
+
+
+def test_batches_of_other_sizes_go_on_where_those_before_have_ended():
+    shape = {"samples": 50, "seed": 3}
+    stream = BatchSampler(**shape, global_batch_size=120).indices(0)
+    first = [BatchSampler(**shape, global_batch_size=4).indices(step) for step in range(5)]
+    larger = BatchSampler(**shape, global_batch_size=12, shift=20 - 5 * 12)
+    second = [larger.indices(step) for step in range(5, 10)]
+    smaller = BatchSampler(**shape, global_batch_size=8, shift=80 - 10 * 8)
+    third = [smaller.indices(step) for step in range(10, 15)]
+    assert np.concatenate([*first, *second, *third]).tolist() == stream.tolist()
+    assert larger.epochs(5) == 20 / 50
+    with pytest.raises(DataError, match="step: got 3; expected 0 or more"):
+        larger.indices(3)

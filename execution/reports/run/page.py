@@ -263,7 +263,17 @@ def _settings(mapping: "Mapping[str, Any]") -> "Iterator[tuple[str, Any]]":
 
 
 def _about(run: RunFiles) -> str:
-    return _facts(dict(_flat(run.about)))
+    """The facts, and those that are deep inside folded away: how data were prepared."""
+    shown: "dict[str, str]" = {}
+    deep: "dict[str, str]" = {}
+    for name, values in run.about.items():
+        inside = values if isinstance(values, dict) else {}
+        below = {key: value for key, value in inside.items() if isinstance(value, dict)}
+        flat = {key: value for key, value in inside.items() if key not in below} or values
+        shown |= dict(_flat({name: flat}))
+        deep |= dict(_flat({name: below}))
+    more = f"<details><summary>how it was prepared</summary>{_facts(deep)}</details>"
+    return _facts(shown) + (more if deep else "")
 
 
 def _flat(values: Any, name: str = "", depth: int = 0) -> "Iterator[tuple[str, str]]":

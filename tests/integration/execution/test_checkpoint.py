@@ -166,7 +166,9 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert [path.name for path in checkpoints_in(tmp_path)] == ["step_00000006", "step_00000010"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000006", "step_00000010"]
     found = find("auto", tmp_path, config)
-    assert found is not None and found.position == Position(10, "data")
+    assert found is not None and found.position == Position(
+        10, "data", tokens=10 * config.tokens_per_step
+    )
     assert find("auto", tmp_path / "nothing", config) is None
 
 

@@ -1,5 +1,6 @@
 """The training job as a user runs it: what it prints and leaves."""
 
+import html
 import json
 import os
 import re
@@ -45,7 +46,9 @@ def folder(tmp_path_factory) -> Path:
                 np.stack([tokens[start : start + 17] for start in starts])
             ):
                 writer.write(payload)
-    done = train(folder, *"--limit --device_tflops 1 --link_gbps 1 --remote_gbps 1".split())
+    done = train(
+        folder, *"--limit --device_tflops 1 --link_gbps 1 --remote_gbps 1 --sample_every 8".split()
+    )
     assert done.returncode == 0, done.stderr
     (folder / "output.txt").write_text(done.stdout)
     return folder
@@ -101,7 +104,9 @@ def test_a_run_leaves_its_configuration_metrics_report_and_checkpoints(folder):
     report = (run / "report.html").read_text()
     assert "finished: step 20 of 20" in report and "Computed by --limit" in report
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert [sample["step"] for sample in samples] == [20, 20]
+    assert [sample["step"] for sample in samples] == [8, 8, 16, 16, 20, 20]
+    page = html.unescape(report)
+    assert all(sample["text"] in page for sample in samples)
     assert json.loads((run / "run.json").read_text())["training_data"]["samples"] > 0
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
         "step_00000010",
@@ -156,6 +161,31 @@ def test_a_run_can_go_back_to_an_older_checkpoint_and_leaves_the_newer_ones(fold
     assert {path.name for path in (run / "checkpoints").iterdir()} == newer
     lines = metrics_of(run).splitlines()
     assert metrics_of(folder / "runs/run-2").splitlines() == lines[10:]
+
+
+def test_batch_and_schedule_may_change_and_no_token_is_left_out(folder, tmp_path, capsys):
+    # weights hardly move, so that a loss tells which samples a step has read
+    still = "--samples 0 --dropout 0 --validate_every 0 --learning_rate 1e-12 --schedule constant"
+    flags = ("--run_folder", tmp_path, *still.split(), "--warmup_steps", 0, "--widening", 1)
+    again = (*words(folder), *flags, "--checkpoint.load", "auto", "--name", "changed")
+    run_job(*words(folder), *flags, "--steps", 8, "--name", "same")
+    run_job(*words(folder), *flags, "--steps", 3, "--name", "changed")
+    run_job(*again, "--steps", 5, "--global_batch_size", 16, "--schedule", "linear")
+    run_job(*again, "--steps", 6)
+    same, changed = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("same", "changed")
+    )
+    losses, tokens = ([line[name] for line in same] for name in ("loss", "tokens"))
+    pairs = [(losses[3] + losses[4]) / 2, (losses[5] + losses[6]) / 2]
+    expected = [*losses[:3], *pairs, losses[7]]
+    assert [line["loss"] for line in changed] == pytest.approx(expected, abs=1e-5)
+    assert [line["tokens"] for line in changed] == [*tokens[:3], tokens[4], tokens[6], tokens[7]]
+    assert len({round(loss, 3) for loss in losses}) > 4
+    said = capsys.readouterr()
+    assert "global_batch_size: 8 -> 16; training.schedule: constant -> linear" in said.err
+    assert "global_batch_size: 16 -> 8" in said.err
+    assert "continuing after step 5, 896 tokens, from" in said.out
 
 
 @pytest.mark.slow

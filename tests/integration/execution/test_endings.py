@@ -297,7 +297,7 @@ def test_auto_takes_the_newest_whole_checkpoint_and_says_what_it_passed_over(
         damage(run / f"checkpoints/step_0000000{step}")
     here(tmp_path, checkpoint__load="auto", checkpoint__keep=1, steps=4)
     said = capfd.readouterr()
-    assert f"continuing after step 2, from {run}/checkpoints/step_00000002" in said.out
+    assert f"continuing after step 2, 64.0 tokens, from {run}/checkpoints/step_00000002" in said.out
     for step in (3, 4):
         path = f"{run}/checkpoints/step_0000000{step}"
         assert f"{path}/head.safetensors: got " in said.err
@@ -440,16 +440,16 @@ def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_save
     what, tmp_path, monkeypatch, capsys
 ):
     run, away = tmp_path / "runs/run", tmp_path / "runs/away"
-    show_samples_at_end = pretraining.show_samples_at_end
+    show_samples_if_finite = pretraining.show_samples_if_finite
 
     def then_lost(*arguments):
-        show_samples_at_end(*arguments)
+        show_samples_if_finite(*arguments)
         if what == "renamed":
             run.rename(away)
         else:
             shutil.rmtree(run if what == "deleted" else run / "checkpoints")
 
-    monkeypatch.setattr(pretraining, "show_samples_at_end", then_lost)
+    monkeypatch.setattr(pretraining, "show_samples_if_finite", then_lost)
     arguments = words(tmp_path, steps=4)[2:]
     if what == "deleted checkpoints":
         assert pretraining.main(arguments) == 0
