@@ -1,5 +1,7 @@
 // What a CPU can do at most: multiply operands that are in its registers, or come from the second
 // cache, and read memory. Of operands that are all one, the sums count what was multiplied.
+#include <time.h>
+
 #include "lanes.h"
 #include "products.h"
 #ifdef HAS_TILES
@@ -107,16 +109,27 @@ static double multiply(const bfloat16* right, int64_t count, int64_t rounds) {
 #endif
 #endif
 
-// Each thread multiplies a panel of its own.
+// Seconds that this thread has run, not waited for a core.
+static double now() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
+}
+
+// Each thread multiplies a panel of its own. Found are the sum of all products, and how often the
+// threads could do this in a second, added up.
 template <class T>
-static double multiply_all(const T* right, int64_t count, int64_t rounds, bool loads, int threads) {
-  double total = 0.0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total)
+static void multiply_all(const T* right, int64_t count, int64_t rounds, bool loads, double* found,
+                         int threads) {
+  double total = 0.0, often = 0.0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total, often)
   for (int thread = 0; thread < threads; ++thread) {
     const T* own = right + thread * count;
+    const double begin = now();
     total += loads ? multiply<true>(own, count, rounds) : multiply<false>(own, count, rounds);
+    often += 1.0 / (now() - begin);
   }
-  return total;
+  found[0] = total, found[1] = often;
 }
 
 constexpr int64_t AT_ONCE = 4 * LANES;  // numbers, whose sums wait for no others
@@ -131,16 +144,16 @@ static double read(const float* from, int64_t first, int64_t end) {
 }  // namespace ceilings
 
 extern "C" {
-// Products of a panel of `count` numbers for each thread and a block of ones, all summed up.
+// Products of a panel of `count` numbers for each thread and a block of ones: `multiply_all`.
 void multiply_ceiling_f32(const float* right, int64_t count, int64_t rounds, int64_t loads,
-                          double* sum, int threads) {
-  *sum = ceilings::multiply_all(right, count, rounds, loads != 0, threads);
+                          double* found, int threads) {
+  ceilings::multiply_all(right, count, rounds, loads != 0, found, threads);
 }
 
 #ifdef HAS_TILES
 void multiply_ceiling_bf16(const bfloat16* right, int64_t count, int64_t rounds, int64_t loads,
-                           double* sum, int threads) {
-  *sum = ceilings::multiply_all(right, count, rounds, loads != 0, threads);
+                           double* found, int threads) {
+  ceilings::multiply_all(right, count, rounds, loads != 0, found, threads);
 }
 #endif
 
