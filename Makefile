@@ -75,7 +75,7 @@ torture: $(INSTALLED)
 
 # `make fuzz MINUTES=60 FUZZ_ARGS="--seed 1"` begins with that seed; without one, the clock gives it.
 fuzz: $(INSTALLED)
-	POPXL_VERIFY=1 OMP_NUM_THREADS=1 $(BIN)/python runtime/tests/fuzz.py --minutes $(MINUTES) $(FUZZ_ARGS)
+	PYTHONPATH=runtime POPXL_VERIFY=1 OMP_NUM_THREADS=1 $(BIN)/python runtime/tests/fuzz.py --minutes $(MINUTES) $(FUZZ_ARGS)
 
 bench: $(INSTALLED)
 	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py | grep -v time_to_loss); do \

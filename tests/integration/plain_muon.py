@@ -8,8 +8,8 @@ import torch
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT
 from popxl_gpt.config import Training
 
-MATRICES = {"c_attn.weight": 3, "c_proj.weight": 1, "c_fc.weight": 1}
-"""Ends of the names of what Muon updates, with the matrices that are side by side in it."""
+MATRICES = {"c_attn.weight": (1, 1, 1), "c_proj.weight": (1,), "c_fc.weight": (1,)}
+"""Ends of the names of what Muon updates, with the parts of its columns that are matrices."""
 
 
 def newton_schulz(u: torch.Tensor) -> torch.Tensor:
@@ -24,13 +24,19 @@ def newton_schulz(u: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def update_(
-    p: torch.Tensor, momentum: torch.Tensor, blocks: int, training: Training, rate: float
+    p: torch.Tensor,
+    momentum: torch.Tensor,
+    blocks: "tuple[int, ...]",
+    training: Training,
+    rate: float,
 ) -> None:
     """Change a matrix [in, out], of several side by side, and its momentum by its `.grad`."""
     mu = training.muon_momentum
     momentum.mul_(mu).add_(p.grad, alpha=1 - mu)
     ahead = momentum * mu + p.grad * (1 - mu)
-    moved = [newton_schulz(u) * 0.2 * math.sqrt(max(u.shape)) for u in ahead.chunk(blocks, dim=1)]
+    widths = [ahead.shape[1] * part // sum(blocks) for part in blocks]
+    matrices = ahead.split(widths, dim=1)
+    moved = [newton_schulz(u) * 0.2 * math.sqrt(max(u.shape)) for u in matrices]
     p.sub_(rate * (torch.cat(moved, dim=1) + training.weight_decay * p))
 
 

@@ -79,6 +79,7 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
     extra += " --stochastic_rounding" if leaf.name == "moment_precision" else ""
     extra += " --precision bfloat16" if leaf.name == "master_weights" else ""
+    extra += " --schedule wsd" if leaf.name == "decay_steps" else ""
     needs_validation = leaf.name in ("validate_first", "validate_training")
     extra += " --validate_every 2" if needs_validation else ""
     spellings = [

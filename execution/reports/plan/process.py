@@ -62,7 +62,7 @@ def own_bytes(config: Config, has_planned: bool = False) -> int:
     Args:
         has_planned: it has made a plan, and with it some of what runs need.
     """
-    session_device(config.execution.device)  # loads the engine
+    session_device("cpu")  # loads the engine; a GPU that is planned for need not be there
     if has_planned:
         return resident_bytes() + MADE_AFTER_PLAN
     execution = config.execution

@@ -23,11 +23,7 @@ def pack_qkv_grads(block: Block) -> Block:
     made: Dict[Instr, Instr] = {}
     packed: Set[Instr] = set()
     for instr in block.instrs:
-        if (
-            not instr.is_op("concat")
-            or instr.arguments["axis"] != 1
-            or len(instr.arguments["ts"]) != 3
-        ):
+        if not instr.is_op("concat") or instr.arguments["axis"] != 1:
             continue
         whole = [_whole(uses, v, n == KEY) for n, v in enumerate(instr.arguments["ts"])]
         gradient = uses.maker.get(whole[0]) if whole[0] is not None else None

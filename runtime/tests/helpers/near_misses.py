@@ -554,6 +554,11 @@ def packed(name: str) -> List[Tensor]:
         parts.append(var(12, 16, seed=7))
     if name == "two":
         parts = parts[:2]
+    if name == "three of a split":
+        pieces = ops.split(var(6, 2, 8, 8, seed=8), 3)
+        pieces[1] = pieces[1].transpose(SWAPPED)
+        parts = [t.transpose(HEADS_THIRD).reshape((16, 16)) for t in pieces]
+        return [y, d_q, d_k, d_v, ops.concat(parts, axis=1)]
     if name == "one is written":
         ops.add_(parts[2], parts[2])
     if name == "one from elsewhere":
@@ -745,7 +750,7 @@ NEAR_MISSES: Dict[str, Build] = {
     **every(of_rank_3, "no batch"),
     **every(
         packed, "another order of axes", "other rows", "other columns", "another order", "four",
-        "two", "one is written", "a gradient is seen", "one from elsewhere", "another axis",
+        "two", "three of a split", "one is written", "a gradient is seen", "one from elsewhere", "another axis",
     ),
     **every(
         numbers, "rows", "written", "views", "constants", "long constants", "two results",

@@ -2,7 +2,7 @@
 
 It gives a program for each guard that is "shown": the name of one in `near_misses`, or a scene of
 `pass_programs` as [pattern, type, where it stands, kind, place, which, other]. What no program can
-show stands under the reason for that. `python runtime/tests/find_guards.py` finds programs for new
+show stands under the reason for that. `PYTHONPATH=runtime python runtime/tests/find_guards.py` finds programs for new
 guards.
 """
 
@@ -46,4 +46,6 @@ def test_every_guard_is_shown_or_it_is_said_why_not() -> None:
     said = [(m, g) for guards in NOT_SHOWN.values() for m in guards for g in guards[m]]
     assert len(said) == len(set(said)) and not {*said} & {*SHOWN}
     found = {(module, guard) for module in MODULES for guard in guards_of(module)}
-    assert {*said, *SHOWN} == found, "python runtime/tests/find_guards.py looks for programs"
+    assert {*said, *SHOWN} == found, (
+        "PYTHONPATH=runtime python runtime/tests/find_guards.py looks for programs"
+    )
