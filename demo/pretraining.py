@@ -99,10 +99,10 @@ def train(config: Config, options: Options) -> int:
             weights = None if saved is not None else first_weights(config)
             profiler = step_profiler(config, options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
-            memory = RunMemory(config, has_planned=limit is not None)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
                     show_start(config, folder, saved)
+                memory = RunMemory(config, has_planned=limit is not None)  # loads PyTorch
                 run = TrainingRun(
                     config,
                     folder,
