@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from popxl_gpt.config import Config
+from popxl_gpt.config import Config, Execution
 
 
 def micro_batches(config: Config) -> str:
@@ -10,6 +10,13 @@ def micro_batches(config: Config) -> str:
     count, widening = config.gradient_accumulation, config.execution.widening
     together = f" ({widening} at a time)" if widening > 1 else ""
     return f"{count} micro-batch{'es' * (count > 1)}{together}"
+
+
+def layout_name(execution: Execution) -> str:
+    """Replicas as dp x tp1 x tp2."""
+    return (
+        f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
+    )
 
 
 def table(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:

@@ -13,7 +13,7 @@ from popxl_gpt.execution.reports.machine import speeds
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.process import Build
 from popxl_gpt.execution.reports.plan.run_plan import StepPlan, plan_step
-from popxl_gpt.execution.reports.text import table
+from popxl_gpt.execution.reports.text import layout_name, table
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 SHOWN = 5
@@ -114,11 +114,10 @@ def layouts_text(found: List[StepPlan]) -> str:
         )
     ]
     for p in found[:SHOWN]:
-        steps, execution = p.program.steps, p.config.execution
+        steps = p.program.steps
         rows.append(
             (
-                f"{execution.data_parallel} x {execution.tensor_parallel_1} x "
-                f"{execution.tensor_parallel_2}",
+                layout_name(p.config.execution),
                 duration(p.seconds),
                 p.bound,
                 duration(sum(t.compute for t in p.times) / steps),

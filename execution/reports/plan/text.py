@@ -5,7 +5,7 @@ import popdist
 from popxl_gpt.config import Execution
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.reports.plan.run_plan import RunPlan
-from popxl_gpt.execution.reports.text import micro_batches, table
+from popxl_gpt.execution.reports.text import layout_name, micro_batches, table
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 ASSUMPTIONS = (
@@ -27,9 +27,7 @@ def plan_text(found: RunPlan) -> str:
 
 def _head(found: RunPlan) -> str:
     execution, machine, replicas = found.config.execution, found.machine, found.program.replicas
-    layout = (
-        f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
-    )
+    layout = layout_name(execution)
     speeds = (
         ("device", "device_tflops", si(machine.flops, "FLOP/s")),
         ("links", "link_gbps", si(machine.link, "B/s")),
