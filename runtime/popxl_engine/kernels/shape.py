@@ -65,8 +65,9 @@ def slice_grad(
 @kernel("split")
 def split(t: torch.Tensor, splits: Union[int, Tuple[int, ...]], axis: int) -> List[torch.Tensor]:
     """Views of the pieces."""
-    lengths = list(splits) if isinstance(splits, tuple) else t.shape[axis] // int(splits)
-    return list(t.split(lengths, axis))
+    if not isinstance(splits, tuple):
+        splits = (t.shape[axis] // int(splits),) * int(splits)
+    return t.split_with_sizes(splits, axis)
 
 
 @kernel("concat")
