@@ -2,7 +2,7 @@
 memory, and tensors, phase by phase.
 """
 
-from typing import Dict, Sequence, Set, Tuple
+from collections.abc import Sequence
 
 from popxl.context import ExecutionContext
 from popxl.ir import Ir
@@ -43,11 +43,11 @@ def host_needs(ir: Ir) -> HostNeeds:
         phase: (here * rows.get(phase, 0), round(share * tensors.get(phase, 0)))
         for phase in {*rows, *tensors}
     }
-    most: Tuple[int, int] = max(found.values(), key=sum, default=(0, 0))
+    most: tuple[int, int] = max(found.values(), key=sum, default=(0, 0))
     return HostNeeds(*most, all_rows=here * everything)
 
 
-def _tensors(ir: Ir, together: bool) -> Dict[str, int]:
+def _tensors(ir: Ir, together: bool) -> dict[str, int]:
     """Most bytes of tensors beside rows that are alive at a time, by phase."""
     unfused = compile_unfused(ir).block
     counter = Counter(unfused)
@@ -55,7 +55,7 @@ def _tensors(ir: Ir, together: bool) -> Dict[str, int]:
     return peak_bytes(ir, True, together, counter.costlier_branch, PROCESSOR.where)
 
 
-def most_held(ir: Ir, events: Sequence[Event], readable: Set[RowId]) -> Dict[str, int]:
+def most_held(ir: Ir, events: Sequence[Event], readable: set[RowId]) -> dict[str, int]:
     """Most bytes of rows that have memory at a time on one replica, by phase.
 
     A row has memory from its first use until its contents are over; those that pass something on

@@ -7,8 +7,8 @@ Rows come and go between files and the host's memory
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import List, Optional, Sequence, Set, Tuple
 
 import torch
 from popxl.errors import GraphError, RemoteMemoryError
@@ -35,8 +35,8 @@ LONGEST = 10_000_000
 
 
 def paging_of(
-    ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device, replicas: int
-) -> Optional[Paging]:
+    ir: Ir, block: Block | None, preparation: Block | None, device: Device, replicas: int
+) -> Paging | None:
     """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no
     look-ahead.
 
@@ -75,8 +75,8 @@ def paging_of(
 
 
 def lifetimes_of(
-    ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device
-) -> Optional[Lifetimes]:
+    ir: Ir, block: Block | None, preparation: Block | None, device: Device
+) -> Lifetimes | None:
     """When rows that are used where they are may give up their memory; None where that is not
     known.
 
@@ -97,7 +97,7 @@ def stays(ir: Ir, device: Device) -> bool:
     return _on_host(ir, device) and ir.remote_files is None
 
 
-def readable_rows(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
+def readable_rows(ir: Ir, preparation: Block | None) -> set[RowId]:
     """Rows that may be read between runs: by the host, or by what runs before a run that follows an
     upload.
     """
@@ -172,7 +172,7 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
     return limit - working
 
 
-def row_events(ir: Ir, block: Block) -> Optional[List[Event]]:
+def row_events(ir: Ir, block: Block) -> list[Event] | None:
     """The rows that every run takes, as far as they follow from constants and loop counters alone.
 
     None, too, where a run is very long: one of nested calls may be longer than anybody can wait
@@ -187,7 +187,7 @@ def row_events(ir: Ir, block: Block) -> Optional[List[Event]]:
         return None
 
 
-def uses_of(ir: Ir, events: Sequence[Event]) -> List[Tuple[RowId, bool]]:
+def uses_of(ir: Ir, events: Sequence[Event]) -> list[tuple[RowId, bool]]:
     """The rows of events of a program, each with whether it is stored."""
     buffers = {str(b.remote_buffer_id): b for b in ir.remote_buffers}
     return [((buffers[event.name], event.row), event.kind == "store") for event in events]
