@@ -72,6 +72,7 @@ def test_there_and_back_is_the_same_bits(tmp_path, dtype, sharded):
         assert after[name].dtype == wide and torch.equal(after[name], tensor.to(wide)), name
 
 
+@pytest.mark.slow
 def test_a_trained_model_gives_its_logits_in_transformers(tmp_path):
     flags = ("--config", "tiny", "--steps", 3, "--validate_every", 0, "--run_folder", tmp_path)
     run_job(*flags, "--learning_rate", 0.05, "--name", "run")
@@ -117,6 +118,7 @@ def test_positions_are_cropped_or_extended_where_that_is_asked_for(theirs, tmp_p
     assert np.isfinite(found).all() and (found[12:].std() > 0.01 if positions > 12 else True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["theirs", "ours"])
 @pytest.mark.parametrize("layout", [(), ("--tensor_parallel_1", 3, "--tensor_parallel_2", 2)])
 def test_a_run_begins_with_the_weights_of_another_model(theirs, tmp_path, source, layout):
@@ -209,6 +211,7 @@ def test_a_run_refuses_weights_of_another_model(theirs, tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_is_answered_in_one_line(theirs, tmp_path):
     def convert(*words):
         command = [sys.executable, str(ROOT / "demo/convert.py"), *map(str, words)]
