@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Optional
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
 from popxl_gpt.config.errors import ConfigError
@@ -33,21 +33,21 @@ class Preparation:
     """Folder to make; it appears when it is complete."""
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
-    vocabulary_size: Optional[int] = None
+    vocabulary_size: int | None = None
     """Of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has."""
-    tokenizer: Optional[PathText] = None
+    tokenizer: PathText | None = None
     """A tokenizer.json to use instead of training one, or GPT-2's vocab.bpe; characters: a token
     for each character; gpt2: GPT-2's, from the files that tiktoken keeps.
     """
     tokenizer_bytes: int = 64 * 2**20
     """Bytes of text to train the tokenizer on."""
-    validation: Optional[float] = None
+    validation: float | None = None
     """Share of the tokens to hold out; long documents are cut for it; none: 0.05, or what is given
     to be held out.
     """
     seed: int = 0
     """Chooses the order of documents and which are held out."""
-    max_bytes: Optional[int] = None
+    max_bytes: int | None = None
     """Stop reading after this many bytes of text."""
     shard_bytes: int = 256 * 2**20
     """Start another file after this many bytes."""
@@ -125,9 +125,9 @@ class FromBins:
     """Folder to make."""
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
-    vocabulary_size: Optional[int] = None
+    vocabulary_size: int | None = None
     """Of the tokens; none: the tokenizer's, or GPT-2's, 50257."""
-    tokenizer: Optional[PathText] = None
+    tokenizer: PathText | None = None
     """The tokenizer.json that made the tokens."""
     overwrite: bool = False
     """Replace an output folder."""
@@ -158,7 +158,7 @@ class Command(NamedTuple):
 
     about: str
     options: type
-    words: Optional[str] = None
+    words: str | None = None
     """The option that words without a flag go to."""
 
 

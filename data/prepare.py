@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 if __name__ == "__main__":
     if not __package__:  # run by its path: the packages are beside this folder
@@ -41,7 +41,7 @@ from popxl_gpt.data.wikipedia import wikipedia_source
 STOPPED = "stopped; the same command goes on."
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     Raises:
@@ -100,7 +100,7 @@ def _settings(options: Preparation) -> Settings:
     )
 
 
-def _tokenizer_file(named: Optional[str]) -> Optional[Path]:
+def _tokenizer_file(named: str | None) -> Path | None:
     if named is None or named == CHARACTERS:
         return None
     return gpt2_file() if named == GPT2 else Path(named)
@@ -116,7 +116,7 @@ def _source(options: Preparation) -> Source:
     return stdlib_source()
 
 
-def _held_out(options: Preparation) -> Optional[Source]:
+def _held_out(options: Preparation) -> Source | None:
     """The documents that are given to be held out."""
     if isinstance(options, OfFiles) and options.validation_files:
         return _files(options, options.validation_files)
