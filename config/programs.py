@@ -5,12 +5,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, Optional
+from typing import NoReturn
 
 from popxl_gpt.config.errors import exit_on_user_error
 
 
-def start(module: str, check: "Optional[Callable[[Sequence[str]], object]]" = None) -> NoReturn:
+def start(module: str, check: "Callable[[Sequence[str]], object] | None" = None) -> NoReturn:
     """Answer the command line, or load a program and run it.
 
     Help, and flags that are wrong, need little code; the program needs numpy, PyTorch and much of

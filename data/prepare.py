@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Optional
+from typing import Any, ClassVar, Literal, NamedTuple
 
 if __name__ == "__main__":
     if not __package__:  # run by its path: the packages are beside this folder
@@ -46,21 +46,21 @@ class Preparation:
     """Folder to make; it appears when it is complete."""
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
-    vocabulary_size: Optional[int] = None
+    vocabulary_size: int | None = None
     """Of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has."""
-    tokenizer: Optional[PathText] = None
+    tokenizer: PathText | None = None
     """A tokenizer.json to use instead of training one, or GPT-2's vocab.bpe; characters: a token
     for each character; gpt2: GPT-2's, from the files that tiktoken keeps.
     """
     tokenizer_bytes: int = Settings.tokenizer_bytes
     """Bytes of text to train the tokenizer on."""
-    validation: Optional[float] = None
+    validation: float | None = None
     """Share of the tokens to hold out; long documents are cut for it; none: 0.05, or what is given
     to be held out.
     """
     seed: int = Settings.seed
     """Chooses the order of documents and which are held out."""
-    max_bytes: Optional[int] = None
+    max_bytes: int | None = None
     """Stop reading after this many bytes of text."""
     shard_bytes: int = Settings.shard_bytes
     """Start another file after this many bytes."""
@@ -73,7 +73,7 @@ class Preparation:
         """The documents."""
         raise NotImplementedError
 
-    def held_out(self) -> Optional[Source]:
+    def held_out(self) -> Source | None:
         """The documents that are given to be held out."""
         return None
 
@@ -93,7 +93,7 @@ class Preparation:
             shard_bytes=self.shard_bytes,
         )
 
-    def _tokenizer_file(self) -> Optional[Path]:
+    def _tokenizer_file(self) -> Path | None:
         if self.tokenizer is None or self.tokenizer == "characters":
             return None
         return gpt2_file() if self.tokenizer == "gpt2" else Path(self.tokenizer)
@@ -120,7 +120,7 @@ class OfFiles(Preparation):
         """The documents."""
         return self.read(self.inputs, self.validation_files)
 
-    def held_out(self) -> Optional[Source]:
+    def held_out(self) -> Source | None:
         """The documents that are given to be held out."""
         return self.read(self.validation_files) if self.validation_files else None
 
@@ -218,9 +218,9 @@ class FromBins:
     """Folder to make."""
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
-    vocabulary_size: Optional[int] = None
+    vocabulary_size: int | None = None
     """Of the tokens; none: the tokenizer's, or GPT-2's, 50257."""
-    tokenizer: Optional[PathText] = None
+    tokenizer: PathText | None = None
     """The tokenizer.json that made the tokens."""
     overwrite: bool = False
     """Replace an output folder."""
@@ -246,7 +246,7 @@ class Check:
     """TFRecord files, folders or quoted globs."""
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     Raises:
@@ -364,7 +364,7 @@ class Command(NamedTuple):
     about: str
     options: type
     run: Callable[[Any], int]
-    words: Optional[str] = None
+    words: str | None = None
     """The option that words without a flag go to."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import popdist
 import popxl
@@ -11,7 +11,7 @@ from popxl_gpt.config import Config
 from popxl_gpt.execution.memory import bytes_by_kind, copy_bytes
 from popxl_gpt.utils.runtime import planner, resident_bytes, session_device
 
-Build = Callable[[Config], Tuple[popxl.Ir, Any, Any]]
+Build = Callable[[Config], tuple[popxl.Ir, Any, Any]]
 """Builds a configuration's program: the Ir first, what else comes is not needed."""
 MADE_FOR_RUNS = 22 * 2**20
 """Bytes that a process takes from when it has loaded the engine to its first steps, beside rows and
@@ -73,7 +73,7 @@ def own_bytes(config: Config, has_planned: bool = False) -> int:
 
 
 def process_memory(
-    config: Config, itself: int, training: popxl.Ir, validation: Optional[Build]
+    config: Config, itself: int, training: popxl.Ir, validation: Build | None
 ) -> ProcessMemory:
     """What a process of a run takes.
 

@@ -57,7 +57,7 @@ def without_scratch(
     """Less what is taken and given back inside one product: where oneDNN rearranges a factor. No
     plan knows that.
     """
-    found: "list[tuple[int, int]]" = []
+    found: list[tuple[int, int]] = []
     for moment, nbytes in changes:
         begin, end = products[max(0, bisect.bisect(products, (moment, moment)) - 1)]
         if found and begin < found[-1][0] < moment < end and nbytes == -found[-1][1]:
@@ -121,7 +121,7 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypat
 def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, changes, monkeypatch):
     config = configuration(grid, **changes)
     expected = extensions.host_needs(training_program(config)[0])
-    held: "list[int]" = []
+    held: list[int] = []
 
     def noted(name: str) -> None:
         original = getattr(Replica, name)
