@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Optional
 
 from popxl_gpt.config import Config, stage_of, tokens_ahead
 from popxl_gpt.demo.progress_line import Part
@@ -24,7 +23,7 @@ class Progress:
         self,
         config: Config,
         first_step: int,
-        limit_seconds: Optional[float] = None,
+        limit_seconds: float | None = None,
         first_tokens: int = 0,
     ):
         """``limit_seconds``: of a step at the machine's physical limit, where that is known.
@@ -34,7 +33,7 @@ class Progress:
         self.limit_seconds = limit_seconds
         self.loss = RunningMean()
         self._flops = flops_per_token(config.model)
-        self._times: "deque[tuple[int, float]]" = deque(maxlen=WINDOW)
+        self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._begin = time.perf_counter()
         self._first_step, self._first_tokens = first_step, first_tokens
         self._stage = stage_of(config, first_tokens)

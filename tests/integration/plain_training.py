@@ -1,7 +1,6 @@
 """The plain PyTorch loop that runs are compared with, and a run to compare."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Optional
 
 import numpy as np
 import torch
@@ -46,8 +45,8 @@ def train_plainly(
     config: Config,
     skipped: Collection[int] = (),
     is_spike: Callable[[float], bool] = lambda norm: False,
-    weights: "Optional[Mapping[str, np.ndarray]]" = None,
-    data: "Optional[Sequence[tuple[np.ndarray, np.ndarray]]]" = None,
+    weights: "Mapping[str, np.ndarray] | None" = None,
+    data: "Sequence[tuple[np.ndarray, np.ndarray]] | None" = None,
 ) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
     """The same in a plain PyTorch loop, in float64, whose optimizer leaves some steps out.
 

@@ -4,7 +4,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, List, Tuple
+from typing import Any
 
 import popdist
 
@@ -22,7 +22,7 @@ PROCESSES = 4
 """That plan at a time, at most; each takes about 400 MiB."""
 
 
-def splits(devices: int) -> List[Tuple[int, int, int]]:
+def splits(devices: int) -> list[tuple[int, int, int]]:
     """All (data parallel, tensor parallel 1, tensor parallel 2) over a number of devices."""
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     return [
@@ -33,7 +33,7 @@ def splits(devices: int) -> List[Tuple[int, int, int]]:
     ]
 
 
-def layouts(config: Config, devices: int) -> List[Config]:
+def layouts(config: Config, devices: int) -> list[Config]:
     """The configuration with each layout over so many devices that it can have.
 
     Raises:
@@ -58,7 +58,7 @@ def layouts(config: Config, devices: int) -> List[Config]:
     return found
 
 
-def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> List[StepPlan]:
+def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> list[StepPlan]:
     """Plans of all layouts over `options.devices`, the fastest first; of equally fast ones that
     which needs less memory. With `--device_memory` only those that fit.
     """
@@ -84,7 +84,7 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> List[
     return found if memory is None else that_fit(found, memory)
 
 
-def that_fit(found: List[StepPlan], memory: int) -> List[StepPlan]:
+def that_fit(found: list[StepPlan], memory: int) -> list[StepPlan]:
     """Those whose peak is at most so many bytes. UserError where none is."""
     fitting = [p for p in found if p.program.peak_bytes <= memory]
     if not fitting:
@@ -97,7 +97,7 @@ def that_fit(found: List[StepPlan], memory: int) -> List[StepPlan]:
     return fitting
 
 
-def layouts_text(found: List[StepPlan]) -> str:
+def layouts_text(found: list[StepPlan]) -> str:
     """The first ones as a table, and the flags of the first."""
     rows = [
         (
@@ -142,7 +142,7 @@ def layouts_text(found: List[StepPlan]) -> str:
     )
 
 
-def layouts_values(found: List[StepPlan]) -> "List[dict[str, Any]]":
+def layouts_values(found: list[StepPlan]) -> "list[dict[str, Any]]":
     """All layouts as plain values, the fastest first."""
     return [
         {
