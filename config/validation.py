@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.leaves import assemble, flatten, leaves
@@ -35,7 +35,7 @@ class Problem:
     message: str
 
 
-def validate(config: Config, *, replicas: Optional[int] = None) -> None:
+def validate(config: Config, *, replicas: int | None = None) -> None:
     """Check the values and combinations of a configuration.
 
     Args:
@@ -69,9 +69,7 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], 
     return checked, problems, frozenset(bad)
 
 
-def combination_problems(
-    config: Config, bad: Set[str], replicas: Optional[int] = None
-) -> list[str]:
+def combination_problems(config: Config, bad: Set[str], replicas: int | None = None) -> list[str]:
     """Messages about combinations of leaves that are each fine by themselves; `bad` ones are
     not.
     """

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 from tokenizers import Tokenizer
@@ -56,7 +56,7 @@ class Trained:
 
     def tokens(self, text: str, where: str) -> "list[int]":
         """A prompt's tokens; UserError where it has none."""
-        found: "list[int]" = self.tokenizer.encode(text, add_special_tokens=False).ids
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         if not found:
             raise UserError(
                 f"{where}: got an empty prompt; expected some text. Give text, or leave it out to "
@@ -88,7 +88,7 @@ def generate(
     prompts: Sequence[str] = (),
     *,
     tokens: int = 200,
-    sampling: Optional[Sampling] = None,
+    sampling: Sampling | None = None,
     samples: int = 1,
     stop: Sequence[str] = (),
     on_text: OnText = lambda number, text: None,
@@ -124,7 +124,7 @@ def generate(
 
 def main(arguments: Sequence[str]) -> int:
     """Write as the command line says. Returns the exit code."""
-    found: "list[SavedRun]" = []
+    found: list[SavedRun] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
         if values.get("checkpoint") is None:

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Optional
 
 from popxl_gpt.config import Config
 from popxl_gpt.demo.progress_line import Part
@@ -20,13 +19,13 @@ class Progress:
     speed.
     """
 
-    def __init__(self, config: Config, first_step: int, limit_seconds: Optional[float] = None):
+    def __init__(self, config: Config, first_step: int, limit_seconds: float | None = None):
         """``limit_seconds``: of a step at the machine's physical limit, where that is known."""
         self.config = config
         self.limit_seconds = limit_seconds
         self.loss = RunningMean()
         self.flops = flops_per_step(config)
-        self._times: "deque[tuple[int, float]]" = deque(maxlen=WINDOW)
+        self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._begin = time.perf_counter()
         self._first_step = first_step
 

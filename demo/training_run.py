@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 import numpy as np
 import popdist
@@ -40,7 +40,7 @@ from popxl_gpt.utils.runtime import gather, resident_bytes
 _LOG = logging.getLogger(__name__)
 
 
-def bytes_of_tokens(config: Config, tokenizer: Optional[Tokenizer]) -> Optional[np.ndarray]:
+def bytes_of_tokens(config: Config, tokenizer: Tokenizer | None) -> np.ndarray | None:
     """Bytes of text that each of the model's tokens stands for, int64 [vocabulary]; None where that
     is not known.
     """
@@ -60,7 +60,7 @@ class Validation:
         config: Config,
         held_out: Dataset,
         training_data: Dataset,
-        token_bytes: Optional[np.ndarray],
+        token_bytes: np.ndarray | None,
     ):
         self.session = evaluation(config)
         wanted = config.training.validation_batches
@@ -75,7 +75,7 @@ class Validation:
 
     def measure(
         self, training: addons.TaskSession, is_to_stop: Callable[[], bool]
-    ) -> "Optional[dict[str, float]]":
+    ) -> "dict[str, float] | None":
         """What is found, by the names that `metrics.jsonl` has for it; None where it is to stop,
         which is asked before each batch.
         """
@@ -104,9 +104,9 @@ class TrainingRun:
     Over several processes each has one, and instance 0's leaves the run's files and prints.
     """
 
-    spike: Optional[str] = None
+    spike: str | None = None
     """At which spike training stopped, where it is to."""
-    _checked_step: Optional[int] = None
+    _checked_step: int | None = None
     _is_save_due = False
 
     def __init__(
@@ -114,12 +114,12 @@ class TrainingRun:
         config: Config,
         folder: RunFolder,
         data: Dataset,
-        validation_data: Optional[Dataset],
-        saved: Optional[SavedRun],
+        validation_data: Dataset | None,
+        saved: SavedRun | None,
         interruption: Interruption,
-        profiler: Optional[StepProfiler] = None,
-        tokenizer: Optional[Tokenizer] = None,
-        limit_seconds: Optional[float] = None,
+        profiler: StepProfiler | None = None,
+        tokenizer: Tokenizer | None = None,
+        limit_seconds: float | None = None,
         after_steps: "Callable[[TrainingRun, int], None]" = lambda run, steps: None,
     ):
         """``limit_seconds``: of a step at the machine's physical limit, where that is known.
@@ -138,7 +138,7 @@ class TrainingRun:
             saved.check_data(self._fingerprint)
             saved.restore(self.session)
         self.skipped = Skipped.of(self.session)
-        self.diverged: Optional[str] = None
+        self.diverged: str | None = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
         self._tokens = 0 if saved is None else saved.position.tokens or 0
         self.loader = _loader(config, data, self.step, self._tokens)
@@ -169,13 +169,13 @@ class TrainingRun:
         """When the run would have begun had nothing stopped it."""
         self._saved_step = self.step if saved is not None else None
         self._saved_at = time.monotonic()
-        self._saving: Optional[Saving] = None
+        self._saving: Saving | None = None
         """A checkpoint that is written while training goes on."""
         self._last_validation: dict[str, float] = {}
-        self._validated_step: Optional[int] = None
+        self._validated_step: int | None = None
         self._interruption = interruption
 
-    def run(self) -> Optional[int]:
+    def run(self) -> int | None:
         """Train to the last step, or until too many in a row are skipped; all is saved then.
 
         Returns:
@@ -221,7 +221,7 @@ class TrainingRun:
         is_done = self.step >= self.config.training.steps
         return is_done or self.diverged is not None or self.spike is not None
 
-    def _agree(self) -> Optional[int]:
+    def _agree(self) -> int | None:
         """Let all processes do the same after this step: note whether to save, and return the
         signal that ends the run, if one does.
 
@@ -437,7 +437,7 @@ class TrainingRun:
             begin = Part(f"step 0/{self.config.training.steps}")
             self.line.tell(whole([begin, *validation_parts(validation)]))
 
-    def _validate(self) -> "Optional[dict[str, float]]":
+    def _validate(self) -> "dict[str, float] | None":
         """What validation finds after this step; None where it is not due, or somebody wants to
         stop.
         """

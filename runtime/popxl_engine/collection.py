@@ -3,8 +3,8 @@ again and again.
 """
 
 import gc
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 profiles and the residency of rows alike.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Collection, Optional, Sequence
 
 import torch
 from popxl.ir import Ir
@@ -33,8 +33,8 @@ class Compiled:
 def compile(  # noqa: A001 - what it does; nobody needs Python's own here
     ir: Ir,
     device: torch.device = CPU,
-    passes: Optional[Sequence[Pass]] = None,
-    ops: Optional[Collection[Op]] = None,
+    passes: Sequence[Pass] | None = None,
+    ops: Collection[Op] | None = None,
 ) -> Compiled:
     """Compile a program.
 

@@ -2,8 +2,6 @@
 memory, and tensors, phase by phase.
 """
 
-from typing import Dict, Optional, Tuple
-
 from popxl.context import ExecutionContext
 from popxl.ir import Ir
 from popxl.remote_files import HostNeeds
@@ -44,11 +42,11 @@ def host_needs(ir: Ir) -> HostNeeds:
         phase: (here * rows.get(phase, 0), round(share * tensors.get(phase, 0)))
         for phase in {*rows, *tensors}
     }
-    most: Tuple[int, int] = max(found.values(), key=sum, default=(0, 0))
+    most: tuple[int, int] = max(found.values(), key=sum, default=(0, 0))
     return HostNeeds(*most, all_rows=here * everything)
 
 
-def _tensors(ir: Ir, together: bool) -> Dict[str, int]:
+def _tensors(ir: Ir, together: bool) -> dict[str, int]:
     """Most bytes of tensors beside rows that are alive at a time, by phase."""
     unfused = compile_unfused(ir).block
     counter = Counter(unfused)
@@ -57,8 +55,8 @@ def _tensors(ir: Ir, together: bool) -> Dict[str, int]:
 
 
 def most_held(
-    ir: Ir, block: Block, preparation: Optional[Block], lifetimes: Lifetimes
-) -> Dict[str, int]:
+    ir: Ir, block: Block, preparation: Block | None, lifetimes: Lifetimes
+) -> dict[str, int]:
     """Most bytes of rows that have memory at a time on one replica, by phase.
 
     A row has memory from its first use until its contents are over; those that pass something on

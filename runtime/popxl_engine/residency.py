@@ -8,7 +8,6 @@ Rows come and go between files and the host's memory
 
 import os
 from dataclasses import replace
-from typing import List, Optional, Set, Tuple
 
 import torch
 from popxl.errors import GraphError, RemoteMemoryError
@@ -34,8 +33,8 @@ LONGEST = 10_000_000
 
 
 def paging_of(
-    ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device, replicas: int
-) -> Optional[Paging]:
+    ir: Ir, block: Block | None, preparation: Block | None, device: Device, replicas: int
+) -> Paging | None:
     """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no
     look-ahead.
 
@@ -73,8 +72,8 @@ def paging_of(
 
 
 def lifetimes_of(
-    ir: Ir, block: Optional[Block], preparation: Optional[Block], device: Device
-) -> Optional[Lifetimes]:
+    ir: Ir, block: Block | None, preparation: Block | None, device: Device
+) -> Lifetimes | None:
     """When rows that are used where they are may give up their memory; None where that is not
     known.
 
@@ -97,7 +96,7 @@ def _stay(ir: Ir, device: Device) -> bool:
     return _on_host(ir, device) and ir.remote_files is None
 
 
-def readable_rows(ir: Ir, preparation: Optional[Block]) -> Set[RowId]:
+def readable_rows(ir: Ir, preparation: Block | None) -> set[RowId]:
     """Rows that may be read between runs: by the host, or by what runs before a run that follows an
     upload.
     """
@@ -170,7 +169,7 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
     return limit - working
 
 
-def _events(ir: Ir, block: Block) -> Optional[List[Tuple[RowId, bool]]]:
+def _events(ir: Ir, block: Block) -> list[tuple[RowId, bool]] | None:
     """The rows that every run takes, as far as they follow from constants and loop counters alone.
 
     None, too, where a run is very long: one of nested calls may be longer than anybody can wait

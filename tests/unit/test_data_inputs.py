@@ -249,7 +249,7 @@ def test_the_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
     monkeypatch.setattr(popxl_gpt.data.throughput, "DRAW_SECONDS", 0.0)
     for stream in (io.StringIO(), Terminal()):
         monkeypatch.setattr(sys, "stdout", stream)
-        told: "list[str]" = []
+        told: list[str] = []
         with Throughput(told.append, 400, 50) as throughput:
             for number, _ in enumerate(throughput.counted(["ä" * 50, "b" * 100]), 1):
                 throughput.show(number, 50 + 10 * number)

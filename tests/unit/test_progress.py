@@ -24,7 +24,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = COLUMNS) -> "Iterat
     """A block whose stdout and stderr are a terminal; afterwards the list has its screen."""
     outside, inside = os.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    screen: "list[str]" = []
+    screen: list[str] = []
     with open(inside, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "stderr", stream)

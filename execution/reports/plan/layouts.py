@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 import popdist
 
@@ -24,7 +24,7 @@ PROCESSES = 4
 """That plan at a time, at most; each takes about 400 MiB."""
 
 
-def splits(devices: int) -> List[Tuple[int, int, int]]:
+def splits(devices: int) -> list[tuple[int, int, int]]:
     """All (data parallel, tensor parallel 1, tensor parallel 2) over a number of devices."""
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     return [
@@ -35,7 +35,7 @@ def splits(devices: int) -> List[Tuple[int, int, int]]:
     ]
 
 
-def layouts(config: Config, devices: int) -> List[Config]:
+def layouts(config: Config, devices: int) -> list[Config]:
     """The configuration with each layout over so many devices that it can have.
 
     Raises:
@@ -66,11 +66,11 @@ class Search:
     that are shown, and of those that were looked at and did not fit; elsewhere it is 0.
     """
 
-    shown: List[StepPlan]
+    shown: list[StepPlan]
     """The fastest ones that fit, the fastest first; of equally fast ones that which needs less
     memory.
     """
-    others: List[StepPlan]
+    others: list[StepPlan]
     """All the others, the fastest first."""
 
 
@@ -95,7 +95,7 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Searc
     workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
 
-        def planned(configs: Sequence[Config], with_peaks: bool) -> List[StepPlan]:
+        def planned(configs: Sequence[Config], with_peaks: bool) -> list[StepPlan]:
             return list(pool.map(partial(plan, with_peaks=with_peaks), configs))
 
         found = sorted(planned(chosen, False), key=lambda p: p.seconds)
@@ -103,9 +103,9 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Searc
 
 
 def that_fit(
-    found: List[StepPlan],
-    memory: Optional[int],
-    with_peaks: Callable[[Sequence[Config]], List[StepPlan]],
+    found: list[StepPlan],
+    memory: int | None,
+    with_peaks: Callable[[Sequence[Config]], list[StepPlan]],
 ) -> Search:
     """The first layouts whose peak is at most so many bytes; peaks are found for as many as it
     takes.
@@ -183,7 +183,7 @@ def layouts_text(search: Search) -> str:
     )
 
 
-def layouts_values(search: Search) -> "List[dict[str, Any]]":
+def layouts_values(search: Search) -> "list[dict[str, Any]]":
     """All layouts as plain values: those that are shown, then the others, the fastest first."""
     return [
         {

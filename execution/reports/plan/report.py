@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 
@@ -33,7 +33,7 @@ def _write(values: Any, path: Path) -> None:
 
 
 def plan_and_show(
-    build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
+    build: Build, config: Config, options: PlanOptions, validation: Build | None = None
 ) -> None:
     """Print a plan, and write it as JSON and as a picture. In a run of several processes the first
     one does it.

@@ -1,7 +1,7 @@
 """What a run would need of memory, traffic and time, found without running it."""
 
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import popxl
 
@@ -28,9 +28,9 @@ class StepPlan:
     """The runtime's plan of a run on one replica."""
     machine: Any
     """Speeds."""
-    measured: Tuple[str, ...]
+    measured: tuple[str, ...]
     """Those speeds, by flag, that were measured on this machine."""
-    times: Tuple[Any, ...]
+    times: tuple[Any, ...]
     """Of each phase in a run."""
 
     @property
@@ -78,7 +78,7 @@ def plan_step(
     build: Build,
     config: Config,
     machine: Any,
-    measured: Tuple[str, ...],
+    measured: tuple[str, ...],
     with_peaks: bool = True,
 ) -> StepPlan:
     """Build a training program and plan it for a machine. Files of remote memory are not made.
@@ -91,7 +91,7 @@ def plan_step(
 
 
 def make_run_plan(
-    build: Build, config: Config, options: PlanOptions, validation: Optional[Build] = None
+    build: Build, config: Config, options: PlanOptions, validation: Build | None = None
 ) -> RunPlan:
     """`plan_step`, and the memory of a process on this machine.
 
@@ -110,7 +110,7 @@ def _timed(
     config: Config,
     ir: popxl.Ir,
     machine: Any,
-    measured: Tuple[str, ...],
+    measured: tuple[str, ...],
     with_peaks: bool = True,
 ) -> StepPlan:
     tools, kind = planner(), "cuda" if config.execution.device.startswith("cuda") else "cpu"

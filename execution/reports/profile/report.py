@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 import popxl
@@ -35,7 +35,7 @@ class StepProfiler:
         UserError: the folder takes no files.
     """
 
-    def __init__(self, config: Config, options: PlanOptions, run_folder: Optional[Path] = None):
+    def __init__(self, config: Config, options: PlanOptions, run_folder: Path | None = None):
         self.config, self.options = config, options
         named = Path(options.profile_folder) if options.profile_folder else None
         self.folder = (
@@ -85,8 +85,8 @@ class StepProfiler:
 
 
 def step_profiler(
-    config: Config, options: PlanOptions, run_folder: Optional[Path] = None
-) -> Optional[StepProfiler]:
+    config: Config, options: PlanOptions, run_folder: Path | None = None
+) -> StepProfiler | None:
     """A profiler where the options ask for one."""
     return StepProfiler(config, options, run_folder) if options.profile else None
 

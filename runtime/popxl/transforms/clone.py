@@ -1,7 +1,7 @@
 """Emitting the ops of one graph again in another, and removing ops that nothing needs."""
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Set
 
 from popxl.context import _execution_context, get_current_context, io_tiles, ipu, name_scope
 from popxl.errors import GraphError
@@ -52,7 +52,7 @@ def clone_constant(constant: Constant) -> Constant:
     return copy
 
 
-def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Tensor]:
+def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
     """Emit all ops of a graph again in the current graph; ``graph`` is left as it is.
 
     The ops round from the current graph's seed, not from the graph's own
@@ -90,7 +90,7 @@ def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
     """Take ops and their results out of a graph. Nothing that stays may use them."""
     gone = set(dead)
     graph._ops = [op for op in graph._ops if op not in gone]
-    called: Set[Graph] = set()
+    called: set[Graph] = set()
     for op in gone:
         for t in op.outputs:
             del graph._tensors[t.name]
@@ -100,7 +100,7 @@ def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
         g._call_sites = [op for op in g._call_sites if op not in gone]
 
 
-def prune(graph: Graph, summaries: Optional[Summaries] = None) -> None:
+def prune(graph: Graph, summaries: Summaries | None = None) -> None:
     """Remove ops and constants that no output, by-reference input, variable or lasting effect
     needs.
 
@@ -109,7 +109,7 @@ def prune(graph: Graph, summaries: Optional[Summaries] = None) -> None:
             itself.
     """
     known = summaries or Summaries()
-    needed: Set[Tensor] = set(graph.outputs)
+    needed: set[Tensor] = set(graph.outputs)
     kept_storage = {
         root
         for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables)

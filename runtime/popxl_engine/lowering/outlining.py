@@ -1,7 +1,5 @@
 """Which graphs become blocks of their own: those that would be inlined very often."""
 
-from typing import Dict, Set
-
 from popxl.graph import Graph, called_first
 
 MOST_INLINED = 256
@@ -13,12 +11,12 @@ make exponential.
 """
 
 
-def outlined_graphs(main: Graph) -> Set[Graph]:
+def outlined_graphs(main: Graph) -> set[Graph]:
     """The graphs that are not inlined: a caller counts as often as it is inlined itself, or once if
     it is not.
     """
-    times: Dict[Graph, int] = {main: 1}
-    outlined: Set[Graph] = set()
+    times: dict[Graph, int] = {main: 1}
+    outlined: set[Graph] = set()
     for graph in reversed(called_first(main)):
         if times[graph] > MOST_INLINED:
             outlined.add(graph)

@@ -2,7 +2,8 @@
 alone.
 """
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from popxl.errors import GraphError
@@ -16,7 +17,7 @@ from popxl_engine.ir import Block, Instr, Value, filled
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.planner.phases import MAIN, in_phases
 
-Scalars = Dict[Value, np.ndarray]
+Scalars = dict[Value, np.ndarray]
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
@@ -38,7 +39,7 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
 class Walk:
     """Goes through blocks. ``phases``: of the instructions that start one, by their identity."""
 
-    def __init__(self, phases: Dict[int, str]):
+    def __init__(self, phases: dict[int, str]):
         self.phases, self.phase = phases, MAIN
 
     def block(self, block: Block, scalars: Scalars) -> Iterator[Event]:
@@ -63,7 +64,7 @@ class Walk:
 
     def _repeat(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
         body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
-        given: List[Optional[np.ndarray]] = [scalars.get(v) for v in inputs]
+        given: list[np.ndarray | None] = [scalars.get(v) for v in inputs]
         count, carried = (
             (instr.arguments["repeat_count"], len(body.outputs))
             if instr.kind == "repeat"

@@ -5,8 +5,9 @@ Work is counted, in calls of Python functions: clocks would tell about the machi
 """
 
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import popxl

@@ -2,7 +2,7 @@
 the graph do not.
 """
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import popart
@@ -21,11 +21,11 @@ def add_one(x: popxl.Tensor) -> popxl.Tensor:
     return ops.add_(x, popxl.constant(1.0))
 
 
-def variables(number: int) -> List[Any]:
+def variables(number: int) -> list[Any]:
     return [popxl.variable(np.float32(10 * i), name=f"v{i}") for i in range(number)]
 
 
-def values(ir: popxl.Ir, wanted: List[Any]) -> List[float]:
+def values(ir: popxl.Ir, wanted: list[Any]) -> list[float]:
     with popxl.Session(ir) as session:
         session.run()
         return [float(value) for value in session.get_tensors_data(wanted).values()]

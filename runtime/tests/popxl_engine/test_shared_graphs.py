@@ -3,7 +3,8 @@ numbers.
 """
 
 import re
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl

@@ -43,7 +43,7 @@ class PlainSpikes:
 
     def __init__(self, config: Config):
         self.training, self.norms = config.training, []
-        self.limits: "list[float]" = []
+        self.limits: list[float] = []
 
     def __call__(self, norm: float) -> bool:
         window, count = self.training.spike_window, len(self.norms)

@@ -5,7 +5,7 @@ counters of a run.
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -107,7 +107,7 @@ def test_traffic_equals_the_counters_of_a_run(interpret: str, monkeypatch: Any):
 
 
 def test_the_sequence_is_the_order_of_a_run(monkeypatch: Any):
-    seen: List[Any] = []
+    seen: list[Any] = []
     for name in ("load", "store"):
         original = getattr(Replica, f"remote_{name}")
 
