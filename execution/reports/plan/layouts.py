@@ -117,7 +117,9 @@ def that_fit(
     Raises:
         UserError: none fits.
     """
-    rest, shown, too_large = list(found), [], []
+    rest = list(found)
+    shown: list[StepPlan] = []
+    too_large: list[StepPlan] = []
     while rest and len(shown) < SHOWN:
         last = rest[min(SHOWN - len(shown), len(rest)) - 1].seconds
         next_ones = [p for p in rest if p.seconds <= last]  # equally fast ones together
