@@ -19,6 +19,7 @@ from popxl_gpt.config import (
     parse_options,
 )
 from popxl_gpt.config.bounds import Within
+from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.config.programs import called_as, start
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero
@@ -287,5 +288,4 @@ def report() -> NoReturn:
 
 def prepare() -> NoReturn:
     """`popxl-gpt-prepare`, `data/prepare.py`."""
-    # its flags are beside its readers, which load quickly
-    start("popxl_gpt.data.prepare")
+    start("popxl_gpt.data.prepare", parse_preparation)

@@ -370,3 +370,37 @@ def test_rounds_after_a_variants_last_step_are_not_its_time():
     assert figures["seconds"] == 2 * CHUNK * 2.0 and figures["milliseconds_per_step"] == 2000.0
     assert preset_steps(2000) == preset("shakespeare").training.steps
     assert preset_steps(2 * CHUNK) == 2 * CHUNK
+
+
+HELP = """
+import contextlib, io, runpy, sys
+
+class Forbid:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "popxl_engine", "transformers", "matplotlib"}:
+            raise ImportError(f"{name} may not be imported before the command line is read")
+
+sys.meta_path.insert(0, Forbid())
+for script in sys.argv[1:]:
+    sys.argv = [script, "--help"]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (script, end.code)
+    else:
+        raise AssertionError(f"{script} --help runs it")
+    assert "usage:" in said.getvalue(), script
+"""
+
+
+def test_benchmarks_answer_help_before_anything_slow_is_loaded():
+    """All but `kernels.py`, whose sections are beside the kernels that they call."""
+    folder = ROOT / "benchmarks"
+    scripts = [path for path in folder.glob("*.py") if '"__main__"' in path.read_text()]
+    named = [str(path) for path in sorted(scripts) if path.name != "kernels.py"]
+    assert len(named) > 15
+    command = [sys.executable, "-c", HELP, *named]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

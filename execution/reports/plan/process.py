@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import popdist
 import popxl
 
 from popxl_gpt.config import Config
-from popxl_gpt.execution.memory import largest_layer_bytes
+from popxl_gpt.execution.memory import bytes_by_kind, copy_bytes
 from popxl_gpt.utils.runtime import planner, resident_bytes, session_device
 
 Build = Callable[[Config], tuple[popxl.Ir, Any, Any]]
@@ -26,9 +27,7 @@ MADE_AFTER_PLAN = 6 * 2**20
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes of the host's memory that one process of a run keeps to its end. While a checkpoint is
-    written beside training, it takes a copy of the state more, where there is memory for it.
-    """
+    """Bytes of the host's memory that one process of a run takes."""
 
     itself: int
     """The interpreter, PyTorch, the program and its kernels."""
@@ -38,10 +37,13 @@ class ProcessMemory:
     """What its replicas have in hand beside rows; on a GPU that is in the device's memory."""
     saving: int
     """What checkpoints are written from: a layer as it is read, and as it is stored."""
+    copy: int
+    """What it takes more while a checkpoint is written beside training: a copy of its part of the
+    state. No more than half of the memory that is free then."""
 
     @property
     def resident(self) -> int:
-        """All of it: the process's resident set."""
+        """What it keeps to its end: the process's resident set."""
         return self.itself + self.rows + self.tensors + self.saving
 
 
@@ -90,4 +92,6 @@ def process_memory(
     if execution.memmap_dir is not None and execution.host_memory is not None:
         rows = min(all_rows, execution.host_memory)
     on_host = 0 if execution.device.startswith("cuda") else tensors
-    return ProcessMemory(itself, rows, on_host, 2 * largest_layer_bytes(config))
+    saving = 2 * max(bytes_by_kind(config).values())
+    copy = copy_bytes(config, popdist.getNumInstances())
+    return ProcessMemory(itself, rows, on_host, saving, copy)

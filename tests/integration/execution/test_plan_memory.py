@@ -17,6 +17,7 @@ from popxl_gpt.config import override
 from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference import evaluation_program
+from popxl_gpt.execution.memory import copy_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.plan.process import process_memory
@@ -151,6 +152,7 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     assert (found.itself, found.rows, found.tensors) == (1000, needs.rows, needs.tensors)
     layer = 3 * 4 * (12 * 180**2 + 13 * 180)  # weights and moments
     assert found.saving == 2 * layer
+    assert found.copy == copy_bytes(config, 1)  # not resident at the end
     assert found.resident == 1000 + needs.rows + needs.tensors + 2 * layer
     limited = override(config, memmap_dir="anywhere", host_memory=needs.rows // 2)
     assert process_memory(limited, 0, training_program(config)[0], None).rows == needs.rows // 2
