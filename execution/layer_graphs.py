@@ -3,7 +3,7 @@ buffers and transfers.
 """
 
 import copy
-from typing import Callable, Collection, Dict, Mapping, Optional, Tuple, Type, Union
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import popxl
@@ -76,7 +76,7 @@ def activation_spec(config: Config) -> TensorSpec:
     return TensorSpec((_tokens(config), width), data_type(model.precision))
 
 
-def activation_specs(config: Config) -> Dict[str, TensorSpec]:
+def activation_specs(config: Config) -> dict[str, TensorSpec]:
     """What travels forward, by the names of buffers: activations, and what is beside them."""
     others = dict.fromkeys(beside(config.model), words_spec(config))
     return {"x": activation_spec(config), **others}
@@ -87,7 +87,7 @@ def words_spec(config: Config) -> TensorSpec:
     return TensorSpec((_tokens(config),), popxl.int32)
 
 
-def _beside_specs(config: Config) -> "Tuple[Optional[TensorSpec], ...]":
+def _beside_specs(config: Config) -> "tuple[TensorSpec | None, ...]":
     """Of tokens' positions, and of tokens, where decoder blocks get them."""
     names = beside(config.model)
     return tuple(words_spec(config) if name in names else None for name in (POSITIONS, WORDS))
@@ -101,7 +101,7 @@ def _tokens(config: Config) -> int:
 
 def embedding_graphs(
     config: Config, layout: Layout, io: LayerIO
-) -> Union[TwoPassGraphs, InferenceGraphs]:
+) -> TwoPassGraphs | InferenceGraphs:
     """The embedding's part of a training step. Its gradient needs nothing that would be worth
     computing again. Beside adapters it is frozen, and only runs forward.
     """
@@ -142,7 +142,7 @@ def head_graphs(
     config: Config,
     layout: Layout,
     io: LayerIO,
-    embedding: Union[TrainingGraphs, InferenceGraphs],
+    embedding: TrainingGraphs | InferenceGraphs,
 ) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
     is_masked = config.training.masked_labels
@@ -183,10 +183,10 @@ class HeadStep(addons.Module):
         self,
         x: Tensor,
         labels: Tensor,
-        weight: Optional[Tensor],
+        weight: Tensor | None,
         head: LossHead,
-        loss_scaling: Optional[float],
-    ) -> Tuple[Tensor, Tensor]:
+        loss_scaling: float | None,
+    ) -> tuple[Tensor, Tensor]:
         """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
         [N, H/tp2].
 
@@ -207,7 +207,7 @@ class HeadStep(addons.Module):
         return site.outputs[0], dx
 
 
-HEADS: "Dict[Type[Head], Callable[[int], LayerPlan]]" = {
+HEADS: "dict[type[Head], Callable[[int], LayerPlan]]" = {
     TokenLossHead: loss_plan,
     ScoreHead: score_plan,
     LogitsHead: logits_plan,
@@ -216,8 +216,8 @@ HEADS: "Dict[Type[Head], Callable[[int], LayerPlan]]" = {
 
 
 def fwd_graphs(
-    config: Config, layout: Layout, io: LayerIO, head: Type[Head], rows: Optional[int]
-) -> Tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
+    config: Config, layout: Layout, io: LayerIO, head: type[Head], rows: int | None
+) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
     """Embedding, decoder and head of a program that only runs forward, without dropout.
 
     Args:
@@ -225,7 +225,7 @@ def fwd_graphs(
         rows: rows per run of the head that it gives something for; None: those of all tokens.
     """
     model = config.model
-    layers: Tuple[Tuple[Layer, Table, int], ...] = (
+    layers: tuple[tuple[Layer, Table, int], ...] = (
         (Embedding(model, layout), Embedding.parameters(model), 1),
         (DecoderBlock(model, layout), DecoderBlock.parameters(model), model.layers),
         (head(model, layout), Head.parameters(model), 1),
@@ -238,7 +238,7 @@ def fwd_graphs(
         without_seed(decoder_plan(model)),
         HEADS[head](model.layers),
     )
-    result: "list[InferenceGraphs]" = []
+    result: list[InferenceGraphs] = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
@@ -254,8 +254,8 @@ def _gradient(
     factories: NamedVariableFactories,
     layer: Layer,
     required: int,
-    gradients: Optional[Mapping[popxl.Graph, GradGraphInfo]] = None,
-) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
+    gradients: Mapping[popxl.Graph, GradGraphInfo] | None = None,
+) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     """Accumulators and gradient graph for every parameter that the layer names and that is trained,
     and for its first `required` inputs.
 
@@ -281,7 +281,7 @@ def layer_weights(
     layout: Layout,
     factories: NamedVariableFactories,
     rows: int,
-    tied_to: Optional[LayerGraphs],
+    tied_to: LayerGraphs | None,
     updated: Collection[str] = (),
 ) -> Weights:
     """A layer's weights in remote memory, with the buffer of another layer's word embedding where
@@ -323,7 +323,7 @@ def _training_graphs(
     factories: NamedVariableFactories,
     accumulators: NamedVariableFactories,
     grad: addons.GraphWithNamedArgs,
-    tied_to: Union[None, TrainingGraphs, InferenceGraphs] = None,
+    tied_to: None | TrainingGraphs | InferenceGraphs = None,
 ) -> TrainingGraphs:
     changed = trained(table, config.model.lora_rank > 0)
     weights = layer_weights(config, layout, factories, rows, tied_to, changed)

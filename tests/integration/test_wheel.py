@@ -84,6 +84,7 @@ def tracked() -> "set[str]":
     return found | typed | {"popxl_gpt/__init__.py"}
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_every_source_once_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == tracked()
@@ -91,6 +92,7 @@ def test_a_wheel_holds_every_source_once_and_nothing_else(wheel):
     assert top == {"popxl_gpt", *RUNTIME}
 
 
+@pytest.mark.slow
 def test_a_type_checker_reads_the_types_of_an_installed_wheel(wheel, tmp_path):
     venv.create(tmp_path / "venv", with_pip=False)
     (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
@@ -108,6 +110,7 @@ def test_a_type_checker_reads_the_types_of_an_installed_wheel(wheel, tmp_path):
     assert line.startswith("user.py:7: error: Incompatible types in assignment"), done
 
 
+@pytest.mark.slow
 def test_a_wheel_runs_beside_files_of_the_same_names(wheel, tmp_path):
     installed, own = tmp_path / "installed", tmp_path / "own"
     pip("install", "--no-deps", "--no-compile", "--target", installed, wheel)
