@@ -312,7 +312,7 @@ def attention_of_few_queries(
     scale: float,
     seed_tensor: Seed,
     p: float,
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """`composed_attention` in one pass over keys and values, of which none are copied."""
     key, sizes = key_t.transpose(2, 3), (*query.shape[:3], key_t.shape[3])
     is_step = query.shape[2] <= FEW_QUERIES and seed_tensor is None and mask.dim() == 4
