@@ -64,7 +64,7 @@ def slice_grad(
 
 
 @kernel("split")
-def split(t: torch.Tensor, splits: int | tuple[int, ...], axis: int) -> list[torch.Tensor]:
+def split(t: torch.Tensor, splits: int | tuple[int, ...], axis: int) -> tuple[torch.Tensor, ...]:
     """Views of the pieces."""
     if not isinstance(splits, tuple):
         splits = (t.shape[axis] // int(splits),) * int(splits)
