@@ -271,6 +271,7 @@ class CachedModel:
             micro_batch_size=self.sizes.texts,
             global_batch_size=batch,
             widening=1,
+            head_serialisation=1,  # logits are of one row per text
             device_iterations=1,
             document_attention=False,  # a text is one document
         )
