@@ -56,7 +56,8 @@ class HeadStep(addons.Module):
             scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
         else:
             scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
-        losses, gradients = [], []
+        losses: "list[Tensor]" = []
+        gradients: "list[Tensor]" = []
         with popxl.in_sequence():  # one piece after the other
             for piece in inputs:
                 site = fwd.bind(weights).call_with_info(*piece)

@@ -205,7 +205,7 @@ def fwd_graphs(
     result: "list[InferenceGraphs]" = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         if isinstance(layer, Head):
-            factories, fwd = forward_head(layer, *specs, pieces)
+            factories, fwd = forward_head(layer, x, labels, pieces)
         else:
             factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
