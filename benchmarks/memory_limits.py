@@ -9,7 +9,6 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class Cgroup:
     version: Version
 
     @property
-    def peak_bytes(self) -> Optional[int]:
+    def peak_bytes(self) -> int | None:
         """Most that its processes took at a time, page cache included; None where the kernel does
         not say.
         """
@@ -52,7 +51,7 @@ class Cgroup:
 
 def join_cgroup(
     name: str, limit: int, kind: str = "auto", root: Path = CGROUPS, process: Path = PROCESS
-) -> Optional[Cgroup]:
+) -> Cgroup | None:
     """Hold this process, and what it starts, to some bytes of memory, page cache included.
 
     Args:
@@ -93,7 +92,7 @@ def remove_cgroup(
             (place[0] / name).rmdir()
 
 
-def _place(kind: str, root: Path, process: Path) -> Optional[tuple[Path, Version]]:
+def _place(kind: str, root: Path, process: Path) -> tuple[Path, Version] | None:
     """Where new cgroups belong."""
     if kind == "auto":
         return _place_v2(root, process)
@@ -106,7 +105,7 @@ def _write(file: Path, value: "int | str") -> None:
         opened.write(str(value))
 
 
-def _place_v2(root: Path, process: Path) -> Optional[tuple[Path, Version]]:
+def _place_v2(root: Path, process: Path) -> tuple[Path, Version] | None:
     """The process's own cgroup, if those below it may have memory limits."""
     parent = _own(root, process, "")
     if parent is None or "memory" not in _words(parent / "cgroup.controllers"):
@@ -118,7 +117,7 @@ def _place_v2(root: Path, process: Path) -> Optional[tuple[Path, Version]]:
     return parent, V2
 
 
-def _place_v1(root: Path, process: Path) -> Optional[tuple[Path, Version]]:
+def _place_v1(root: Path, process: Path) -> tuple[Path, Version] | None:
     """The process's own cgroup, if what is below it counts as its own too: a limit may only take
     away.
     """
@@ -128,7 +127,7 @@ def _place_v1(root: Path, process: Path) -> Optional[tuple[Path, Version]]:
     return parent, V1
 
 
-def _own(root: Path, process: Path, controller: str) -> Optional[Path]:
+def _own(root: Path, process: Path, controller: str) -> Path | None:
     """The folder of the process's cgroup; in a container that is the root, whatever its path
     says.
     """

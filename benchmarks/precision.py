@@ -109,7 +109,7 @@ def main() -> int:
     arguments = parser.parse_args()
     require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
     text = Characters.read(arguments.text)
-    runs: "dict[str, list[Figures]]" = {name: [] for name in MODES}
+    runs: dict[str, list[Figures]] = {name: [] for name in MODES}
     for seed in range(arguments.seeds):
         for name, settings in MODES.items():
             runs[name].append(trained(text, settings, arguments.steps, seed))

@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tokenizers import Tokenizer  # noqa: E402
 
-from benchmarks.curves import draw  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     ROOT,
     BenchmarkError,
@@ -419,6 +418,8 @@ def main() -> int:
     verdicts = bars(results, arguments.minutes)
     show(results, verdicts)
     picture = arguments.results / "curves.png"
+    from benchmarks.curves import draw  # not at the top: `--help` is answered at once
+
     draw(picture, results)
     figures = {"benchmark": "time_to_loss", "machine": machine(), "bars": verdicts}
     figures |= {"results": results, "ours": arguments.ours, "trials": arguments.trials}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from textwrap import fill
 from types import MappingProxyType
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
@@ -23,10 +23,10 @@ def parse_command_line(
     *,
     program: str,
     default: str = "",
-    options: Optional[type] = None,
-    defaults: Optional[dict[str, Any]] = None,
+    options: type | None = None,
+    defaults: dict[str, Any] | None = None,
     unused: Sequence[str] = (),
-    sections_of: Optional[Callable[[dict[str, Any]], Mapping[str, Any]]] = None,
+    sections_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
 ) -> tuple[Config, Any]:
     """Read a command line: defaults < preset < flags.
 
@@ -79,7 +79,7 @@ def check_command_line(
     *,
     program: str,
     options: type,
-    defaults: Optional[dict[str, Any]] = None,
+    defaults: dict[str, Any] | None = None,
     unused: Sequence[str] = (),
 ) -> None:
     """Look at the flags alone of a program that uses what another has made: what
@@ -98,8 +98,8 @@ def _read(
     arguments: Sequence[str],
     program: str,
     default: str,
-    options: Optional[type],
-    defaults: Optional[dict[str, Any]],
+    options: type | None,
+    defaults: dict[str, Any] | None,
     unused: Sequence[str],
     has_presets: bool,
 ) -> "_Words":
@@ -117,7 +117,7 @@ def _read(
 
 
 def parse_options(
-    arguments: Sequence[str], *, program: str, options: type[Record], words: Optional[str] = None
+    arguments: Sequence[str], *, program: str, options: type[Record], words: str | None = None
 ) -> Record:
     """Read a command line whose flags are the fields of a dataclass, in the same dialect.
 
@@ -176,7 +176,7 @@ class _Words:
         self,
         arguments: Sequence[str],
         known: Sequence[Leaf],
-        words: Optional[str] = None,
+        words: str | None = None,
         *,
         has_presets: bool,
     ):
@@ -184,7 +184,7 @@ class _Words:
         self.rest = list(arguments)
         self.words = words
         self.flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
-        self.config: Optional[str] = None
+        self.config: str | None = None
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
         self.bad: set[str] = set()
@@ -257,7 +257,7 @@ class _Words:
         while self.rest and not self.rest[0].startswith("--"):
             self.rest.pop(0)
 
-    def _value(self, name: str) -> Optional[str]:
+    def _value(self, name: str) -> str | None:
         if not self.rest or self.rest[0].startswith("--"):
             self.problems.append(f"--{name}: got no value; expected one. Write --{name} VALUE.")
             return None
@@ -288,10 +288,10 @@ class _Words:
 def help_text(
     program: str,
     default: str,
-    options: Optional[type] = None,
+    options: type | None = None,
     unused: Sequence[str] = (),
-    words: Optional[str] = None,
-    config: Optional[type] = Config,
+    words: str | None = None,
+    config: type | None = Config,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The help: presets, then every flag that is used with its values, default and meaning."""

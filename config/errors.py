@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, Optional, TextIO, Union
+from typing import NoReturn, TextIO
 
 USER_ERROR_EXIT_CODE = 2
 SHOWN = 50
@@ -147,7 +147,7 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
         threading.excepthook = hook
 
 
-def _outside_message(error: BaseException) -> Optional[str]:
+def _outside_message(error: BaseException) -> str | None:
     """What to say of an error that the system around the program has caused; None for one of the
     program's own.
     """
@@ -202,7 +202,7 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else ""
 
 
-def text_of(name: Union[str, bytes, int]) -> str:
+def text_of(name: str | bytes | int) -> str:
     """A file's name as any output takes it, whatever bytes it has."""
     text = os.fsdecode(name) if isinstance(name, bytes) else str(name)
     return text.encode("utf-8", "backslashreplace").decode()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
@@ -53,7 +53,7 @@ def preset_mapping(name: str, file: Path = PRESETS_FILE) -> dict[str, Any]:
     """
     presets = read_yaml(file)
     chain: list[str] = []
-    wanted: Optional[str] = name
+    wanted: str | None = name
     while wanted is not None:
         if wanted in chain:
             raise ConfigError(
@@ -100,7 +100,7 @@ def build(
     mapping: Mapping[str, Any],
     values: Mapping[str, Any],
     *,
-    base: Optional[Config] = None,
+    base: Config | None = None,
     problems: tuple[str, ...] = (),
     bad: frozenset[str] = frozenset(),
 ) -> Config:

@@ -4,7 +4,7 @@ reference.
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal
 
 from popxl_gpt.config.bounds import AtLeast, Between, Bytes, BytesOrShare, MoreThan, Within
 from popxl_gpt.config.texts import IsPath
@@ -42,7 +42,7 @@ class Model:
     """Width of the activations between blocks; a multiple of heads."""
     heads: Count = 12
     """Attention heads per block."""
-    key_value_heads: Optional[Count] = None
+    key_value_heads: Count | None = None
     """Heads of keys and values per block, each of which serves equally many heads of queries
     (grouped queries); none: as many as heads.
     """
@@ -50,11 +50,11 @@ class Model:
     """Tokens per training sequence."""
     vocabulary_size: Count = 50257
     """Token ids; padded to a multiple of tensor_parallel_1 inside the program."""
-    max_positions: Optional[Count] = None
+    max_positions: Count | None = None
     """Tokens of a text that the model sees at most, which is the rows of a learned position
     embedding; none: sequence_length.
     """
-    feed_forward_size: Optional[Count] = None
+    feed_forward_size: Count | None = None
     """Width inside the feed-forward layer; none: 4 * hidden_size."""
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """How activations are normalised; RMS norms subtract no mean, and have no bias."""
@@ -156,6 +156,15 @@ class Training:
     """Optimizer steps of the whole run; the schedule ends there."""
     global_batch_size: Count = 8
     """Sequences per optimizer step, over all replicas."""
+    rampup_batch_size: Count | None = None
+    """Sequences per optimizer step at the beginning, which grow in stages to global_batch_size;
+    none: global_batch_size from the first step on. Each stage is a program of its own, which goes
+    on from a checkpoint.
+    """
+    rampup_increment: Count | None = None
+    """Sequences that each stage adds; none: each stage doubles them."""
+    rampup_tokens: Count | None = None
+    """Tokens over which the batch grows, for each stage as many."""
     learning_rate: Positive = 6e-4
     """Highest learning rate, reached after warm-up."""
     minimum_learning_rate: PositiveOrZero = 0.0
@@ -164,7 +173,7 @@ class Training:
     """How the learning rate falls after warm-up; wsd (warm-up, stable, decay) stays at the highest
     rate and falls linearly over the last decay_steps.
     """
-    decay_steps: Optional[Count] = None
+    decay_steps: Count | None = None
     """Last steps of the run, over which the schedule wsd falls; none: a fifth of steps."""
     warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises linearly to its highest value."""
@@ -215,7 +224,7 @@ class Training:
     """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no
     such rounding.
     """
-    master_weights: Optional[bool] = None
+    master_weights: bool | None = None
     """Keep weights in float32, and round them to the 16-bit precision for each phase; none: where
     precision is 16 bits and stochastic_rounding is off; false: small updates may be lost.
     """
@@ -270,7 +279,7 @@ class Data:
     """Leave out what is in records of TFRecord files whose checksum is wrong, and name each in the
     log.
     """
-    tokenizer: Optional[PathText] = None
+    tokenizer: PathText | None = None
     """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that
     the model writes.
     """
@@ -331,13 +340,13 @@ class Execution:
     """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is
     one.
     """
-    device_memory: Optional[MemoryOrShare] = None
+    device_memory: MemoryOrShare | None = None
     """What each process may take of a device's memory; other rows wait on the host; auto: what a
     GPU has free.
     """
-    memmap_dir: Optional[PathText] = None
+    memmap_dir: PathText | None = None
     """Folder for files that hold the remote memory; none: host memory."""
-    host_memory: Optional[Memory] = None
+    host_memory: Memory | None = None
     """Memory of each process for rows of those files that are needed soon; none: the files are
     mapped into memory.
     """
@@ -364,15 +373,15 @@ class Execution:
 class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
-    load: Optional[PathText] = None
+    load: PathText | None = None
     """Checkpoint folder to continue from; auto: the newest whole one in the run's folder; best:
     that with the lowest validation loss there; none: start afresh.
     """
-    init_from: Optional[PathText] = None
+    init_from: PathText | None = None
     """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,
     or a GPT-2, Llama or Qwen3 as Hugging Face saves it; none: random weights.
     """
-    save: Optional[PathText] = None
+    save: PathText | None = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""
     every: CountOrZero = 0
     """Steps between checkpoints; 0: those by the clock, and one after the last step."""
@@ -398,7 +407,7 @@ class Logging:
     """Write event files for TensorBoard to tensorboard/ in the run's folder."""
     wandb: bool = False
     """Log to Weights & Biases as well; WANDB_MODE=offline needs no network."""
-    wandb_name: Optional[str] = None
+    wandb_name: str | None = None
     """Name of the run at Weights & Biases; none: the run's name."""
     wandb_tags: tuple[str, ...] = ()
     """Tags of the run at Weights & Biases."""

@@ -5,7 +5,7 @@ text).
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import yaml
 
@@ -128,12 +128,12 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def _too_much(text: str) -> Optional[str]:
+def _too_much(text: str) -> str | None:
     """What a text has more of than any configuration, found before values are made of it.
     YAMLError: it is no YAML.
     """
     keys = 0
-    around: list[Optional[bool]] = []
+    around: list[bool | None] = []
     """For each mapping that is open whether a key comes next; None for a list."""
     for event in yaml.parse(text, Loader=_Loader):
         where = f"line {event.start_mark.line + 1}"  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, NoReturn
 
 from popxl_gpt.config import (
     Config,
@@ -19,6 +19,7 @@ from popxl_gpt.config import (
     parse_options,
 )
 from popxl_gpt.config.bounds import Within
+from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.config.programs import called_as, start
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero
@@ -60,13 +61,13 @@ class EvaluateOptions:
     rounding.
     """
 
-    checkpoint: Optional[PathText] = None
+    checkpoint: PathText | None = None
     """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
     text: tuple[PathText, ...] = ()
     """Text files, JSON lines (.jsonl), folders or quoted globs, in place of token files; each file
     or line is a document.
     """
-    stride: Optional[Count] = None
+    stride: Count | None = None
     """Tokens from the beginning of a window to the next one's; fewer than sequence_length give
     every token more text before it, for more time; none: sequence_length.
     """
@@ -74,11 +75,11 @@ class EvaluateOptions:
     """Tasks of EleutherAI's lm-evaluation-harness, in place of a loss: names of its own, or task
     files (.yaml), whose code is run. Needs the package lm_eval.
     """
-    num_fewshot: Optional[CountOrZero] = None
+    num_fewshot: CountOrZero | None = None
     """Examples that stand before each document of a task; none: as the task has it."""
-    limit: Optional[Count] = None
+    limit: Count | None = None
     """Documents of each task, the first ones; none: all."""
-    json: Optional[PathText] = None
+    json: PathText | None = None
     """File to write the numbers to, as JSON."""
 
 
@@ -86,11 +87,11 @@ class EvaluateOptions:
 class GenerateOptions:
     """What is written."""
 
-    checkpoint: Optional[PathText] = None
+    checkpoint: PathText | None = None
     """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
     prompt: tuple[FreeText, ...] = ()
     """Texts to go on from, each by itself; none: a new document is begun."""
-    prompt_file: Optional[PathText] = None
+    prompt_file: PathText | None = None
     """A file whose text is a prompt; -: standard input."""
     chat: bool = False
     """Read prompts from standard input, a line each. The model sees all that was said before."""
@@ -107,7 +108,7 @@ class GenerateOptions:
     """What logits are divided by: below one makes likely tokens likelier; 0: always the likeliest
     one.
     """
-    top_k: Optional[Count] = 40
+    top_k: Count | None = 40
     """Tokens that are chosen from, the likeliest ones; none: all."""
     top_p: Annotated[float, Within(1e-6, 1.0)] = 1.0
     """Of these, as few as together have this probability."""
@@ -119,7 +120,7 @@ class ReportOptions:
 
     runs: tuple[PathText, ...]
     """Folders of runs, such as runs/demo; several are laid over each other."""
-    output: Optional[PathText] = None
+    output: PathText | None = None
     """File of the page; none: report.html in the run's folder, or in this one for several runs."""
 
 
@@ -129,7 +130,7 @@ class Conversion:
 
     paths: tuple[PathText, ...]
     """The folder to read, and the folder to make."""
-    positions: Optional[Count] = None
+    positions: Count | None = None
     """Positions that the new model has: the first ones, or with fresh ones after them; none: all
     that there are.
     """
@@ -287,5 +288,4 @@ def report() -> NoReturn:
 
 def prepare() -> NoReturn:
     """`popxl-gpt-prepare`, `data/prepare.py`."""
-    # its flags are beside its readers, which load quickly
-    start("popxl_gpt.data.prepare")
+    start("popxl_gpt.data.prepare", parse_preparation)

@@ -8,7 +8,7 @@ import sys
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def describe(
-    folder: RunFolder, config: Config, data: Dataset, validation_data: Optional[Dataset]
+    folder: RunFolder, config: Config, data: Dataset, validation_data: Dataset | None
 ) -> None:
     """Write the file; training goes on where the disk does not take it."""
     values = {

@@ -18,13 +18,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import (
+    NO_RAMPUP,
     Config,
     ConfigError,
     NotFiniteError,
@@ -107,7 +108,7 @@ def evaluate(
     input_files: "Sequence[str | Path]" = (),
     *,
     text: "Sequence[str | Path]" = (),
-    stride: Optional[int] = None,
+    stride: int | None = None,
     **settings: Any,
 ) -> Result:
     """Measure a trained model on token files or on text, every token once.
@@ -146,7 +147,7 @@ def _opened(
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate as the command line says. Returns the exit code."""
-    found: "list[SavedRun]" = []
+    found: list[SavedRun] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
         if values.get("checkpoint") is None:
@@ -176,8 +177,8 @@ def evaluate_tasks(
     checkpoint: "str | Path",
     tasks: Sequence[str],
     *,
-    num_fewshot: Optional[int] = None,
-    limit: Optional[int] = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
     **settings: Any,
 ) -> "dict[str, Any]":
     """Measure a trained model on tasks of EleutherAI's lm-evaluation-harness.
@@ -205,7 +206,7 @@ def _run_tasks(saved: SavedRun, config: Config, options: Options) -> "dict[str, 
         )
     tokenizer = _tokenizer(saved, config, needed=True)
     assert tokenizer is not None
-    found: "dict[str, Any]" = _harness().run_tasks(
+    found: dict[str, Any] = _harness().run_tasks(
         saved, config, tokenizer, options.lm_eval, options.num_fewshot, options.limit
     )
     return {"checkpoint": str(saved.folder), "step": saved.position.step, **found}
@@ -234,6 +235,7 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
         "validate_first": False,
         "validate_training": False,
         "validation_batches": 1,
+        **NO_RAMPUP,
     }
     execution.update(ONE_REPLICA)
     sequence = values.get("sequence_length", saved.config.model.sequence_length)
@@ -315,8 +317,8 @@ def _measure(
 
 
 def _open(
-    config: Config, options: Options, tokenizer: Optional[Tokenizer], stride: int
-) -> "tuple[Dataset, Optional[int]]":
+    config: Config, options: Options, tokenizer: Tokenizer | None, stride: int
+) -> "tuple[Dataset, int | None]":
     """The data, and the bytes of text in them where that is known from the text itself."""
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     if options.text:
@@ -330,7 +332,7 @@ def _open(
             "--input_files: got none, and the run has no validation files; expected token files. "
             "Give some, or text with --text."
         )
-    place: "dict[str, Any]" = {
+    place: dict[str, Any] = {
         "instance": popdist.getInstanceIndex(),
         "instances": popdist.getNumInstances(),
         "skip_damaged": config.data.skip_damaged,
@@ -349,7 +351,7 @@ def _joined(texts: "Sequence[str]", tokenizer: Tokenizer) -> np.ndarray:
     return found
 
 
-def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Optional[Tokenizer]:
+def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Tokenizer | None:
     """The tokenizer that is named, or else one beside the checkpoint, the run's, or beside the
     data; None where there is none and none is needed.
     """

@@ -4,7 +4,6 @@ import fcntl
 import logging
 import os
 from pathlib import Path
-from typing import Optional
 
 _LOG = logging.getLogger(__name__)
 
@@ -16,7 +15,7 @@ class FolderLock:
 
     def __init__(self, path: Path):
         self.path = path
-        self._descriptor: Optional[int] = None
+        self._descriptor: int | None = None
 
     def take(self) -> bool:
         """Make the folder where it is missing, and lock it. Returns False where another has it.
@@ -54,7 +53,7 @@ class FolderLock:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def now_at(self) -> Optional[Path]:
+    def now_at(self) -> Path | None:
         """Where the folder is that lost its name; None where it was deleted, or nobody knows."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))

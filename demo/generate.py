@@ -15,12 +15,13 @@ if __name__ == "__main__":
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import (
+    NO_RAMPUP,
     Config,
     ConfigError,
     UserError,
@@ -56,7 +57,7 @@ class Trained:
 
     def tokens(self, text: str, where: str) -> "list[int]":
         """A prompt's tokens; UserError where it has none."""
-        found: "list[int]" = self.tokenizer.encode(text, add_special_tokens=False).ids
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         if not found:
             raise UserError(
                 f"{where}: got an empty prompt; expected some text. Give text, or leave it out to "
@@ -88,7 +89,7 @@ def generate(
     prompts: Sequence[str] = (),
     *,
     tokens: int = 200,
-    sampling: Optional[Sampling] = None,
+    sampling: Sampling | None = None,
     samples: int = 1,
     stop: Sequence[str] = (),
     on_text: OnText = lambda number, text: None,
@@ -115,7 +116,8 @@ def generate(
     refused = sorted(set(settings) - set(GENERATE.used))
     if refused:
         raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(GENERATE.used)}."])
-    config = override(saved.config, global_batch_size=batch, **{**GENERATE.defaults, **settings})
+    changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
+    config = override(saved.config, **changes)
     trained = Trained(saved, config, find_tokenizer(saved, config))
     found = [trained.tokens(text, "prompts") for text in prompts] or [trained.begin()]
     sampling = sampling or Sampling(seed=config.training.seed)
@@ -124,7 +126,7 @@ def generate(
 
 def main(arguments: Sequence[str]) -> int:
     """Write as the command line says. Returns the exit code."""
-    found: "list[SavedRun]" = []
+    found: list[SavedRun] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
         if values.get("checkpoint") is None:
@@ -154,7 +156,8 @@ def main(arguments: Sequence[str]) -> int:
 def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     """The sections of a checkpoint's configuration, with a batch that these values allow."""
     mapping = to_mapping(saved.config)
-    mapping["training"]["global_batch_size"] = values.get("data_parallel", 1)
+    batch = values.get("data_parallel", 1)
+    mapping["training"] |= {"global_batch_size": batch, **NO_RAMPUP}
     return mapping
 
 

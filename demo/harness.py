@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 from lm_eval.api.instance import Instance
@@ -50,23 +50,23 @@ class HarnessModel(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Ends documents, and stands before texts without context."""
-        found: "Optional[int]" = self._tokenizer.token_to_id(END_OF_TEXT)
+        found: int | None = self._tokenizer.token_to_id(END_OF_TEXT)
         assert found is not None  # see demo/evaluate.py
         return found
 
     def tok_encode(
-        self, string: str, add_special_tokens: Optional[bool] = None, **more: Any
+        self, string: str, add_special_tokens: bool | None = None, **more: Any
     ) -> "list[int]":
         """A text's tokens, as in training."""
         del add_special_tokens, more
-        found: "list[int]" = self._tokenizer.encode(string, add_special_tokens=False).ids
+        found: list[int] = self._tokenizer.encode(string, add_special_tokens=False).ids
         return found
 
     def loglikelihood(
         self, requests: "list[Instance]", disable_tqdm: bool = True
     ) -> "list[tuple[float, bool]]":
         """Of each continuation after its context, in nats, and whether it is the likeliest one."""
-        found: "list[tuple[float, bool]]" = super().loglikelihood(requests, disable_tqdm)
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm)
         return found
 
     def _loglikelihood_tokens(
@@ -114,7 +114,7 @@ class HarnessModel(TemplateLM):
         """What the model writes after each text."""
         del disable_tqdm
         result = [""] * len(requests)
-        groups: "dict[str, list[int]]" = {}
+        groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
         with self._progress(len(requests), "generate_until") as progress:
@@ -184,8 +184,8 @@ def run_tasks(
     config: Config,
     tokenizer: Tokenizer,
     tasks: Sequence[str],
-    num_fewshot: Optional[int] = None,
-    limit: Optional[int] = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
 ) -> "dict[str, Any]":
     """What the harness finds, as its `simple_evaluate` gives it.
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 
@@ -30,12 +30,12 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.signal: Optional[int] = None
+        self.signal: int | None = None
         """The first one that ends the run."""
         self._wants_save = False
         self._is_training = False
         self._since = 0.0
-        self._before: "dict[int, Any]" = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
         for number in (*ENDING, SAVING):
@@ -59,7 +59,7 @@ class Interruption:
         finally:
             self._is_training = False
 
-    def _hear(self, number: int, frame: Optional[FrameType]) -> None:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
         if number == SAVING:
             self._wants_save = True
         elif self.signal is None:
@@ -79,12 +79,12 @@ class Interruption:
         wanted, self._wants_save = self._wants_save, False
         return wanted
 
-    def agree(self) -> Optional[int]:
+    def agree(self) -> int | None:
         """The signal that some process of the run got, if one did: all stop after the same step."""
         return first(gather(self.signal, popdist.getNumInstances()))
 
 
-def first(signals: "list[Optional[int]]") -> Optional[int]:
+def first(signals: "list[int | None]") -> int | None:
     """The signal of the first process that got one."""
     return next((number for number in signals if number is not None), None)
 

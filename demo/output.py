@@ -7,7 +7,7 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Optional, TextIO, cast
+from typing import TextIO, cast
 
 PIECE = 4096
 """Bytes that a pipe which is ready takes without waiting (PIPE_BUF, pipe(7))."""
@@ -33,7 +33,7 @@ class Output(io.TextIOBase):
         return self._stream.encoding
 
     @property
-    def errors(self) -> Optional[str]:  # type: ignore[override]
+    def errors(self) -> str | None:  # type: ignore[override]
         """What becomes of characters that the encoding lacks."""
         return self._stream.errors
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import popdist
@@ -33,6 +33,7 @@ from popxl_gpt.config import (
     SpikeError,
     UserError,
     changes,
+    stage_of,
 )
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
@@ -97,7 +98,8 @@ def train(config: Config, options: Options) -> int:
             if saved is not None:
                 check_goes_on(config, saved)
             weights = None if saved is not None else first_weights(config)
-            profiler = step_profiler(config, options, folder.path)
+            begun = 0 if saved is None else saved.position.tokens or 0
+            profiler = step_profiler(stage_of(config, begun), options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
@@ -146,7 +148,7 @@ def check_succeeded(run: TrainingRun) -> None:
         raise SpikeError(run.spike)
 
 
-def first_weights(config: Config) -> Optional[Weights]:
+def first_weights(config: Config) -> Weights | None:
     """The weights that a new run begins with, where it takes those of another model."""
     begun = config.checkpoint.init_from
     if begun is not None:
@@ -190,7 +192,7 @@ def check_goes_on(config: Config, saved: SavedRun) -> None:
 
 
 @contextlib.contextmanager
-def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
+def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | None]]":
     """The run's folder and checkpoint, as instance 0 finds them and keeps other runs out of them.
 
     Raises:
@@ -215,7 +217,7 @@ def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, Optional[Save
     yield RunFolder(Path(path), Path(checkpoints)), saved
 
 
-def _check_all_can_read(problem: Optional[str]) -> None:
+def _check_all_can_read(problem: str | None) -> None:
     for number, theirs in enumerate(gather(problem, popdist.getNumInstances(), patiently=True)):
         if theirs is not None:
             raise UserError(
@@ -233,7 +235,7 @@ def data_errors_are_user_errors() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
-def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
+def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
     """Training and validation data; without files, random tokens."""
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     if config.data.is_synthetic:
@@ -242,7 +244,7 @@ def open_data(config: Config) -> "tuple[Dataset, Optional[Dataset]]":
             sequence, vocabulary, seed + 1
         )
     validation = config.data.validation_files
-    place: "dict[str, Any]" = {
+    place: dict[str, Any] = {
         "instance": popdist.getInstanceIndex(),
         "instances": popdist.getNumInstances(),
         "skip_damaged": config.data.skip_damaged,
@@ -268,7 +270,7 @@ def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
             for name, weight in mixed.items()
         ]
     )
-    sources: "list[Dataset]" = []
+    sources: list[Dataset] = []
     for files, _ in parts:
         data = TokenDataset(files, sequence, vocabulary, **place)
         _check_fits(config, data, files[0])
@@ -291,7 +293,7 @@ def _check_fits(config: Config, data: Dataset, name: str) -> None:
         )
 
 
-def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Dataset) -> None:
+def check_tokenizer(config: Config, tokenizer: Tokenizer | None, data: Dataset) -> None:
     """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not
     have.
     """
@@ -311,7 +313,7 @@ def check_tokenizer(config: Config, tokenizer: Optional[Tokenizer], data: Datase
         )
 
 
-def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> None:
+def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> None:
     """Print what is trained, where its files go and where it begins."""
     base, changed = changes(config)
     print(f"configuration: {base}{', but' if changed else ''}")
@@ -334,7 +336,7 @@ def show_start(config: Config, folder: RunFolder, saved: Optional[SavedRun]) -> 
 class Samples:
     """Texts that the model writes while it is trained."""
 
-    tokenizer: Optional[Tokenizer]
+    tokenizer: Tokenizer | None
     data: Dataset
     options: Options
 
@@ -348,7 +350,7 @@ class Samples:
 
 
 def show_samples_if_finite(
-    run: TrainingRun, tokenizer: Optional[Tokenizer], data: Dataset, samples: int
+    run: TrainingRun, tokenizer: Tokenizer | None, data: Dataset, samples: int
 ) -> None:
     """Let the model write, where there is a tokenizer and its logits are finite."""
     if tokenizer is not None and samples > 0:

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Optional
 
 from tokenizers import Tokenizer
 
@@ -153,7 +152,7 @@ def _removed_where_it_fails(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def claimed(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
+def claimed(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | None]]":
     """The run's folder, which no other run writes to during the block, and the checkpoint it
     continues from.
 
@@ -177,7 +176,7 @@ def claimed(config: Config) -> "Iterator[tuple[RunFolder, Optional[SavedRun]]]":
         yield folder, saved
 
 
-def _find(config: Config, stack: ExitStack) -> "tuple[RunFolder, Optional[SavedRun]]":
+def _find(config: Config, stack: ExitStack) -> "tuple[RunFolder, SavedRun | None]":
     load, named = config.checkpoint.load, _folder(config)
     if load is None:
         return _claim_unused(config, stack), None
@@ -191,7 +190,7 @@ def _find(config: Config, stack: ExitStack) -> "tuple[RunFolder, Optional[SavedR
 
 def _find_again(
     config: Config, folder: RunFolder, stack: ExitStack
-) -> "tuple[RunFolder, Optional[SavedRun]]":
+) -> "tuple[RunFolder, SavedRun | None]":
     """The folder that the run had before a failure, and the newest whole checkpoint there. Where it
     had saved none, it begins as it began.
     """
@@ -268,7 +267,7 @@ def _is_used(folder: RunFolder) -> bool:
     return folder.metrics.exists() or bool(checkpoints_in(folder.path / "checkpoints"))
 
 
-def _lock_run(folder: RunFolder, stack: ExitStack) -> Optional[FolderLock]:
+def _lock_run(folder: RunFolder, stack: ExitStack) -> FolderLock | None:
     """Take a run's folder, and remove what a run that was killed has left half-written. None:
     another has it.
     """
@@ -296,7 +295,7 @@ def _with_checkpoints(folder: RunFolder, lock: FolderLock, stack: ExitStack) -> 
     return replace(folder, locks=(lock, other))
 
 
-def _lock(path: Path, stack: ExitStack) -> Optional[FolderLock]:
+def _lock(path: Path, stack: ExitStack) -> FolderLock | None:
     lock = FolderLock(path)
     stack.callback(lock.release)
     stack.enter_context(_removed_where_it_fails(path))  # before it is released

@@ -1,7 +1,6 @@
 """The resident set of a run's first process: as it was planned, and as it was."""
 
 import time
-from typing import Optional
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.inference import evaluation_program
@@ -43,7 +42,7 @@ class RunMemory:
         peak = bytes_text(self._peak)
         return f"{bytes_text(self._measured)} resident{beside}; {peak} at its peak"
 
-    def _planned(self) -> Optional[ProcessMemory]:
+    def _planned(self) -> ProcessMemory | None:
         if not self._has_planned and time.monotonic() - self._begin < PLANNED_AFTER:
             return None
         program = training_program(without_files(self._config))[0]

@@ -3,8 +3,9 @@
 import logging
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 _LOG = logging.getLogger(__name__)
 QUEUE = 10_000

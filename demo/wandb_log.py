@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from popxl_gpt.config import Config, to_mapping
 from popxl_gpt.config.bounded import read_bounded
@@ -32,8 +32,8 @@ class WandbLog:
     def __init__(self, config: Config, folder: Path):
         self._config = config
         self._folder = folder
-        self._samples: "list[tuple[int, str, str]]" = []
-        self._queue: "queue.Queue[Optional[dict[str, Any]]]" = queue.Queue(QUEUE)
+        self._samples: list[tuple[int, str, str]] = []
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE)
         self._has_failed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self._thread.start()
@@ -82,7 +82,7 @@ class WandbLog:
                     step=values["step"],
                 )
             if self._samples:
-                names: "list[str | int]" = ["step", "prompt", "text"]
+                names: list[str | int] = ["step", "prompt", "text"]
                 run.log({"samples": wandb.Table(names, [list(row) for row in self._samples])})
             run.finish()
         except BaseException as error:  # whatever happens to wandb, training goes on

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Optional, Protocol
+from typing import Protocol
 
 from popxl_gpt.demo.progress_line import line_away
 
@@ -22,10 +22,10 @@ class WarningsFile(logging.Handler):
     the handlers do whose place it takes, above a line of progress.
     """
 
-    def __init__(self, path: Optional[Path], others: "Sequence[logging.Handler]"):
+    def __init__(self, path: Path | None, others: "Sequence[logging.Handler]"):
         super().__init__()
         self.path, self.others = path, others
-        self.run: Optional[HasStep] = None
+        self.run: HasStep | None = None
         """The run whose steps they are told at, once there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -47,7 +47,7 @@ class WarningsFile(logging.Handler):
 
 
 @contextmanager
-def warnings_kept(path: Optional[Path]) -> Iterator[WarningsFile]:
+def warnings_kept(path: Path | None) -> Iterator[WarningsFile]:
     """A block whose warnings go to a file as well; to none without a path."""
     root, before = logging.root, logging.root.handlers
     shown = before or ([logging.lastResort] if logging.lastResort is not None else [])

@@ -1,7 +1,8 @@
 """A layer's graphs, run over all micro-batches of the global batch as its plan says."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Dict, Literal, Mapping, Optional, Tuple, Union
+from typing import Literal
 
 import popxl
 import popxl_addons as addons
@@ -18,9 +19,9 @@ from popxl_gpt.execution.layer_plan import (
 from popxl_gpt.execution.transfers import shard_spec
 
 IoMode = Literal["compute", "io", "io_overlapped"]
-Loads = Dict[Tensor, Union[popxl.HostToDeviceStream, addons.RemoteHandle]]
-Streams = Dict[Tensor, popxl.DeviceToHostStream]
-Stores = Dict[Tensor, addons.RemoteHandle]
+Loads = dict[Tensor, popxl.HostToDeviceStream | addons.RemoteHandle]
+Streams = dict[Tensor, popxl.DeviceToHostStream]
+Stores = dict[Tensor, addons.RemoteHandle]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +30,8 @@ class LayerIO:
 
     inputs: addons.InputStreams
     outputs: addons.OutputStreams
-    buffers: Dict[str, popxl.RemoteBuffer]
-    shard_group: Optional[ReplicaGrouping]
+    buffers: dict[str, popxl.RemoteBuffer]
+    shard_group: ReplicaGrouping | None
     """Replicas over which activations, identical on them, are cut; none: each keeps the whole."""
     steps: int
     """Runs of a layer in a phase."""
@@ -44,7 +45,7 @@ class LayerIO:
         rows: Mapping[str, TensorSpec],
         steps: int,
         io_mode: IoMode,
-        shard_group: Optional[ReplicaGrouping] = None,
+        shard_group: ReplicaGrouping | None = None,
     ) -> "LayerIO":
         """A buffer of rows like these for each name; the transforms enlarge them to the rows that
         the plans reach.
@@ -57,7 +58,7 @@ class LayerIO:
         }
         return cls(inputs, outputs, buffers, shard_group, steps, io_mode)
 
-    def rows(self, place: Union[FromBuffer, ToBuffer]) -> addons.RemoteHandle:
+    def rows(self, place: FromBuffer | ToBuffer) -> addons.RemoteHandle:
         """The rows of a buffer that a plan's entry means."""
         return addons.RemoteHandle(self.buffers[place.name], place.row, self.shard_group)
 
@@ -85,7 +86,7 @@ def serialise_with_gradient(
     grad: addons.GraphWithNamedArgs,
     plan: LayerPlan,
     io: LayerIO,
-) -> Tuple[addons.GraphWithNamedArgs, addons.GraphWithNamedArgs]:
+) -> tuple[addons.GraphWithNamedArgs, addons.GraphWithNamedArgs]:
     """Forward and gradient graph over all micro-batches.
 
     What the gradient needs of the forward pass is loaded again where it came from a buffer, and
@@ -112,7 +113,7 @@ def serialise_with_gradient(
     return fwd_result.graph, grad_result.graph
 
 
-def _loads(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> Tuple[Loads, Optional[Tensor]]:
+def _loads(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> tuple[Loads, Tensor | None]:
     """Where the inputs come from, and the input that is the seed."""
     loads: Loads = {}
     seed = None
@@ -124,7 +125,7 @@ def _loads(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> Tuple[Loads, Opt
     return loads, seed
 
 
-def _stores(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> Tuple[Streams, Stores]:
+def _stores(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> tuple[Streams, Stores]:
     """Where the outputs go: to the host, or to buffers."""
     places = dict(zip(graph.outputs, plan.outputs))
     streams = {

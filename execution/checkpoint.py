@@ -14,7 +14,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 import popxl
@@ -93,7 +93,7 @@ class SavedRun:
     def __init__(self, folder: Path, config: Config):
         self.folder = folder
         self.config = config
-        self.passed_over: "list[Path]" = []
+        self.passed_over: list[Path] = []
         """Newer ones, which are damaged."""
         manifest = _read_manifest(folder)
         self._manifest = manifest
@@ -208,7 +208,7 @@ class SavedRun:
         file: str,
         name: str,
         array: np.ndarray,
-        parameter: Optional[Parameter],
+        parameter: Parameter | None,
         variable: Variable,
     ) -> None:
         """Refuse a tensor of another type or shape than saving writes, and numbers that are no
@@ -261,7 +261,7 @@ class SavedRun:
                 got = f"contents with SHA-256 {digest[:12]}{_where(path, entry)}"
                 raise _damaged(path, got, f"{entry['sha256'][:12]}")
 
-    def _read(self, name: str, expected: "Optional[set[str]]" = None) -> "dict[str, np.ndarray]":
+    def _read(self, name: str, expected: "set[str] | None" = None) -> "dict[str, np.ndarray]":
         """A file's tensors; only those that are expected, where that is said."""
         path = self.folder / name
         try:
@@ -313,7 +313,7 @@ def _own_config(folder: Path) -> Config:
     return from_mapping(_read_manifest(folder)["config"])
 
 
-def find(load: str, folder: Path, config: Config) -> Optional[SavedRun]:
+def find(load: str, folder: Path, config: Config) -> SavedRun | None:
     """The checkpoint that `checkpoint.load` asks for: a path; "best"; or "auto" for the newest of a
     folder that is whole, None where there is none at all.
 
@@ -331,8 +331,8 @@ def find(load: str, folder: Path, config: Config) -> Optional[SavedRun]:
     return _newest_whole(folder, config) if load == "auto" else SavedRun(Path(load), config)
 
 
-def _newest_whole(folder: Path, config: Config) -> Optional[SavedRun]:
-    damaged: "list[DamagedError]" = []
+def _newest_whole(folder: Path, config: Config) -> SavedRun | None:
+    damaged: list[DamagedError] = []
     for number, path in enumerate(reversed(checkpoints := checkpoints_in(folder))):
         try:
             saved = SavedRun(path, config)
@@ -453,7 +453,7 @@ def _weight_precision(saved: "dict[str, Any]") -> str:
     return "float32" if has_master else precision
 
 
-def _damaged(path: Union[Path, str], got: str, expected: str) -> DamagedError:
+def _damaged(path: Path | str, got: str, expected: str) -> DamagedError:
     return DamagedError(f"{path}: got {got}; expected {expected}")
 
 

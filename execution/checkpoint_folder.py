@@ -5,7 +5,6 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional
 
 from popxl_gpt.data.folders import flush_folder, remove_unlocked
 from popxl_gpt.execution.manifest import ManifestError, read_manifest
@@ -31,7 +30,7 @@ def checkpoints_in(folder: Path) -> "list[Path]":
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def best_in(folder: Path) -> Optional[Path]:
+def best_in(folder: Path) -> Path | None:
     """The checkpoint with the lowest validation loss, the newest of equal ones; None where no step
     that was saved was validated.
     """
@@ -40,9 +39,9 @@ def best_in(folder: Path) -> Optional[Path]:
     return min(validated, key=lambda found: found[0])[1] if validated else None
 
 
-def _validation_loss(checkpoint: Path) -> Optional[float]:
+def _validation_loss(checkpoint: Path) -> float | None:
     try:
-        found: Optional[float] = read_manifest(checkpoint / MANIFEST).get("validation_loss")
+        found: float | None = read_manifest(checkpoint / MANIFEST).get("validation_loss")
     except (OSError, ManifestError):
         return None  # loading it says so
     return found

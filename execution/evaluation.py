@@ -5,7 +5,6 @@ of it.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 import popxl_addons as addons
@@ -27,11 +26,11 @@ class Measured:
 
     loss: float
     """Mean over tokens, nats."""
-    standard_error: Optional[float]
+    standard_error: float | None
     """Of the loss, which is that of a part; None where every token was counted."""
     tokens: int
     """That were counted."""
-    bytes: Optional[int]
+    bytes: int | None
     """Of the text that these tokens stand for, in UTF-8; None where that is not known."""
 
     @property
@@ -40,7 +39,7 @@ class Measured:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property
-    def bits_per_byte(self) -> Optional[float]:
+    def bits_per_byte(self) -> float | None:
         """Bits for all tokens over the bytes that they stand for: the same measure whatever the
         tokenizer.
         """
@@ -63,8 +62,8 @@ class Evaluation:
         session: addons.TaskSession,
         config: Config,
         dataset: Dataset,
-        batches: Optional[int] = None,
-        token_bytes: Optional[np.ndarray] = None,
+        batches: int | None = None,
+        token_bytes: np.ndarray | None = None,
     ) -> None:
         self.session = session
         self.config = config
@@ -83,7 +82,7 @@ class Evaluation:
         self,
         is_to_stop: Callable[[], bool] = lambda: False,
         on_batch: Callable[[int], None] = lambda samples: None,
-    ) -> Optional[Measured]:
+    ) -> Measured | None:
         """Run the session over the samples; None where it is to stop, which is asked before each
         batch.
 

@@ -8,7 +8,7 @@ memory in the same order, so that weights that do not fit come as in training.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, List, Optional, Set, Tuple
+from typing import Any
 
 import numpy as np
 import popdist
@@ -16,7 +16,7 @@ import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config import NO_RAMPUP, Config, override
 from popxl_gpt.execution.graphs import ForwardGraphs, InferenceGraphs
 from popxl_gpt.execution.host import own_samples, token_array
 from popxl_gpt.execution.layer_graphs import layer_weights
@@ -113,7 +113,7 @@ def _passes(
     sizes: CacheSizes,
     inputs: addons.InputStreams,
     outputs: addons.OutputStreams,
-) -> Tuple[CachedPass, CachedPass]:
+) -> tuple[CachedPass, CachedPass]:
     """For one token of each text, and for those of a prompt; they share weights and cache."""
     model = config.model
     heads = model.key_value // config.execution.tensor_parallel_1
@@ -121,7 +121,7 @@ def _passes(
         (sizes.texts, heads, sizes.columns, model.head_size), data_type(model.precision)
     )
     keys, values = (_cache(cached, model.layers) for _ in range(2))
-    word: Optional[CachedPass] = None
+    word: CachedPass | None = None
     for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
         graphs = _graphs(config, layout, cached, tokens, word)
         passed = CachedPass(
@@ -142,8 +142,8 @@ def _cache(layer: TensorSpec, layers: int) -> popxl.RemoteBuffer:
 
 
 def _graphs(
-    config: Config, layout: Layout, cached: TensorSpec, tokens: int, other: Optional[CachedPass]
-) -> Tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
+    config: Config, layout: Layout, cached: TensorSpec, tokens: int, other: CachedPass | None
+) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
     """Embedding, decoder and head on so many tokens of each text.
 
     Args:
@@ -155,7 +155,7 @@ def _graphs(
     x = TensorSpec((texts * tokens, width), cached.dtype)
     mask = TensorSpec((texts, 1, tokens, cached.shape[2]), cached.dtype)
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
-    layers: "Tuple[Tuple[Any, int, Sequence[Any]], ...]" = (
+    layers: tuple[tuple[Any, int, Sequence[Any]], ...] = (
         (Embedding(model, layout), 1, (words, None, words if model.has_position_table else None)),
         (
             CachedDecoderBlock(model, layout),
@@ -165,7 +165,7 @@ def _graphs(
         (LogitsHead(model, layout), 1, (x, last)),
     )
     shared = (other.embedding, other.decoder, other.head) if other is not None else (None,) * 3
-    result: "List[InferenceGraphs]" = []
+    result: list[InferenceGraphs] = []
     for (layer, rows, specs), same in zip(layers, shared):
         factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if result and TIED in factories else None
@@ -197,7 +197,7 @@ def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
 
 def embedding_phase(
     step: CachedPass, words: Tensor, column: Tensor, padding: Tensor
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Words to activations [texts * tokens, H/tp2], and what attention adds to its scores,
     [texts, 1, tokens, columns].
     """
@@ -223,8 +223,8 @@ def embedding_phase(
 
 
 def decoder_phase(
-    step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor, beside: List[Tensor]
-) -> Tuple[Tensor, Tensor]:
+    step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor, beside: list[Tensor]
+) -> tuple[Tensor, Tensor]:
     """Layer n, whose keys and values come and go with its weights. Returns n + 1 and its result.
 
     Args:
@@ -270,6 +270,7 @@ class CachedModel:
             config,
             micro_batch_size=self.sizes.texts,
             global_batch_size=batch,
+            **NO_RAMPUP,
             widening=1,
             head_serialisation=1,  # logits are of one row per text
             device_iterations=1,
@@ -279,8 +280,8 @@ class CachedModel:
         self.own = self._own(texts)
         """Numbers of the texts whose logits this process has."""
         self._batch = batch
-        self._seen: "List[List[int]]" = []
-        self._finished: "Set[int]" = set()
+        self._seen: list[list[int]] = []
+        self._finished: set[int] = set()
         self._column = 0
         """The first that is free."""
 
@@ -351,7 +352,7 @@ class CachedModel:
         prompt = words if is_prompt else np.zeros((self._batch, self.sizes.prompt), np.int32)
         word = words[:, -1:]
         samples = {"prompt": prompt, "words": word, "padding": self._padding[:, None]}
-        arrays: "dict[Any, Any]" = {
+        arrays: dict[Any, Any] = {
             inputs[name]: token_array(session, name, own_samples(array, config), config)
             for name, array in samples.items()
         }

@@ -5,8 +5,9 @@ of their own: a layer in training has gradients and an optimizer, a layer in inf
 and a forward pass.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping, TypeVar, Union
+from typing import TypeVar
 
 import popxl_addons as addons
 from popxl import Tensor
@@ -183,7 +184,7 @@ class TrainingStep:
     config: Config
     layout: Layout
     io: LayerIO
-    embedding: Union[TwoPassGraphs, InferenceGraphs]
+    embedding: TwoPassGraphs | InferenceGraphs
     """Only runs forward where adapters alone are trained."""
     decoder: TwoPassGraphs
     head: TrainingGraphs

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
 
-from typing import Iterable, Optional, Sequence, Tuple
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import popxl
@@ -26,18 +26,18 @@ class HeadStep(addons.Module):
     The rows come in pieces, and each piece's gradient right after its loss, so that the logits of
     one piece exist at a time and nothing is computed twice. Pieces of the vocabulary would need
     their logits again, once the sum over all of it is known: a product more for the three that
-    there are. Source: Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989, section 3.2.
+    there are. Source: Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989 (its fused linear cross entropy).
     """
 
     def build(
         self,
         x: Tensor,
         labels: Tensor,
-        weight: Optional[Tensor],
+        weight: Tensor | None,
         head: LossHead,
-        loss_scaling: Optional[float],
+        loss_scaling: float | None,
         pieces: int,
-    ) -> Tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
         [N, H/tp2].
 
@@ -56,8 +56,8 @@ class HeadStep(addons.Module):
             scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
         else:
             scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
-        losses: "list[Tensor]" = []
-        gradients: "list[Tensor]" = []
+        losses: list[Tensor] = []
+        gradients: list[Tensor] = []
         with popxl.in_sequence():  # one piece after the other
             for piece in inputs:
                 site = fwd.bind(weights).call_with_info(*piece)
@@ -72,7 +72,7 @@ class HeadStep(addons.Module):
 
 def forward_head(
     head: Head, x: TensorSpec, labels: TensorSpec, pieces: int
-) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
+) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     """A head's variables and graph for a program that only runs forward, over the rows in
     pieces.
     """
@@ -87,7 +87,7 @@ class ForwardHead(addons.Module):
     the head's.
     """
 
-    def build(self, x: Tensor, labels: Tensor, head: Head, pieces: int) -> Tuple[Tensor, ...]:
+    def build(self, x: Tensor, labels: Tensor, head: Head, pieces: int) -> tuple[Tensor, ...]:
         """[N, H/tp2], int32 [N] -> what the head gives for each row."""
         inputs = list(_rows_in_pieces((x, labels), pieces))
         factories, fwd = head.create_graph(*inputs[0])
@@ -97,7 +97,7 @@ class ForwardHead(addons.Module):
         return tuple(ops.concat(list(parts)) for parts in zip(*results))
 
 
-def _rows_in_pieces(tensors: Tuple[Tensor, ...], pieces: int) -> "Iterable[Tuple[Tensor, ...]]":
+def _rows_in_pieces(tensors: tuple[Tensor, ...], pieces: int) -> Iterable[tuple[Tensor, ...]]:
     """Equal parts of the rows of several tensors."""
     return [tensors] if pieces == 1 else zip(*(ops.split(t, pieces) for t in tensors))
 

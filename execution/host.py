@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 import popdist
@@ -133,10 +132,10 @@ class StepResult:
     gradient_norm: float
     """Global L2 norm before clipping."""
 
-    loss_scale: Optional[float] = None
+    loss_scale: float | None = None
     """What the loss was multiplied by, where the program finds that."""
 
-    norm_limit: Optional[float] = None
+    norm_limit: float | None = None
     """The gradient norm above which the step is a spike, where the program looks for them."""
 
     @property
@@ -190,8 +189,8 @@ def run_steps(
     loss = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
     losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
     norms = _per_step(session, outputs[session.outputs.gradient_norm], steps)
-    scales: Sequence[Optional[float]] = [None] * steps
-    limits: Sequence[Optional[float]] = [None] * steps
+    scales: Sequence[float | None] = [None] * steps
+    limits: Sequence[float | None] = [None] * steps
     if config.training.is_scaled_by_program:
         scales = _per_step(session, outputs[session.outputs.loss_scale], steps)
     if config.training.looks_for_spikes:
@@ -215,5 +214,5 @@ def label_weights(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
 
 def _per_step(session: addons.TaskSession, array: np.ndarray, steps: int) -> "list[float]":
     """A scalar stream of which a run stores one value per step, the same on all replicas."""
-    values: "list[float]" = array.reshape(session.ir.num_host_transfers, -1)[:steps, 0].tolist()
+    values: list[float] = array.reshape(session.ir.num_host_transfers, -1)[:steps, 0].tolist()
     return values

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class _TensorFiles:
     """Tensors by Hugging Face's names, with and without their family's prefix."""
 
     def __init__(self, files: "Iterable[Path]", family: Family):
-        self._found: "dict[str, tuple[Path, str, tuple[int, ...]]]" = {}
+        self._found: dict[str, tuple[Path, str, tuple[int, ...]]] = {}
         for path in files:
             with _told(path):
                 for name, shape in tensor_shapes(path).items():
@@ -139,7 +139,7 @@ class _TensorFiles:
                     full = name if name == HEAD else f"{family.prefix}{bare}"
                     self._found[full] = path, name, shape
 
-    def shape(self, name: str) -> "Optional[tuple[int, ...]]":
+    def shape(self, name: str) -> "tuple[int, ...] | None":
         """A tensor's shape; None where there is none."""
         return self._found[name][2] if name in self._found else None
 
@@ -189,7 +189,7 @@ def write_hugging_face(
     folder: Path,
     model: Model,
     weights: "Iterator[tuple[str, np.ndarray]]",
-    tokenizer: Optional[Path],
+    tokenizer: Path | None,
     file_bytes: int,
 ) -> str:
     """Fill a folder with a model that transformers loads. Returns the name of its class there.
@@ -205,8 +205,8 @@ def write_hugging_face(
     if family is None:
         raise _no_family(model)
     table, total, where = model_table(model), 0, {}
-    shards: "list[dict[str, np.ndarray]]" = [{}]
-    names: "list[Path]" = []
+    shards: list[dict[str, np.ndarray]] = [{}]
+    names: list[Path] = []
 
     def flush() -> None:
         path = folder / f".weights-{len(names)}"
@@ -251,7 +251,7 @@ def _tokenizer_config(tokenizer: Path, model: Model) -> "dict[str, Any]":
     return {"tokenizer_class": kind, "model_max_length": model.positions, **special}
 
 
-def _end_of_text(tokenizer: Optional[Path]) -> Optional[int]:
+def _end_of_text(tokenizer: Path | None) -> int | None:
     """The token that ends documents; None where there is none."""
     if tokenizer is None:
         return None

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from popxl_gpt.config import Model, UserError, from_mapping
 from popxl_gpt.modelling.hugging_face import FAMILIES, GPT2, LLAMA, QWEN3, Family
@@ -126,7 +126,7 @@ def _expect(file: Path, name: str, found: Any, expected: "tuple[Any, ...]") -> N
         )
 
 
-def config_of(model: Model, family: Family, kind: str, end: Optional[int]) -> Values:
+def config_of(model: Model, family: Family, kind: str, end: int | None) -> Values:
     """Their configuration of a model of ours.
 
     Args:

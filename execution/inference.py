@@ -6,7 +6,6 @@ They hold weights under the same names as the training program, from which
 """
 
 import dataclasses
-from typing import Tuple
 
 import numpy as np
 import popxl
@@ -27,7 +26,7 @@ def evaluation(config: Config) -> addons.TaskSession:
     return _session(config, *evaluation_program(config))
 
 
-def evaluation_program(config: Config) -> "Tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
+def evaluation_program(config: Config) -> "tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
     """The program of `evaluation`, its streams and its weights."""
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
@@ -167,7 +166,7 @@ def _program(
     outputs: "dict[str, Description]",
     head: "type[Head]",
     rows: "int | None" = None,
-) -> "Tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
+) -> "tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
     ir = make_ir(config)
     return ir, *build_forward(ir, config, inputs, outputs, head, rows)
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 
@@ -58,7 +57,7 @@ def initial_weights(path: Path, config: Config) -> Weights:
 
 
 def with_positions(
-    model: Model, positions: Optional[int], weights: Weights
+    model: Model, positions: int | None, weights: Weights
 ) -> "tuple[Model, Weights]":
     """A model and its weights with so many positions; None: as they are."""
     if positions is None:

@@ -1,6 +1,6 @@
 """Gradient graphs of layers."""
 
-from typing import Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 import popxl
 import popxl_addons as addons
@@ -16,8 +16,8 @@ def layer_gradient(
     factories: NamedVariableFactories,
     layer: Layer,
     required: int,
-    gradients: Optional[Mapping[popxl.Graph, GradGraphInfo]] = None,
-) -> Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
+    gradients: Mapping[popxl.Graph, GradGraphInfo] | None = None,
+) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
     """Accumulators and gradient graph for every parameter that the layer names and that is trained,
     and for its first `required` inputs.
 

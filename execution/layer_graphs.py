@@ -3,7 +3,7 @@ buffers and transfers.
 """
 
 import copy
-from typing import Callable, Collection, Dict, Optional, Tuple, Type, Union
+from collections.abc import Callable, Collection
 
 import popxl
 import popxl_addons as addons
@@ -73,7 +73,7 @@ def activation_spec(config: Config) -> TensorSpec:
     return TensorSpec((_tokens(config), width), data_type(model.precision))
 
 
-def activation_specs(config: Config) -> Dict[str, TensorSpec]:
+def activation_specs(config: Config) -> dict[str, TensorSpec]:
     """What travels forward, by the names of buffers: activations, and what is beside them."""
     others = dict.fromkeys(beside(config.model), words_spec(config))
     return {"x": activation_spec(config), **others}
@@ -84,7 +84,7 @@ def words_spec(config: Config) -> TensorSpec:
     return TensorSpec((_tokens(config),), popxl.int32)
 
 
-def _beside_specs(config: Config) -> "Tuple[Optional[TensorSpec], ...]":
+def _beside_specs(config: Config) -> "tuple[TensorSpec | None, ...]":
     """Of tokens' positions, and of tokens, where decoder blocks get them."""
     names = beside(config.model)
     return tuple(words_spec(config) if name in names else None for name in (POSITIONS, WORDS))
@@ -98,7 +98,7 @@ def _tokens(config: Config) -> int:
 
 def embedding_graphs(
     config: Config, layout: Layout, io: LayerIO
-) -> Union[TwoPassGraphs, InferenceGraphs]:
+) -> TwoPassGraphs | InferenceGraphs:
     """The embedding's part of a training step. Its gradient needs nothing that would be worth
     computing again. Beside adapters it is frozen, and only runs forward.
     """
@@ -139,7 +139,7 @@ def head_graphs(
     config: Config,
     layout: Layout,
     io: LayerIO,
-    embedding: Union[TrainingGraphs, InferenceGraphs],
+    embedding: TrainingGraphs | InferenceGraphs,
 ) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
     is_masked = config.training.masked_labels
@@ -170,7 +170,7 @@ def head_graphs(
     )
 
 
-HEADS: "Dict[Type[Head], Callable[[int], LayerPlan]]" = {
+HEADS: "dict[type[Head], Callable[[int], LayerPlan]]" = {
     TokenLossHead: loss_plan,
     ScoreHead: score_plan,
     LogitsHead: logits_plan,
@@ -179,8 +179,8 @@ HEADS: "Dict[Type[Head], Callable[[int], LayerPlan]]" = {
 
 
 def fwd_graphs(
-    config: Config, layout: Layout, io: LayerIO, head: Type[Head], rows: Optional[int]
-) -> Tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
+    config: Config, layout: Layout, io: LayerIO, head: type[Head], rows: int | None
+) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
     """Embedding, decoder and head of a program that only runs forward, without dropout.
 
     Args:
@@ -188,7 +188,7 @@ def fwd_graphs(
         rows: rows per run of the head that it gives something for; None: those of all tokens.
     """
     model = config.model
-    layers: Tuple[Tuple[Layer, Table, int], ...] = (
+    layers: tuple[tuple[Layer, Table, int], ...] = (
         (Embedding(model, layout), Embedding.parameters(model), 1),
         (DecoderBlock(model, layout), DecoderBlock.parameters(model), model.layers),
         (head(model, layout), Head.parameters(model), 1),
@@ -202,7 +202,7 @@ def fwd_graphs(
         HEADS[head](model.layers),
     )
     pieces = config.execution.head_serialisation if rows is None else 1
-    result: "list[InferenceGraphs]" = []
+    result: list[InferenceGraphs] = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
         if isinstance(layer, Head):
             factories, fwd = forward_head(layer, x, labels, pieces)
@@ -221,7 +221,7 @@ def layer_weights(
     layout: Layout,
     factories: NamedVariableFactories,
     rows: int,
-    tied_to: Optional[LayerGraphs],
+    tied_to: LayerGraphs | None,
     updated: Collection[str] = (),
 ) -> Weights:
     """A layer's weights in remote memory, with the buffer of another layer's word embedding where
@@ -263,7 +263,7 @@ def _training_graphs(
     factories: NamedVariableFactories,
     accumulators: NamedVariableFactories,
     grad: addons.GraphWithNamedArgs,
-    tied_to: Union[None, TrainingGraphs, InferenceGraphs] = None,
+    tied_to: None | TrainingGraphs | InferenceGraphs = None,
 ) -> TrainingGraphs:
     changed = trained(table, config.model.lora_rank > 0)
     weights = layer_weights(config, layout, factories, rows, tied_to, changed)

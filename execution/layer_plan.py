@@ -6,7 +6,7 @@ own number n.
 """
 
 from dataclasses import dataclass
-from typing import Tuple, TypeVar, Union
+from typing import TypeVar
 
 from popxl_gpt.config import Model
 
@@ -53,8 +53,8 @@ POSITIONS = "positions"
 WORDS = "words"
 """Stream and buffer of tokens."""
 Item = TypeVar("Item")
-Source = Union[FromStream, FromBuffer, Seed]
-Target = Union[ToStream, ToBuffer]
+Source = FromStream | FromBuffer | Seed
+Target = ToStream | ToBuffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +65,15 @@ class LayerPlan:
 
     layers: int = 1
     """Layers that share the graphs; n runs from 0 to layers - 1."""
-    inputs: Tuple[Source, ...]
-    outputs: Tuple[Target, ...]
-    gradient_inputs: Tuple[FromBuffer, ...] = ()
+    inputs: tuple[Source, ...]
+    outputs: tuple[Target, ...]
+    gradient_inputs: tuple[FromBuffer, ...] = ()
     """Gradients of the outputs."""
-    gradient_outputs: Tuple[ToBuffer, ...] = ()
+    gradient_outputs: tuple[ToBuffer, ...] = ()
     """Gradients of the inputs, as far as another layer needs them."""
 
 
-def beside(model: Model) -> Tuple[str, ...]:
+def beside(model: Model) -> tuple[str, ...]:
     """What decoder blocks get of tokens beside activations, int32, in the order of their arguments:
     positions with document attention, the tokens themselves with value embeddings.
     """
@@ -134,7 +134,7 @@ def logits_plan(layers: int) -> LayerPlan:
     )
 
 
-def _if(is_so: bool, item: Item) -> Tuple[Item, ...]:
+def _if(is_so: bool, item: Item) -> tuple[Item, ...]:
     return (item,) if is_so else ()
 
 

@@ -11,6 +11,8 @@ from popxl_gpt.utils.units import bytes_text
 
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number."""
+HOST_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 4}
+"""Bytes of a number in an array of the host, which has no bfloat16."""
 GRADIENT = 4
 """Bytes of a parameter's gradient, float32."""
 LARGEST_STATE = 2**50
@@ -39,15 +41,24 @@ def state_bytes(config: Config) -> int:
     return weights + changed * moments + max(changed * GRADIENT, activations)
 
 
-def largest_layer_bytes(config: Config) -> int:
-    """Bytes of a checkpoint's largest layer: its weights, and what the optimizer keeps of them."""
+def bytes_by_kind(config: Config) -> "dict[str, int]":
+    """Bytes of a layer of each kind in a checkpoint: weights, and what the optimizer keeps."""
     model, training = config.model, config.training
-    weight = WIDTHS[config.weight_precision]
-    moments = (1 if training.optimizer == "muon" else 2) * WIDTHS[training.moment_precision]
-    return max(
-        sum(math.prod(parameter.shape) for parameter in table.values()) * (weight + moments)
-        for table in layer_tables(model).values()
-    )
+    weight = HOST_WIDTHS[config.weight_precision]
+    moments = (1 if training.optimizer == "muon" else 2) * HOST_WIDTHS[training.moment_precision]
+    return {
+        kind: sum(math.prod(parameter.shape) for parameter in table.values()) * (weight + moments)
+        for kind, table in layer_tables(model).items()
+    }
+
+
+def copy_bytes(config: Config, instances: int) -> int:
+    """What one of so many processes copies, at most, of a state that it writes beside training."""
+    if config.execution.memmap_dir is not None:
+        return 0
+    by_kind = bytes_by_kind(config)
+    total = sum(n * (config.model.layers if k == "decoder" else 1) for k, n in by_kind.items())
+    return max(total // instances, *by_kind.values())
 
 
 def processes_here() -> int:

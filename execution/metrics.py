@@ -5,8 +5,9 @@ import json
 import logging
 import math
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any
 
 from popxl_gpt.config import UserError
 from popxl_gpt.config.plain_files import open_plain
@@ -39,7 +40,7 @@ class MetricsFile:
         """
         self.path = path
         kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
-        self.last: Optional[dict[str, Any]] = _values(kept[-1]) if kept else None
+        self.last: dict[str, Any] | None = _values(kept[-1]) if kept else None
         """What the file had of the last step before."""
         self.lines = len(kept)
         """Lines that the file has."""
@@ -49,7 +50,7 @@ class MetricsFile:
         self._is_told = False
         self._begin_with(kept)
 
-    def tell_of_lost_lines(self, lines: Optional[int]) -> None:
+    def tell_of_lost_lines(self, lines: int | None) -> None:
         """Say so where the file has other lines than when the run was saved.
 
         Args:
@@ -231,7 +232,7 @@ def _complete_lines(path: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[Optional[int]]:
+def _readable(path: Path) -> Iterator[int | None]:
     """A descriptor of the file; None where there is none."""
     try:
         try:
@@ -247,7 +248,7 @@ def _readable(path: Path) -> Iterator[Optional[int]]:
         ) from error
 
 
-def _step_of(line: str) -> Optional[int]:
+def _step_of(line: str) -> int | None:
     """The step of a whole line of numbers; None for any other line."""
     try:
         values = json.loads(line) if line.endswith("\n") and len(line) < LONGEST_LINE else None

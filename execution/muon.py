@@ -9,7 +9,7 @@ of an update: Liu et al. 2025, "Muon is scalable for LLM training", arXiv:2502.1
 
 import itertools
 import math
-from typing import Iterator, List, Optional, Tuple, Union
+from collections.abc import Iterator
 
 import numpy as np
 import popxl
@@ -62,9 +62,9 @@ class MuonStep(addons.Module):
         momentum: float,
         weight_decay: float,
         moment_dtype: popxl.dtype,
-        loss_scaling: Union[float, Tensor],
-        global_norm: Optional[Tensor] = None,
-        global_norm_max: Optional[float] = None,
+        loss_scaling: float | Tensor,
+        global_norm: Tensor | None = None,
+        global_norm_max: float | None = None,
     ) -> None:
         """One step. Arguments as of `AdamOptimizerStep`; ``var`` may be a shard."""
         first = self._momentum(var, moment_dtype)
@@ -97,7 +97,7 @@ class MuonStep(addons.Module):
             shard_over=holders.group_size,
         )
 
-    def _splits(self) -> Iterator[Tuple[int, ReplicaGrouping, bool]]:
+    def _splits(self) -> Iterator[tuple[int, ReplicaGrouping, bool]]:
         """Axes over which the parameter is cut, over which replicas, and whether block by block."""
         p, layout = self.parameter, self.layout
         for axis, group, has_blocks in (
@@ -119,7 +119,7 @@ class MuonStep(addons.Module):
             t = _concat([_joined(part, axis, blocks) for part, blocks in parts], axis)
         return t
 
-    def _parts(self, t: Tensor, axis: int) -> "List[Tuple[Tensor, int]]":
+    def _parts(self, t: Tensor, axis: int) -> "list[tuple[Tensor, int]]":
         """A tensor cut along an axis where its blocks have another size than those before, and how
         many equal blocks are in each part.
         """
@@ -187,7 +187,7 @@ def _split(t: Tensor, axis: int, blocks: int, count: int) -> Tensor:
     return t.reshape(inner).transpose(order).reshape((count, *shape))
 
 
-def _concat(parts: "List[Tensor]", axis: int) -> Tensor:
+def _concat(parts: "list[Tensor]", axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else ops.concat(parts, axis)
 
 

@@ -5,8 +5,9 @@ An update happens only where the global norm is finite: then every gradient is. 
 norm is a spike, nothing changes, bit for bit.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Mapping, Tuple
+from typing import Any
 
 import popxl
 import popxl_addons as addons
@@ -29,12 +30,12 @@ SCALAR = TensorSpec((), popxl.float32)
 class Optimizer:
     """Updates the parameters of one layer: all by AdamW, or matrices by Muon."""
 
-    graphs: Dict[str, addons.GraphWithNamedArgs]
+    graphs: dict[str, addons.GraphWithNamedArgs]
     """By parameter."""
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
     is_clipped: bool
-    conditional: FrozenSet[str]
+    conditional: frozenset[str]
     """Parameters whose graphs have the condition of an update as an input; none in plain PopXL."""
 
     @classmethod
@@ -91,7 +92,7 @@ class Optimizer:
             ops.var_updates.copy_var_update_(t, ops.where(state.is_applied, t, before))
 
 
-Made = Tuple[NamedVariableFactories, addons.GraphWithNamedArgs]
+Made = tuple[NamedVariableFactories, addons.GraphWithNamedArgs]
 
 
 def is_by_muon(training: Training, parameter: Parameter) -> bool:
@@ -99,7 +100,7 @@ def is_by_muon(training: Training, parameter: Parameter) -> bool:
     return training.optimizer == "muon" and parameter.role is Role.WEIGHT
 
 
-def _common(parameter: Parameter, training: Training) -> Dict[str, Any]:
+def _common(parameter: Parameter, training: Training) -> dict[str, Any]:
     """Arguments of every optimizer, those that are inputs in the order of `Optimizer.__call__`."""
     clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm}
     return {

@@ -7,8 +7,9 @@ row double it.
 
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import popdist
@@ -39,13 +40,13 @@ INITIAL, FLOOR, CEILING = 2.0**16, 1.0, 2.0**24
 gradients up to 1e12 are numbers of float32."""
 
 
-def counters(training: Training) -> Tuple[str, ...]:
+def counters(training: Training) -> tuple[str, ...]:
     """Names of a program's counters."""
     scaling = SCALING if training.is_scaled_by_program else ()
     return (*COUNTERS, *scaling, *(SPIKES if training.looks_for_spikes else ()))
 
 
-def seeds(training: Training) -> Tuple[str, ...]:
+def seeds(training: Training) -> tuple[str, ...]:
     """Names of a program's seeds."""
     return SEEDS if training.stochastic_rounding else SEEDS[:1]
 
@@ -121,7 +122,7 @@ class Skipped:
     @classmethod
     def of(cls, session: TaskSession) -> "Skipped":
         """Those of a session that is not running."""
-        state: "dict[str, Any]" = session.state.to_dict()
+        state: dict[str, Any] = session.state.to_dict()
         names = [name for name in (*COUNTERS, SPIKES[0]) if name in state]
         return cls(*(int(session.get_tensor_data(state[name])) for name in names))
 
@@ -142,7 +143,7 @@ def name_the_first(
     words: np.ndarray,
     labels: np.ndarray,
     results: Sequence[StepResult],
-) -> Optional[str]:
+) -> str | None:
     """Where a number first stopped being finite in the last call of a session, all of whose steps
     were skipped.
 
@@ -155,7 +156,7 @@ def name_the_first(
     assert all(result.is_skipped for result in results), (
         "else weights are others than those that it began with"
     )
-    state: "dict[str, Any]" = session.state.to_dict()
+    state: dict[str, Any] = session.state.to_dict()
     now = {v: session.get_tensor_data(v) for name, v in state.items() if name in (*COUNTED, *SEEDS)}
     before = {
         state[name]: now[state[name]] - np.uint32(len(results)) for name in SEEDS if name in state

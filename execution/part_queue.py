@@ -5,7 +5,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Optional
 
 import numpy as np
 
@@ -24,12 +23,12 @@ class PartQueue:
 
     def __init__(self, room: int):
         self._room = room
-        self._parts: "deque[Part]" = deque()
+        self._parts: deque[Part] = deque()
         self._bytes = 0
         self._has_all = False
         self._is_closed = False
         """Nobody takes parts any more."""
-        self._error: Optional[BaseException] = None
+        self._error: BaseException | None = None
         self._changed = threading.Condition()
 
     def put(self, part: Part) -> None:
@@ -44,7 +43,7 @@ class PartQueue:
                 self._bytes += nbytes
                 self._changed.notify_all()
 
-    def end(self, error: Optional[BaseException] = None) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         """That was all, or all that there will be: what takes parts gets the error."""
         with self._changed:
             self._has_all, self._error = True, self._error or error

@@ -1,7 +1,8 @@
 """`PhaseGraphs`: phases as graphs that the main graph calls."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
+from typing import Any
 
 import popxl
 from popxl import Graph, Tensor, ops
@@ -24,7 +25,7 @@ class PhaseGraphs:
     """The record that every phase gets."""
     layers: int
     """Of the decoder."""
-    graphs: Dict[Tuple[Any, ...], Graph] = field(default_factory=dict)
+    graphs: dict[tuple[Any, ...], Graph] = field(default_factory=dict)
     """Those so far, by phase and constants."""
 
     def once(self, phase: Phase, *inputs: Any) -> Any:
@@ -49,14 +50,14 @@ class PhaseGraphs:
         graph, tensors = self._traced(phase, (number, *inputs))
         return _returned(ops.repeat(graph, self.layers, *tensors)[1:])
 
-    def _traced(self, phase: Phase, inputs: Sequence[Any]) -> Tuple[Graph, List[Tensor]]:
+    def _traced(self, phase: Phase, inputs: Sequence[Any]) -> tuple[Graph, list[Tensor]]:
         """A phase's graph, and what it is called with."""
         plain = [value.tensors() if isinstance(value, TrainState) else value for value in inputs]
         constants = [value for value in plain if not isinstance(value, (Tensor, list))]
         key = (phase, *constants)
         if key not in self.graphs:
             self.graphs[key] = popxl.gir().create_graph(phase, self.step, *plain)
-        tensors: List[Tensor] = []
+        tensors: list[Tensor] = []
         for value in plain:
             if isinstance(value, list):
                 tensors += value
@@ -65,7 +66,7 @@ class PhaseGraphs:
         return self.graphs[key], tensors
 
 
-def _returned(found: Tuple[Tensor, ...]) -> Union[None, Tensor, Tuple[Tensor, ...]]:
+def _returned(found: tuple[Tensor, ...]) -> None | Tensor | tuple[Tensor, ...]:
     """A graph's outputs as a function returns them."""
     if not found:
         return None

@@ -8,8 +8,6 @@ the number of the layer, int32 scalar: phases of the decoder are repeated, and c
 
 # No `from __future__ import annotations`: annotations of graph functions are read at run time.
 
-from typing import List, Optional, Tuple, Union
-
 import popxl
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
@@ -34,7 +32,7 @@ def embedding_fwd_phase(step: TrainingStep, seed: Tensor) -> Tensor:
     return _run_forward(step.embedding, first_row(), seed)
 
 
-def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> Tuple[Tensor, Tensor]:
+def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
     """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed."""
     return n + 1, _run_forward(step.decoder, n, seed)
 
@@ -51,7 +49,7 @@ def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
     return grad_norm_sq
 
 
-def decoder_bwd_phase(step: TrainingStep, n: Tensor, grad_norm_sq: Tensor) -> Tuple[Tensor, Tensor]:
+def decoder_bwd_phase(step: TrainingStep, n: Tensor, grad_norm_sq: Tensor) -> tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
     gradients = _run_gradient(step.decoder, n)
     grad_norm_sq = grad_norm_sq + step.decoder.grad_norm_sq(gradients)
@@ -65,8 +63,8 @@ def embedding_bwd_phase(
     learning_rate: Tensor,
     loss_scale: LossScale,
     rounding: Rounding,
-    norm_limit: Optional[Tensor],
-) -> Tuple[Tensor, Tensor]:
+    norm_limit: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """Embedding backward, a tied gradient added, global norm, and the embedding's update.
 
     Returns:
@@ -87,8 +85,8 @@ def embedding_bwd_phase(
 
 
 def global_norm_phase(
-    step: TrainingStep, grad_norm_sq: Tensor, loss_scale: LossScale, norm_limit: Optional[Tensor]
-) -> Tuple[Tensor, Tensor]:
+    step: TrainingStep, grad_norm_sq: Tensor, loss_scale: LossScale, norm_limit: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Of replicas' parts the global norm: a phase by itself where the embedding is frozen. Returns
     what `embedding_bwd_phase` does.
     """
@@ -118,12 +116,12 @@ def with_tied_gradient(
     return result
 
 
-def head_optim_phase(step: TrainingStep, state: List[Tensor]) -> None:
+def head_optim_phase(step: TrainingStep, state: list[Tensor]) -> None:
     """The update of the head's own parameters; a tied word embedding's is done."""
     _update(step.head, first_row(), TrainState.unpack(step.config.training, state))
 
 
-def decoder_optim_phase(step: TrainingStep, n: Tensor, state: List[Tensor]) -> Tuple[Tensor, ...]:
+def decoder_optim_phase(step: TrainingStep, n: Tensor, state: list[Tensor]) -> tuple[Tensor, ...]:
     """Layer n's update. Returns n + 1 and the next seed for rounding, if there is one."""
     own = TrainState.unpack(step.config.training, state)
     _update(step.decoder, n, own)
@@ -131,8 +129,8 @@ def decoder_optim_phase(step: TrainingStep, n: Tensor, state: List[Tensor]) -> T
 
 
 def decoder_optim_fwd_phase(
-    step: TrainingStep, n: Tensor, seed: Tensor, state: List[Tensor]
-) -> Tuple[Tensor, ...]:
+    step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor]
+) -> tuple[Tensor, ...]:
     """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and
     the next seeds.
     """
@@ -140,9 +138,7 @@ def decoder_optim_fwd_phase(
     return (n_next, _run_forward(step.decoder, n, seed), *rounding)
 
 
-def _run_forward(
-    graphs: Union[TwoPassGraphs, InferenceGraphs], row: Tensor, seed: Tensor
-) -> Tensor:
+def _run_forward(graphs: TwoPassGraphs | InferenceGraphs, row: Tensor, seed: Tensor) -> Tensor:
     """Run a layer forward. Returns the next seed."""
     weights = graphs.fwd_all_gather(graphs.fwd_load(row))
     layer_seed, next_seed = ops.split_random_seed(seed)
@@ -151,7 +147,7 @@ def _run_forward(
 
 
 def _run_gradient(
-    graphs: TrainingGraphs, row: Tensor, loss_scale: Optional[LossScale] = None
+    graphs: TrainingGraphs, row: Tensor, loss_scale: LossScale | None = None
 ) -> NamedTensors:
     """Run a layer backward. Returns the gradients' means over micro-batches and replicas, as
     shards.
@@ -172,7 +168,7 @@ def _update(
     graphs: TrainingGraphs,
     row: Tensor,
     state: TrainState,
-    gradients: Optional[NamedTensors] = None,
+    gradients: NamedTensors | None = None,
 ) -> None:
     """Update a layer, one parameter after the other, by gradients that are at hand or wait in their
     buffers.

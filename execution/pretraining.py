@@ -13,7 +13,6 @@ if __name__ == "__main__":
         # while modules load, Ctrl-C ends the process without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from typing import List, Optional, Tuple
 
 import popdist
 import popxl
@@ -68,7 +67,7 @@ def pretraining(config: Config) -> addons.TaskSession:
     return session
 
 
-def training_program(config: Config) -> "Tuple[popxl.Ir, LayerIO, NamedTensors]":
+def training_program(config: Config) -> "tuple[popxl.Ir, LayerIO, NamedTensors]":
     """The program of a training run, its streams and its state. Variables are one number each until
     weights come.
     """
@@ -166,8 +165,8 @@ def run_phases(step: TrainingStep, kept: NamedTensors) -> None:
 
 
 def optimizer_step(
-    pending: List[Tensor], variables: List[TensorByRef], run: PhaseGraphs
-) -> List[Tensor]:
+    pending: list[Tensor], variables: list[TensorByRef], run: PhaseGraphs
+) -> list[Tensor]:
     """One optimizer step: the seven phases of `docs/imgs/phases.png`, in order.
 
     Args:
@@ -199,7 +198,7 @@ def optimizer_step(
     return pending
 
 
-def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: List[Tensor]) -> None:
+def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: list[Tensor]) -> None:
     """The decoder's forward pass. Each layer is updated before it, if an update is pending."""
     if pending:
         run.per_layer(phases.decoder_optim_fwd_phase, seed, pending)
@@ -212,7 +211,7 @@ def loss_scale(training: Training, kept: NamedTensors) -> LossScale:
     return ops.identity(kept.loss_scale) if training.is_scaled_by_program else training.fixed_scale
 
 
-def rounding_by_kind(training: Training, kept: NamedTensors) -> Tuple[Rounding, Rounding, Rounding]:
+def rounding_by_kind(training: Training, kept: NamedTensors) -> tuple[Rounding, Rounding, Rounding]:
     """How updates of decoder, embedding and head are rounded."""
     if not training.stochastic_rounding:
         return "nearest", "nearest", "nearest"
@@ -225,7 +224,7 @@ def finish_step(
     kept: NamedTensors,
     norm: Tensor,
     scale: LossScale,
-    limit: Optional[Tensor],
+    limit: Tensor | None,
 ) -> None:
     """Tell the host of the step, count it, and take the next one's seeds.
 

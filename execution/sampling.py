@@ -1,7 +1,6 @@
 """Choosing the next token by a model's logits."""
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -12,7 +11,7 @@ class Sampling:
 
     temperature: float = 0.8
     """Logits are divided by it; 0: the likeliest token is taken, the first of equal ones."""
-    top_k: Optional[int] = 40
+    top_k: int | None = 40
     """So many of the likeliest tokens are chosen from, and those as likely as the last of them;
     none: all.
     """

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import popxl
@@ -22,11 +22,11 @@ class Position:
     """Optimizer steps done."""
     data: str
     """Fingerprint of the training data."""
-    metrics: Optional[int] = None
+    metrics: int | None = None
     """Lines that metrics.jsonl has by then; None where that was not written down."""
-    validation_loss: Optional[float] = None
+    validation_loss: float | None = None
     """The loss on held-out text after this step, where it was measured and is a number."""
-    tokens: Optional[int] = None
+    tokens: int | None = None
     """Seen so far; None: as many as so many steps of the configuration's batch have."""
 
 
@@ -67,11 +67,11 @@ def layer_bytes(session: addons.TaskSession, config: Config) -> "dict[str, int]"
 
 def scalars_of(session: addons.TaskSession) -> "dict[str, Variable]":
     """Variables of the state that belong to no layer, seeds and counters, by name."""
-    found: "dict[str, Any]" = session.state.to_dict()
+    found: dict[str, Any] = session.state.to_dict()
     return {name: found[name] for name in (*SEEDS, *COUNTED) if name in found}
 
 
-def parameter_of(table: Table, layer: str, name: str) -> Optional[Parameter]:
+def parameter_of(table: Table, layer: str, name: str) -> Parameter | None:
     """The parameter that a tensor of the state is laid out like; none for scalars."""
     kind, _, rest = name.partition(".")
     if kind == "optimizer":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 import numpy as np
 import popdist
@@ -112,12 +112,12 @@ class Saving:
         self.target, self.step = target, position.step
         self._config, self._position, self._keep_all = config, position, keep_all
         self._index, self._instances = popdist.getInstanceIndex(), popdist.getNumInstances()
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
         self._parts = PartQueue(0)
         self._needed = 0
         """Bytes of the checkpoint."""
-        self._scalars: "dict[str, Any]" = {}
-        self.problem: Optional[BaseException] = None
+        self._scalars: dict[str, Any] = {}
+        self.problem: BaseException | None = None
         """Why it was not written."""
 
     @property
@@ -206,7 +206,7 @@ class Saving:
                 _raise(instance, *theirs)
         return [value for value, _ in found]
 
-    def _make_folder(self, stack: ExitStack) -> Optional[str]:
+    def _make_folder(self, stack: ExitStack) -> str | None:
         """Instance 0 makes the folder, which goes with the stack unless it is published."""
         if self._index != 0:
             return None
@@ -251,7 +251,7 @@ class Saving:
 
 def _shares(sizes: "dict[str, int]", instances: int) -> "list[set[str]]":
     """Which layers each process writes: about as many bytes as any other."""
-    shares: "list[set[str]]" = [set() for _ in range(instances)]
+    shares: list[set[str]] = [set() for _ in range(instances)]
     loads = [0] * instances
     for layer in sorted(sizes, key=lambda layer: -sizes[layer]):
         least = loads.index(min(loads))

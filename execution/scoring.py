@@ -53,7 +53,7 @@ def score(
     """
     at_a_time = config.execution.widening * config.execution.micro_batch_size
     rows = at_a_time * config.model.sequence_length
-    result: "list[Score]" = [Score(0.0, True)] * len(texts)
+    result: list[Score] = [Score(0.0, True)] * len(texts)
     for length, numbers in _by_length(texts, config.model.positions):
         each = config.execution.data_parallel
         width = max(1, min(rows // length, -(-len(numbers) // each)))
@@ -88,7 +88,7 @@ def _seen(text: Continuation, most: int) -> "list[int]":
 
 def _by_length(texts: Sequence[Continuation], positions: int) -> "Iterator[tuple[int, list[int]]]":
     """Numbers of texts by the length of the program that takes them, the longest first."""
-    found: "dict[int, list[int]]" = {}
+    found: dict[int, list[int]] = {}
     for number, text in enumerate(texts):
         words = len(_seen(text, positions)) - 1
         length = min(positions, max(SHORTEST, 1 << (words - 1).bit_length()))

@@ -85,7 +85,7 @@ def write_tensors(
     header is padded with blanks.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    header: "dict[str, Any]" = {"__metadata__": metadata} if metadata else {}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name in order:
         array, begin = tensors[name], end

@@ -1,17 +1,18 @@
 """`TrainState`: what all updates of an optimizer step share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import List, Literal, Sequence, Union
+from typing import Literal
 
 from popxl import Tensor
 
 from popxl_gpt.config import Training
 
-LossScale = Union[Tensor, float]
+LossScale = Tensor | float
 """What the loss is multiplied by: a tensor where the program finds it, else a constant of its
 graphs.
 """
-Rounding = Union[Tensor, Literal["nearest"]]
+Rounding = Tensor | Literal["nearest"]
 """How updated weights are rounded to their type: at random, by this seed, or to the nearest."""
 
 
@@ -29,7 +30,7 @@ class TrainState:
     rounding: Rounding
     """Another one for each kind of layer."""
 
-    def tensors(self) -> List[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The members that are tensors: what a graph is called with, and `unpack` makes a state of.
 
         The seed comes first, since a loop over layers carries its first inputs from one to the

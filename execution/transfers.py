@@ -2,8 +2,8 @@
 like a function.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping, Optional, Tuple, Union
 
 import popxl
 import popxl_addons as addons
@@ -13,7 +13,7 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.rts import all_gather_replica_sharded_graph
 
-Row = Union[int, Tensor]
+Row = int | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Load:
     """Loads one row of several remote buffers."""
 
     graph: addons.GraphWithNamedArgs
-    names: Tuple[str, ...]
+    names: tuple[str, ...]
 
     @classmethod
     def of(cls, buffers: NamedRemoteBuffers, rows: int) -> "Load":
@@ -71,8 +71,8 @@ class Store:
 class Gather:
     """Makes whole tensors of shards. Without shards there is no graph, and tensors pass through."""
 
-    graph: Optional[addons.GraphWithNamedArgs]
-    names: Tuple[str, ...]
+    graph: addons.GraphWithNamedArgs | None
+    names: tuple[str, ...]
 
     @classmethod
     def of(cls, shards: NamedTensors, groups: NamedReplicaGrouping) -> "Gather":
@@ -97,8 +97,8 @@ class Reduce:
     through.
     """
 
-    graph: Optional[addons.GraphWithNamedArgs]
-    names: Tuple[str, ...]
+    graph: addons.GraphWithNamedArgs | None
+    names: tuple[str, ...]
 
     @classmethod
     def of(
@@ -158,7 +158,7 @@ def shard_spec(whole: TensorSpec, group: ReplicaGrouping) -> TensorSpec:
     )
 
 
-def selected(buffers: NamedRemoteBuffers, names: Tuple[str, ...]) -> NamedRemoteBuffers:
+def selected(buffers: NamedRemoteBuffers, names: tuple[str, ...]) -> NamedRemoteBuffers:
     """Those of the buffers with these (dotted) names."""
     found = buffers.to_dict()
     return NamedRemoteBuffers.from_dict({name: found[name] for name in names})

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import popdist
@@ -33,7 +33,7 @@ def make_variables(step: TrainingStep) -> NamedTensors:
     """Remote variables for everything that training keeps. Call it in the main graph; returns the
     state's tree.
     """
-    state: "Dict[str, Any]" = {"weights": {}, "optimizer": {}}
+    state: dict[str, Any] = {"weights": {}, "optimizer": {}}
     for name, row, graphs in _layers(step.embedding, step.decoder, step.head):
         place = (row, name, _memmap_dir(step.config))
         _put(state["weights"], name, _remote_weights(graphs, *place))
@@ -55,13 +55,13 @@ def make_weights(step: ForwardGraphs, program: str) -> NamedTensors:
         program: folder in `memmap_dir` for its files, which have the names of the training
             program's.
     """
-    weights: "Dict[str, Any]" = {}
+    weights: dict[str, Any] = {}
     for name, row, graphs in _layers(step.embedding, step.decoder, step.head):
         _put(weights, name, _remote_weights(graphs, row, name, _memmap_dir(step.config, program)))
     return NamedTensors.from_dict({"weights": weights})
 
 
-def _memmap_dir(config: Config, program: str = "") -> Optional[str]:
+def _memmap_dir(config: Config, program: str = "") -> str | None:
     """The folder of a program's variables; none where they are in memory, or in files of the
     runtime's own.
     """
@@ -69,7 +69,7 @@ def _memmap_dir(config: Config, program: str = "") -> Optional[str]:
     return None if folder is None or part_in_memory is not None else os.path.join(folder, program)
 
 
-def _put(trees: "Dict[str, Any]", layer: str, tree: NamedTensors) -> None:
+def _put(trees: "dict[str, Any]", layer: str, tree: NamedTensors) -> None:
     """Put a layer's tree under `head`, or as number 3 under `decoder`."""
     kind, _, number = layer.partition(".")
     if number:
@@ -80,14 +80,14 @@ def _put(trees: "Dict[str, Any]", layer: str, tree: NamedTensors) -> None:
 
 def _layers(
     embedding: LayerGraphs, decoder: LayerGraphs, head: LayerGraphs
-) -> "list[Tuple[str, int, LayerGraphs]]":
+) -> "list[tuple[str, int, LayerGraphs]]":
     """Every layer's name, its row, and the graphs of its kind."""
     blocks = [(f"decoder.{n}", n, decoder) for n in range(decoder.rows)]
     return [("embedding", 0, embedding), *blocks, ("head", 0, head)]
 
 
 def _remote_weights(
-    graphs: LayerGraphs, row: int, layer: str, memmap_dir: Optional[str]
+    graphs: LayerGraphs, row: int, layer: str, memmap_dir: str | None
 ) -> NamedTensors:
     """A layer's own parameters, of all variables that its weights need."""
     weights = graphs.weights
@@ -101,7 +101,7 @@ def _remote(
     kind: str,
     row: int,
     layer: str,
-    memmap_dir: Optional[str],
+    memmap_dir: str | None,
 ) -> NamedTensors:
     prefix = f"{kind}.{layer}"
     if memmap_dir is not None and popdist.getInstanceIndex() == 0:
@@ -138,7 +138,7 @@ def gradient_variables(ir: popxl.Ir) -> "dict[str, Variable]":
 
 
 @contextmanager
-def fresh_weights(config: Config) -> "Iterator[Iterator[Tuple[str, np.ndarray]]]":
+def fresh_weights(config: Config) -> "Iterator[Iterator[tuple[str, np.ndarray]]]":
     """Fresh whole weights, which depend on the seed alone, not on the layout. They are drawn while
     the block runs.
 
@@ -156,7 +156,7 @@ def fresh_weights(config: Config) -> "Iterator[Iterator[Tuple[str, np.ndarray]]]
 
 
 def write_whole_weights(
-    session: addons.TaskSession, config: Config, whole: Iterable[Tuple[str, np.ndarray]]
+    session: addons.TaskSession, config: Config, whole: Iterable[tuple[str, np.ndarray]]
 ) -> None:
     """Cut whole tensors for the layout and give them to a session, one at a time."""
     table, execution = model_table(config.model), config.execution
@@ -192,7 +192,7 @@ def read_weights(session: addons.TaskSession, config: Config) -> "dict[str, np.n
 
 
 def read_gradients(
-    session: addons.TaskSession, config: Config, scale: Optional[float] = None
+    session: addons.TaskSession, config: Config, scale: float | None = None
 ) -> "dict[str, np.ndarray]":
     """Whole gradients of the last step's unscaled loss, by parameter name, from the remote gradient
     buffers.

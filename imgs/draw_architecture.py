@@ -10,7 +10,6 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, List
 
 import matplotlib
 
@@ -54,7 +53,7 @@ class Panel:
     text: str
 
 
-def run(**environment: str) -> "Dict[str, str]":
+def run(**environment: str) -> "dict[str, str]":
     """What the program and the compiler print, and the source that is generated."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.py"
@@ -95,7 +94,7 @@ def body_of(source: str) -> str:
     return re.sub(r"  # (\w+), .*/(\w+\.py):\d+", r"  # \1, \2", text)
 
 
-def panels() -> "List[Panel]":
+def panels() -> "list[Panel]":
     """The stages, from the program to its result."""
     before, after = run(POPXL_PRINT_AFTER=FIRST), run(POPXL_PRINT_AFTER=FUSING)
     program = "\n".join(PROGRAM.splitlines()[:OUR_LINES])
@@ -125,12 +124,12 @@ def panels() -> "List[Panel]":
     ]
 
 
-def description(found: "List[Panel]") -> str:
+def description(found: "list[Panel]") -> str:
     """What a picture of these panels shows, as JSON; it stands in the file beside the pixels."""
     return json.dumps([asdict(panel) for panel in found])
 
 
-def draw(found: "List[Panel]", file: Path) -> None:
+def draw(found: "list[Panel]", file: Path) -> None:
     """A panel under the other, an arrow between two."""
     heights = [len(panel.text.splitlines()) * 0.17 + 0.62 for panel in found]
     gap = 0.3

@@ -84,7 +84,7 @@ def one_change(before: "list[str]", after: "list[str]") -> "tuple[list[str], lis
         return gone, new
     first = new[-1]
     wanted = set(re.findall(r"%[^\s:,()]+", first.split(" = ")[0]))
-    found: "list[str]" = []
+    found: list[str] = []
     for line in reversed(gone):
         results, _, operands = line.partition(" = ")
         if wanted & set(re.findall(r"%[^\s:,()]+", results)):

@@ -5,7 +5,7 @@ stores, how often it runs.
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any
 
 import matplotlib
 
@@ -34,11 +34,11 @@ LANES = (
 )
 HOST, WEIGHTS, X, KEPT, DX, GRADIENTS, STATE = LANES
 
-Moves = Dict[Tuple[str, str], bool]
+Moves = dict[tuple[str, str], bool]
 """(lane, "load" or "store") that a phase makes."""
 
 
-def program(config: Config) -> Tuple[popxl.Ir, TrainingStep]:
+def program(config: Config) -> tuple[popxl.Ir, TrainingStep]:
     """The main graph of one optimizer step, without a session."""
     ir = make_ir(config)
     with ir.main_graph:
@@ -47,11 +47,11 @@ def program(config: Config) -> Tuple[popxl.Ir, TrainingStep]:
     return ir, step
 
 
-def lanes_of(step: TrainingStep) -> Dict[Any, str]:
+def lanes_of(step: TrainingStep) -> dict[Any, str]:
     """The lane of each remote buffer of the step, but those that keep words and seeds for the
     backward pass.
     """
-    lanes: Dict[Any, str] = {step.io.buffers["x"]: X, step.io.buffers["dx"]: DX}
+    lanes: dict[Any, str] = {step.io.buffers["x"]: X, step.io.buffers["dx"]: DX}
     for layer in (step.embedding, step.decoder, step.head):
         for tree, lane in (
             (layer.weights.buffers, WEIGHTS),
@@ -63,9 +63,9 @@ def lanes_of(step: TrainingStep) -> Dict[Any, str]:
     return lanes
 
 
-def transfers(graph: popxl.Graph, lanes: Dict[Any, str]) -> Set[Tuple[str, str]]:
+def transfers(graph: popxl.Graph, lanes: dict[Any, str]) -> set[tuple[str, str]]:
     """(lane, direction) of every transfer in a graph and in what it calls."""
-    found: Set[Tuple[str, str]] = set()
+    found: set[tuple[str, str]] = set()
     for op in graph.ops:
         kind = op.definition.name
         if kind in ("host_load", "host_store"):
@@ -79,7 +79,7 @@ def transfers(graph: popxl.Graph, lanes: Dict[Any, str]) -> Set[Tuple[str, str]]
     return found
 
 
-def phases(ir: popxl.Ir, step: TrainingStep) -> List[Tuple[str, int, Set[Tuple[str, str]]]]:
+def phases(ir: popxl.Ir, step: TrainingStep) -> list[tuple[str, int, set[tuple[str, str]]]]:
     """(name, times, transfers) of each phase, in order."""
     lanes = lanes_of(step)
     return [
@@ -93,7 +93,7 @@ def phases(ir: popxl.Ir, step: TrainingStep) -> List[Tuple[str, int, Set[Tuple[s
     ]
 
 
-def description(found: List[Tuple[str, int, Set[Tuple[str, str]]]]) -> str:
+def description(found: list[tuple[str, int, set[tuple[str, str]]]]) -> str:
     """What a picture of these phases shows, as JSON; it stands in the file beside the pixels, which
     depend on fonts.
     """
@@ -108,7 +108,7 @@ def drawn_from(file: Path) -> str:
         return str(image.info["Description"])
 
 
-def draw(found: List[Tuple[str, int, Set[Tuple[str, str]]]], layers: int, file: Path) -> None:
+def draw(found: list[tuple[str, int, set[tuple[str, str]]]], layers: int, file: Path) -> None:
     """One column per phase, one line per kind of memory; arrows down are loads, arrows up are
     stores.
     """

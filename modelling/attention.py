@@ -5,7 +5,6 @@ size. tp1, tp2: replica groups.
 """
 
 import math
-from typing import Optional, Tuple
 
 import numpy as np
 import popxl
@@ -70,9 +69,9 @@ class Attention(Layer):
     def build(
         self,
         x: Tensor,
-        seed: Optional[Tensor] = None,
-        positions: Optional[Tensor] = None,
-        words: Optional[Tensor] = None,
+        seed: Tensor | None = None,
+        positions: Tensor | None = None,
+        words: Tensor | None = None,
     ) -> Tensor:
         """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped.
 
@@ -94,7 +93,7 @@ class Attention(Layer):
         key, value = (_repeated(t, query.shape[1]) for t in (key, value))  # [B, h, S, D]
         return self._join_heads(self._attend(query, key, value, seed, positions))
 
-    def _rotary_tables(self, positions: int) -> Optional[Tables]:
+    def _rotary_tables(self, positions: int) -> Tables | None:
         """Those of so many positions, where queries and keys turn.
 
         Positions in a whole sequence serve documents, too: what counts is how far a key is from a
@@ -105,8 +104,8 @@ class Attention(Layer):
         return rotary_tables(self.model, positions, self.dtype)
 
     def _query_key_value(
-        self, x: Tensor, sequence: int, tables: Optional[Tables], words: Optional[Tensor]
-    ) -> "Tuple[Tensor, Tensor, Tensor]":
+        self, x: Tensor, sequence: int, tables: Tables | None, words: Tensor | None
+    ) -> "tuple[Tensor, Tensor, Tensor]":
         """[B*S, H/tp2] -> [B, h, S, D] and two of [B, k, S, D], identical over tp2."""
         qkv = self.qkv(x)  # [B*S, (h+2*k)*D], identical over tp2
         shared = self.model.heads // self.model.key_value
@@ -138,8 +137,8 @@ class Attention(Layer):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        seed: Optional[Tensor],
-        positions: Optional[Tensor],
+        seed: Tensor | None,
+        positions: Tensor | None,
     ) -> Tensor:
         """A call of a graph for each piece of the queries, over the keys up to its end. See
         `recomputing_gradients`.
@@ -150,7 +149,7 @@ class Attention(Layer):
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
         seeds = (None,) * pieces if seed is None else ops.split_random_seed(seed, pieces)
         length = query.shape[2] // pieces
-        results: "list[Tensor]" = []
+        results: list[Tensor] = []
         for number, (piece, piece_seed) in enumerate(zip(queries, seeds)):
             first, end = number * length, (number + 1) * length
             keys, values = key[:, :, :end], value[:, :, :end]
@@ -166,8 +165,8 @@ class Attention(Layer):
         key: Tensor,
         value: Tensor,
         mask: np.ndarray,
-        seed: Optional[Tensor],
-        positions: Optional[Tensor],
+        seed: Tensor | None,
+        positions: Tensor | None,
     ) -> Tensor:
         graph = popxl.gir().create_graph(
             attend, query, key, value, mask, seed, positions, self.model.dropout
@@ -191,7 +190,7 @@ class CachedAttention(Attention):
         values: TensorByRef,
         mask: Tensor,
         first: Tensor,
-        words: Optional[Tensor] = None,
+        words: Tensor | None = None,
     ) -> Tensor:
         """[B*C, H/tp2] -> [B*C, H/tp2], identical over tp1. Writes the tokens' own keys and values.
 
@@ -232,8 +231,8 @@ def attend(
     key: Tensor,
     value: Tensor,
     mask: np.ndarray,
-    seed: Optional[Tensor],
-    positions: Optional[Tensor],
+    seed: Tensor | None,
+    positions: Tensor | None,
     dropout: float,
 ) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S], int32 [B, 1, Q, 1]
     """Softmax attention of the last Q of S tokens over all of them -> [B, h, Q, D]."""

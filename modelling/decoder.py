@@ -1,7 +1,5 @@
 """Decoder block. N rows (micro_batch * sequence), H hidden size. tp1, tp2: replica groups."""
 
-from typing import Optional, Tuple
-
 from popxl import Tensor, TensorByRef, ops
 
 from popxl_gpt.config import Model
@@ -37,10 +35,10 @@ class DecoderBlock(Layer):
     def build(
         self,
         x: Tensor,
-        seed: Optional[Tensor] = None,
-        positions: Optional[Tensor] = None,
-        words: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, ...]:
+        seed: Tensor | None = None,
+        positions: Tensor | None = None,
+        words: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """[N, H/tp2] -> [N, H/tp2], identical over tp1, and what the next block gets beside it.
         Without a seed nothing is dropped.
 
@@ -76,7 +74,7 @@ class CachedDecoderBlock(DecoderBlock):
         values: TensorByRef,
         mask: Tensor,
         first: Tensor,
-        words: Optional[Tensor] = None,
+        words: Tensor | None = None,
     ) -> Tensor:
         """[N, H/tp2] -> [N, H/tp2], identical over tp1. Other arguments as of `CachedAttention`."""
         x = x + self.attention(self.attention_norm(x), keys, values, mask, first, words)

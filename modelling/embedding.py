@@ -4,8 +4,6 @@ N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P posi
 replica groups.
 """
 
-from typing import Optional, Tuple
-
 import numpy as np
 import popxl
 from popxl import Tensor, ops
@@ -39,8 +37,8 @@ class Embedding(Layer):
         return table
 
     def build(
-        self, words: Tensor, seed: Optional[Tensor] = None, positions: Optional[Tensor] = None
-    ) -> Tuple[Tensor, ...]:  # int32 [N]
+        self, words: Tensor, seed: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, ...]:  # int32 [N]
         """int32 [N] -> [N, H/tp2], identical over tp1, and what decoder blocks get beside it.
         Without a seed nothing is dropped.
 
@@ -67,7 +65,7 @@ class Embedding(Layer):
         return (x, *(ops.identity(t) for t in beside if t is not None))
 
 
-def _gathered(table: Tensor, numbers: Tensor, shard: Optional[Tensor]) -> Tensor:
+def _gathered(table: Tensor, numbers: Tensor, shard: Tensor | None) -> Tensor:
     """Rows of a table, of which this replica has the shard of this number, int32 scalar; none: all.
     Zeros for others' rows.
     """

@@ -3,7 +3,7 @@
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
 
-from typing import Literal, Optional, Tuple, Union
+from typing import Literal
 
 import numpy as np
 import popxl
@@ -47,7 +47,7 @@ class Head(Layer):
         return {**nested(norm=Norm.parameters(model)), **own}
 
     # [N, H/tp2], identical over tp1
-    def logits(self, x: Tensor, first: Optional[Tensor]) -> Tensor:
+    def logits(self, x: Tensor, first: Tensor | None) -> Tensor:
         """[N, H/tp2] -> float32 [N, V/tp1], identical over tp2; padded classes at -inf."""
         x = enter(self.norm(x), self.layout.tp1)
         matrix, cap = self.parameter(self.matrix), self.model.logit_softcap
@@ -64,7 +64,7 @@ class Head(Layer):
         )
         return ops.where(is_padding, popxl.constant(-np.inf, popxl.float32), y)
 
-    def first_class(self) -> Optional[Tensor]:
+    def first_class(self) -> Tensor | None:
         """Number of this replica's first class, int32 scalar; None where it has all of them."""
         if self.layout.tp1.group_size == 1:
             return None
@@ -89,7 +89,7 @@ class LossHead(Head):
         x: Tensor,
         labels: Tensor,
         reduction: Literal["mean", "sum", "none"],
-        ignored: Optional[int] = None,
+        ignored: int | None = None,
     ) -> Tensor:
         """[N, H/tp2], int32 [N] -> float32, of each row, or their mean or sum.
 
@@ -98,7 +98,7 @@ class LossHead(Head):
         """
         first = self.first_class()
         logits = self.logits(x, first)
-        ignored_here: Union[None, int, Tensor] = ignored
+        ignored_here: None | int | Tensor = ignored
         if first is not None:
             labels = labels - first
             if ignored is not None:
@@ -136,7 +136,7 @@ class ScoreHead(LossHead):
     """Cross entropy of each next word, and whether it is the likeliest one."""
 
     # [N, H/tp2] identical over tp1, int32 [N]
-    def build(self, x: Tensor, labels: Tensor) -> Tuple[Tensor, Tensor]:  # type: ignore[override]
+    def build(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """[N, H/tp2], int32 [N] -> float32 [N], int32 [N] of ones and zeros, both identical over
         tp1 and tp2.
         """

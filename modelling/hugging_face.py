@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -151,7 +151,7 @@ QWEN3 = Family(
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN3)}
 
 
-def family_of(model: Model) -> Optional[Family]:
+def family_of(model: Model) -> Family | None:
     """The family that a model of ours is of; None: of none."""
     return next((family for family in FAMILIES.values() if family.fits(model)), None)
 

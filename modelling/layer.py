@@ -6,7 +6,6 @@ its own.
 """
 
 import itertools
-from typing import Optional
 
 import numpy as np
 import popxl
@@ -64,7 +63,7 @@ class Layer(addons.Module):
             return seed
         return ops.create_random_seed(seed, ops.cast(self.position_in(group, name), popxl.uint32))
 
-    def dropout(self, x: Tensor, seed: Optional[Tensor], name: str = "tp2_position") -> Tensor:
+    def dropout(self, x: Tensor, seed: Tensor | None, name: str = "tp2_position") -> Tensor:
         """Drop hidden units, [N, H/tp2]: the same ones over tp1, different ones over tp2."""
         if seed is None or self.model.dropout == 0.0:
             return x

@@ -49,9 +49,9 @@ class Linear(Layer):
         first, for the second one is.
         """
         out, into = ("tp1_axis", "tp2_axis") if split == "tp2 to tp1" else ("tp2_axis", "tp1_axis")
-        columns: "dict[str, Any]" = {out: 1}  # where what comes out is split, and what goes in
-        row: "dict[str, Any]" = {out: 0}
-        rows: "dict[str, Any]" = {into: 0}
+        columns: dict[str, Any] = {out: 1}  # where what comes out is split, and what goes in
+        row: dict[str, Any] = {out: 0}
+        rows: dict[str, Any] = {into: 0}
         table = {
             "weight": Parameter(
                 shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **columns, **rows

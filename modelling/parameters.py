@@ -9,7 +9,6 @@ import enum
 import itertools
 import zlib
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
 
 import numpy as np
 
@@ -33,25 +32,25 @@ class Role(enum.Enum):
 class Parameter:
     """One parameter tensor of the model and its layout."""
 
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     """Shape of the whole tensor, without padding, in the order that whole-tensor files use."""
     role: Role
-    tp1_axis: Optional[int] = None
+    tp1_axis: int | None = None
     """Axis that is split over tp1; none: every replica of a tp1 group holds the same."""
-    tp2_axis: Optional[int] = None
+    tp2_axis: int | None = None
     """Axis that is split over tp2; none: every replica of a tp2 group holds the same."""
-    blocks: Tuple[int, ...] = (1,)
+    blocks: tuple[int, ...] = (1,)
     """Relative sizes of blocks along the tp1 axis, each of which is split by itself: (1, 1, 1) for
     query, key and value side by side.
     """
     std: float = 0.0
     """Standard deviation of fresh values, for weights and embeddings."""
 
-    def groups(self, tp1: int, tp2: int) -> Tuple[int, int]:
+    def groups(self, tp1: int, tp2: int) -> tuple[int, int]:
         """Into how many pieces the tensor is cut over (tp1, tp2)."""
         return (1 if self.tp1_axis is None else tp1), (1 if self.tp2_axis is None else tp2)
 
-    def padded_shape(self, tp1: int, tp2: int) -> Tuple[int, ...]:
+    def padded_shape(self, tp1: int, tp2: int) -> tuple[int, ...]:
         """The whole shape with the tp1 axis padded to a multiple of tp1; only embeddings need
         that.
         """
@@ -60,7 +59,7 @@ class Parameter:
             shape[self.tp1_axis] = -(-shape[self.tp1_axis] // tp1) * tp1
         return tuple(shape)
 
-    def shard_shape(self, tp1: int, tp2: int) -> Tuple[int, ...]:
+    def shard_shape(self, tp1: int, tp2: int) -> tuple[int, ...]:
         """Shape of the piece that one replica holds."""
         shape, pieces = list(self.padded_shape(tp1, tp2)), self.groups(tp1, tp2)
         for axis, count in zip((self.tp1_axis, self.tp2_axis), pieces):
@@ -130,7 +129,7 @@ class Parameter:
         return np.concatenate([part for parts in zip(*split) for part in parts], axis=axis)
 
 
-Table = Dict[str, Parameter]
+Table = dict[str, Parameter]
 """Parameters of a layer by dotted name."""
 
 

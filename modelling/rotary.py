@@ -3,15 +3,13 @@
 D head size, P positions.
 """
 
-from typing import Tuple
-
 import numpy as np
 import popxl
 from popxl import Tensor
 
 from popxl_gpt.config import Model
 
-Tables = Tuple[Tensor, Tensor]
+Tables = tuple[Tensor, Tensor]
 """Sines and cosines of the angles of positions and pairs, [P, D/2] each."""
 
 

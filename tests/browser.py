@@ -40,8 +40,8 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self._content, self._numbers = b"", itertools.count(1)
-        self.messages: "list[str]" = []
-        self._events: "list[str]" = []
+        self.messages: list[str] = []
+        self._events: list[str] = []
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         attached = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})
         self._session = attached["sessionId"]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -167,7 +166,7 @@ def read_only(name: str) -> Fault:
 
 
 def run(
-    folder: Path, command: str, largest_file: Optional[int] = None
+    folder: Path, command: str, largest_file: int | None = None
 ) -> "tuple[subprocess.CompletedProcess, float]":
     """Run a command of the table in a folder. Returns what it left and the processor time it took,
     in seconds.
@@ -207,7 +206,7 @@ def read(command: str) -> "tuple[list[str], dict[str, str]]":
     return words, environment
 
 
-def limited(largest_file: Optional[int]) -> Callable[[], None]:
+def limited(largest_file: int | None) -> Callable[[], None]:
     """What a new process does before its command: obey permissions even if it is root, and have a
     small disk.
     """

@@ -14,7 +14,6 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -74,7 +73,7 @@ class Row:
     says: "tuple[str, ...]"
     fault: Fault = nothing
     code: int = 2
-    largest_file: Optional[int] = None
+    largest_file: int | None = None
     """Bytes that a file may have: what a full disk is to a process."""
     asks_for_training: bool = False
     """Found while training; such a run may take its time, and leaves a run folder."""

@@ -21,9 +21,9 @@ class Links(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.addresses: "list[tuple[str, str]]" = []
+        self.addresses: list[tuple[str, str]] = []
         """Kind of element, and address."""
-        self.anchors: "set[str]" = set()
+        self.anchors: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: "list[tuple[str, str | None]]") -> None:

@@ -38,14 +38,14 @@ class _Ahead(Generic[Result]):
         self._next = self._waiting = 0
         self._asked = -1
         """Number of the result that the caller waits for."""
-        self._made: "dict[int, Future[Result]]" = {}
+        self._made: dict[int, Future[Result]] = {}
         self._is_closed = False
         self._changed = threading.Condition()
 
     def work(self) -> None:
         """Make one result after the other."""
         while (number := self._taken()) is not None:
-            made: "Future[Result]" = Future()
+            made: Future[Result] = Future()
             try:
                 made.set_result(self.calls[number][1]())
             except BaseException as error:  # raised where the result is asked for

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Optional
+from typing import Any
 
 import popxl
 import popxl_addons as addons
@@ -31,7 +31,7 @@ def data_type(precision: str) -> popxl.dtype:
         UserError: if this PopXL lacks it (bfloat16 is an extension).
     """
     if precision == "bfloat16":
-        found: Optional[popxl.dtype] = getattr(extensions, "bfloat16", None)
+        found: popxl.dtype | None = getattr(extensions, "bfloat16", None)
         if found is None:
             raise UserError(
                 "precision: got bfloat16; expected a type of this PopXL. Use float16 or float32."
@@ -57,7 +57,7 @@ def attention(
     key: popxl.Tensor,
     value: popxl.Tensor,
     mask: popxl.Tensor,
-    seed: Optional[popxl.Tensor],
+    seed: popxl.Tensor | None,
     dropout: float,
 ) -> popxl.Tensor:
     """Softmax attention of Q queries over S keys, one op where PopXL has it.
@@ -327,7 +327,7 @@ def session_device(name: str) -> str:
     return name
 
 
-def file_traffic(session: popxl.Session) -> Optional[Any]:
+def file_traffic(session: popxl.Session) -> Any | None:
     """What a session has moved between files and memory (`popxl.extensions.FileTraffic`); None
     where it has none.
     """

@@ -1,7 +1,7 @@
 """The machine that a plan or a profile is set beside."""
 
 from dataclasses import replace
-from typing import Any, Tuple
+from typing import Any
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.reports.options import PlanOptions
@@ -15,7 +15,7 @@ SPEEDS = {
 """For each flag, the machine's speed that it gives, and its unit in FLOP/s or bytes/s."""
 
 
-def speeds(config: Config, options: PlanOptions) -> Tuple[Any, Tuple[str, ...]]:
+def speeds(config: Config, options: PlanOptions) -> tuple[Any, tuple[str, ...]]:
     """The machine that the options describe, and the flags of those speeds that were measured on
     this one.
     """

@@ -1,7 +1,6 @@
 """The flags that ask for a plan or a profile, and say which machine it is set beside."""
 
 from dataclasses import dataclass
-from typing import Optional
 
 from popxl_gpt.config import ConfigError
 from popxl_gpt.config.schema import Count, PathText, Positive
@@ -27,27 +26,27 @@ class PlanOptions:
     """Print what the run would need of memory, traffic and time, and stop; nothing of the model's
     size is allocated.
     """
-    devices: Optional[Count] = None
+    devices: Count | None = None
     """Plan every layout over so many devices, print the five fastest, with --device_memory of those
     that fit, and the fastest one's plan; none: the layout that is given.
     """
-    plan_folder: Optional[PathText] = None
+    plan_folder: PathText | None = None
     """Folder for plan.json and plan.png; none: the run's name with -plan, where runs are."""
     profile: bool = False
     """Record one call of the session: a table, profile.json, profile.png, and timeline.json for
     ui.perfetto.dev or chrome://tracing.
     """
-    profile_folder: Optional[PathText] = None
+    profile_folder: PathText | None = None
     """Folder for the files of a profile; none: the folder of the run that is profiled, or of its
     name with -profile where there is none.
     """
-    device_tflops: Optional[Positive] = None
+    device_tflops: Positive | None = None
     """Speed of one device on matrix products, in 1e12 FLOP/s; none: measured here."""
-    link_gbps: Optional[Positive] = None
+    link_gbps: Positive | None = None
     """What one device can send to the others, in 1e9 bytes/s (gigabytes, not gigabits); none:
     measured here.
     """
-    remote_gbps: Optional[Positive] = None
+    remote_gbps: Positive | None = None
     """Between one device and its remote memory, both ways together, in 1e9 bytes/s; none: measured
     here.
     """

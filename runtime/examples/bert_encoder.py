@@ -9,7 +9,6 @@ B micro-batch, S sequence, H hidden size, D size of a head, V vocabulary.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Dict, Tuple, Union
 
 import numpy as np
 import popxl
@@ -117,7 +116,7 @@ class MaskedWords(addons.Module):
 
     def build(
         self, ids: popxl.Tensor, parts: popxl.Tensor, labels: popxl.Tensor
-    ) -> Tuple[popxl.Tensor, popxl.Tensor]:
+    ) -> tuple[popxl.Tensor, popxl.Tensor]:
         """ids, parts, labels [B, S], labels PAD where nothing is masked -> loss [], words [B,
         S].
         """
@@ -149,7 +148,7 @@ class Spans(addons.Module):
         return loss, ops.argmax(scores, dim=1)
 
 
-def training_session(model: Union[MaskedWords, Spans], config: BertConfig) -> addons.TaskSession:
+def training_session(model: MaskedWords | Spans, config: BertConfig) -> addons.TaskSession:
     """A session that does one step of AdamW with each run."""
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
@@ -193,7 +192,7 @@ def training_session(model: Union[MaskedWords, Spans], config: BertConfig) -> ad
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
 
-def texts(rng: np.random.Generator, config: BertConfig) -> Dict[str, np.ndarray]:
+def texts(rng: np.random.Generator, config: BertConfig) -> dict[str, np.ndarray]:
     """A question, a gap and two runs for each of B sequences, with first and last position of the
     run asked for.
     """
@@ -216,14 +215,14 @@ def texts(rng: np.random.Generator, config: BertConfig) -> Dict[str, np.ndarray]
     return {name: array.astype(np.int32) for name, array in found.items()}
 
 
-def masked(rng: np.random.Generator, batch: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+def masked(rng: np.random.Generator, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same with one number in six masked."""
     ids = batch["ids"]
     is_masked = (ids >= FIRST) & (rng.random(ids.shape) < 1 / 6)
     return {**batch, "ids": np.where(is_masked, MASK, ids), "labels": np.where(is_masked, ids, PAD)}
 
 
-def train(session: addons.TaskSession, batch: Dict[str, np.ndarray]) -> Tuple[float, np.ndarray]:
+def train(session: addons.TaskSession, batch: dict[str, np.ndarray]) -> tuple[float, np.ndarray]:
     """One step: (loss, answers)."""
     outputs = session.run({stream: batch[name] for name, stream in session.inputs.items()})
     return float(outputs[session.outputs.loss]), outputs[session.outputs.answers]

@@ -7,7 +7,6 @@ checkpoint, and goes on.
 """
 
 import tempfile
-from typing import Tuple
 
 import numpy as np
 import popxl
@@ -54,7 +53,7 @@ class InRing(addons.Module):
         return addons.cross_entropy(self.out(ops.relu(self.hidden(points))), labels)
 
 
-def clip(gradients: Tuple[popxl.Tensor, ...], largest: float) -> Tuple[popxl.Tensor, ...]:
+def clip(gradients: tuple[popxl.Tensor, ...], largest: float) -> tuple[popxl.Tensor, ...]:
     """The gradients, scaled down together where their common norm is larger."""
     squares = ops.concat([ops.sum(t * t).reshape((1,)) for t in gradients])
     norm = ops.sqrt(ops.sum(squares))
@@ -93,7 +92,7 @@ def training_session() -> addons.TaskSession:
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
 
-def batch(step: int) -> Tuple[np.ndarray, np.ndarray]:
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
     """The points of a step, and whether they are in the ring."""
     points = np.random.default_rng(step).uniform(-1, 1, (BATCH, 2)).astype(np.float32)
     radius = np.linalg.norm(points, axis=1)

@@ -10,7 +10,6 @@ B micro-batch, S sequence, H hidden size, D size of a head, V vocabulary.
 
 import math
 from dataclasses import dataclass
-from typing import Dict, Tuple
 
 import numpy as np
 import popxl
@@ -216,7 +215,7 @@ class SayNext(Llama):
 
     def build(
         self, words: popxl.Tensor, position: popxl.Tensor
-    ) -> Tuple[popxl.Tensor, popxl.Tensor]:
+    ) -> tuple[popxl.Tensor, popxl.Tensor]:
         """words [1, S], position of the last one said [1] -> the same, one further."""
         # [1, V]
         scores = ops.dynamic_slice(
@@ -246,7 +245,7 @@ def answering_session(config: LlamaConfig, prompt: int) -> addons.TaskSession:
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
 
-def batch(rng: np.random.Generator, config: LlamaConfig) -> Dict[str, np.ndarray]:
+def batch(rng: np.random.Generator, config: LlamaConfig) -> dict[str, np.ndarray]:
     """Parts of the sentence, and their next letters: each [micro_batches, B, S]."""
     length, text = config.sequence_length, SENTENCE * 2
     starts = rng.integers(0, len(SENTENCE), (config.micro_batches, config.micro_batch_size, 1))
@@ -256,7 +255,7 @@ def batch(rng: np.random.Generator, config: LlamaConfig) -> Dict[str, np.ndarray
     return {"words": letters[..., :-1], "following": letters[..., 1:]}
 
 
-def train(session: addons.TaskSession, data: Dict[str, np.ndarray]) -> float:
+def train(session: addons.TaskSession, data: dict[str, np.ndarray]) -> float:
     """One step: the mean loss of its micro-batches."""
     outputs = session.run({stream: data[name] for name, stream in session.inputs.items()})
     return float(outputs[session.outputs.loss].mean())

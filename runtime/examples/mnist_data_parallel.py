@@ -11,7 +11,6 @@ B images per replica.
 """
 
 from dataclasses import dataclass
-from typing import Tuple
 
 import numpy as np
 import popdist
@@ -114,7 +113,7 @@ def test_session(config: MnistConfig, images: int) -> addons.TaskSession:
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
 
-def digits(rng: np.random.Generator, *shape: int) -> Tuple[np.ndarray, np.ndarray]:
+def digits(rng: np.random.Generator, *shape: int) -> tuple[np.ndarray, np.ndarray]:
     """Images [*shape, 1, SIZE, SIZE] float32, and which digits they show: [*shape] int32."""
     labels = rng.integers(0, 10, shape).astype(np.int32)
     images = rng.normal(0, 0.2, (*shape, 1, SIZE, SIZE)).astype(np.float32)

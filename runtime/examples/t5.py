@@ -9,7 +9,6 @@ a head, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
 
 import numpy as np
 import popxl
@@ -135,8 +134,8 @@ class Layer(addons.Module):
         self,
         x: popxl.Tensor,
         bias: popxl.Tensor,
-        memory: Optional[popxl.Tensor] = None,
-        memory_bias: Optional[popxl.Tensor] = None,
+        memory: popxl.Tensor | None = None,
+        memory_bias: popxl.Tensor | None = None,
     ) -> popxl.Tensor:
         """x [B*T, H], memory [B*S, H] -> [B*T, H]."""
         y = self.norm(x)
@@ -182,7 +181,7 @@ class T5(addons.Module):
             "words", lambda: np.random.normal(0, 0.1, shape), self.config.dtype
         )
 
-    def encode(self, ids: popxl.Tensor, table: popxl.Tensor) -> Tuple[popxl.Tensor, popxl.Tensor]:
+    def encode(self, ids: popxl.Tensor, table: popxl.Tensor) -> tuple[popxl.Tensor, popxl.Tensor]:
         """ids [B, S] -> memory [B*S, H], its mask [B, 1, 1, S]."""
         is_padding = ops.equal(ids, popxl.constant(PAD, popxl.int32))
         mask = (
@@ -220,7 +219,7 @@ class Loss(T5):
 class Encode(T5):
     """The encoder alone."""
 
-    def build(self, ids: popxl.Tensor) -> Tuple[popxl.Tensor, popxl.Tensor]:
+    def build(self, ids: popxl.Tensor) -> tuple[popxl.Tensor, popxl.Tensor]:
         """ids [B, S] -> memory [B*S, H], its mask [B, 1, 1, S]."""
         return self.encode(ids, self.table())
 
@@ -310,7 +309,7 @@ def answering_session(config: T5Config) -> addons.TaskSession:
     return addons.TaskSession(inputs, outputs, variables, ir=ir, device_desc="cpu")
 
 
-def batch(rng: np.random.Generator, config: T5Config) -> Dict[str, np.ndarray]:
+def batch(rng: np.random.Generator, config: T5Config) -> dict[str, np.ndarray]:
     """Letters in any order, what the decoder has written before each step, and what it should
     write: each [B, S].
     """
@@ -328,7 +327,7 @@ def batch(rng: np.random.Generator, config: T5Config) -> Dict[str, np.ndarray]:
     return found
 
 
-def train(session: addons.TaskSession, data: Dict[str, np.ndarray], rate: float) -> float:
+def train(session: addons.TaskSession, data: dict[str, np.ndarray], rate: float) -> float:
     """One step: the loss."""
     fed = {**data, "rate": np.float32(rate)}
     return float(

@@ -10,7 +10,6 @@ group.
 
 import math
 from dataclasses import dataclass
-from typing import Dict, Tuple
 
 import numpy as np
 import popxl
@@ -99,7 +98,7 @@ class Block(addons.Module):
         mixed = ops.softmax(scores, axis=-1) @ value
         return self.output(mixed.transpose((0, 2, 1, 3)).reshape((y.shape[0], -1)))
 
-    def qkv(self, y: popxl.Tensor) -> Tuple[popxl.Tensor, ...]:
+    def qkv(self, y: popxl.Tensor) -> tuple[popxl.Tensor, ...]:
         """Three of [B*S, H/tp]."""
         return self.query(y), self.key(y), self.value(y)
 
@@ -147,7 +146,7 @@ class WriteNext(addons.Module):
 
     def build(
         self, words: popxl.Tensor, position: popxl.Tensor
-    ) -> Tuple[popxl.Tensor, popxl.Tensor]:
+    ) -> tuple[popxl.Tensor, popxl.Tensor]:
         """words [B, S], position of the last one written [1] -> the same, one further."""
         chosen = ops.argmax(self.model(words, position), dim=1).reshape((words.shape[0], 1))
         position = position + 1
@@ -177,7 +176,7 @@ def inference_session(config: GPTJConfig, prompt: int) -> addons.TaskSession:
 
 
 def load_weights(
-    session: addons.TaskSession, config: GPTJConfig, whole: Dict[str, np.ndarray]
+    session: addons.TaskSession, config: GPTJConfig, whole: dict[str, np.ndarray]
 ) -> None:
     """Give a session the weights of the unsharded model, cut as each variable is."""
     values, tp = addons.WeightsDict(), config.tensor_parallel
@@ -213,7 +212,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     # four prompts of five words
     words = np.pad(rng.integers(0, 64, (4, 5)), ((0, 0), (0, 7))).astype(np.int32)
-    whole: Dict[str, np.ndarray] = {}
+    whole: dict[str, np.ndarray] = {}
     for tensor_parallel, data_parallel in ((1, 1), (2, 1), (4, 1), (2, 2)):
         config = GPTJConfig(
             micro_batch_size=4 // data_parallel,

@@ -2,8 +2,9 @@
 
 Which hardware runs is the engine's choice."""
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, List, Mapping
+from typing import Any
 
 
 class DeviceType(Enum):
@@ -72,7 +73,7 @@ class DeviceManager:
         device.attach()
         return device
 
-    def enumerateDevices(self, numIpus: int = 1, **options: Any) -> List[DeviceInfo]:  # noqa: N802, N803
+    def enumerateDevices(self, numIpus: int = 1, **options: Any) -> list[DeviceInfo]:  # noqa: N802, N803
         """The devices with this many virtual devices: always one, since they share the host's
         hardware.
         """

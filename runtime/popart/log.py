@@ -1,9 +1,9 @@
 """The native layer's logger, over Python's ``logging``."""
 
 import logging
-from typing import Any, Dict
+from typing import Any
 
-LEVELS: Dict[str, int] = {
+LEVELS: dict[str, int] = {
     "TRACE": 5,
     "DEBUG": logging.DEBUG,
     "INFO": logging.INFO,

@@ -5,7 +5,8 @@ A PopXL program gives itself to `InferenceSession.fromIr` as ``ir._pb_ir``; a ``
 shows itself in the same way as ``session._pb_session``.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, Protocol, Union
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from popart.devices import DeviceInfo
 from popart.enums import AnchorReturnType
@@ -29,13 +30,13 @@ class DataFlow:
     def __init__(
         self,
         batchesPerStep: int = 1,  # noqa: N803 - the native layer's names
-        anchorTensors: Union[Mapping[str, AnchorReturnType], Iterable[str]] = (),  # noqa: N803
+        anchorTensors: Mapping[str, AnchorReturnType] | Iterable[str] = (),  # noqa: N803
         anchorReturnType: AnchorReturnType = AnchorReturnType.All,  # noqa: N803
     ) -> None:
         if batchesPerStep < 1:
             raise ValueError(f"DataFlow: got batchesPerStep {batchesPerStep}; expected at least 1.")
         is_mapping = isinstance(anchorTensors, Mapping)
-        self._anchors: Dict[str, AnchorReturnType] = (
+        self._anchors: dict[str, AnchorReturnType] = (
             dict(anchorTensors) if is_mapping else dict.fromkeys(anchorTensors, anchorReturnType)  # type: ignore[arg-type]
         )
         self._batches = batchesPerStep
@@ -48,7 +49,7 @@ class DataFlow:
         """Transfers of each stream in one run."""
         return self._batches
 
-    def anchors(self) -> List[str]:
+    def anchors(self) -> list[str]:
         """Names of the output streams that are returned."""
         return list(self._anchors)
 
@@ -109,7 +110,7 @@ class OpenSession(Protocol):
     def expected_inputs(self) -> Iterable[Any]:
         """Input streams."""
 
-    def create_host_outputs(self) -> Dict[Any, Any]:
+    def create_host_outputs(self) -> dict[Any, Any]:
         """A new array for each output stream."""
 
     def run_with_outputs(self, inputs: Mapping[Any, Any], outputs: Mapping[Any, Any]) -> None:
@@ -121,7 +122,7 @@ class OpenSession(Protocol):
     def weights_from_host(self) -> None:
         """Copy the host's values to the device."""
 
-    def get_tensors_data(self, tensors: Iterable[Any]) -> Dict[Any, Any]:
+    def get_tensors_data(self, tensors: Iterable[Any]) -> dict[Any, Any]:
         """Values of variables."""
 
     def write_variables_data(self, tensors: Mapping[Any, Any]) -> None:
@@ -178,7 +179,7 @@ class InferenceSession:
     def setEngineIsLoaded(self, isLoaded: bool) -> None:  # noqa: N802, N803
         """Accepted; a program here is always at hand."""
 
-    def initAnchorArrays(self) -> Dict[str, Any]:  # noqa: N802
+    def initAnchorArrays(self) -> dict[str, Any]:  # noqa: N802
         """A new array for each output stream that is returned, to be filled by runs."""
         arrays = {
             stream.tensor_id: array for stream, array in self._session.create_host_outputs().items()
@@ -276,7 +277,7 @@ class InferenceSession:
             {v: weightsIo.weights[name] for name, v in variables.items()}
         )
 
-    def _variables(self, where: str, weights: PyWeightsIO) -> Dict[str, Any]:
+    def _variables(self, where: str, weights: PyWeightsIO) -> dict[str, Any]:
         found = {v.id: v for v in self._session.ir.main_graph.variables}
         unknown = [name for name in weights.weights if name not in found]
         if unknown:

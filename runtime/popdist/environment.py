@@ -1,7 +1,8 @@
 """Which instance this is, and of how many, as the launcher's environment says."""
 
 import os
-from typing import Any, Callable, Optional, Set
+from collections.abc import Callable
+from typing import Any
 
 from poprun.environment import INDEX, INSTANCES, IPUS, REPLICAS, number_from_environment
 from poprun.restarts import leave_note, read_note
@@ -79,7 +80,7 @@ def getNumIpusPerReplica() -> int:  # noqa: N802
 
 
 def execute_on_instances(
-    instances: Set[int], function: Callable[..., Any], *args: Any
-) -> Optional[Any]:
+    instances: set[int], function: Callable[..., Any], *args: Any
+) -> Any | None:
     """Call ``function(*args)`` in those processes only; None in the others."""
     return function(*args) if getInstanceIndex() in instances else None

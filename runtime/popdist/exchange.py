@@ -14,8 +14,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, Type, Union
+from typing import Any, NamedTuple
 
 from poprun import rendezvous, store, wire
 from poprun.environment import INTERFACE, SECONDS, TIMEOUT, number_from_environment
@@ -57,10 +58,10 @@ class Connection(NamedTuple):
     messages: Messages
 
 
-_connection: Optional[Connection] = None
-_hang_report: Optional[HangReport] = None
+_connection: Connection | None = None
+_hang_report: HangReport | None = None
 """From when all instances have come."""
-_lost: List[InstanceError] = []
+_lost: list[InstanceError] = []
 """Of instances that are gone or do not answer."""
 
 
@@ -198,10 +199,10 @@ def _reach(point: Rendezvous, index: int, instances: int) -> store.Client:
         ) from None
 
 
-def _meet(values: store.Client, index: int, instances: int, address: str) -> List[List[str]]:
+def _meet(values: store.Client, index: int, instances: int, address: str) -> list[list[str]]:
     """Wait until all instances have come. Returns the name and the address of each."""
     values.set(f"joined/{index}", json.dumps([own_name(), address]))
-    found: List[List[str]] = []
+    found: list[list[str]] = []
     until = time.monotonic() + _join_seconds()
     for other in range(instances):
         try:
@@ -219,8 +220,8 @@ def _meet(values: store.Client, index: int, instances: int, address: str) -> Lis
 
 @contextmanager
 def reaching_others(
-    what: Union[str, Callable[[], str]],
-    errors: Union[Type[Exception], Tuple[Type[Exception], ...]] = RuntimeError,
+    what: str | Callable[[], str],
+    errors: type[Exception] | tuple[type[Exception], ...] = RuntimeError,
     is_told: bool = True,
 ) -> Iterator[None]:
     """Turn the transport's errors in the body into an `InstanceError`: what was going on, and where
@@ -268,7 +269,7 @@ def _in_words(error: Exception) -> str:
     )
 
 
-def gather(value: Any, what: str = "gathering values") -> List[Any]:
+def gather(value: Any, what: str = "gathering values") -> list[Any]:
     """Every instance's value, by instance. For small values: None, bool, numbers, text, lists and
     dicts of these.
 
@@ -278,17 +279,17 @@ def gather(value: Any, what: str = "gathering values") -> List[Any]:
     return _gather(value, what, GATHER, seconds())
 
 
-def gather_patiently(value: Any, what: str = "gathering values") -> List[Any]:
+def gather_patiently(value: Any, what: str = "gathering values") -> list[Any]:
     """As `gather`, where one instance may take up to an hour longer than the others."""
     return _gather(value, what, PATIENT, PATIENT_SECONDS)
 
 
-def gather_beside(value: Any, what: str = "gathering values") -> List[Any]:
+def gather_beside(value: Any, what: str = "gathering values") -> list[Any]:
     """As `gather_patiently`, in a thread beside the program's, one in each instance."""
     return _gather(value, what, BESIDE, PATIENT_SECONDS)
 
 
-def _gather(value: Any, what: str, tag: int, wait: float) -> List[Any]:
+def _gather(value: Any, what: str, tag: int, wait: float) -> list[Any]:
     index, instances = getInstanceIndex(), getNumInstances()
     content = as_text(value).encode()
     if instances == 1:
@@ -346,7 +347,7 @@ def barrier(what: str = "waiting at a barrier") -> None:
     gather_patiently(None, what)
 
 
-def difference(text: str) -> Optional[str]:
+def difference(text: str) -> str | None:
     """Where an instance's text first differs from instance 0's, in words, the same on every
     instance; None: nowhere.
     """

@@ -7,7 +7,8 @@ import socket
 import struct
 import threading
 import time
-from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from poprun import wire
 from poprun.interfaces import own_address
@@ -30,7 +31,7 @@ class LinkError(RuntimeError):
 class Connections(NamedTuple):
     """What an instance has when all have connected."""
 
-    links: Dict[int, Link]
+    links: dict[int, Link]
     """With each other instance."""
     following: socket.socket
     """To the next instance, for heartbeats."""
@@ -38,7 +39,7 @@ class Connections(NamedTuple):
     """From the one before."""
 
 
-def make_listener(rendezvous: Rendezvous, index: int) -> Tuple[socket.socket, str]:
+def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, str]:
     """Where the others connect with this instance. Returns it, and its address in text."""
     if rendezvous.folder is not None:
         return wire.listen(rendezvous.folder / str(index)), str(index)
@@ -86,12 +87,12 @@ def link_all(
 class _Reception(threading.Thread):
     """Takes the connections of the instances that come later, and of the one before."""
 
-    def __init__(self, gate: wire.Gate, rendezvous: Rendezvous, missing: Set[int], until: float):
+    def __init__(self, gate: wire.Gate, rendezvous: Rendezvous, missing: set[int], until: float):
         super().__init__(name="reception", daemon=True)
         self._gate, self._rendezvous, self._until = gate, rendezvous, until
         self.missing = missing
-        self.links: Dict[int, Link] = {}
-        self.before: Optional[socket.socket] = None
+        self.links: dict[int, Link] = {}
+        self.before: socket.socket | None = None
 
     def run(self) -> None:
         """Until all are here, or the time is over."""

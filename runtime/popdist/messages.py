@@ -17,8 +17,9 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Callable, DefaultDict, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 HEADER = struct.Struct("<B7xQQ")
 """What follows, the message's tag, a number of bytes."""
@@ -69,8 +70,8 @@ class Link:
     def __init__(
         self,
         connection: socket.socket,
-        outgoing: Optional[mmap.mmap],
-        incoming: Optional[mmap.mmap],
+        outgoing: mmap.mmap | None,
+        incoming: mmap.mmap | None,
     ):
         connection.setblocking(False)
         self.connection = connection
@@ -80,20 +81,20 @@ class Link:
         """Bytes that went through the shared memories: put into ours, given back from it, taken
         from the other's.
         """
-        self.queue: Deque[Tuple[memoryview, Optional[Transfer]]] = deque()
+        self.queue: deque[tuple[memoryview, Transfer | None]] = deque()
         """What the connection has not taken yet."""
-        self.sends: DefaultDict[int, Deque[Transfer]] = defaultdict(deque)
+        self.sends: defaultdict[int, deque[Transfer]] = defaultdict(deque)
         """Those whose receivers are not ready, by tag."""
-        self.receives: DefaultDict[int, Deque[Transfer]] = defaultdict(deque)
-        self.ready: DefaultDict[int, Deque[int]] = defaultdict(deque)
+        self.receives: defaultdict[int, deque[Transfer]] = defaultdict(deque)
+        self.ready: defaultdict[int, deque[int]] = defaultdict(deque)
         """Sizes of messages whose receivers are, while we have none to send."""
-        self.long: Deque[Transfer] = deque()
+        self.long: deque[Transfer] = deque()
         """Those that go through the shared memory, the first first."""
-        self.parcels: DefaultDict[int, Deque[bytes]] = defaultdict(deque)
-        self.early: DefaultDict[int, Deque[bytes]] = defaultdict(deque)
+        self.parcels: defaultdict[int, deque[bytes]] = defaultdict(deque)
+        self.early: defaultdict[int, deque[bytes]] = defaultdict(deque)
         """Short messages that nobody has asked for yet."""
         self.early_bytes = 0
-        self.problem: Optional[str] = None
+        self.problem: str | None = None
         """Why nothing comes any more."""
         self.is_deaf = False
         """Nothing can be sent any more, while something may still come."""
@@ -102,7 +103,7 @@ class Link:
         """What is filled next."""
         self._arrived: Callable[[], None] = self._begin
         """And what is done then."""
-        self._current: Optional[Transfer] = None
+        self._current: Transfer | None = None
 
     # What comes
 
@@ -125,7 +126,7 @@ class Link:
             self.end(error.strerror or str(error))
 
     def _expect(
-        self, target: memoryview, arrived: Callable[[], None], transfer: Optional[Transfer] = None
+        self, target: memoryview, arrived: Callable[[], None], transfer: Transfer | None = None
     ) -> None:
         """Fill this memory next, and then do that."""
         self._target, self._arrived, self._current = target, arrived, transfer
@@ -160,7 +161,7 @@ class Link:
     def _next(self) -> None:
         self._expect(self._header, self._begin)
 
-    def _gather(self, kept: Deque[bytes], size: int, then: Callable[[], None]) -> None:
+    def _gather(self, kept: deque[bytes], size: int, then: Callable[[], None]) -> None:
         """Keep what comes next."""
         content = bytearray(size)
 
@@ -173,7 +174,7 @@ class Link:
         if not size:
             keep()
 
-    def _receiver(self, tag: int, size: int) -> Optional[Transfer]:
+    def _receiver(self, tag: int, size: int) -> Transfer | None:
         """Whose message begins."""
         waiting = self.receives[tag]
         if not waiting or size != len(waiting[0].data):
@@ -242,8 +243,8 @@ class Link:
         kind: int,
         tag: int,
         size: int,
-        data: Optional[memoryview] = None,
-        transfer: Optional[Transfer] = None,
+        data: memoryview | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
         """Queue a header, and what follows it."""
         self.queue.append((memoryview(HEADER.pack(kind, tag, size)), None))
@@ -318,7 +319,7 @@ class Messages:
         links: by instance.
     """
 
-    def __init__(self, links: Dict[int, Link]):
+    def __init__(self, links: dict[int, Link]):
         self._links = links
         self._state = threading.Condition()
         self._is_polled = False
@@ -353,7 +354,7 @@ class Messages:
         Raises:
             TransferError: one of the other ends is gone, or nothing moved for so many seconds.
         """
-        left: List[Transfer] = list(transfers)
+        left: list[Transfer] = list(transfers)
 
         def are_done() -> bool:
             left[:] = [transfer for transfer in left if not _is_done(transfer)]

@@ -13,10 +13,11 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -127,7 +128,7 @@ def run(program: Sequence[str], machines: Machines, grace: float) -> int:
 
 def _start(
     program: Sequence[str], machines: Machines, grace: float, start: int
-) -> Tuple[int, bool]:
+) -> tuple[int, bool]:
     """Run a program to its end once. Returns the exit code, and whether all machines start it
     again.
     """
@@ -207,7 +208,7 @@ class Pipes(DefaultLogsSpecs):
         super().__init__(log_dir=os.devnull)
         self._logs = logs
 
-    def reify(self, envs: Dict[int, Dict[str, str]]) -> LogsDest:
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """See `torch.distributed.elastic.multiprocessing.LogsSpecs`."""
         found = super().reify(envs)
         found.stderrs = {local: self._logs[int(env["RANK"])].path for local, env in envs.items()}
@@ -220,8 +221,8 @@ class Rendezvous(RendezvousHandler):
 
     def __init__(self, machines: Machines, point: rendezvous.Rendezvous, start: int):
         self._machines, self._point, self._start = machines, point, start
-        self._keeper: Optional[Keeper] = None
-        self.client: Optional[Client] = None
+        self._keeper: Keeper | None = None
+        self.client: Client | None = None
         """Of the store, once the machines have met."""
 
     def get_backend(self) -> str:
@@ -324,19 +325,19 @@ class Agent(LocalElasticAgent):
         )
         super().__init__(spec, Pipes(logs))
         self._machines, self._logs, self._grace = machines, logs, grace
-        self._heartbeat: Optional[MachineHeartbeat] = None
+        self._heartbeat: MachineHeartbeat | None = None
         """Once the machines have met."""
-        self._failed_elsewhere: Optional[Tuple[int, str]] = None
+        self._failed_elsewhere: tuple[int, str] | None = None
         """The exit code and the words of the machine whose failure ended the instances here."""
-        self._failed: Dict[int, int] = {}
+        self._failed: dict[int, int] = {}
         """Of the instances that failed before any was ended: exit codes, or negative signals."""
-        self._stopped: Dict[int, float] = {}
+        self._stopped: dict[int, float] = {}
         """Since when instances stand still."""
         self._ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
         """As under nohup."""
         self._is_ending = False
         self._starts_again = False
-        self._heard: Optional[int] = None
+        self._heard: int | None = None
         """A signal that came while instances were being ended for another reason."""
 
     @property
@@ -344,14 +345,14 @@ class Agent(LocalElasticAgent):
         assert self._rendezvous_handler.client is not None, "the machines have met"
         return self._rendezvous_handler.client
 
-    def processes(self) -> Dict[int, int]:
+    def processes(self) -> dict[int, int]:
         """The instances' process numbers."""
         started = {} if self._pcontext is None else self._pcontext.pids()
         return {self._machines.own[local]: pid for local, pid in started.items()}
 
-    def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """See `SimpleElasticAgent`."""
-        found: Dict[int, Any] = super()._start_workers(worker_group)
+        found: dict[int, Any] = super()._start_workers(worker_group)
         self._hear_signals()
         return found
 
@@ -364,12 +365,12 @@ class Agent(LocalElasticAgent):
         for number in PASSED_ON:
             signal.signal(number, self._pass_on)
 
-    def _pass_on(self, number: int, frame: Optional[FrameType]) -> None:
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
         for pid in self.processes().values():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _hear(self, number: int, frame: Optional[FrameType]) -> None:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._is_ending:
             self._heard = number
             self.kill()
@@ -423,7 +424,7 @@ class Agent(LocalElasticAgent):
             self._heartbeat.tell(code, problem)
         return code
 
-    def decide(self, code: int) -> Tuple[int, bool]:
+    def decide(self, code: int) -> tuple[int, bool]:
         """The exit code of this start, and whether all machines make another, which all decide
         alike.
         """
@@ -485,7 +486,7 @@ class Agent(LocalElasticAgent):
         if self._starts_again:
             self._rendezvous_handler.close()
 
-    def _failures(self) -> Dict[int, int]:
+    def _failures(self) -> dict[int, int]:
         """Exit codes of instances that have failed. They are left for torch to see."""
         found = {}
         for index, pid in self.processes().items():
@@ -505,7 +506,7 @@ class Agent(LocalElasticAgent):
             if time.monotonic() - self._stopped.get(index, time.monotonic()) > STOPPED_SECONDS:
                 _send(pid, signal.SIGKILL)
 
-    def _shutdown(self, death_sig: Optional[signal.Signals] = None, timeout: float = 0.0) -> None:
+    def _shutdown(self, death_sig: signal.Signals | None = None, timeout: float = 0.0) -> None:
         """See `SimpleElasticAgent`. A signal that this process got is passed on, and instances may
         finish.
         """
@@ -569,7 +570,7 @@ class Agent(LocalElasticAgent):
         return self.tell(code, happened)
 
     @staticmethod
-    def _culprit(failed: Dict[int, int]) -> Tuple[int, int]:
+    def _culprit(failed: dict[int, int]) -> tuple[int, int]:
         """The instance that others may have failed after, and its exit code, or minus the signal
         that ended it.
         """

@@ -10,8 +10,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, List, Sequence, Tuple
 
 from poprun.store import Client, StoreError
 
@@ -27,7 +27,7 @@ SHOWN = 3
 ASKED = "hang report"
 """Key of the store."""
 
-_waits: Dict[object, Callable[[], str]] = {}
+_waits: dict[object, Callable[[], str]] = {}
 """What this process waits for, where it does."""
 
 
@@ -72,7 +72,7 @@ class HangReport:
         """Ask the other instances where they are. Returns sentences, the last of those that do not
         wait.
         """
-        answers: Dict[int, Tuple[bool, str]] = {}
+        answers: dict[int, tuple[bool, str]] = {}
         # In a thread that is left behind where it gets stuck: the link to the process that keeps
         # the store may be cut.
         asking = threading.Thread(target=self._collect, args=(answers,), daemon=True)
@@ -80,7 +80,7 @@ class HangReport:
         asking.join(ANSWER_SECONDS)
         return self._in_words(dict(answers))
 
-    def _collect(self, answers: Dict[int, Tuple[bool, str]]) -> None:
+    def _collect(self, answers: dict[int, tuple[bool, str]]) -> None:
         until = time.monotonic() + ANSWER_SECONDS
         missing = set(range(len(self._names))) - {self._index}
         try:
@@ -110,7 +110,7 @@ class HangReport:
             _key(self._index), json.dumps((bool(waits), waits[0] if waits else _position()))
         )
 
-    def _in_words(self, answers: Dict[int, Tuple[bool, str]]) -> str:
+    def _in_words(self, answers: dict[int, tuple[bool, str]]) -> str:
         waiting, others = [], []
         for other, name in enumerate(self._names):
             waits, where = answers.get(other, (False, ""))
@@ -126,7 +126,7 @@ class HangReport:
         )
 
 
-def _shortened(sentences: List[str]) -> List[str]:
+def _shortened(sentences: list[str]) -> list[str]:
     more = len(sentences) - SHOWN
     return sentences if more <= 0 else [f"{more} more like these:", *sentences[:SHOWN]]
 
@@ -134,7 +134,7 @@ def _shortened(sentences: List[str]) -> List[str]:
 def _position() -> str:
     """Where the main thread of this process is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    places: List[str] = []
+    places: list[str] = []
     while frame is not None and len(places) < FRAMES:
         file = "/".join(frame.f_code.co_filename.split("/")[-2:])
         places.append(f"{file}:{frame.f_lineno} in {frame.f_code.co_name}")

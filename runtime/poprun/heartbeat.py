@@ -11,8 +11,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Dict, List, Optional, Sequence, Tuple
 
 from poprun.store import Client, StoreError
 
@@ -53,7 +53,7 @@ class InstanceHeartbeat:
         self._following, self._before = following, before
         self._index, self._names, self._seconds = index, names, seconds
         self._leaving = threading.Event()
-        self._threads: List[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
         for work in (self._send, self._receive):
             self._threads.append(threading.Thread(target=work, name="heartbeat", daemon=True))
             self._threads[-1].start()
@@ -106,7 +106,7 @@ class MachineStatus:
 
     count: int = 0
     """Of its heartbeats."""
-    code: Optional[int] = None
+    code: int | None = None
     """0: all instances have succeeded; others: the exit code that its launcher ends with."""
     problem: str = ""
     """What happened, where the code is not 0."""
@@ -126,7 +126,7 @@ class MachineHeartbeat:
     def __init__(self, store: Client, index: int, count: int):
         self._store, self._index = store, index
         self._own = MachineStatus()
-        self._others: Dict[int, Tuple[MachineStatus, float]] = {
+        self._others: dict[int, tuple[MachineStatus, float]] = {
             other: (MachineStatus(), time.monotonic()) for other in range(count) if other != index
         }
         """What they say, and when that last changed."""
@@ -139,14 +139,14 @@ class MachineHeartbeat:
         if self._own.code is None:
             self._own = MachineStatus(code=code, problem=problem)
 
-    def failure(self) -> Optional[Tuple[int, str]]:
+    def failure(self) -> tuple[int, str] | None:
         """The exit code and the problem of the first other machine that has one."""
         for other, (status, _) in self._others.items():
             if status.code:
                 return status.code, f"machine {other}: {status.problem}"
         return None
 
-    def wait(self) -> Optional[Tuple[int, str]]:
+    def wait(self) -> tuple[int, str] | None:
         """Wait for the instances of all other machines to succeed. As `failure`; a machine that is
         gone has failed.
         """

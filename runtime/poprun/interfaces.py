@@ -4,7 +4,6 @@ import fcntl
 import os
 import socket
 import struct
-from typing import List, Optional
 
 from poprun.environment import INTERFACE
 
@@ -31,7 +30,7 @@ def own_address(first: str) -> str:
     return address
 
 
-def source_address(host: str) -> Optional[str]:
+def source_address(host: str) -> str | None:
     """This machine's address where it talks to a host. None: there is no way to it."""
     try:
         family, _, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
@@ -42,7 +41,7 @@ def source_address(host: str) -> Optional[str]:
         return None
 
 
-def address_of_interface(interface: str) -> Optional[str]:
+def address_of_interface(interface: str) -> str | None:
     """Its IPv4 address. None: it has none."""
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -52,7 +51,7 @@ def address_of_interface(interface: str) -> Optional[str]:
             return None
 
 
-def interface_towards(host: str) -> Optional[str]:
+def interface_towards(host: str) -> str | None:
     """The network interface of this machine by which it reaches a host, or that has the host's
     address.
 
@@ -66,7 +65,7 @@ def interface_towards(host: str) -> Optional[str]:
     return names[0] if names else None
 
 
-def missing_interfaces() -> List[str]:
+def missing_interfaces() -> list[str]:
     """Network interfaces that the environment names, and that are not there."""
     there = [name for _, name in socket.if_nameindex()]
     return [name for name in os.environ.get(INTERFACE, "").split(",") if name and name not in there]

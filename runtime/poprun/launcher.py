@@ -16,8 +16,8 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Dict, Optional, Sequence
 
 from poprun.environment import INTERFACE, IPUS, REPLICAS, SECONDS, TIMEOUT, USAGE_ERROR
 from poprun.interfaces import interface_towards
@@ -31,7 +31,7 @@ class LaunchError(ValueError):
     """The command line asks for what cannot be."""
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Start, watch, and end the instances. Returns the exit code: that of the first that failed;
     128 + a signal.
     """
@@ -222,7 +222,7 @@ def local_instances(options: argparse.Namespace) -> int:
     return int(options.num_instances // options.nnodes)
 
 
-def environment(options: argparse.Namespace) -> Dict[str, str]:
+def environment(options: argparse.Namespace) -> dict[str, str]:
     """What all instances get beside what torchrun sets. Threads are divided evenly unless their
     number is set.
     """

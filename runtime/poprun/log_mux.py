@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Deque, Dict, Iterable, Optional, Tuple, Type
 
 HOLD_SECONDS = 5.0
 TICK_SECONDS = 0.05
@@ -42,7 +42,7 @@ class LogStream:
         os.set_blocking(self.reading, False)
         self._partial_line = b""
         """A line that has not ended yet."""
-        self._waiting: Deque[Tuple[float, bytes]] = deque()
+        self._waiting: deque[tuple[float, bytes]] = deque()
 
     @property
     def path(self) -> str:
@@ -102,7 +102,7 @@ class LogMux:
     """The streams of this machine's instances, which a thread reads while a ``with`` block runs."""
 
     def __init__(self, indices: Iterable[int]):
-        self.streams: Dict[int, LogStream] = {index: LogStream(index) for index in indices}
+        self.streams: dict[int, LogStream] = {index: LogStream(index) for index in indices}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._pass_on, name="log mux", daemon=True)
 
@@ -110,7 +110,7 @@ class LogMux:
         return self.streams[index]
 
     @property
-    def last(self) -> Optional[LogStream]:
+    def last(self) -> LogStream | None:
         """Whose text was passed on last; None: nobody's."""
         written = [stream for stream in self.streams.values() if stream.has_written]
         return max(written, key=lambda stream: stream.written_at, default=None)
@@ -121,9 +121,9 @@ class LogMux:
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.stop()
         for stream in self.streams.values():

@@ -7,8 +7,8 @@ of the machine are not.
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

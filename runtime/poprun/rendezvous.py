@@ -14,10 +14,10 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
 
 from poprun import private, wire
 from poprun.environment import number_from_environment
@@ -53,13 +53,13 @@ class Rendezvous:
 
     address: wire.Address
     """Of the process that keeps the store."""
-    secret: Optional[bytes]
+    secret: bytes | None
     """None on one machine."""
     keeps_store: bool
     """Whether this instance does, not the launcher."""
 
     @property
-    def folder(self) -> Optional[Path]:
+    def folder(self) -> Path | None:
         """On one machine."""
         return self.address.parent if isinstance(self.address, Path) else None
 
@@ -93,7 +93,7 @@ def find(index: int) -> Rendezvous:
         raise RendezvousError(f"popdist: the instances cannot meet ({error}).") from None
 
 
-def address_of(text: str) -> Tuple[str, int]:
+def address_of(text: str) -> tuple[str, int]:
     """HOST:PORT in parts."""
     host, _, port = text.rpartition(":")
     return host, int(port)
@@ -105,7 +105,7 @@ def is_one_machine(host: str) -> bool:
     return own == os.environ.get("WORLD_SIZE") if own is not None else is_loopback(host)
 
 
-def _address() -> Tuple[str, int]:
+def _address() -> tuple[str, int]:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RendezvousError(
@@ -156,7 +156,7 @@ def in_use(host: str, port: int) -> str:
     )
 
 
-_held: List[int] = []
+_held: list[int] = []
 """Descriptors of the folders that this process holds, which tell others that it does."""
 
 

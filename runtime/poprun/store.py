@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 import time
-from typing import Dict, Optional, Union
 
 from poprun import wire
 
@@ -38,9 +37,9 @@ class Keeper:
         listener, secret: of the `wire.Gate`.
     """
 
-    def __init__(self, listener: socket.socket, secret: Optional[bytes]):
+    def __init__(self, listener: socket.socket, secret: bytes | None):
         self._gate = wire.Gate(listener, secret)
-        self._values: Dict[bytes, bytes] = {}
+        self._values: dict[bytes, bytes] = {}
         self._changed = threading.Condition()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._let_in, name="store", daemon=True)
@@ -80,7 +79,7 @@ class Keeper:
             except (OSError, ValueError):
                 return  # it has ended
 
-    def _do(self, what: int, key: bytes, value: bytes, seconds: float) -> Optional[bytes]:
+    def _do(self, what: int, key: bytes, value: bytes, seconds: float) -> bytes | None:
         values = self._values
         with self._changed:
             if what == GET:
@@ -117,11 +116,11 @@ class Client:
         self._connection, self._seconds = connection, seconds
         self._turn = threading.Lock()
 
-    def set(self, key: str, value: Union[str, bytes]) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Give a key its value."""
         self._ask(SET, key, value.encode() if isinstance(value, str) else value)
 
-    def get(self, key: str, seconds: Optional[float] = None) -> bytes:
+    def get(self, key: str, seconds: float | None = None) -> bytes:
         """A key's value, once it has one. StoreError: not in time."""
         wait = self._seconds if seconds is None else seconds
         found = self._ask(GET, key, b"", wait)
@@ -155,9 +154,7 @@ class Client:
         """Ask no more."""
         self._connection.close()
 
-    def _ask(
-        self, what: int, key: str, value: bytes = b"", seconds: float = 0.0
-    ) -> Optional[bytes]:
+    def _ask(self, what: int, key: str, value: bytes = b"", seconds: float = 0.0) -> bytes | None:
         if len(value) > VALUE_BYTES:
             raise StoreError(f"got {len(value)} bytes for {key}; expected at most {VALUE_BYTES}")
         name = key.encode()
@@ -176,7 +173,7 @@ class Client:
         return found if is_found else None
 
 
-def connect(address: wire.Address, secret: Optional[bytes], seconds: float) -> Client:
+def connect(address: wire.Address, secret: bytes | None, seconds: float) -> Client:
     """Connect to the keeper, once it is there. wire.Unreachable: it is not within so many
     seconds.
     """

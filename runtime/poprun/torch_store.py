@@ -3,8 +3,9 @@
 torch's own would listen for everyone; this one lets nobody in who does not know the run's secret.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, List, Optional, Sequence
+from typing import Any
 
 import torch.distributed as distributed
 
@@ -24,7 +25,7 @@ class SharedStore(distributed.Store):
         super().__init__()
         self._rendezvous, self._seconds = rendezvous, seconds
         self._client = connect(rendezvous.address, rendezvous.secret, seconds)
-        self._clones: List[SharedStore] = []
+        self._clones: list[SharedStore] = []
         """torch holds these by what is not theirs alone in Python."""
 
     def clone(self) -> "SharedStore":
@@ -55,12 +56,12 @@ class SharedStore(distributed.Store):
         """Whether all have values."""
         return all(self._client.has(key) for key in keys)
 
-    def wait(self, keys: Sequence[str], timeout: Optional[timedelta] = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Until all have values."""
         for key in keys:
             self._client.get(key, self._seconds if timeout is None else timeout.total_seconds())
 
-    def multi_get(self, keys: Sequence[str]) -> List[bytes]:
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Waits for all."""
         return [self.get(key) for key in keys]
 

@@ -16,11 +16,11 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Deque, Dict, Iterator, Optional, Tuple, Union
 
-Address = Union[Path, Tuple[str, int]]
+Address = Path | tuple[str, int]
 """A socket in a folder, or host and port."""
 
 HANDSHAKE_SECONDS = 5.0
@@ -67,7 +67,7 @@ def listen(address: Address) -> socket.socket:
     return found
 
 
-def connect(address: Address, secret: Optional[bytes], until: float) -> socket.socket:
+def connect(address: Address, secret: bytes | None, until: float) -> socket.socket:
     """Connect, trying again until then on the monotonic clock, and make sure who is there.
 
     Raises:
@@ -87,7 +87,7 @@ def connect(address: Address, secret: Optional[bytes], until: float) -> socket.s
         time.sleep(RETRY_SECONDS)
 
 
-def _connect(address: Address, secret: Optional[bytes]) -> socket.socket:
+def _connect(address: Address, secret: bytes | None) -> socket.socket:
     if isinstance(address, Path):
         found = socket.socket(socket.AF_UNIX)
     else:
@@ -144,7 +144,7 @@ def check_user(connection: socket.socket) -> None:
         raise Stranger(f"the process there belongs to user {user}")
 
 
-def _resolved(address: Tuple[str, int]) -> Tuple[int, int, int, str, Tuple[str, int]]:
+def _resolved(address: tuple[str, int]) -> tuple[int, int, int, str, tuple[str, int]]:
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     return found[0]  # type: ignore[return-value]
 
@@ -183,16 +183,16 @@ class Gate:
         secret: None: of a Unix socket.
     """
 
-    def __init__(self, listener: socket.socket, secret: Optional[bytes]):
+    def __init__(self, listener: socket.socket, secret: bytes | None):
         self._listener, self._secret = listener, secret
         self._selector = selectors.DefaultSelector()
-        self._visitors: Dict[socket.socket, _Visitor] = {}
+        self._visitors: dict[socket.socket, _Visitor] = {}
         """The oldest first."""
-        self._admitted: Deque[socket.socket] = deque()
+        self._admitted: deque[socket.socket] = deque()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def admit(self, seconds: float) -> Optional[socket.socket]:
+    def admit(self, seconds: float) -> socket.socket | None:
         """The next one that is let in; None: there was none in time."""
         until = time.monotonic() + seconds
         while not self._admitted:

@@ -6,17 +6,9 @@ engine asks `backend` for it.
 
 import importlib
 import os
-from typing import (
-    Collection,
-    ContextManager,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Protocol,
-    Sequence,
-    cast,
-)
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -51,7 +43,7 @@ class DeviceValues(Protocol):
     def write(self, variable: Variable, data: np.ndarray) -> None:
         """Set a variable from an array of its host shape."""
 
-    def digests(self, variables: Sequence[Variable]) -> List[List[str]]:
+    def digests(self, variables: Sequence[Variable]) -> list[list[str]]:
         """See `popxl.extensions.replica_digests`: for each replica of this process, of each
         variable.
         """
@@ -80,16 +72,16 @@ class Engine(DeviceValues, Protocol):
     ) -> None:
         """Run the main graph once and fill the slots of the outputs that it stores to."""
 
-    def profile(self) -> ContextManager[List[Profile]]:
+    def profile(self) -> AbstractContextManager[list[Profile]]:
         """See `popxl.extensions.profile`."""
 
-    def watch(self) -> ContextManager[List[NotFinite]]:
+    def watch(self) -> AbstractContextManager[list[NotFinite]]:
         """See `popxl.extensions.find_not_finite`."""
 
-    def replay(self, numbers: Collection[int]) -> ContextManager[List[PhaseDifference]]:
+    def replay(self, numbers: Collection[int]) -> AbstractContextManager[list[PhaseDifference]]:
         """See `popxl.extensions.replay_phases`."""
 
-    def file_traffic(self) -> Optional[FileTraffic]:
+    def file_traffic(self) -> FileTraffic | None:
         """See `popxl.extensions.file_traffic`."""
 
 

@@ -3,21 +3,11 @@ process.
 """
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Literal,
-    Optional,
-    Tuple,
-    Union,
-)
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from popxl.graph import Graph
@@ -46,14 +36,14 @@ class SequenceBlock:
     """Whether its ops run one after another; else they are, together, one step of the block around
     it.
     """
-    around: Optional["SequenceBlock"] = None
+    around: "SequenceBlock | None" = None
 
 
 class Hooks:
     """Functions to call with each new op, by handle."""
 
     def __init__(self) -> None:
-        self._functions: Dict[int, Hook] = {}
+        self._functions: dict[int, Hook] = {}
         self._next = 0
 
     def register(self, fn: Hook) -> int:
@@ -83,13 +73,17 @@ class Context:
     """
 
     def __init__(self) -> None:
-        self._graphs: List["Graph"] = []
-        self._scopes: List[List[str]] = []
-        self._ipus: List[int] = []
+        self._graphs: list[Graph] = []
+        self._scopes: list[list[str]] = []
+        self._ipus: list[int] = []
         self._io_tiles = 0
-        self._in_sequence: List[Tuple[Union[bool, str], Optional[SequenceBlock]]] = []
-        self._executions: List[ExecutionContext] = []
-        self.refusal: Optional[Exception] = None
+        self._in_sequence: list[tuple[bool | str, SequenceBlock | None]] = []
+        self._executions: list[ExecutionContext] = []
+        self.source: tuple[str, int] | None = None
+        """(file, line) of the ops that are built now, where a transform makes them of others; None:
+        of the caller.
+        """
+        self.refusal: Exception | None = None
         """Why the op that is being added cannot be executed, if so."""
         self._hooks = Hooks()
 
@@ -99,7 +93,7 @@ class Context:
         return self._executions[-1] if self._executions else ExecutionContext.Normal
 
     @property
-    def ipu_id(self) -> Optional[int]:
+    def ipu_id(self) -> int | None:
         """Current virtual device, None when none was chosen."""
         return self._ipus[-1] if self._ipus else None
 
@@ -109,16 +103,16 @@ class Context:
         return self._io_tiles > 0
 
     @property
-    def in_sequence(self) -> Union[bool, str, None]:
+    def in_sequence(self) -> bool | str | None:
         """Current mode: True, False, "pass" or None."""
         return self._in_sequence[-1][0] if self._in_sequence else None
 
     @property
-    def sequence_block(self) -> Optional[SequenceBlock]:
+    def sequence_block(self) -> SequenceBlock | None:
         """The block that orders the ops that are built now, None if none does."""
         return self._in_sequence[-1][1] if self._in_sequence else None
 
-    def _push_sequence(self, mode: Union[bool, str]) -> None:
+    def _push_sequence(self, mode: bool | str) -> None:
         """Open a block of `in_sequence`. One of the mode of the block around it goes on with that
         one's order.
         """
@@ -150,7 +144,7 @@ class Context:
         return self.graph.ir
 
     @property
-    def name_scopes(self) -> List[str]:
+    def name_scopes(self) -> list[str]:
         """Copy of the active name scopes of the current graph."""
         return list(self._scopes[-1]) if self._scopes else []
 
@@ -246,7 +240,7 @@ class in_sequence(ContextDecorator):  # noqa: N801 - PopXL's name
     `popxl.transforms.ambiguity`. Also a decorator.
     """
 
-    def __init__(self, mode: Union[bool, Literal["pass"]] = True) -> None:
+    def __init__(self, mode: bool | Literal["pass"] = True) -> None:
         if mode is None or mode not in (True, False, "pass"):
             raise TypeError(f"in_sequence: got mode {mode!r}; expected True, False or 'pass'.")
         self._mode = mode
@@ -284,7 +278,17 @@ def _execution_context(context: ExecutionContext) -> Iterator[None]:
 
 
 @contextmanager
-def name_scope(name: str) -> Iterator[List[str]]:
+def from_source(source: tuple[str, int]) -> Iterator[None]:
+    """Ops made inside are of this (file, line)."""
+    before, _CONTEXT.source = _CONTEXT.source, source
+    try:
+        yield
+    finally:
+        _CONTEXT.source = before
+
+
+@contextmanager
+def name_scope(name: str) -> Iterator[list[str]]:
     """Put ``name/`` in front of the names of tensors and ops made inside."""
     _CONTEXT.push_name_scope(name)
     try:
@@ -306,7 +310,7 @@ class debug_context_frame_offset(ContextDecorator):  # noqa: N801 - PopXL's name
         return None
 
 
-def op_debug_context(name: Union[str, Callable[..., Any]]) -> Callable[..., Any]:
+def op_debug_context(name: str | Callable[..., Any]) -> Callable[..., Any]:
     """Decorator, bare or with a name, for functions that make ops; the debug name changes nothing
     here.
     """
@@ -315,7 +319,7 @@ def op_debug_context(name: Union[str, Callable[..., Any]]) -> Callable[..., Any]
     return lambda fn: fn
 
 
-def get_source_location(offset: int) -> Tuple[str, int]:
+def get_source_location(offset: int) -> tuple[str, int]:
     """(file, line) of the frame ``offset`` above the caller. IndexError if the stack is not that
     deep.
     """

@@ -4,7 +4,7 @@
 """
 
 import builtins
-from typing import Any, Dict, Optional
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +19,8 @@ class dtype:  # noqa: N801 - PopXL's name
     _name: str
     _kind: str
     _bits: int
-    _np: "Optional[np.dtype[Any]]"
-    _torch_name: Optional[str]
+    _np: "np.dtype[Any] | None"
+    _torch_name: str | None
 
     def __init__(self) -> None:
         raise TypeError(
@@ -29,7 +29,7 @@ class dtype:  # noqa: N801 - PopXL's name
 
     @classmethod
     def _make(
-        cls, name: str, kind: str, bits: int, np_type: Optional[Any], torch_name: Optional[str]
+        cls, name: str, kind: str, bits: int, np_type: Any | None, torch_name: str | None
     ) -> "dtype":
         self = cls.__new__(cls)
         self._name, self._kind, self._bits = name, kind, bits
@@ -132,7 +132,7 @@ class dtype:  # noqa: N801 - PopXL's name
         return (dtype.from_name, (self._name,))
 
 
-_BY_NAME: Dict[str, dtype] = {}
+_BY_NAME: dict[str, dtype] = {}
 
 bool = dtype._make("bool", "b", 8, np.bool_, "bool")
 int8 = dtype._make("int8", "i", 8, np.int8, "int8")
@@ -159,7 +159,7 @@ half = float16
 float = float32
 double = float64
 
-_NP_TO_POPXL: Dict[Any, dtype] = {t._np: t for t in _BY_NAME.values() if t is not bfloat16}
-_PT_TO_POPXL: Dict[str, dtype] = {
+_NP_TO_POPXL: dict[Any, dtype] = {t._np: t for t in _BY_NAME.values() if t is not bfloat16}
+_PT_TO_POPXL: dict[str, dtype] = {
     f"torch.{t._torch_name}": t for t in _BY_NAME.values() if t._torch_name
 }

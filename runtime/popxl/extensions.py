@@ -2,7 +2,9 @@
 PopXL.
 """
 
-from typing import Any, Collection, ContextManager, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from popdist import exchange
 from popdist.environment import leave_note, read_note
@@ -94,7 +96,7 @@ __all__ = [
 ]
 
 
-def gather(value: Any, patiently: bool = False) -> List[Any]:
+def gather(value: Any, patiently: bool = False) -> list[Any]:
     """Every instance's value, by instance. All instances must call it, in the same order.
 
     A value is None, bool, int, float, str, or lists and dicts of these; it travels as JSON, and
@@ -107,7 +109,7 @@ def gather(value: Any, patiently: bool = False) -> List[Any]:
     return exchange.gather_patiently(value) if patiently else exchange.gather(value)
 
 
-def gather_beside(value: Any) -> List[Any]:
+def gather_beside(value: Any) -> list[Any]:
     """As `gather`, patiently, in a thread that works beside the program: each instance has one such
     thread at a time, and the program's own gathers and runs go on meanwhile.
     """
@@ -125,7 +127,7 @@ def stack_seeds(seeds: Sequence[Tensor]) -> Tensor:
     return concat([reshape(seed, (1, 2)) for seed in seeds])
 
 
-def profile(session: Session) -> ContextManager[List[Profile]]:
+def profile(session: Session) -> AbstractContextManager[list[Profile]]:
     """Record what the runs of a session do, and when: ``with profile(session) as profiles:
     session.run(...)``.
 
@@ -140,7 +142,7 @@ def profile(session: Session) -> ContextManager[List[Profile]]:
     return session._engine.profile()
 
 
-def find_not_finite(session: Session) -> ContextManager[List[NotFinite]]:
+def find_not_finite(session: Session) -> AbstractContextManager[list[NotFinite]]:
     """Look at every result in runs of a session: ``with find_not_finite(session) as found:
     session.run(...)``.
 
@@ -156,7 +158,7 @@ def find_not_finite(session: Session) -> ContextManager[List[NotFinite]]:
 
 def replay_phases(
     session: Session, numbers: Collection[int]
-) -> ContextManager[List[PhaseDifference]]:
+) -> AbstractContextManager[list[PhaseDifference]]:
     """Run phases twice, in runs of a session: ``with replay_phases(session, [n]) as found:
     session.run(...)``.
 
@@ -174,7 +176,7 @@ def replay_phases(
     return session._engine.replay(numbers)
 
 
-def replica_digests(session: Session, variables: Sequence[Variable]) -> List[List[str]]:
+def replica_digests(session: Session, variables: Sequence[Variable]) -> list[list[str]]:
     """Hashes of what each replica of this process holds of variables, by replica in ascending
     order, then by variable: 16 hexadecimal digits. The session must be attached.
 
@@ -184,7 +186,7 @@ def replica_digests(session: Session, variables: Sequence[Variable]) -> List[Lis
     return session._engine.digests(variables)
 
 
-def copies(variable: Variable) -> List[List[int]]:
+def copies(variable: Variable) -> list[list[int]]:
     """Replicas that hold the same bytes of a variable: those of its replica group, and where it is
     sharded those of them that have the same piece. Replicas that share theirs with none are left
     out.
@@ -197,7 +199,7 @@ def copies(variable: Variable) -> List[List[int]]:
         for members in (shard_groups(grouping, over).groups if over > 1 else ())
         for piece, replica in enumerate(members)
     }
-    found: Dict[Tuple[int, int], List[int]] = {}
+    found: dict[tuple[int, int], list[int]] = {}
     for replica, group in enumerate(grouping.assignment):
         found.setdefault((group, pieces.get(replica, 0)), []).append(replica)
     return [replicas for replicas in found.values() if len(replicas) > 1]
@@ -227,7 +229,7 @@ def host_needs(ir: Ir) -> HostNeeds:
     return backend().host_needs(ir)
 
 
-def file_traffic(session: Session) -> Optional[FileTraffic]:
+def file_traffic(session: Session) -> FileTraffic | None:
     """What a session has moved of its remote memory so far; None where rows are used where they
     are.
 

@@ -16,7 +16,7 @@ float8_152    5 bits    2 bits    16    57344    2**-17
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Format:
         )
 
 
-FORMATS: Dict[dtypes.dtype, Format] = {
+FORMATS: dict[dtypes.dtype, Format] = {
     dtypes.float8_143: Format(exponent=4, mantissa=3, bias=8),
     dtypes.float8_152: Format(exponent=5, mantissa=2, bias=16),
 }
@@ -93,7 +93,7 @@ def _format(where: str, dtype: Any) -> Format:
     return FORMATS[dtype]
 
 
-def largest(dtype: Optional[dtypes.dtype]) -> float:
+def largest(dtype: dtypes.dtype | None) -> float:
     """The largest number of a float8 type. RuntimeError for another type."""
     return _format("largest", dtype).largest
 
@@ -118,7 +118,7 @@ def _wide(where: str, src: Any) -> np.ndarray:
 
 def host_pow2scale_cast_to_fp8(
     src: np.ndarray,
-    dtype: Optional[dtypes.dtype] = None,
+    dtype: dtypes.dtype | None = None,
     log2_scale: int = 0,
     nan_on_overflow: bool = True,
 ) -> np.ndarray:
@@ -146,7 +146,7 @@ def host_pow2scale_cast_to_fp8(
 
 
 def host_pow2scale_cast_from_fp8(
-    src: np.ndarray, dtype: Optional[dtypes.dtype] = None, log2_scale: int = 0
+    src: np.ndarray, dtype: dtypes.dtype | None = None, log2_scale: int = 0
 ) -> np.ndarray:
     """The numbers that float8 codes stand for, times ``2**log2_scale``, rounded once to a wider
     type.
@@ -186,7 +186,7 @@ def host_pow2scale_cast_from_fp8(
         )
 
 
-def host_fp8_mse_scale(src: np.ndarray, dtype: Optional[dtypes.dtype] = None) -> Tuple[float, int]:
+def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tuple[float, int]:
     """The log2 scale with the least mean squared error of casting ``src`` to float8 with it, and
     back.
 
@@ -227,8 +227,6 @@ def _squared_error(x: np.ndarray, form: Format, scale: int) -> float:
     return float(np.square(cast - x).sum() / max(x.size, 1))
 
 
-def host_fp8_mse_scale_pb(
-    src: np.ndarray, dtype: Optional[dtypes.dtype] = None
-) -> Tuple[float, int]:
+def host_fp8_mse_scale_pb(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tuple[float, int]:
     """`host_fp8_mse_scale` under the name of PopXL's native implementation of it."""
     return host_fp8_mse_scale(src, dtype)

@@ -2,7 +2,8 @@
 order.
 """
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set, Tuple, Type
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from popxl.context import Hooks, get_current_context
 from popxl.values import Constant, Tensor, TensorSpec
@@ -20,25 +21,25 @@ class Graph:
 
     _ir: "Ir"
     _name: str
-    _tensors: Dict[str, Tensor]
-    _counters: Dict[str, int]
-    _inputs: List[Tensor]
-    _outputs: List[Tensor]
-    _by_ref_inputs: Set[Tensor]
-    _activations: Set[Tensor]
+    _tensors: dict[str, Tensor]
+    _counters: dict[str, int]
+    _inputs: list[Tensor]
+    _outputs: list[Tensor]
+    _by_ref_inputs: set[Tensor]
+    _activations: set[Tensor]
     """Outputs that autodiff appended; they are not among the gradients that it expects by
     default.
     """
-    _constants: List[Constant]
-    _variables: List["Variable"]
-    kept: List[Tensor]
+    _constants: list[Constant]
+    _variables: list["Variable"]
+    kept: list[Tensor]
     """Main graph only: what ops that run with an upload of the weights have made for others, see
     `fragments`.
     """
-    _ops: List["Op"]
-    _call_sites: List["Op"]
+    _ops: list["Op"]
+    _call_sites: list["Op"]
     """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
-    rounding_seed: Optional[Tensor]
+    rounding_seed: Tensor | None
     """The input that stochastic rounding draws from, see `popxl.extensions.round_from`."""
     needs_own_gradient: bool
     """Whether autodiff of a graph that calls this one has to be given its gradient, as that is not
@@ -88,42 +89,42 @@ class Graph:
         return self._ir.main_graph
 
     @property
-    def inputs(self) -> Tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """Inputs: the function's arguments first, then those of graph_input."""
         return tuple(self._inputs)
 
     @property
-    def inputs_by_name(self) -> Dict[str, Tensor]:
+    def inputs_by_name(self) -> dict[str, Tensor]:
         """Inputs by name."""
         return {t.name: t for t in self._inputs}
 
     @property
-    def outputs(self) -> Tuple[Tensor, ...]:
+    def outputs(self) -> tuple[Tensor, ...]:
         """Outputs; autodiff may append to them."""
         return tuple(self._outputs)
 
     @property
-    def ops(self) -> Tuple["Op", ...]:
+    def ops(self) -> tuple["Op", ...]:
         """Ops in the order they were added."""
         return tuple(self._ops)
 
     @property
-    def tensors(self) -> Tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor of the graph."""
         return tuple(self._tensors.values())
 
     @property
-    def variables(self) -> Tuple["Variable", ...]:
+    def variables(self) -> tuple["Variable", ...]:
         """Variables; only the main graph has any."""
         return tuple(self._variables)
 
     @property
-    def constants(self) -> Tuple[Constant, ...]:
+    def constants(self) -> tuple[Constant, ...]:
         """Constants of this graph."""
         return tuple(self._constants)
 
     @property
-    def called_graphs(self) -> Tuple["Graph", ...]:
+    def called_graphs(self) -> tuple["Graph", ...]:
         """Graphs that ops here call directly, each once."""
         return tuple(dict.fromkeys(graph for op in self._ops for graph, _ in op.called()))
 
@@ -173,7 +174,7 @@ class Graph:
     def _check_open(self, what: str) -> None:
         self._ir._check_open(what)
 
-    def _unique(self, name: str, table: Dict[str, Any]) -> str:
+    def _unique(self, name: str, table: dict[str, Any]) -> str:
         if name not in table:
             return name
         while True:
@@ -186,8 +187,8 @@ class Graph:
         self,
         spec: TensorSpec,
         name: str,
-        op: Optional["Op"] = None,
-        kind: Type[Tensor] = Tensor,
+        op: "Op | None" = None,
+        kind: type[Tensor] = Tensor,
         scoped: bool = True,
     ) -> Any:
         context = get_current_context()
@@ -243,12 +244,12 @@ class Graph:
         self._outputs = list(outputs)
 
 
-def called_first(*graphs: Graph) -> List[Graph]:
+def called_first(*graphs: Graph) -> list[Graph]:
     """The graphs and all graphs that they call, at any depth; each once, after every graph that it
     calls.
     """
-    order: Dict[Graph, None] = {}
-    visited: Set[Graph] = set()
+    order: dict[Graph, None] = {}
+    visited: set[Graph] = set()
 
     def visit(g: Graph) -> None:
         if g in visited:

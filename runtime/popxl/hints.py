@@ -3,7 +3,6 @@ should compute.
 """
 
 import logging
-from typing import List
 
 from popxl.ir import Ir
 
@@ -19,7 +18,7 @@ HINTS = (
 """Parameters of ops that say how the hardware should compute."""
 
 
-def hints_without_effect(ir: Ir) -> List[str]:
+def hints_without_effect(ir: Ir) -> list[str]:
     """Names of the hints, contexts and session options that a program uses, each once."""
     ops = [op for graph in ir.graphs for op in graph.ops]
     found = {f"{name}=" for name in HINTS for op in ops if op.arguments.get(name) is not None}

@@ -7,9 +7,9 @@ step uses, have no place there.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Dict, Iterator, List, Optional, Tuple
 
 SYSTEM = Path("/")
 
@@ -32,9 +32,9 @@ class HostMemory:
 class Version:
     """The files of one version of memory cgroups."""
 
-    limits: Tuple[str, ...]
+    limits: tuple[str, ...]
     usage: str
-    droppable: Tuple[str, ...]
+    droppable: tuple[str, ...]
     """Pages of files in `memory.stat`, which a cgroup gives up before it is short of memory."""
 
 
@@ -74,7 +74,7 @@ def host_memory(root: Path = SYSTEM) -> HostMemory:
     return HostMemory(total, min(available, total), limited_by)
 
 
-def cgroups(root: Path = SYSTEM) -> Iterator[Tuple[Path, Version]]:
+def cgroups(root: Path = SYSTEM) -> Iterator[tuple[Path, Version]]:
     """Folders of this process's memory cgroups, each before those above it, as far as they are
     mounted here.
     """
@@ -94,7 +94,7 @@ def cgroups(root: Path = SYSTEM) -> Iterator[Tuple[Path, Version]]:
             yield folder / part, version
 
 
-def _mounts(root: Path) -> Iterator[Tuple[Version, str, str]]:
+def _mounts(root: Path) -> Iterator[tuple[Version, str, str]]:
     """Where memory cgroups are mounted: of which version, which of them is at a mount's top, and
     the mount's place.
     """
@@ -118,7 +118,7 @@ def _below(path: str, mounted: str) -> PurePosixPath:
     return inside.relative_to(mounted)
 
 
-def _number(file: Path) -> Optional[int]:
+def _number(file: Path) -> int | None:
     """A file with one number; None where there is no such file, or something else, as "max", in
     it.
     """
@@ -126,13 +126,13 @@ def _number(file: Path) -> Optional[int]:
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 
 
-def _numbers(file: Path) -> Dict[str, int]:
+def _numbers(file: Path) -> dict[str, int]:
     """The first two words of lines, a name and a number."""
     words = (line.split()[:2] for line in _lines(file))
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _lines(file: Path) -> List[str]:
+def _lines(file: Path) -> list[str]:
     """None where the system does not show the file."""
     try:
         return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -4,25 +4,15 @@ import inspect
 import itertools
 import numbers
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    ClassVar,
-    Dict,
-    Iterable,
-    List,
-    Literal,
-    Optional,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, ClassVar, Literal
 
 import popdist
 import popdist.popart
 from popart import DataFlow, DeviceInfo
 
+from popxl.collection import without_collection
 from popxl.context import get_current_context
 from popxl.dtypes import dtype
 from popxl.graph import Graph
@@ -43,12 +33,12 @@ class Ir:
     It grows until a `Session` is made of it, which freezes it.
     """
 
-    def __init__(self, replication: Union[int, Literal["popdist"]] = 1) -> None:
+    def __init__(self, replication: int | Literal["popdist"] = 1) -> None:
         self._id = next(_ids)
-        self._graphs: Dict[str, Graph] = {}
-        self._numbers: Dict[str, int] = {}
+        self._graphs: dict[str, Graph] = {}
+        self._numbers: dict[str, int] = {}
         """Of the last graph with a name, whose graphs are told apart by their numbers."""
-        self._buffers: List[RemoteBuffer] = []
+        self._buffers: list[RemoteBuffer] = []
         self._frozen = False
         self._holder: Any = None
         """The `SessionState` whose values of the variables are the host's, from the first Session
@@ -58,13 +48,13 @@ class Ir:
         """Whether the host's values are the device's, see `keep_state_once`."""
         self.remote_files: Any = None
         """`RemoteFiles` of a program whose remote memory is larger than the host's."""
-        self.device_memory: Union[None, int, float] = None
+        self.device_memory: None | int | float = None
         """What a program may take of a device's memory, see `limit_device_memory`."""
         self._num_host_transfers = 1
         self._pb_ir = IrInternals(self)
-        self._launched: Optional[Dict[str, Any]] = None
+        self._launched: dict[str, Any] | None = None
         """The session options that say which replicas a launcher has started, None without one."""
-        self._fixed_replicas: Optional[Tuple[int, int]] = None
+        self._fixed_replicas: tuple[int, int] | None = None
         """Replicas over all processes and in this one, where no session option changes them any
         more.
         """
@@ -101,12 +91,12 @@ class Ir:
         return self._main_graph
 
     @property
-    def graphs(self) -> Tuple[Graph, ...]:
+    def graphs(self) -> tuple[Graph, ...]:
         """Every graph, the main graph first."""
         return tuple(self._graphs.values())
 
     @property
-    def remote_buffers(self) -> Tuple[RemoteBuffer, ...]:
+    def remote_buffers(self) -> tuple[RemoteBuffer, ...]:
         """Every remote buffer, by id."""
         return tuple(self._buffers)
 
@@ -161,9 +151,7 @@ class Ir:
 
     # Groupings
 
-    def replica_grouping(
-        self, stride: int = 1, group_size: Optional[int] = None
-    ) -> ReplicaGrouping:
+    def replica_grouping(self, stride: int = 1, group_size: int | None = None) -> ReplicaGrouping:
         """Groups of ``group_size`` replicas ``stride`` apart; the default size is
         replication_factor // stride.
 
@@ -185,7 +173,7 @@ class Ir:
             self, assignment_from_stride(n, 1 if size == 1 else stride, size)
         )
 
-    def replica_grouping_from_assignments(self, assignment: List[int]) -> ReplicaGrouping:
+    def replica_grouping_from_assignments(self, assignment: list[int]) -> ReplicaGrouping:
         """The grouping with the given group number per replica. ValueError if the groups are not
         equal and in order.
         """
@@ -195,7 +183,7 @@ class Ir:
 
     def create_graph(
         self,
-        fn: Union[Callable[..., Union[None, Tensor, Iterable[Tensor]]], Module],
+        fn: Callable[..., None | Tensor | Iterable[Tensor]] | Module,
         *args: Any,
         **kwargs: Any,
     ) -> Graph:
@@ -203,7 +191,7 @@ class Ir:
 
         Tensors and specs among the arguments, and lists or tuples of them, become inputs in
         signature order; other arguments are passed through, dicts untouched. Parameters annotated
-        ``TensorByRef`` (or ``List[TensorByRef]``) are by reference.
+        ``TensorByRef`` (or ``list[TensorByRef]``) are by reference.
 
         Raises:
             TypeError: fn is not callable, or a list mixes tensors with other values.
@@ -229,7 +217,7 @@ class Ir:
             ) from None
         bound.apply_defaults()
         graph = self._new_graph(_name_of(fn))
-        with graph:
+        with graph, without_collection():
             for name, value in bound.arguments.items():
                 bound.arguments[name] = _make_inputs(graph, name, value, signature.parameters[name])
             result = build(*bound.args, **bound.kwargs)
@@ -237,7 +225,7 @@ class Ir:
                 graph._add_output(tensor)
         return graph
 
-    def create_empty_graph(self, name: Optional[str] = None) -> Graph:
+    def create_empty_graph(self, name: str | None = None) -> Graph:
         """A new graph, to be filled with ``with graph:``, graph_input and graph_output."""
         return self._new_graph(name or "graph")
 
@@ -252,7 +240,7 @@ class Ir:
         self._graphs[name] = graph
         return graph
 
-    def dot_checkpoint(self, check: str, save_dir: Optional[Union[Path, str]] = None) -> None:
+    def dot_checkpoint(self, check: str, save_dir: Path | str | None = None) -> None:
         """Write every graph in Graphviz form to ``save_dir/<check>.dot`` (default: the working
         directory).
         """
@@ -269,7 +257,7 @@ class Ir:
 
     # Streams and buffers
 
-    def _streams(self, op_name: str, argument: str) -> Set[Any]:
+    def _streams(self, op_name: str, argument: str) -> set[Any]:
         return {
             op.arguments[argument]
             for graph in self.graphs
@@ -277,11 +265,11 @@ class Ir:
             if op.definition.name == op_name
         }
 
-    def get_all_h2d_streams(self) -> Set[HostToDeviceStream]:
+    def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
         """Streams that some host_load uses."""
         return self._streams("host_load", "h2d_stream")
 
-    def get_all_d2h_streams(self) -> Set[DeviceToHostStream]:
+    def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
         """Streams that some host_store uses."""
         return self._streams("host_store", "d2h_stream")
 
@@ -289,7 +277,7 @@ class Ir:
         self._buffers.append(buffer)
         return len(self._buffers)
 
-    def _new_buffer(self, shape: Tuple[int, ...], dtype: dtype, entries: int) -> RemoteBuffer:
+    def _new_buffer(self, shape: tuple[int, ...], dtype: dtype, entries: int) -> RemoteBuffer:
         return RemoteBuffer(shape, dtype, entries)
 
     # Freezing
@@ -350,11 +338,11 @@ def _all_tensors(values: Any, name: str) -> bool:
     return any(found)
 
 
-def _spec(value: Union[Tensor, TensorSpec]) -> TensorSpec:
+def _spec(value: Tensor | TensorSpec) -> TensorSpec:
     return value.spec if isinstance(value, Tensor) else value
 
 
-def _as_outputs(result: Any, name: str) -> List[Tensor]:
+def _as_outputs(result: Any, name: str) -> list[Tensor]:
     if result is None:
         return []
     outputs = [result] if isinstance(result, Tensor) else result
@@ -386,14 +374,14 @@ class IrInternals:
         """The one mutable options object of the Ir."""
         return self._options
 
-    def getAllGraphs(self) -> List[Graph]:  # noqa: N802
+    def getAllGraphs(self) -> list[Graph]:  # noqa: N802
         """Every graph, the main graph included."""
         return list(self._ir.graphs)
 
     def setPatterns(self, *args: Any, **kwargs: Any) -> None:  # noqa: N802
         """Accepted; graph clean-up happens in the engine."""
 
-    def applyPreAliasPatterns(self, *args: Any, **kwargs: Any) -> Tuple[()]:  # noqa: N802
+    def applyPreAliasPatterns(self, *args: Any, **kwargs: Any) -> tuple[()]:  # noqa: N802
         """Accepted; graph clean-up happens in the engine."""
         return ()
 

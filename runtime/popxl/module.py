@@ -1,6 +1,7 @@
 """A callable whose ``build`` defines a graph."""
 
-from typing import Any, Iterable, Union
+from collections.abc import Iterable
+from typing import Any
 
 from popxl.values import Tensor
 
@@ -11,11 +12,11 @@ class Module:
     Tensors made in ``build`` may be kept on ``self`` and used later as keys of ``inputs_dict``.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Union[None, Tensor, Iterable[Tensor]]:
+    def __call__(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
         """Run ``build`` inline, in the current graph."""
         return self.build(*args, **kwargs)
 
-    def build(self, *args: Any, **kwargs: Any) -> Union[None, Tensor, Iterable[Tensor]]:
+    def build(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
         """Define the graph. To be overridden."""
         raise NotImplementedError(
             f"{type(self).__name__}.build: got no definition; expected the subclass to define "

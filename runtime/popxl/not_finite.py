@@ -1,7 +1,6 @@
 """Where in a run a number first stopped being finite."""
 
 from dataclasses import dataclass
-from typing import Tuple
 
 
 @dataclass(frozen=True, order=True)
@@ -15,7 +14,7 @@ class NotFinite:
     """The graph that the main graph calls or repeats, or that a loop of steps does."""
     graph: str
     """Names of the graphs it is in, outermost first, with slashes between."""
-    loops: Tuple[Tuple[str, int], ...]
+    loops: tuple[tuple[str, int], ...]
     """Around it, outermost first: the repeated graph, and how often it had gone round before."""
     tensor: str
     """Its name in its graph."""

@@ -3,24 +3,9 @@ them and adds them.
 """
 
 import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-    cast,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Any, cast, get_origin
 
 from popxl.context import get_current_context
 from popxl.tensor import Tensor, TensorSpec
@@ -28,7 +13,7 @@ from popxl.tensor import Tensor, TensorSpec
 if TYPE_CHECKING:
     from popxl.graph import Graph
 
-Specs = Union[None, TensorSpec, Sequence[TensorSpec]]
+Specs = TensorSpec | Sequence[TensorSpec] | None
 EFFECTS = frozenset({"host", "remote", "collective", "control", "print"})
 
 
@@ -37,8 +22,8 @@ class Cost:
     """Work of one execution on one replica. Bytes default to operands read plus results written."""
 
     flops: int = 0
-    bytes: Optional[int] = None
-    parts: Optional[Mapping[str, int]] = None
+    bytes: int | None = None
+    parts: Mapping[str, int] | None = None
     """FLOPs by op, of one that does what several others do: they count as those ops'."""
 
 
@@ -64,20 +49,20 @@ class OpDefinition:
     name: str
     infer: Callable[..., Specs]
     signature: inspect.Signature
-    writes: Tuple[str, ...] = ()
-    views: Tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
     alias: bool = False
-    host: Optional[Callable[..., Any]] = None
-    effects: FrozenSet[str] = frozenset()
+    host: Callable[..., Any] | None = None
+    effects: frozenset[str] = frozenset()
     random: bool = False
     across: bool = False
     residuals: bool = False
     differentiable: bool = True
-    vjp: Optional[Callable[..., Any]] = None
-    cost: Optional[Callable[..., Cost]] = None
-    base: Optional["OpDefinition"] = None
+    vjp: Callable[..., Any] | None = None
+    cost: Callable[..., Cost] | None = None
+    base: "OpDefinition | None" = None
     """For a derived in-place or alias form: the op it was derived from."""
-    names: Union[None, str, Callable[..., Sequence[str]]] = None
+    names: None | str | Callable[..., Sequence[str]] = None
     """Names of the results, where they are not the op's: ``(op's arguments) -> names``, or a
     pattern such as "{t}_T".
 
@@ -99,7 +84,7 @@ class OpDefinition:
         return get_origin(annotation) or annotation
 
 
-OPS: Dict[str, OpDefinition] = {}
+OPS: dict[str, OpDefinition] = {}
 """Every declared op by name."""
 
 
@@ -125,10 +110,10 @@ class Op:
     def __init__(
         self,
         definition: OpDefinition,
-        arguments: Dict[str, Any],
+        arguments: dict[str, Any],
         graph: "Graph",
         name: str,
-        source: Tuple[str, int],
+        source: tuple[str, int],
     ):
         self.definition = definition
         self.arguments = arguments
@@ -136,9 +121,9 @@ class Op:
         self.name = name
         self.source = source
         self._inputs = tuple(flatten(arguments.values()))
-        self._outputs: List[Tensor] = []
+        self._outputs: list[Tensor] = []
         context = get_current_context()
-        self.refusal: Optional[Exception] = context.refusal
+        self.refusal: Exception | None = context.refusal
         """Why it cannot be executed: `popxl.ops.checks.refuse_to_execute` has said so."""
         self.ipu, self.io_tiles, self.execution = (
             context.ipu_id,
@@ -146,20 +131,20 @@ class Op:
             context.execution,
         )
         self.sequence_block = context.sequence_block
-        self._modified_here: Set[Tensor] = set()
+        self._modified_here: set[Tensor] = set()
 
     @property
-    def inputs(self) -> Tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """Tensor operands, flat, in signature order."""
         return self._inputs
 
     @property
-    def outputs(self) -> Tuple[Tensor, ...]:
+    def outputs(self) -> tuple[Tensor, ...]:
         """Results. Those of calls grow with the called graph's outputs."""
         return tuple(self._outputs)
 
     @property
-    def written(self) -> Tuple[Tensor, ...]:
+    def written(self) -> tuple[Tensor, ...]:
         """Operands whose storage this op changes; for calls those that the called graph takes by
         reference.
         """
@@ -173,11 +158,11 @@ class Op:
         return tuple(cast(Tensor, self.arguments[p]) for p in self.definition.writes)
 
     @property
-    def viewed(self) -> Tuple[Tensor, ...]:
+    def viewed(self) -> tuple[Tensor, ...]:
         """Operands that the results may be views of."""
         return tuple(flatten(self.arguments[p] for p in self.definition.views))
 
-    def called(self) -> List[Tuple["Graph", Tuple[Tensor, ...]]]:
+    def called(self) -> list[tuple["Graph", tuple[Tensor, ...]]]:
         """(graph, its inputs here) for each graph that this op calls."""
         a = self.arguments
         if "then_branch" in a:
@@ -241,7 +226,7 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Any]) -> Any:
     return value
 
 
-def as_specs(result: Specs) -> Tuple[TensorSpec, ...]:
+def as_specs(result: Specs) -> tuple[TensorSpec, ...]:
     """What a rule returned, as a tuple with one spec per result."""
     if result is None:
         return ()
@@ -250,12 +235,12 @@ def as_specs(result: Specs) -> Tuple[TensorSpec, ...]:
 
 def call_arguments(
     definition: OpDefinition, arguments: Mapping[str, Any]
-) -> Tuple[List[Any], Dict[str, Any]]:
+) -> tuple[list[Any], dict[str, Any]]:
     """Arguments as ``(args, kwargs)`` of the definition's rules and kernels: variadic parameters
     are spread.
     """
-    args: List[Any] = []
-    kwargs: Dict[str, Any] = {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for name, parameter in definition.signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             args.extend(arguments[name])

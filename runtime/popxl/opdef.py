@@ -16,24 +16,8 @@ nowhere else.
 import functools
 import inspect
 import sys
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Generic,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    ParamSpec,
-    Protocol,
-    Sequence,
-    Tuple,
-    TypeVar,
-    Union,
-    cast,
-    overload,
-)
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from popxl.context import get_current_context
 from popxl.errors import GraphError, ShapeError
@@ -121,17 +105,22 @@ class Declaration(Protocol):
     @overload
     def __call__(self, fn: Callable[P, TensorSpec]) -> OpFunction[P, Tensor]: ...
     @overload
-    def __call__(self, fn: Callable[P, List[TensorSpec]]) -> OpFunction[P, List[Tensor]]: ...
+    def __call__(self, fn: Callable[P, list[TensorSpec]]) -> OpFunction[P, list[Tensor]]: ...
     @overload
     def __call__(
-        self, fn: Callable[P, Tuple[TensorSpec, ...]]
-    ) -> OpFunction[P, Tuple[Tensor, ...]]: ...
+        self, fn: Callable[P, tuple[TensorSpec, ...]]
+    ) -> OpFunction[P, tuple[Tensor, ...]]: ...
     @overload
     def __call__(self, fn: Callable[P, None]) -> OpFunction[P, None]: ...
 
 
-def source_location() -> Tuple[str, int]:
-    """(file, line) of the innermost frame outside popxl and popxl_addons."""
+def source_location() -> tuple[str, int]:
+    """(file, line) of what a transform makes ops of, else of the innermost frame outside popxl and
+    popxl_addons.
+    """
+    known = get_current_context().source
+    if known is not None:
+        return known
     frame: Any = sys._getframe(1)
     last = (frame.f_code.co_filename, frame.f_lineno)
     while frame is not None:
@@ -167,9 +156,9 @@ def check_operand(op_name: str, parameter: str, tensor: Tensor, graph: Graph) ->
         )
 
 
-def named_operands(arguments: Dict[str, Any]) -> Dict[str, Tensor]:
+def named_operands(arguments: dict[str, Any]) -> dict[str, Tensor]:
     """Tensor operands by parameter, those of lists by position too."""
-    named: Dict[str, Tensor] = {}
+    named: dict[str, Tensor] = {}
     for parameter, value in arguments.items():
         if isinstance(value, Tensor):
             named[parameter] = value
@@ -178,7 +167,7 @@ def named_operands(arguments: Dict[str, Any]) -> Dict[str, Tensor]:
     return named
 
 
-def emit(definition: OpDefinition, arguments: Dict[str, Any]) -> Op:
+def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
     """Add an op to the current graph: infer, check, name, record."""
     context = get_current_context()
     graph = context.graph
@@ -199,7 +188,7 @@ def emit(definition: OpDefinition, arguments: Dict[str, Any]) -> Op:
 
 
 def _result_names(
-    definition: OpDefinition, arguments: Dict[str, Any], count: int, scopes: List[str]
+    definition: OpDefinition, arguments: dict[str, Any], count: int, scopes: list[str]
 ) -> Sequence[str]:
     """Names of the results, before the graph puts the open scopes in front and makes them
     unique.
@@ -214,7 +203,7 @@ def _result_names(
     return [name if len(name) <= LONGEST_NAME else plain for name in names]
 
 
-def _shown(value: Any, i: int, scopes: List[str]) -> Any:
+def _shown(value: Any, i: int, scopes: list[str]) -> Any:
     """An argument in the name of the i-th result: operands by their names, without the scopes that
     are open.
     """
@@ -238,13 +227,13 @@ def _shown(value: Any, i: int, scopes: List[str]) -> Any:
     return name
 
 
-def _tensor_parameters(signature: inspect.Signature) -> Tuple[str, ...]:
+def _tensor_parameters(signature: inspect.Signature) -> tuple[str, ...]:
     return tuple(n for n, p in signature.parameters.items() if p.annotation is Tensor)
 
 
 def _bind(
-    definition: OpDefinition, required: Tuple[str, ...], args: Any, kwargs: Any
-) -> Dict[str, Any]:
+    definition: OpDefinition, required: tuple[str, ...], args: Any, kwargs: Any
+) -> dict[str, Any]:
     bound = definition.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
@@ -273,28 +262,28 @@ def _is_sequence(value: Any) -> bool:
 @overload
 def op(fn: Callable[P, TensorSpec]) -> OpFunction[P, Tensor]: ...
 @overload
-def op(fn: Callable[P, List[TensorSpec]]) -> OpFunction[P, List[Tensor]]: ...
+def op(fn: Callable[P, list[TensorSpec]]) -> OpFunction[P, list[Tensor]]: ...
 @overload
-def op(fn: Callable[P, Tuple[TensorSpec, ...]]) -> OpFunction[P, Tuple[Tensor, ...]]: ...
+def op(fn: Callable[P, tuple[TensorSpec, ...]]) -> OpFunction[P, tuple[Tensor, ...]]: ...
 @overload
 def op(fn: Callable[P, None]) -> OpFunction[P, None]: ...
 @overload
 def op(
     *,
-    name: Optional[str] = None,
+    name: str | None = None,
     writes: Sequence[str] = (),
     views: Sequence[str] = (),
-    host: Optional[Callable[..., Any]] = None,
+    host: Callable[..., Any] | None = None,
     effects: Sequence[str] = (),
     random: bool = False,
     across: bool = False,
     residuals: bool = False,
     differentiable: bool = True,
-    names: Union[None, str, Callable[..., Sequence[str]]] = None,
+    names: None | str | Callable[..., Sequence[str]] = None,
 ) -> Declaration: ...
 
 
-def op(fn: Optional[Callable[..., Any]] = None, *, name: Optional[str] = None, **facts: Any) -> Any:
+def op(fn: Callable[..., Any] | None = None, *, name: str | None = None, **facts: Any) -> Any:
     """Declare an op. The decorated function validates its arguments and returns the spec(s) of the
     result(s).
 
@@ -371,7 +360,7 @@ def _declare_rule(
     return fn
 
 
-def result_form(definition: OpDefinition) -> Callable[[List[Tensor]], Any]:
+def result_form(definition: OpDefinition) -> Callable[[list[Tensor]], Any]:
     """How results are handed back, from the rule's return annotation: one tensor, a list, a tuple,
     or nothing.
     """
@@ -379,16 +368,16 @@ def result_form(definition: OpDefinition) -> Callable[[List[Tensor]], Any]:
     if kind in (None, type(None)):
         return lambda outputs: None
     if kind in (list, tuple):
-        return cast(Callable[[List[Tensor]], Any], kind)
+        return cast(Callable[[list[Tensor]], Any], kind)
     if kind is TensorSpec:
         return lambda outputs: outputs[0]
     raise TypeError(
         f"op {definition.name}: got a rule that returns {kind}; expected TensorSpec, "
-        "List[TensorSpec], Tuple[TensorSpec, ...] or None. Annotate what it returns."
+        "list[TensorSpec], tuple[TensorSpec, ...] or None. Annotate what it returns."
     )
 
 
-PUBLIC_RESULTS = {TensorSpec: Tensor, list: List[Tensor], tuple: Tuple[Tensor, ...]}
+PUBLIC_RESULTS = {TensorSpec: Tensor, list: list[Tensor], tuple: tuple[Tensor, ...]}
 """What the public function returns, by what the rule does."""
 
 

@@ -1,7 +1,8 @@
 """The session options of a program, which are among the few internals that programs reach for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any
 
 EFFECTIVE = frozenset(
     {
@@ -50,13 +51,13 @@ class SessionOptions:
     enableDistributedReplicatedGraphs: bool = False
     globalReplicationFactor: int = 1
     globalReplicaOffset: int = 0
-    engineOptions: Dict[str, str] = field(default_factory=dict)
-    convolutionOptions: Dict[str, str] = field(default_factory=dict)
-    matmulOptions: Dict[str, str] = field(default_factory=dict)
-    lstmOptions: Dict[str, str] = field(default_factory=dict)
-    gclOptions: Dict[str, str] = field(default_factory=dict)
-    reportOptions: Dict[str, str] = field(default_factory=dict)
-    dotChecks: Set[str] = field(default_factory=set)
+    engineOptions: dict[str, str] = field(default_factory=dict)
+    convolutionOptions: dict[str, str] = field(default_factory=dict)
+    matmulOptions: dict[str, str] = field(default_factory=dict)
+    lstmOptions: dict[str, str] = field(default_factory=dict)
+    gclOptions: dict[str, str] = field(default_factory=dict)
+    reportOptions: dict[str, str] = field(default_factory=dict)
+    dotChecks: set[str] = field(default_factory=set)
     logDir: str = ""
     aliasZeroCopy: bool = False
     constantWeights: bool = True
@@ -85,7 +86,7 @@ class SessionOptions:
         self.check()
         return self.replicatedGraphCount if self.enableReplicatedGraphs else 1
 
-    def ignored(self, launched: Optional[Mapping[str, Any]] = None) -> List[str]:
+    def ignored(self, launched: Mapping[str, Any] | None = None) -> list[str]:
         """Options that were set and have no effect.
 
         Args:

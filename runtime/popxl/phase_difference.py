@@ -1,7 +1,6 @@
 """Where a phase that ran twice came to something else the second time."""
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
 
 from popxl.remote_buffer import RemoteBuffer
 
@@ -15,11 +14,11 @@ class PhaseDifference:
     replica: int
     phase: str
     """The graph that the main graph calls or repeats, or that a loop of steps does."""
-    loops: Tuple[Tuple[str, int], ...]
+    loops: tuple[tuple[str, int], ...]
     """Of the phase itself, where a loop repeats it: its name, and how often it had gone round
     before.
     """
     tensor: str
     """The phase's name for it, or that of the stream; of a row, of what is stored there."""
-    row: Optional[Tuple[RemoteBuffer, int]] = None
+    row: tuple[RemoteBuffer, int] | None = None
     """Where it is a row of remote memory."""

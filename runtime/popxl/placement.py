@@ -2,7 +2,8 @@
 changes a number.
 """
 
-from typing import TYPE_CHECKING, Dict, Literal, Mapping, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from popxl.values import Tensor
@@ -17,11 +18,11 @@ class Place(NamedTuple):
     inputs.
     """
 
-    ipu: Optional[int]
-    tile_set: Optional[TileSet]
+    ipu: int | None
+    tile_set: TileSet | None
 
 
-def place_of(t: "Tensor", known: "Optional[Dict[Tensor, Place]]" = None) -> Place:
+def place_of(t: "Tensor", known: "dict[Tensor, Place] | None" = None) -> Place:
     """Where the op that made a tensor put it; what a call returns is where the call, or the called
     graph, put it.
 
@@ -34,7 +35,7 @@ def place_of(t: "Tensor", known: "Optional[Dict[Tensor, Place]]" = None) -> Plac
     return known[t]
 
 
-def _place_of(t: "Tensor", known: "Dict[Tensor, Place]") -> Place:
+def _place_of(t: "Tensor", known: "dict[Tensor, Place]") -> Place:
     op = t._op
     if op is None:
         return Place(None, None)
@@ -47,7 +48,7 @@ def _place_of(t: "Tensor", known: "Dict[Tensor, Place]") -> Place:
     return Place(ipu if op.ipu is None else op.ipu, tile_set)
 
 
-def device_of(t: "Tensor") -> Optional[int]:
+def device_of(t: "Tensor") -> int | None:
     """A tensor's virtual device: where it is made, else where the first op that uses it takes it.
     None if neither.
     """
@@ -70,7 +71,7 @@ def check_one_place(where: str, tensors: Mapping[str, "Tensor"]) -> None:
     _check_equal(where, tiles, "tile set", "ops.io_tile_copy")
 
 
-def _check_equal(where: str, known: Dict[str, str], what: str, copy: str) -> None:
+def _check_equal(where: str, known: dict[str, str], what: str, copy: str) -> None:
     if len(set(known.values())) > 1:
         given = ", ".join(f"{name} on {value}" for name, value in known.items())
         raise ValueError(f"{where}: got {given}; expected one {what}. Move operands with {copy}.")

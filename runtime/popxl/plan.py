@@ -8,7 +8,7 @@ together, unless its name says otherwise.
 """
 
 from dataclasses import dataclass
-from typing import Dict, Protocol, Tuple
+from typing import Protocol
 
 PRODUCTS = ("matmul",)
 """Ops whose FLOPs count as matrix products."""
@@ -38,7 +38,7 @@ class Phase:
     name: str
     runs: int
     """How often it runs."""
-    flops_by_op: Dict[str, int]
+    flops_by_op: dict[str, int]
     """FLOPs of each kind of op."""
     loads: int
     loaded_bytes: int
@@ -54,7 +54,7 @@ class Phase:
     """
     remote_memory_bytes: int
     """Remote memory, on one replica, of the buffers that the phase loads from or stores to."""
-    collectives: Tuple[Collective, ...]
+    collectives: tuple[Collective, ...]
 
     @property
     def flops(self) -> int:
@@ -86,7 +86,7 @@ class Plan:
     """Of the run: the main graph is one, unless it only repeats one, and so is each round of a loop
     of steps.
     """
-    phases: Tuple[Phase, ...]
+    phases: tuple[Phase, ...]
     """In the order in which the run first reaches them. What the main graph does by itself is
     "main".
     """
@@ -94,7 +94,7 @@ class Plan:
     """Remote memory of one replica's rows. On a CPU those that pass nothing on need not all have
     memory at a time.
     """
-    buffers: Dict[str, int]
+    buffers: dict[str, int]
     """Bytes of each remote buffer, by number, shape of a row and type."""
 
     @property

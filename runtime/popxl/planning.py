@@ -1,6 +1,6 @@
 """Plans of programs and speeds of machines, as the engine finds them. Records are in `plan`."""
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from popxl.backend import backend
 from popxl.dtypes import dtype, float32

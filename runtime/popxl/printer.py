@@ -1,6 +1,6 @@
 """Any IR as readable text: for people, and for snapshot tests."""
 
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ SMALL = 8
 """Constants of up to this many elements are printed with their values."""
 
 
-def to_text(what: Union[Ir, Graph]) -> str:
+def to_text(what: Ir | Graph) -> str:
     """A listing of a graph, or of every graph of an Ir, main graph first: inputs, variables,
     constants, ops, outputs.
 

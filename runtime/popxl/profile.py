@@ -1,7 +1,8 @@
 """What a session's run did and when: spans of time on each replica, and sums for each phase."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 LANES = ("compute", "load", "store", "collectives", "host I/O")
 """What a replica may be busy with: kernels, rows from and to remote memory, other replicas,
@@ -49,7 +50,7 @@ class Work:
     @staticmethod
     def sum(works: "Iterable[Work]") -> "Work":
         """All of it together."""
-        amounts: Dict[str, int] = {}
+        amounts: dict[str, int] = {}
         for work in works:
             for name, amount in asdict(work).items():
                 amounts[name] = amounts.get(name, 0) + amount
@@ -77,7 +78,7 @@ class Span:
     """The graphs around it, outermost first."""
     op: str = ""
     """Where the op was built."""
-    row: Optional[int] = None
+    row: int | None = None
     """Of the remote buffer."""
 
 
@@ -89,7 +90,7 @@ class PhaseProfile:
     runs: int
     """How often each replica ran it."""
     work: Work
-    nanoseconds: Dict[str, int]
+    nanoseconds: dict[str, int]
     """For each of `LANES`. Replicas of a process take turns: no moment is counted twice, and
     "collectives" is the time in which none of them could go on."""
 
@@ -99,7 +100,7 @@ class PhaseProfile:
         return sum(self.nanoseconds.values()) / 1e9
 
     @property
-    def waits(self) -> "Dict[str, float]":
+    def waits(self) -> "dict[str, float]":
         """For each lane but "compute" its share of the phase, the largest first."""
         total = max(sum(self.nanoseconds.values()), 1)
         lanes = sorted(LANES[1:], key=lambda lane: -self.nanoseconds[lane])
@@ -110,16 +111,16 @@ class PhaseProfile:
 class Profile:
     """One run of a session, as this process saw it."""
 
-    replicas: Tuple[int, ...]
+    replicas: tuple[int, ...]
     """Those of this process."""
     steps: int
     """Of the run, as `popxl.plan.Plan` counts them."""
     begin: int
     end: int
     """As in spans."""
-    phases: Tuple[PhaseProfile, ...]
+    phases: tuple[PhaseProfile, ...]
     """Those of `popxl.plan.Plan`, "main" always among them."""
-    spans: Tuple[Span, ...]
+    spans: tuple[Span, ...]
     """By the time at which they begin, those around others first: so viewers want them."""
     left_out: int
     """Spans that are not there: of a run with very many, the shortest ones outside `PHASES`. Phases
@@ -131,7 +132,7 @@ class Profile:
         """Of the run."""
         return (self.end - self.begin) / 1e9
 
-    def plain(self) -> List[Any]:
+    def plain(self) -> list[Any]:
         """All of it as lists, dicts, text and numbers, which other processes can be given."""
         return list(astuple(self))
 
@@ -153,7 +154,7 @@ class Profile:
         )
 
 
-def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:
+def timeline(profiles: Sequence[Profile]) -> dict[str, Any]:
     """Profiles of one run, by process, in the trace-event format that ui.perfetto.dev and
     chrome://tracing open.
 
@@ -162,7 +163,7 @@ def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:
     https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
     """
     origin = min(profile.begin for profile in profiles)
-    events: List[Dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for profile in profiles:
         used = {span.lane for span in profile.spans}
         for replica in profile.replicas:
@@ -175,7 +176,7 @@ def timeline(profiles: Sequence[Profile]) -> Dict[str, Any]:
     }
 
 
-def _names(replica: int, lanes: Sequence[str]) -> Iterator[Dict[str, Any]]:
+def _names(replica: int, lanes: Sequence[str]) -> Iterator[dict[str, Any]]:
     yield _told(replica, 0, "process_name", name=f"replica {replica}")
     yield _told(replica, 0, "process_sort_index", sort_index=replica)
     for lane in lanes:
@@ -183,13 +184,13 @@ def _names(replica: int, lanes: Sequence[str]) -> Iterator[Dict[str, Any]]:
         yield _told(replica, ROWS.index(lane), "thread_sort_index", sort_index=ROWS.index(lane))
 
 
-def _told(replica: int, thread: int, what: str, **values: Any) -> Dict[str, Any]:
+def _told(replica: int, thread: int, what: str, **values: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": replica, "tid": thread, "name": what, "args": values}
 
 
-def _event(span: Span, origin: int) -> Dict[str, Any]:
+def _event(span: Span, origin: int) -> dict[str, Any]:
     """A complete event; times are in microseconds."""
-    details: Dict[str, Any] = {name: amount for name, amount in asdict(span.work).items() if amount}
+    details: dict[str, Any] = {name: amount for name, amount in asdict(span.work).items() if amount}
     if span.work.flops and span.end > span.begin:
         details["GFLOP/s"] = float(f"{span.work.flops / (span.end - span.begin):.4g}")
     if span.row is not None:

@@ -1,13 +1,11 @@
 """Seeds for random ops: pairs of 32-bit words, made on the host."""
 
-from typing import Tuple
-
 import numpy as np
 
 MAX_UINT64 = int(np.iinfo(np.uint64).max)
 
 
-def uint64_to_two_uint32(num: int) -> Tuple[int, int]:
+def uint64_to_two_uint32(num: int) -> tuple[int, int]:
     """The (high, low) 32-bit words of a 64-bit number. ValueError if it is negative or wider."""
     if not 0 <= num <= MAX_UINT64:
         raise ValueError(f"uint64_to_two_uint32: got {num}; expected 0 <= num < 2**64.")

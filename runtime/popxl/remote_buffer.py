@@ -1,6 +1,6 @@
 """Remote memory: arrays of equal slots beside the device, in host RAM or in files."""
 
-from typing import Iterable, Optional, Tuple
+from collections.abc import Iterable
 
 from popxl.context import get_ir
 from popxl.dtypes import dtype
@@ -15,19 +15,19 @@ class RemoteBuffer:
     written are undefined.
     """
 
-    def __init__(self, tensor_shape: Tuple[int, ...], tensor_dtype: dtype, entries: int) -> None:
+    def __init__(self, tensor_shape: tuple[int, ...], tensor_dtype: dtype, entries: int) -> None:
         self._ir = get_ir()
-        self._meta_shape: Tuple[int, ...] = ()
+        self._meta_shape: tuple[int, ...] = ()
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
         self._id = self._ir._register_buffer(self)
 
     def set_remote_buffer_info(
-        self, tensor_dtype: dtype, tensor_shape: Tuple[int, ...], entries: int
+        self, tensor_dtype: dtype, tensor_shape: tuple[int, ...], entries: int
     ) -> None:
         """Redefine dtype, shape of a slot, and number of slots. ValueError when entries < 1."""
         self._dtype = tensor_dtype
         self._shape = tuple(int(n) for n in tensor_shape)
-        self._shard_over: Optional[int] = None
+        self._shard_over: int | None = None
         """Replicas that share one value, where the maker of a sharded buffer has said so."""
         self.entries = entries
 
@@ -37,7 +37,7 @@ class RemoteBuffer:
         return self._id
 
     @property
-    def tensor_shape(self) -> Tuple[int, ...]:
+    def tensor_shape(self) -> tuple[int, ...]:
         """Shape of one slot (of the shard, when sharded)."""
         return self._shape
 
@@ -59,7 +59,7 @@ class RemoteBuffer:
         self._entries = int(value)
 
     @property
-    def meta_shape(self) -> Tuple[int, ...]:
+    def meta_shape(self) -> tuple[int, ...]:
         """Unsharded shape for a sharded buffer, () otherwise."""
         return self._meta_shape
 
@@ -85,7 +85,7 @@ class RemoteBuffer:
 
 
 def remote_buffer(
-    tensor_shape: Tuple[int, ...], tensor_dtype: dtype, entries: int = 1
+    tensor_shape: tuple[int, ...], tensor_dtype: dtype, entries: int = 1
 ) -> RemoteBuffer:
     """A new `RemoteBuffer` of the current Ir."""
     return RemoteBuffer(tensor_shape, tensor_dtype, entries)

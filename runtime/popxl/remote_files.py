@@ -3,7 +3,6 @@ time.
 """
 
 from dataclasses import dataclass
-from typing import Union
 
 from popxl.ir import Ir
 
@@ -126,7 +125,7 @@ class HostNeeds:
     """Of all remote rows, whether they have memory then or not."""
 
 
-def limit_device_memory(ir: Ir, memory: Union[int, float]) -> None:
+def limit_device_memory(ir: Ir, memory: int | float) -> None:
     """Let the sessions of a program take so much of the device's memory, for remote rows and for
     all else it needs.
 

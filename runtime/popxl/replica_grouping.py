@@ -1,7 +1,7 @@
 """Partitions of the replicas into equal groups, and their arithmetic."""
 
 import math
-from typing import Any, Dict, List, Optional, Protocol
+from typing import Any, Protocol
 
 
 class Replicated(Protocol):
@@ -16,7 +16,7 @@ class Replicated(Protocol):
         """Replicas over all processes."""
 
 
-def _constant_stride(groups: List[List[int]]) -> Optional[int]:
+def _constant_stride(groups: list[list[int]]) -> int | None:
     """The one stride between consecutive members of every group; 1 for groups of one; None when
     they differ.
     """
@@ -26,7 +26,7 @@ def _constant_stride(groups: List[List[int]]) -> Optional[int]:
     return strides.pop() if len(strides) == 1 else None
 
 
-def assignment_from_stride(replicas: int, stride: int, group_size: int) -> List[int]:
+def assignment_from_stride(replicas: int, stride: int, group_size: int) -> list[int]:
     """The group number of each replica: a group starts at the lowest free replica and takes every
     ``stride``-th.
     """
@@ -62,20 +62,21 @@ class ReplicaGrouping:
         )
 
     _ir: Replicated
-    _assignment: List[int]
-    _groups: List[List[int]]
-    _stride: Optional[int]
-    _shard_groups: Dict[int, "ReplicaGrouping"]
+    _assignment: list[int]
+    _groups: list[list[int]]
+    _stride: int | None
+    _shard_groups: dict[int, "ReplicaGrouping"]
     """What `shard_groups` found, by number of pieces."""
 
     @classmethod
-    def _from_assignment(cls, ir: Replicated, assignment: List[int]) -> "ReplicaGrouping":
-        numbers = list(dict.fromkeys(assignment))
-        sizes = {assignment.count(n) for n in numbers}
+    def _from_assignment(cls, ir: Replicated, assignment: list[int]) -> "ReplicaGrouping":
+        members: dict[int, list[int]] = {}
+        for replica, number in enumerate(assignment):
+            members.setdefault(number, []).append(replica)
         if (
             len(assignment) != ir.replication_factor
-            or numbers != list(range(len(numbers)))
-            or len(sizes) != 1
+            or list(members) != list(range(len(members)))
+            or len({len(group) for group in members.values()}) != 1
         ):
             raise ValueError(
                 f"replica_grouping: got assignment {assignment} for {ir.replication_factor} "
@@ -84,18 +85,18 @@ class ReplicaGrouping:
             )
         self = cls.__new__(cls)
         self._ir, self._assignment = ir, list(assignment)
-        self._groups = [[r for r, g in enumerate(assignment) if g == n] for n in numbers]
+        self._groups = list(members.values())
         self._stride = _constant_stride(self._groups)
         self._shard_groups = {}
         return self
 
     @property
-    def assignment(self) -> List[int]:
+    def assignment(self) -> list[int]:
         """The group number of each replica."""
         return list(self._assignment)
 
     @property
-    def groups(self) -> List[List[int]]:
+    def groups(self) -> list[list[int]]:
         """The members of each group, in increasing order."""
         return [list(members) for members in self._groups]
 
@@ -129,7 +130,7 @@ class ReplicaGrouping:
         position = {r: k for members in self._groups for k, r in enumerate(members)}
         return self._renumbered([position[r] for r in range(len(self._assignment))])
 
-    def _renumbered(self, assignment: List[int]) -> "ReplicaGrouping":
+    def _renumbered(self, assignment: list[int]) -> "ReplicaGrouping":
         order = {n: i for i, n in enumerate(dict.fromkeys(assignment))}
         return ReplicaGrouping._from_assignment(self._ir, [order[n] for n in assignment])
 
@@ -143,7 +144,7 @@ class ReplicaGrouping:
         if self.is_const:
             return self
         stride = min(b - a for members in self._groups for a, b in zip(members, members[1:]))
-        sizes: List[int] = []
+        sizes: list[int] = []
         for members in self._groups:
             sizes.append(1)
             for before, member in zip(members, members[1:]):
@@ -156,7 +157,7 @@ class ReplicaGrouping:
         )
 
     @property
-    def to_device_map(self) -> Optional[List[int]]:
+    def to_device_map(self) -> list[int] | None:
         """For each group of `const_rg`, the group of this grouping that it belongs to; None when
         constant.
         """
@@ -165,7 +166,7 @@ class ReplicaGrouping:
         return [self._assignment[members[0]] for members in self.const_rg._groups]
 
     @property
-    def to_host_map(self) -> Optional[List[int]]:
+    def to_host_map(self) -> list[int] | None:
         """For each group, the first group of `const_rg` inside it; None when constant."""
         device_map = self.to_device_map
         return None if device_map is None else [device_map.index(g) for g in range(self.num_groups)]

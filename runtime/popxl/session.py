@@ -1,19 +1,9 @@
 """A program on a device: variables, streams, and running."""
 
 import math
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Set,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import Any, TypeVar
 
 import numpy as np
 import popdist
@@ -44,7 +34,7 @@ d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 Entered = TypeVar("Entered", bound="Session")
 
 
-def expect_session(device_desc: Union[str, DeviceInfo] = "cpu") -> None:
+def expect_session(device_desc: str | DeviceInfo = "cpu") -> None:
     """Say that a Session will be made, and let what takes long beside its program be made in the
     background.
 
@@ -94,7 +84,7 @@ class Session:
     def __init__(
         self,
         ir: Ir,
-        device_desc: Union[str, DeviceInfo] = "cpu",
+        device_desc: str | DeviceInfo = "cpu",
         weights_to_host_on_exit: bool = True,
     ) -> None:
         self._device = device_of(device_desc)
@@ -110,7 +100,7 @@ class Session:
         arrange_fragments(ir)
         ir._freeze()
         report_hints(ir)
-        self._was_attached_stack: List[bool] = []
+        self._was_attached_stack: list[bool] = []
         """One entry for each open block; interactive programs pop it to leave a block by hand."""
         self._inputs = sorted(ir.get_all_h2d_streams(), key=lambda s: s.tensor_id)
         self._outputs = sorted(ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
@@ -157,9 +147,9 @@ class Session:
 
     def __exit__(
         self,
-        exc_type: Optional[type[BaseException]],
-        exc_value: Optional[BaseException],
-        exc_tb: Optional[TracebackType],
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        exc_tb: TracebackType | None,
     ) -> None:
         self._was_attached_stack.pop()
         if self.is_attached:
@@ -172,23 +162,23 @@ class Session:
 
     # Running
 
-    def expected_inputs(self) -> Set[HostToDeviceStream]:
+    def expected_inputs(self) -> set[HostToDeviceStream]:
         """Input streams that need data."""
         return set(self._inputs)
 
-    def _expected_outputs(self) -> Set[DeviceToHostStream]:
+    def _expected_outputs(self) -> set[DeviceToHostStream]:
         return set(self._outputs)
 
     @property
-    def _extra_input_dims(self) -> Tuple[int, ...]:
+    def _extra_input_dims(self) -> tuple[int, ...]:
         sizes = (self._ir.num_host_transfers, self._ir.instance_replication_factor)
         return tuple(n for n in sizes if n > 1)
 
-    def _full_input_shape(self, shape: Iterable[int]) -> Tuple[int, ...]:
+    def _full_input_shape(self, shape: Iterable[int]) -> tuple[int, ...]:
         """A stream's shape with the transfer and replica axes, each present only when above one."""
         return (*self._extra_input_dims, *shape)
 
-    def create_host_outputs(self) -> Dict[DeviceToHostStream, np.ndarray]:
+    def create_host_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
         """Fresh arrays of the full shape for every output stream."""
         return {
             s: np.empty(self._full_input_shape(s.shape), dtype=s.dtype.as_numpy())
@@ -196,7 +186,7 @@ class Session:
         }
 
     def run(
-        self, inputs: Optional[h2dStreamBufferMaps] = None, downcast_inputs: bool = True
+        self, inputs: h2dStreamBufferMaps | None = None, downcast_inputs: bool = True
     ) -> d2hStreamBufferMaps:
         """Run once and return {output stream: array}.
 
@@ -213,8 +203,8 @@ class Session:
 
     def run_with_outputs(
         self,
-        inputs: Optional[h2dStreamBufferMaps] = None,
-        outputs: Optional[d2hStreamBufferMaps] = None,
+        inputs: h2dStreamBufferMaps | None = None,
+        outputs: d2hStreamBufferMaps | None = None,
         downcast_inputs: bool = True,
     ) -> None:
         """Run once with the given input arrays, writing into the given output arrays. Raises as
@@ -224,13 +214,13 @@ class Session:
         inputs, outputs = inputs or {}, outputs or {}
         self._validate_run_inputs(inputs)
         self._validate_run_outputs(outputs)
-        arrays: Dict[Stream, np.ndarray] = {
+        arrays: dict[Stream, np.ndarray] = {
             s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()
         }
         contiguous = {
             s: value if value.flags.c_contiguous else value.copy() for s, value in outputs.items()
         }
-        results: Dict[Stream, np.ndarray] = {
+        results: dict[Stream, np.ndarray] = {
             s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()
         }
         self._state.begin_run()
@@ -239,7 +229,7 @@ class Session:
             if contiguous[stream] is not value:
                 value[...] = contiguous[stream]
 
-    def _engine_shape(self, stream: Stream, shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    def _engine_shape(self, stream: Stream, shape: tuple[int, ...]) -> tuple[int, ...]:
         """``[transfers, replicas, *stream.shape]`` for an array of a valid full shape."""
         slot = (self._ir.instance_replication_factor, *stream.shape)
         size = math.prod(slot)
@@ -306,7 +296,7 @@ class Session:
 
     # Variables
 
-    def _variables(self) -> Tuple[Variable, ...]:
+    def _variables(self) -> tuple[Variable, ...]:
         return self._ir.main_graph.variables
 
     def weights_to_host(self) -> None:
@@ -333,13 +323,13 @@ class Session:
         self._check_attached("weights_from_host")
         self._state.upload()
 
-    def get_tensor_data(self, tensor: Union[Variable, Constant]) -> np.ndarray:
+    def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
         """Host value of one variable or constant; see `get_tensors_data`."""
         return self.get_tensors_data([tensor])[tensor]
 
     def get_tensors_data(
-        self, tensors: Iterable[Union[Variable, Constant]]
-    ) -> Dict[Union[Variable, Constant], np.ndarray]:
+        self, tensors: Iterable[Variable | Constant]
+    ) -> dict[Variable | Constant, np.ndarray]:
         """{tensor: array in its host shape}. Attached: current values; detached: the last that the
         host knew.
 
@@ -348,7 +338,7 @@ class Session:
         Raises:
             TypeError: something that is neither a variable nor a constant.
         """
-        values: Dict[Any, np.ndarray] = {}
+        values: dict[Any, np.ndarray] = {}
         tensors = list(tensors)
         for tensor in tensors:
             if not isinstance(tensor, (Variable, Constant)):

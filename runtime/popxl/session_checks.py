@@ -1,7 +1,8 @@
 """What a Session checks of the arrays that it is given."""
 
 import os
-from typing import Any, List, Mapping, Union
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from popart import DeviceInfo, DeviceType
@@ -15,7 +16,7 @@ OURS = ("auto", "cuda")
 """Names beyond PopXL's: a GPU where there is one, and a GPU, or with ":N" one of several."""
 
 
-def device_of(description: Union[str, DeviceInfo]) -> DeviceInfo:
+def device_of(description: str | DeviceInfo) -> DeviceInfo:
     """The device that a Session is asked for. ValueError for an unknown name."""
     if isinstance(description, DeviceInfo):
         return description
@@ -27,7 +28,7 @@ def device_of(description: Union[str, DeviceInfo]) -> DeviceInfo:
     return DeviceInfo(DEVICES.get(description, DeviceType.Ipu))
 
 
-def engine_device(description: Union[str, DeviceInfo]) -> str:
+def engine_device(description: str | DeviceInfo) -> str:
     """What runs a Session: "cpu", "cuda", "cuda:N" or "auto". ``POPXL_DEVICE`` says it for all
     programs.
 
@@ -50,7 +51,7 @@ def is_writable_file(variable: Variable) -> bool:
     return isinstance(variable.host_value, np.memmap) and bool(variable.host_value.flags.writeable)
 
 
-def check_keys(kind: str, given: Mapping[Any, Any], expected: List[Any]) -> None:
+def check_keys(kind: str, given: Mapping[Any, Any], expected: list[Any]) -> None:
     """ValueError unless exactly the expected streams are given."""
     unexpected = [s for s in given if s not in expected]
     missing = [s for s in expected if s not in given]

@@ -3,7 +3,6 @@ program's.
 """
 
 from functools import cached_property
-from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 import popdist
@@ -44,7 +43,7 @@ class SessionState:
 
     def __init__(self, ir: Ir, engine: DeviceValues, once: bool) -> None:
         self._ir, self._engine, self._once = ir, engine, once
-        self._older: Dict[Variable, np.ndarray] = {}
+        self._older: dict[Variable, np.ndarray] = {}
         """The host's values that the device's are not any more."""
         self.is_changed = False
         """Whether something has run since the host's values were those of the device."""
@@ -54,12 +53,12 @@ class SessionState:
             ir._holder = self
 
     @cached_property
-    def _changing(self) -> List[Variable]:
+    def _changing(self) -> list[Variable]:
         """What a run may change."""
         return changing_variables(self._ir)
 
     @property
-    def _variables(self) -> Tuple[Variable, ...]:
+    def _variables(self) -> tuple[Variable, ...]:
         return self._ir.main_graph.variables
 
     @property
@@ -137,7 +136,7 @@ class SessionState:
 
     def host_value(self, variable: Variable) -> np.ndarray:
         """A copy of the host's value, in the session that holds it."""
-        older: Optional[np.ndarray] = self._older.get(variable)
+        older: np.ndarray | None = self._older.get(variable)
         return self._engine.read(variable) if older is None else np.array(older)
 
     def set_host_value(self, variable: Variable, data: np.ndarray) -> None:

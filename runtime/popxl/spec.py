@@ -1,7 +1,8 @@
 """What is known of a tensor before it exists."""
 
 import math
-from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from popxl.dtypes import dtype
 
@@ -14,9 +15,9 @@ class TensorSpec(Mapping[str, Any]):
     __slots__ = ("shape", "dtype", "meta_shape")
 
     def __init__(self, shape: Iterable[int], dtype: dtype, meta_shape: Iterable[int] = ()):
-        self.shape: Tuple[int, ...] = tuple(int(n) for n in shape)
+        self.shape: tuple[int, ...] = tuple(int(n) for n in shape)
         self.dtype = dtype
-        self.meta_shape: Tuple[int, ...] = tuple(int(n) for n in meta_shape)
+        self.meta_shape: tuple[int, ...] = tuple(int(n) for n in meta_shape)
 
     @property
     def nelms(self) -> int:
@@ -33,11 +34,11 @@ class TensorSpec(Mapping[str, Any]):
         """Bytes on the device."""
         return self.nelms * self.dtype.itemsize
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As a dict with keys shape, dtype, meta_shape."""
         return {"shape": self.shape, "dtype": self.dtype, "meta_shape": self.meta_shape}
 
-    def to_tuple(self) -> Tuple[Tuple[int, ...], dtype, Tuple[int, ...]]:
+    def to_tuple(self) -> tuple[tuple[int, ...], dtype, tuple[int, ...]]:
         """(shape, dtype, meta_shape)."""
         return self.shape, self.dtype, self.meta_shape
 

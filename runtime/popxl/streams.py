@@ -1,6 +1,7 @@
 """Streams between host and device: one array slot for each transfer of each replica."""
 
-from typing import Any, Iterable, Optional, Tuple
+from collections.abc import Iterable
+from typing import Any
 
 from popxl.context import get_main_graph
 from popxl.dtypes import dtype
@@ -33,7 +34,7 @@ class Stream:
         return self._tensor.dtype
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """Shape of one transfer on one replica."""
         return self._tensor.shape
 
@@ -59,17 +60,13 @@ class DeviceToHostStream(Stream):
     """Output stream."""
 
 
-def h2d_stream(
-    shape: Iterable[int], dtype: dtype, name: Optional[str] = None
-) -> HostToDeviceStream:
+def h2d_stream(shape: Iterable[int], dtype: dtype, name: str | None = None) -> HostToDeviceStream:
     """A new input stream of the current Ir; its name is made unique."""
     stream: HostToDeviceStream = HostToDeviceStream._make(shape, dtype, name or "h2d_stream")
     return stream
 
 
-def d2h_stream(
-    shape: Iterable[int], dtype: dtype, name: Optional[str] = None
-) -> DeviceToHostStream:
+def d2h_stream(shape: Iterable[int], dtype: dtype, name: str | None = None) -> DeviceToHostStream:
     """A new output stream of the current Ir; its name is made unique."""
     stream: DeviceToHostStream = DeviceToHostStream._make(shape, dtype, name or "d2h_stream")
     return stream

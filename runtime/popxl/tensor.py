@@ -2,8 +2,9 @@
 outputs.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterable, Literal, Optional, Tuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -90,11 +91,11 @@ class Variable(Tensor):
     several.
     """
 
-    host_value: Optional[np.ndarray]
+    host_value: np.ndarray | None
     """Initial host value. A Session takes it over and leaves None, so that state exists once."""
     _grouping: ReplicaGrouping
     _retrieval: RetrievalMode
-    shard: Optional[Tensor] = None
+    shard: Tensor | None = None
     """For `replica_sharded_variable`: the tensor on the device that holds this replica's piece."""
     shard_over: int = 1
 
@@ -121,12 +122,12 @@ class Variable(Tensor):
         return self._retrieval
 
     @property
-    def shape_on_replica(self) -> Tuple[int, ...]:
+    def shape_on_replica(self) -> tuple[int, ...]:
         """Shape that one replica holds."""
         return self.shape
 
     @property
-    def shape_on_host(self) -> Tuple[int, ...]:
+    def shape_on_host(self) -> tuple[int, ...]:
         """`shape`, with the number of groups in front when there are several."""
         groups = self._grouping.num_groups
         return (groups, *self.shape) if groups > 1 else self.shape
@@ -134,13 +135,13 @@ class Variable(Tensor):
 
 def _make_variable(
     data: HostScalarTensor,
-    dtype: Optional[dtype],
-    name: Optional[str],
+    dtype: dtype | None,
+    name: str | None,
     downcast: bool,
-    grouping: Optional[ReplicaGrouping],
-    retrieval: Optional[RetrievalMode],
-    log2_scale: Optional[int],
-    nan_on_overflow: Optional[bool],
+    grouping: ReplicaGrouping | None,
+    retrieval: RetrievalMode | None,
+    log2_scale: int | None,
+    nan_on_overflow: bool | None,
 ) -> Variable:
     ir, graph = get_ir(), get_main_graph()
     if get_current_graph() is not graph:
@@ -180,13 +181,13 @@ def _make_variable(
 
 def variable(
     data: HostScalarTensor,
-    dtype: Optional[dtype] = None,
-    name: Optional[str] = None,
+    dtype: dtype | None = None,
+    name: str | None = None,
     downcast: bool = True,
-    replica_grouping: Optional[ReplicaGrouping] = None,
-    retrieval_mode: Optional[RetrievalMode] = None,
-    log2_scale: Optional[int] = None,
-    nan_on_overflow: Optional[bool] = None,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: RetrievalMode | None = None,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
 ) -> Variable:
     """A new variable of the main graph.
 
@@ -210,13 +211,13 @@ def remote_variable(
     data: HostScalarTensor,
     remote_buffer: RemoteBuffer,
     offset: int = 0,
-    dtype: Optional[dtype] = None,
-    name: Optional[str] = None,
+    dtype: dtype | None = None,
+    name: str | None = None,
     downcast: bool = True,
-    replica_grouping: Optional[ReplicaGrouping] = None,
-    retrieval_mode: Optional[RetrievalMode] = "one_per_group",
-    log2_scale: Optional[int] = None,
-    nan_on_overflow: Optional[bool] = None,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: RetrievalMode | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
 ) -> Variable:
     """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and
     stores reach it.
@@ -240,13 +241,13 @@ def remote_replica_sharded_variable(
     data: HostScalarTensor,
     remote_buffer: RemoteBuffer,
     offset: int = 0,
-    dtype: Optional[dtype] = None,
-    name: Optional[str] = None,
+    dtype: dtype | None = None,
+    name: str | None = None,
     downcast: bool = True,
-    replica_grouping: Optional[ReplicaGrouping] = None,
-    retrieval_mode: Optional[RetrievalMode] = "one_per_group",
-    log2_scale: Optional[int] = None,
-    nan_on_overflow: Optional[bool] = None,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: RetrievalMode | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
 ) -> Variable:
     """As `remote_variable`, but each group's value is split over its replicas: an equal cut of it
     fills a slot.
@@ -288,10 +289,10 @@ def _pieces(variable: Variable, buffer: RemoteBuffer) -> int:
 
 
 def replica_sharded_buffer(
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     dtype: dtype,
-    replica_grouping: Optional[ReplicaGrouping] = None,
-    shard_over: Optional[int] = None,
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
     entries: int = 1,
 ) -> RemoteBuffer:
     """A remote buffer of 1-D shards: ceil(elements / shard_over) per slot, ``meta_shape`` the
@@ -320,15 +321,15 @@ def replica_sharded_buffer(
 
 def replica_sharded_variable(
     data: HostScalarTensor,
-    dtype: Optional[dtype] = None,
-    name: Optional[str] = None,
+    dtype: dtype | None = None,
+    name: str | None = None,
     downcast: bool = True,
-    replica_grouping: Optional[ReplicaGrouping] = None,
-    shard_over: Optional[int] = None,
-    retrieval_mode: Optional[RetrievalMode] = "one_per_group",
-    log2_scale: Optional[int] = None,
-    nan_on_overflow: Optional[bool] = None,
-) -> Tuple[Variable, Tensor]:
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+    retrieval_mode: RetrievalMode | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> tuple[Variable, Tensor]:
     """(variable for the host, this replica's 1-D shard of it on the device).
 
     The shard is filled from and flushed to the host value together with the other variables.
@@ -351,11 +352,11 @@ def replica_sharded_variable(
 
 def constant(
     data: HostScalarTensor,
-    dtype: Optional[dtype] = None,
-    name: Optional[str] = None,
+    dtype: dtype | None = None,
+    name: str | None = None,
     downcast: bool = True,
-    log2_scale: Optional[int] = None,
-    nan_on_overflow: Optional[bool] = None,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
 ) -> Constant:
     """A constant of the current graph; arguments as for `variable`. TypeError for float8 codes
     without dtype.
@@ -372,9 +373,9 @@ def constant(
 def graph_input(
     shape: Iterable[int],
     dtype: dtype,
-    name: Optional[str] = None,
+    name: str | None = None,
     by_ref: bool = False,
-    meta_shape: Optional[Iterable[int]] = None,
+    meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
     """A new input of the current graph, after those it has. With ``by_ref`` writes inside reach the
     caller's tensor.

@@ -1,18 +1,16 @@
 """Lists of element types for tests."""
 
-from typing import List
-
 from popxl import dtypes
 
 
-def get_all_dtypes() -> List[dtypes.dtype]:
+def get_all_dtypes() -> list[dtypes.dtype]:
     """Every type of PopXL but bool."""
     return [t for t in dtypes._BY_NAME.values() if t not in (dtypes.bool, dtypes.bfloat16)]
 
 
 def get_all_int_dtypes(
     include_signed: bool = True, include_unsigned: bool = True
-) -> List[dtypes.dtype]:
+) -> list[dtypes.dtype]:
     """Integer types, filtered by sign."""
     return [
         t

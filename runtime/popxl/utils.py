@@ -1,6 +1,7 @@
 """Host data: from whatever the user has to numpy arrays, and tables as text."""
 
-from typing import Any, Iterable, Optional, Sequence, Union
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,9 +9,9 @@ from popxl.dtypes import bfloat16, dtype
 from popxl.errors import DTypeError
 from popxl.fp8_utils import FORMATS, host_pow2scale_cast_to_fp8
 
-ScalarType = Union[int, float, bool]
-HostTensor = Union[np.ndarray, Iterable[ScalarType]]
-HostScalarTensor = Union[ScalarType, HostTensor]
+ScalarType = int | float | bool
+HostTensor = np.ndarray | Iterable[ScalarType]
+HostScalarTensor = ScalarType | HostTensor
 
 downcast_np_dtypes = {
     np.dtype("int64"): np.dtype("int32"),
@@ -32,11 +33,11 @@ def _as_array(x: Any) -> np.ndarray:
 
 def to_numpy(
     x: HostScalarTensor,
-    dtype: Optional[dtype] = None,
+    dtype: dtype | None = None,
     downcast: bool = True,
     copy: bool = True,
-    log2_scale: Optional[int] = None,
-    nan_on_overflow: Optional[bool] = None,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
     """A C-contiguous array from a number, list, torch tensor or array.
 
@@ -99,9 +100,9 @@ def to_numpy(
 
 def _to_float8(
     x: np.ndarray,
-    dtype: Optional[dtype],
-    log2_scale: Optional[int],
-    nan_on_overflow: Optional[bool],
+    dtype: dtype | None,
+    log2_scale: int | None,
+    nan_on_overflow: bool | None,
 ) -> np.ndarray:
     if x.dtype not in (np.float16, np.float32, np.float64):
         raise DTypeError(
@@ -120,10 +121,10 @@ def is_uniform(x: Any) -> bool:
 
 def to_host_value(
     x: HostScalarTensor,
-    dtype: Optional[dtype] = None,
+    dtype: dtype | None = None,
     downcast: bool = True,
-    log2_scale: Optional[int] = None,
-    nan_on_overflow: Optional[bool] = None,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
     """As `to_numpy`, but one number seen everywhere stays so: large variables of zeros take no host
     memory.

@@ -1,17 +1,7 @@
 """Tensors: one symbolic value in one graph. Users import these from ``popxl.tensor``."""
 
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Iterable,
-    List,
-    Literal,
-    Optional,
-    Protocol,
-    Tuple,
-    Union,
-)
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -51,7 +41,7 @@ class Tensor:
     _graph: "Graph"
     _name: str
     _spec: TensorSpec
-    _op: Optional["Op"]
+    _op: "Op | None"
 
     __array_ufunc__ = None  # numpy's operators defer to ours
     _remote: Any = None
@@ -63,7 +53,7 @@ class Tensor:
         )
 
     @classmethod
-    def _make(cls, graph: "Graph", name: str, spec: TensorSpec, op: Optional["Op"]) -> Any:
+    def _make(cls, graph: "Graph", name: str, spec: TensorSpec, op: "Op | None") -> Any:
         self = cls.__new__(cls)
         self._graph, self._name, self._spec, self._op = graph, name, spec, op
         return self
@@ -89,12 +79,12 @@ class Tensor:
         return self._spec.dtype
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """Shape."""
         return self._spec.shape
 
     @property
-    def meta_shape(self) -> Tuple[int, ...]:
+    def meta_shape(self) -> tuple[int, ...]:
         """Unsharded shape of a shard, () otherwise."""
         return self._spec.meta_shape
 
@@ -153,7 +143,7 @@ class Tensor:
         """For variables: whether the host's copy is current."""
         return True
 
-    def strides(self, shape: Optional[Iterable[int]] = None) -> Tuple[int, ...]:
+    def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
         """Byte strides of a row-major layout of ``shape`` (default: its own)."""
         sizes = list(self.shape if shape is None else shape)
         return tuple(
@@ -162,7 +152,7 @@ class Tensor:
         )
 
     def _ensure_tensor(
-        self, value: Any, dtype: Optional[dtypes.dtype] = None, raise_on_empty: bool = True
+        self, value: Any, dtype: dtypes.dtype | None = None, raise_on_empty: bool = True
     ) -> "Tensor":
         """A tensor as it is; a host value as a constant of this tensor's dtype. ValueError for an
         empty value.
@@ -199,11 +189,11 @@ class Tensor:
 
     # Shape methods
 
-    def transpose(self, permutation: Optional[Iterable[int]] = None) -> "Tensor":
+    def transpose(self, permutation: Iterable[int] | None = None) -> "Tensor":
         """`ops.transpose`."""
         return Operators.table.transpose(self, permutation)
 
-    def transpose_(self, permutation: Optional[Iterable[int]] = None) -> "Tensor":
+    def transpose_(self, permutation: Iterable[int] | None = None) -> "Tensor":
         """`ops.transpose_`."""
         return Operators.table.transpose_(self, permutation)
 
@@ -251,7 +241,7 @@ class Tensor:
             flat, make_constant(np.arange(n, dtype=np.int32) * (n + 1), dtypes.int32, None)
         )
 
-    def copy_to_ipu(self, destination: int, source: Optional[int] = None) -> "Tensor":
+    def copy_to_ipu(self, destination: int, source: int | None = None) -> "Tensor":
         """`ops.ipu_copy`."""
         return Operators.table.ipu_copy(self, destination, source)
 
@@ -344,13 +334,13 @@ class Tensor:
             "integer or boolean tensor or array."
         )
 
-    def _basic_slice(self, key: Tuple[Union[int, slice], ...]) -> "Tensor":
+    def _basic_slice(self, key: tuple[int | slice, ...]) -> "Tensor":
         if len(key) > self.rank:
             raise ValueError(
                 f"index: got {len(key)} indices for %{self.name}: {self.spec}; expected at "
                 f"most {self.rank}."
             )
-        bounds: List[Tuple[Optional[int], Optional[int], Optional[int]]] = []
+        bounds: list[tuple[int | None, int | None, int | None]] = []
         for axis, k in enumerate(key):
             if isinstance(k, slice):
                 bounds.append((k.start, k.stop, k.step))
@@ -400,7 +390,7 @@ class Constant(Tensor):
         return Operators.table.ipu_copy(self, dst, src)
 
 
-def make_constant(data: np.ndarray, dtype: dtype, name: Optional[str]) -> Constant:
+def make_constant(data: np.ndarray, dtype: dtype, name: str | None) -> Constant:
     """A constant of the current graph from an array of the right numpy type."""
     graph = get_current_graph()
     graph._check_open("constant")
@@ -410,7 +400,7 @@ def make_constant(data: np.ndarray, dtype: dtype, name: Optional[str]) -> Consta
     return tensor
 
 
-TensorLike = Union[Tensor, HostScalarTensor]
+TensorLike = Tensor | HostScalarTensor
 
 
 def make_temporary(like: Tensor, name: str, spec: TensorSpec) -> Tensor:

@@ -2,7 +2,7 @@
 trusts.
 """
 
-from typing import Sequence, Set, Union
+from collections.abc import Sequence
 
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
@@ -11,7 +11,7 @@ from popxl.opdef import Op, as_specs
 from popxl.values import Tensor
 
 
-def verify(what: Union[Ir, Graph]) -> None:
+def verify(what: Ir | Graph) -> None:
     """Check a graph, or every graph of an Ir.
 
     Every op's results have the specs that its operands imply; tensors belong to their graph, have
@@ -59,7 +59,7 @@ def _fail(op: Op, got: str, expected: str) -> None:
     )
 
 
-def _given(graph: Graph) -> Set[Tensor]:
+def _given(graph: Graph) -> set[Tensor]:
     """Tensors that exist before the first op."""
     shards = [v.shard for v in graph.variables if v.shard is not None]
     return {*graph.inputs, *graph.constants, *graph.variables, *shards, *graph.kept}
@@ -95,7 +95,7 @@ def _verify_inputs(graph: Graph) -> None:
         )
 
 
-def _verify_operands(op: Op, graph: Graph, made: Set[Tensor]) -> None:
+def _verify_operands(op: Op, graph: Graph, made: set[Tensor]) -> None:
     if op.graph is not graph:
         _fail(
             op, f"an op of {_name(op.graph)} in the list of {_name(graph)}", "it in its own graph"
@@ -169,7 +169,7 @@ def _verify_loop(op: Op, graph: Graph) -> None:
 
 def _verify_acyclic(order: Sequence[Graph]) -> None:
     """GraphError unless each graph comes after all that it calls."""
-    known: Set[Graph] = set()
+    known: set[Graph] = set()
     for graph in order:
         known.add(graph)
         for called in graph.called_graphs:

@@ -2,7 +2,8 @@
 again.
 """
 
-from typing import Callable, List, Literal, Optional, Sequence, Tuple, Union
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def unshard(x: np.ndarray, axis: int) -> np.ndarray:
     return np.ascontiguousarray(np.concatenate(list(x), axis=axis))
 
 
-def unshard_arrays(xs: List[np.ndarray], axis: int) -> np.ndarray:
+def unshard_arrays(xs: list[np.ndarray], axis: int) -> np.ndarray:
     """Inverse of `shard` from the pieces, each ``[1, .., c/n, ..]``. ValueError for mixed ranks."""
     if len({x.ndim for x in xs}) != 1:
         raise ValueError(
@@ -49,7 +50,7 @@ def repeat_axis(x: np.ndarray, n: int, axis: int = 0) -> np.ndarray:
 
 def split2D(  # noqa: N802 - PopXL's name
     x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int
-) -> List[List[np.ndarray]]:
+) -> list[list[np.ndarray]]:
     """n_1 x n_2 blocks, as nested lists."""
     return [list(np.split(row, n_2, axis=axis_2)) for row in np.split(x, n_1, axis=axis_1)]
 
@@ -96,7 +97,7 @@ def tensor_parallel_input(
     input_data: np.ndarray,
     tp: int,
     rf: int,
-    repeat_fn: Optional[Callable[[np.ndarray, int], np.ndarray]] = None,
+    repeat_fn: Callable[[np.ndarray, int], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Samples for a stream: each goes to tp consecutive replicas, and they fill the data-parallel
     groups in order.
@@ -128,9 +129,9 @@ def tensor_parallel_output(
     num_host_transfers: int,
     tp: int,
     rf: int,
-    data_shape: Tuple[int, ...],
+    data_shape: tuple[int, ...],
     tp_identical: bool = True,
-    true_num_host_transfers: Optional[int] = None,
+    true_num_host_transfers: int | None = None,
 ) -> np.ndarray:
     """Samples from a stream: ``[transfers, rf, *shape] -> [samples, *shape]``, the inverse of
     `tensor_parallel_input`.
@@ -148,7 +149,7 @@ def tensor_parallel_output(
     return (data[:, :, 0] if tp_identical else data).reshape(-1, *data_shape)
 
 
-def pad_axis(x: np.ndarray, n: int, axis: int, value: Union[int, float] = 0) -> np.ndarray:
+def pad_axis(x: np.ndarray, n: int, axis: int, value: int | float = 0) -> np.ndarray:
     """Pad the end of an axis to length n. ValueError if it is longer already."""
     axis = handle_negative_axis(x, axis)
     if x.shape[axis] > n:
@@ -159,7 +160,7 @@ def pad_axis(x: np.ndarray, n: int, axis: int, value: Union[int, float] = 0) -> 
     return np.pad(x, widths, mode="constant", constant_values=value)
 
 
-def squeeze_safe(x: np.ndarray, axis: Optional[Union[int, Sequence[int]]] = None) -> np.ndarray:
+def squeeze_safe(x: np.ndarray, axis: int | Sequence[int] | None = None) -> np.ndarray:
     """Drop those of the given axes (default all) that have size one."""
     axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     return x.squeeze(tuple(a for a in axes if x.shape[a] == 1))

@@ -2,17 +2,8 @@
 
 import inspect
 from collections import OrderedDict
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Optional,
-    Protocol,
-    Sequence,
-    Set,
-)
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import popxl
 from popxl import Tensor
@@ -38,8 +29,8 @@ class WithBuildGrad(Protocol):
 def build_custom_grad_graph(
     module: WithBuildGrad,
     fwd_graph: GraphWithNamedArgs,
-    grads_provided: Optional[Iterable[Tensor]],
-    grads_required: Optional[Iterable[Tensor]],
+    grads_provided: Iterable[Tensor] | None,
+    grads_required: Iterable[Tensor] | None,
 ) -> GraphWithNamedArgs:
     """Trace a module's build_grad; the tensors that build kept in ``aux`` are appended to the
     forward graph's outputs.
@@ -93,7 +84,7 @@ def build_custom_grad_graph(
     return GraphWithNamedArgs.from_grad_graph(info)
 
 
-def _own_tensors(what: str, tensors: Iterable[Tensor], graph: popxl.Graph) -> List[Tensor]:
+def _own_tensors(what: str, tensors: Iterable[Tensor], graph: popxl.Graph) -> list[Tensor]:
     found = list(tensors)
     for t in found:
         if not isinstance(t, Tensor) or t not in graph:
@@ -125,7 +116,7 @@ def _input_like(t: Tensor, name: str) -> Tensor:
     return popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape or None)
 
 
-def _results(where: str, inputs: Sequence[Tensor], returned: Sequence[Any]) -> Dict[Tensor, Tensor]:
+def _results(where: str, inputs: Sequence[Tensor], returned: Sequence[Any]) -> dict[Tensor, Tensor]:
     """What build_grad returned, by the required inputs that are no variables."""
     for value in returned:
         if not isinstance(value, Tensor):
@@ -140,7 +131,7 @@ def _results(where: str, inputs: Sequence[Tensor], returned: Sequence[Any]) -> D
     return dict(zip(inputs, returned))
 
 
-def _checked_gradient(where: str, t: Tensor, gradients: Dict[Tensor, Tensor]) -> Tensor:
+def _checked_gradient(where: str, t: Tensor, gradients: dict[Tensor, Tensor]) -> Tensor:
     if t not in gradients:
         raise GraphError(
             f"{where}: got no gradient of %{t.name}; expected one. Return it, or set it on "
@@ -160,7 +151,7 @@ def create_grad_graph_info(
     grad_graph: popxl.Graph,
     grad_input_to_fwd_output: "OrderedDict[Tensor, Tensor]",
     grad_output_to_fwd_input: "OrderedDict[Tensor, Tensor]",
-    fwd_tensors: Set[Tensor],
+    fwd_tensors: set[Tensor],
 ) -> GradGraphInfo:
     """GradGraphInfo of a gradient graph made by hand.
 
@@ -171,7 +162,7 @@ def create_grad_graph_info(
             gradient of}.
         fwd_tensors: forward tensors among the former that stand for their value.
     """
-    inputs: List[ExpectedConnection] = [
+    inputs: list[ExpectedConnection] = [
         ExpectedConnection.of_value(grad_input_to_fwd_output[t])
         if grad_input_to_fwd_output[t] in fwd_tensors
         else ExpectedConnection.of_gradient(grad_input_to_fwd_output[t])

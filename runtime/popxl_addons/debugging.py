@@ -1,7 +1,7 @@
 """Printing while a program runs, filtered by the environment variable MODEL_LOG_LEVEL."""
 
 import os
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import popxl
 from popxl import Tensor, ops
@@ -27,7 +27,7 @@ def print_tensor(t: Tensor, *args: Any, level: LEVELS_TYPE = "DEBUG", **kwargs: 
     return ops.print_tensor(t, *args, **kwargs) if _is_shown(level) else t
 
 
-def print_text(text: str, num: Optional[Tensor] = None, level: LEVELS_TYPE = "DEBUG") -> None:
+def print_text(text: str, num: Tensor | None = None, level: LEVELS_TYPE = "DEBUG") -> None:
     """Print a text, and a number if given, when executed; under the same rule as `print_tensor`."""
     if _is_shown(level):
         ops.print_tensor(popxl.constant(0, popxl.int32) if num is None else num, title=text)

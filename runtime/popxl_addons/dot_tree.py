@@ -2,21 +2,8 @@
 
 import re
 from collections import OrderedDict
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Generic,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Set,
-    Tuple,
-    Type,
-    TypeVar,
-    Union,
-)
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 from popxl_addons.utils import duplicate_items
 
@@ -24,7 +11,7 @@ L = TypeVar("L")
 K = TypeVar("K")
 V = TypeVar("V")
 CLS = TypeVar("CLS", bound="DotTree[Any]")
-Key = Union[str, int]
+Key = str | int
 
 
 def sanitise(name: str) -> str:
@@ -32,7 +19,7 @@ def sanitise(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def to_mapping(key: "DotTree[K]", value: "DotTree[V]") -> Dict[K, V]:
+def to_mapping(key: "DotTree[K]", value: "DotTree[V]") -> dict[K, V]:
     """``{leaf of key: leaf of value}`` for the names that both have."""
     return key.to_mapping(value)
 
@@ -87,11 +74,11 @@ class DotTree(Generic[L]):
 
     __iter__ = None  # integers index numeric keys, so the sequence protocol must not apply
 
-    def keys(self) -> List[str]:
+    def keys(self) -> list[str]:
         """Top-level keys, in insertion order."""
         return list(self._map)
 
-    def values(self) -> List[Any]:
+    def values(self) -> list[Any]:
         """Top-level values: leaves and subtrees."""
         return list(self._map.values())
 
@@ -99,11 +86,11 @@ class DotTree(Generic[L]):
         """Number of top-level entries."""
         return self._map.__len__()
 
-    def keys_flat(self) -> List[str]:
+    def keys_flat(self) -> list[str]:
         """Dotted names of the leaves, in insertion order."""
         return list(self.to_dict())
 
-    def values_flat(self) -> List[L]:
+    def values_flat(self) -> list[L]:
         """Leaves, in insertion order."""
         return list(self.to_dict().values())
 
@@ -113,7 +100,7 @@ class DotTree(Generic[L]):
 
     def to_dict(self) -> "OrderedDict[str, L]":
         """Flat ``{dotted name: leaf}``."""
-        flat: "OrderedDict[str, L]" = OrderedDict()
+        flat: OrderedDict[str, L] = OrderedDict()
         for key, value in self._map.items():
             if isinstance(value, DotTree):
                 flat.update((f"{key}.{name}", leaf) for name, leaf in value.to_dict().items())
@@ -121,13 +108,13 @@ class DotTree(Generic[L]):
                 flat[key] = value
         return flat
 
-    def unpack(self) -> Tuple[List[str], List[L]]:
+    def unpack(self) -> tuple[list[str], list[L]]:
         """(names, leaves) sorted by name; ([], []) when empty."""
         flat = self.to_dict()
         names = sorted(flat)
         return names, [flat[name] for name in names]
 
-    def to_mapping(self, values: "DotTree[V]") -> Dict[L, V]:
+    def to_mapping(self, values: "DotTree[V]") -> dict[L, V]:
         """``{my leaf: the other's leaf}`` for the names that both have."""
         other = values.to_dict()
         return {leaf: other[name] for name, leaf in self.to_dict().items() if name in other}
@@ -155,7 +142,7 @@ class DotTree(Generic[L]):
         self._put(key, value, overwrite)
 
     def _put(
-        self, key: Key, value: Any, overwrite: bool = False, own: Optional[Set[int]] = None
+        self, key: Key, value: Any, overwrite: bool = False, own: set[int] | None = None
     ) -> None:
         """As `insert`, but where no entry is replaced subtrees on the way may be there: a tree made
         name by name.
@@ -241,22 +228,22 @@ class DotTree(Generic[L]):
         return self.from_dict(OrderedDict((key, self.get(key)) for key in keys))
 
     @classmethod
-    def from_dict(cls: Type[CLS], d: Mapping[Any, Any]) -> CLS:
+    def from_dict(cls: type[CLS], d: Mapping[Any, Any]) -> CLS:
         """Tree of a flat or nested dict. Keys may be numbers and dotted, values may be subtrees."""
         tree = cls()
-        own: Set[int] = set()
+        own: set[int] = set()
         for key, value in d.items():
             tree._put(key, cls.from_dict(value) if isinstance(value, Mapping) else value, own=own)
         return tree
 
     @classmethod
-    def pack(cls: Type[CLS], keys: Iterable[Key], values: Iterable[Any]) -> CLS:
+    def pack(cls: type[CLS], keys: Iterable[Key], values: Iterable[Any]) -> CLS:
         """Tree of names and their leaves: the inverse of `unpack`."""
         return cls.from_dict(OrderedDict(zip(keys, values)))
 
     # private
 
-    def _parts(self, key: Key) -> List[str]:
+    def _parts(self, key: Key) -> list[str]:
         if isinstance(key, int) and key < 0:
             numbers = [int(k) for k in self._map if k.isdecimal()]
             return [str(max(numbers, default=-1) + 1 + key)]
@@ -265,7 +252,7 @@ class DotTree(Generic[L]):
     def _known(self) -> str:
         return ", ".join(self._map) or "none: the tree is empty"
 
-    def __dir__(self) -> List[str]:
+    def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(k for k in self._map if k.isidentifier())]
 
     def __repr__(self) -> str:

@@ -4,8 +4,8 @@ import ctypes
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Linux: paths relative to the working directory; swap the two names (renameat2(2))."""

@@ -1,7 +1,5 @@
 """What a module's ``build`` keeps for its ``build_grad``, and the gradients that this makes."""
 
-from typing import Dict, List, Optional, Tuple
-
 from popxl import Tensor
 
 
@@ -18,8 +16,8 @@ class _Aux:
     __slots__ = ("_tensors", "_values")
 
     def __init__(self) -> None:
-        self._tensors: Dict[str, Tensor] = {}
-        self._values: Optional[Dict[Tensor, Tensor]] = None
+        self._tensors: dict[str, Tensor] = {}
+        self._values: dict[Tensor, Tensor] | None = None
         """Inside build_grad: the gradient graph's tensor for each of the forward graph."""
 
     def __setitem__(self, name: str, value: Tensor) -> None:
@@ -39,7 +37,7 @@ class _Aux:
     def __contains__(self, name: str) -> bool:
         return name in self._readable(name)[0]
 
-    def _readable(self, name: str) -> Tuple[Dict[str, Tensor], Dict[Tensor, Tensor]]:
+    def _readable(self, name: str) -> tuple[dict[str, Tensor], dict[Tensor, Tensor]]:
         if self._values is None:
             raise RuntimeError(
                 f"aux[{name!r}]: got a read outside build_grad; expected a use of the tensor "
@@ -48,7 +46,7 @@ class _Aux:
         return self._tensors, self._values
 
     @property
-    def _kept(self) -> List[Tensor]:
+    def _kept(self) -> list[Tensor]:
         """The forward graph's tensors, each once."""
         return list(dict.fromkeys(self._tensors.values()))
 
@@ -76,10 +74,10 @@ class _VarGrads:
 
     __slots__ = ("_variables", "_grads", "inputs")
 
-    def __init__(self, grads_required_vars_with_names: Optional[Dict[str, Tensor]] = None) -> None:
+    def __init__(self, grads_required_vars_with_names: dict[str, Tensor] | None = None) -> None:
         self._variables = grads_required_vars_with_names
-        self.inputs: Tuple[Tensor, ...] = ()
-        self._grads: Dict[str, Tensor] = {}
+        self.inputs: tuple[Tensor, ...] = ()
+        self._grads: dict[str, Tensor] = {}
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         if not isinstance(value, Tensor):
@@ -104,7 +102,7 @@ class _VarGrads:
     def __contains__(self, name: str) -> bool:
         return name in self._required(name)
 
-    def _required(self, name: str) -> Dict[str, Tensor]:
+    def _required(self, name: str) -> dict[str, Tensor]:
         if self._variables is None:
             raise RuntimeError(
                 f"var_grad[{name!r}]: got a use outside build_grad; expected it in build_grad "

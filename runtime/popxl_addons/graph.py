@@ -1,18 +1,7 @@
 """Graphs whose variables have names, and graphs with some inputs already connected."""
 
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    List,
-    Literal,
-    Mapping,
-    Optional,
-    Protocol,
-    Tuple,
-    Union,
-    cast,
-)
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol, cast
 
 import popxl
 from popxl import Tensor, ops
@@ -22,25 +11,22 @@ from popxl.transforms.autodiff import GradGraphInfo
 from popxl_addons.grad_tensors import _Aux
 from popxl_addons.named_tensors import NamedTensors, TensorMap
 
-GraphLike = Union[popxl.Graph, "GraphWithNamedArgs"]
-GradGraphInfoLike = Union[GradGraphInfo, "GraphWithNamedArgs"]
 CalledGraphsGradInfo = Mapping[popxl.Graph, GradGraphInfo]
-CalledGraphsGradInfoLike = Mapping[GraphLike, GradGraphInfoLike]
-Input = Union[Tensor, List[Tensor], int, float]
+Input = Tensor | list[Tensor] | int | float
 
 
 class BoundGraph:
     """A graph, and some of its inputs connected: ``args`` is {graph's tensor: caller's tensor}."""
 
-    def __init__(self, graph: popxl.Graph, args: Optional[TensorMap] = None) -> None:
+    def __init__(self, graph: popxl.Graph, args: TensorMap | None = None) -> None:
         self.graph = graph
-        self.args: Dict[Tensor, Tensor] = dict(args or {})
+        self.args: dict[Tensor, Tensor] = dict(args or {})
 
-    def call(self, *targs: Input, args: Optional[TensorMap] = None) -> Tuple[Tensor, ...]:
+    def call(self, *targs: Input, args: TensorMap | None = None) -> tuple[Tensor, ...]:
         """Call with the other inputs in order; ``args`` adds to and overrides the connections."""
         return ops.call(self.graph, *targs, inputs_dict={**self.args, **(args or {})})
 
-    def call_with_info(self, *targs: Input, args: Optional[TensorMap] = None) -> CallSiteInfo:
+    def call_with_info(self, *targs: Input, args: TensorMap | None = None) -> CallSiteInfo:
         """As `call`; returns the CallSiteInfo."""
         return ops.call_with_info(self.graph, *targs, inputs_dict={**self.args, **(args or {})})
 
@@ -51,9 +37,9 @@ class BoundGraph:
     def subgraph_io_map(
         self,
         *targs: Tensor,
-        args: Optional[TensorMap] = None,
-        outs: Optional[Iterable[Tensor]] = None,
-    ) -> Dict[Tensor, Tensor]:
+        args: TensorMap | None = None,
+        outs: Iterable[Tensor] | None = None,
+    ) -> dict[Tensor, Tensor]:
         """``{graph's tensor: caller's tensor}`` of the inputs, and of the outputs when the caller's
         are given.
         """
@@ -74,8 +60,8 @@ class WithOwnGradient(Protocol):
     def create_grad_graph(
         self,
         fwd_graph: "GraphWithNamedArgs",
-        grads_provided: Optional[Iterable[Tensor]] = None,
-        grads_required: Optional[Iterable[Tensor]] = None,
+        grads_provided: Iterable[Tensor] | None = None,
+        grads_required: Iterable[Tensor] | None = None,
     ) -> "GraphWithNamedArgs":
         """See `popxl_addons.Module.create_grad_graph`."""
 
@@ -90,11 +76,11 @@ class GraphWithNamedArgs:
     def __init__(
         self,
         graph: popxl.Graph,
-        args: Optional[NamedTensors] = None,
-        grad_graph_info: Optional[GradGraphInfo] = None,
-        from_module: Optional["WithOwnGradient"] = None,
-        aux: Optional[_Aux] = None,
-        called_graphs_grad_info: Optional[Mapping[Any, Any]] = None,
+        args: NamedTensors | None = None,
+        grad_graph_info: GradGraphInfo | None = None,
+        from_module: "WithOwnGradient | None" = None,
+        aux: _Aux | None = None,
+        called_graphs_grad_info: Mapping[Any, Any] | None = None,
     ) -> None:
         self.graph = graph
         self.args = args if args is not None else NamedTensors()
@@ -106,32 +92,32 @@ class GraphWithNamedArgs:
 
     @classmethod
     def from_grad_graph(
-        cls, grad_graph_info: GradGraphInfo, args: Optional[NamedTensors] = None
+        cls, grad_graph_info: GradGraphInfo, args: NamedTensors | None = None
     ) -> "GraphWithNamedArgs":
         """The gradient graph of a GradGraphInfo."""
         return cls(grad_graph_info.graph, args, grad_graph_info)
 
-    def bind(self, args: Optional[NamedTensors] = None) -> BoundGraph:
+    def bind(self, args: NamedTensors | None = None) -> BoundGraph:
         """Connect inputs by name. Names that only one side has are ignored; an input left open
         fails at the call.
         """
         return BoundGraph(self.graph, self.args.to_mapping(args) if args is not None else {})
 
-    def call(self, *targs: Input, args: Optional[TensorMap] = None) -> Tuple[Tensor, ...]:
+    def call(self, *targs: Input, args: TensorMap | None = None) -> tuple[Tensor, ...]:
         """Call with inputs in order; ``args`` connects others, {graph's tensor: caller's
         tensor}.
         """
         return self.bind().call(*targs, args=args)
 
-    def call_with_info(self, *targs: Input, args: Optional[TensorMap] = None) -> CallSiteInfo:
+    def call_with_info(self, *targs: Input, args: TensorMap | None = None) -> CallSiteInfo:
         """As `call`; returns the CallSiteInfo."""
         return self.bind().call_with_info(*targs, args=args)
 
     def autodiff(
         self,
-        grads_provided: Optional[Iterable[Tensor]] = None,
-        grads_required: Optional[Iterable[Tensor]] = None,
-        called_graphs_grad_info: Optional[Mapping[Any, Any]] = None,
+        grads_provided: Iterable[Tensor] | None = None,
+        grads_required: Iterable[Tensor] | None = None,
+        called_graphs_grad_info: Mapping[Any, Any] | None = None,
         method: Literal["auto", "build_grad", "autodiff"] = "auto",
         force: bool = False,
     ) -> "GraphWithNamedArgs":
@@ -215,7 +201,7 @@ class GraphWithNamedArgs:
         return f"GraphWithNamedArgs({self.graph!r}, args={self.args.keys_flat()})"
 
 
-def as_grad_infos(infos: Optional[Mapping[Any, Any]]) -> Dict[popxl.Graph, GradGraphInfo]:
+def as_grad_infos(infos: Mapping[Any, Any] | None) -> dict[popxl.Graph, GradGraphInfo]:
     """``{graph: GradGraphInfo}`` from a mapping in which either may be a GraphWithNamedArgs."""
     return {
         key.graph if isinstance(key, GraphWithNamedArgs) else key: (

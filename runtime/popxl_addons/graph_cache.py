@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from typing import Any, Callable, Dict, Hashable, List, Mapping, Tuple, Union
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import popxl
 from popxl import Tensor, TensorSpec, ops
@@ -18,14 +19,14 @@ def bound_arguments(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> "inspe
     return bound
 
 
-def tensors_of_call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> List[Tensor]:
+def tensors_of_call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Tensor]:
     """The tensors of a call in the order of the inputs that `Ir.create_graph` makes for it: the
     signature's.
     """
     return flat_tensors(bound_arguments(fn, *args, **kwargs).arguments)
 
 
-def tensor_hash(t: Union[Tensor, TensorSpec]) -> Hashable:
+def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
     """What a graph depends on in a tensor: shape, dtype, meta_shape."""
     return (tuple(t.shape), t.dtype, tuple(t.meta_shape))
 
@@ -60,7 +61,7 @@ class GraphCache:
     """
 
     def __init__(self) -> None:
-        self._graphs: Dict[Tuple[int, Hashable], Tuple[popxl.Graph, Any]] = {}
+        self._graphs: dict[tuple[int, Hashable], tuple[popxl.Graph, Any]] = {}
 
     def create_graph(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> popxl.Graph:
         """`Ir.create_graph`, or the graph that it made for equal arguments before."""
@@ -78,7 +79,7 @@ def function(fn: Callable[..., Any]) -> Callable[..., Any]:
     cache = GraphCache()
 
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
+    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         graph = cache.create_graph(fn, *args, **kwargs)
         return ops.call(graph, *tensors_of_call(fn, *args, **kwargs))
 

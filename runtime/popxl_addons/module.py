@@ -4,19 +4,8 @@ needs.
 
 import functools
 import warnings
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Literal,
-    Optional,
-    Set,
-    Tuple,
-    Union,
-)
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import popxl
 from popxl import ReplicaGrouping, Tensor
@@ -40,7 +29,7 @@ from popxl_addons.variable_factory import (
 
 __all__ = ["Module", "create_grad_graph_info", "_Aux", "_VarGrads"]
 
-Key = Union[str, int]
+Key = str | int
 INLINING = ("error", "warning", "none")
 
 
@@ -88,13 +77,13 @@ class Module(popxl.Module):
 
     # What __init__ would set is set where it is first used: subclasses may set attributes before
     # it, or never call it.
-    _name_scope: Optional[str] = None
+    _name_scope: str | None = None
     _building = False
-    _graphs: Optional[Dict[Any, Tuple[NamedVariableFactories, GraphWithNamedArgs, Any]]] = None
+    _graphs: dict[Any, tuple[NamedVariableFactories, GraphWithNamedArgs, Any]] | None = None
     _grad_inlining_error = "error"
 
     @functools.cached_property
-    def _children(self) -> Dict[str, "Module"]:
+    def _children(self) -> dict[str, "Module"]:
         return {}
 
     @functools.cached_property
@@ -106,7 +95,7 @@ class Module(popxl.Module):
         return NamedTensors()
 
     @functools.cached_property
-    def _called_grads(self) -> Dict[Any, Any]:
+    def _called_grads(self) -> dict[Any, Any]:
         return {}
 
     @functools.cached_property
@@ -161,7 +150,7 @@ class Module(popxl.Module):
             warnings.warn(message, UserWarning, stacklevel=2)
         return self.build(*args, **kwargs)
 
-    def build_grad(self, *args: Tensor, **kwargs: Any) -> Union[None, Tensor, Iterable[Tensor]]:
+    def build_grad(self, *args: Tensor, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
         """Optional gradient by hand: from the outputs' gradients to those of the inputs that are no
         variables.
 
@@ -179,7 +168,7 @@ class Module(popxl.Module):
 
     def create_graph(
         self, *args: Any, **kwargs: Any
-    ) -> Tuple[NamedVariableFactories, GraphWithNamedArgs]:
+    ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
         """Trace ``build`` on tensors or specs: (factories of its variables, its graph with the same
         names).
 
@@ -213,8 +202,8 @@ class Module(popxl.Module):
     def create_grad_graph(
         self,
         fwd_graph: GraphWithNamedArgs,
-        grads_provided: Optional[Iterable[Tensor]] = None,
-        grads_required: Optional[Iterable[Tensor]] = None,
+        grads_provided: Iterable[Tensor] | None = None,
+        grads_required: Iterable[Tensor] | None = None,
     ) -> GraphWithNamedArgs:
         """Gradient graph of ``build_grad``, of
         `popxl_addons.custom_grad.build_custom_grad_graph`.
@@ -227,11 +216,11 @@ class Module(popxl.Module):
     def call_module(
         self,
         module: "Module",
-        name: Optional[str] = None,
+        name: str | None = None,
         autodiff: Literal["auto", "build_grad", "autodiff", "none"] = "auto",
-        grads_provided: Optional[Callable[[GraphWithNamedArgs], Iterable[Tensor]]] = None,
-        grads_required: Optional[Callable[[GraphWithNamedArgs], Iterable[Tensor]]] = None,
-    ) -> Callable[..., Tuple[Tensor, ...]]:
+        grads_provided: Callable[[GraphWithNamedArgs], Iterable[Tensor]] | None = None,
+        grads_required: Callable[[GraphWithNamedArgs], Iterable[Tensor]] | None = None,
+    ) -> Callable[..., tuple[Tensor, ...]]:
         """A function that traces a submodule into a graph of its own and calls it; returns the
         outputs.
 
@@ -252,7 +241,7 @@ class Module(popxl.Module):
             )
         scope = name if name is not None else type(module).__name__
 
-        def call(*args: Any, **kwargs: Any) -> Tuple[Tensor, ...]:
+        def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
             factories, graph = module.create_graph(*args, **kwargs)
             outputs = len(graph.graph.outputs)
             self._called_grads.update(graph.called_graphs_grad_info)
@@ -271,9 +260,7 @@ class Module(popxl.Module):
 
     # variables
 
-    def add_variable_factory(
-        self, variable_f: VariableFactory, name: Optional[str] = None
-    ) -> Tensor:
+    def add_variable_factory(self, variable_f: VariableFactory, name: str | None = None) -> Tensor:
         """Declare a variable by an existing factory; returns the graph's input."""
         name = name or str(variable_f.name)
         self._check_name(name)
@@ -283,9 +270,9 @@ class Module(popxl.Module):
         self,
         name: str,
         data_iter: DataSource,
-        dtype: Optional[popxl.dtype] = None,
+        dtype: popxl.dtype | None = None,
         by_ref: bool = False,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
         overwrite: bool = False,
     ) -> Tensor:
         """Declare a variable: a new input of the current graph, and a factory under the (dotted)
@@ -304,10 +291,10 @@ class Module(popxl.Module):
         self,
         name: str,
         data_iter: DataSource,
-        dtype: Optional[popxl.dtype] = None,
+        dtype: popxl.dtype | None = None,
         by_ref: bool = False,
-        replica_grouping: Optional[ReplicaGrouping] = None,
-        shard_over: Optional[int] = None,
+        replica_grouping: ReplicaGrouping | None = None,
+        shard_over: int | None = None,
     ) -> Tensor:
         """The same for one replica's 1-D shard; ``shard_over`` defaults to the size of the
         group.
@@ -345,8 +332,8 @@ class Module(popxl.Module):
         return tensor
 
     def _collect(
-        self, seen: Set[int]
-    ) -> Tuple[NamedVariableFactories, NamedTensors, Dict[Any, Any]]:
+        self, seen: set[int]
+    ) -> tuple[NamedVariableFactories, NamedTensors, dict[Any, Any]]:
         """Own variables, then those of each submodule under its attribute's name; a shared
         submodule counts once.
 
@@ -357,8 +344,8 @@ class Module(popxl.Module):
             self._inputs.copy(),
             dict(self._called_grads),
         )
-        own_factories: Set[int] = set()
-        own_inputs: Set[int] = set()
+        own_factories: set[int] = set()
+        own_inputs: set[int] = set()
         for name, child in self._children.items():
             if id(child) in seen:
                 continue
@@ -384,7 +371,7 @@ class Module(popxl.Module):
         self._name_scope = name
 
     @classmethod
-    def from_list(cls, sub_modules: List["Module"]) -> "Module":
+    def from_list(cls, sub_modules: list["Module"]) -> "Module":
         """A container of submodules, named 0, 1, ..; iterable and indexable."""
         container = Module()
         for index, module in enumerate(sub_modules):
@@ -392,7 +379,7 @@ class Module(popxl.Module):
         return container
 
     @classmethod
-    def from_variable_factories(cls, inputs: List[VariableFactory]) -> "Module":
+    def from_variable_factories(cls, inputs: list[VariableFactory]) -> "Module":
         """A container of variables, named 0, 1, ..; declares their inputs in the current graph."""
         container = Module()
         for index, factory in enumerate(inputs):

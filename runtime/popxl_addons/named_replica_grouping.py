@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Callable, List, Optional
+from collections.abc import Callable
 
 import popdist
 import popxl
@@ -12,8 +12,8 @@ from popxl_addons.dot_tree import DotTree
 
 
 def fill_none_group(
-    rg: Optional[ReplicaGrouping], none_value: Optional[ReplicaGrouping]
-) -> Optional[ReplicaGrouping]:
+    rg: ReplicaGrouping | None, none_value: ReplicaGrouping | None
+) -> ReplicaGrouping | None:
     """``rg``, or ``none_value`` where it is None."""
     return none_value if rg is None else rg
 
@@ -22,13 +22,13 @@ class NamedReplicaGrouping(DotTree[ReplicaGrouping]):
     """Groupings by name."""
 
     @classmethod
-    def build_groups(cls, names: List[str], value: ReplicaGrouping) -> "NamedReplicaGrouping":
+    def build_groups(cls, names: list[str], value: ReplicaGrouping) -> "NamedReplicaGrouping":
         """The same grouping under every name."""
         return cls.pack(names, [value] * len(names))
 
 
 def get_instance_replica_grouping(
-    replica_grouping: Optional[ReplicaGrouping] = None,
+    replica_grouping: ReplicaGrouping | None = None,
 ) -> ReplicaGrouping:
     """The part of a grouping (default: all replicas) inside one process. ValueError if processes
     differ in pattern.
@@ -55,7 +55,7 @@ def get_ild_size_from_popdist() -> int:
     return max(1, int(devices) // popdist.getNumIpusPerReplica())
 
 
-def get_ild_replica_grouping(replica_grouping: Optional[ReplicaGrouping] = None) -> ReplicaGrouping:
+def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) -> ReplicaGrouping:
     """The part of a grouping (default: all) inside one link domain. ValueError if domains differ in
     pattern.
     """
@@ -69,7 +69,7 @@ def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:
 
 
 def _inside(
-    rg: Optional[ReplicaGrouping], domain: Callable[[int], int], where: str
+    rg: ReplicaGrouping | None, domain: Callable[[int], int], where: str
 ) -> ReplicaGrouping:
     """The coarsest grouping whose groups lie inside one of ``rg``'s groups and one domain."""
     ir = popxl.gir()

@@ -1,6 +1,6 @@
 """Trees of tensors and of their host data."""
 
-from typing import Dict, Mapping, Tuple
+from collections.abc import Mapping
 
 import numpy as np
 from popxl import Tensor, ops
@@ -18,12 +18,12 @@ class NamedTensors(DotTree[Tensor]):
     """Tensors by name."""
 
     @property
-    def tensors(self) -> Tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """The tensors, sorted by their own names."""
         return tuple(sorted(self.values_flat(), key=lambda t: t.name))
 
     @property
-    def named_tensors(self) -> Dict[str, Tensor]:
+    def named_tensors(self) -> dict[str, Tensor]:
         """Flat ``{dotted name: tensor}``."""
         return self.to_dict()
 

@@ -1,14 +1,15 @@
 """Floating-point operations of a program, from the cost rule that each op declares."""
 
 from collections import Counter
-from typing import Dict, Literal, Mapping, Tuple, Union
+from collections.abc import Mapping
+from typing import Literal
 
 import popxl
 from popxl.graph import called_first
 from popxl.op_records import Op, op_cost
 from popxl.utils import table_to_string
 
-Breakdown = Dict[str, Union[int, Dict[str, int]]]
+Breakdown = dict[str, int | dict[str, int]]
 TOTAL = "TOT"
 Format = Literal["K", "M", "G", "T", "nearest3"]
 EXPONENTS = {"K": 3, "M": 6, "G": 9, "T": 12}
@@ -29,7 +30,7 @@ def evaluate_FLOPs(graph: popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's nam
         ``{kind of op: {op's id: operations}, .., "TOT": operations of all}``. An op's id is that of
         its first result.
     """
-    known: Dict[popxl.Graph, Counter[Op]] = {}
+    known: dict[popxl.Graph, Counter[Op]] = {}
     for called in called_first(graph):
         total = known[called] = Counter()
         for op in called.ops:
@@ -44,13 +45,13 @@ def evaluate_FLOPs(graph: popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's nam
 
 
 def _breakdown(flops: Mapping[Op, int]) -> Breakdown:
-    kinds: Dict[str, Dict[str, int]] = {}
+    kinds: dict[str, dict[str, int]] = {}
     for op, count in flops.items():
         kinds.setdefault(op.definition.name, {})[op.outputs[0].id] = count
     return {**kinds, TOTAL: sum(flops.values())}
 
 
-def evaluate_ir_FLOPs(ir: Union[popxl.Ir, popxl.Graph]) -> Breakdown:  # noqa: N802 - PopXL's name
+def evaluate_ir_FLOPs(ir: popxl.Ir | popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's name
     """As `evaluate_FLOPs`, of one run of a program on all of its replicas together. Any of its
     graphs will do.
     """
@@ -68,7 +69,7 @@ def total_FLOPs(ir: popxl.Ir) -> int:  # noqa: N802 - PopXL's name
     return _split(evaluate_ir_FLOPs(ir))[1]
 
 
-def _split(breakdown: Breakdown) -> Tuple[Dict[str, Dict[str, int]], int]:
+def _split(breakdown: Breakdown) -> tuple[dict[str, dict[str, int]], int]:
     """The kinds of a breakdown, and its total."""
     kinds = {name: ops for name, ops in breakdown.items() if isinstance(ops, dict)}
     return kinds, sum(sum(ops.values()) for ops in kinds.values())

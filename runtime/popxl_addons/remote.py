@@ -1,6 +1,6 @@
 """Remote buffers by name, and the graphs that load from them and store to them."""
 
-from typing import Dict, List, Mapping, Optional, Tuple, Union
+from collections.abc import Mapping
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
@@ -27,8 +27,8 @@ class NamedRemoteBuffers(DotTree[popxl.RemoteBuffer]):
 def create_remote_buffer(
     spec: TensorSpec,
     entries: int = 1,
-    replica_group: Optional[ReplicaGrouping] = None,
-    shard_over: Optional[int] = None,
+    replica_group: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
 ) -> popxl.RemoteBuffer:
     """A buffer whose slots hold tensors of ``spec``.
 
@@ -69,7 +69,7 @@ def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers
 def named_variable_buffers(
     factories: NamedVariableFactories,
     entries: int = 1,
-    shard_over_dict: Union[Mapping[str, int], int, bool] = True,
+    shard_over_dict: Mapping[str, int] | int | bool = True,
 ) -> NamedRemoteBuffers:
     """A buffer for every factory.
 
@@ -95,7 +95,7 @@ def named_variable_buffers(
 
 
 def _shards(
-    name: str, spec: TensorSpec, group_size: int, choice: Union[Mapping[str, int], int, bool]
+    name: str, spec: TensorSpec, group_size: int, choice: Mapping[str, int] | int | bool
 ) -> int:
     if choice is False:
         return 1
@@ -111,15 +111,15 @@ def _shards(
 
 
 def _load_all(
-    buffers: NamedRemoteBuffers, entry: Union[int, Tensor], use_io_tiles: bool
-) -> Tuple[List[str], List[Tensor]]:
+    buffers: NamedRemoteBuffers, entry: int | Tensor, use_io_tiles: bool
+) -> tuple[list[str], list[Tensor]]:
     names, found = buffers.unpack()
     with popxl.io_tiles() if use_io_tiles else null_context():
         return names, [ops.remote_load(buffer, entry, name) for name, buffer in zip(names, found)]
 
 
 def load_remote(
-    buffers: NamedRemoteBuffers, entry: Union[int, Tensor] = 0, use_io_tiles: bool = False
+    buffers: NamedRemoteBuffers, entry: int | Tensor = 0, use_io_tiles: bool = False
 ) -> NamedTensors:
     """Load slot ``entry`` of every buffer, in the current graph."""
     return NamedTensors.pack(*_load_all(buffers, entry, use_io_tiles))
@@ -127,14 +127,14 @@ def load_remote(
 
 def load_remote_graph(
     buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
-) -> Tuple[GraphWithNamedArgs, List[str]]:
+) -> tuple[GraphWithNamedArgs, list[str]]:
     """A graph that loads one slot of every buffer: (graph, names of its outputs, sorted).
 
     Its input "load_index" (int32 scalar) is the slot. Buffers grow to at least ``entries`` slots.
     """
     _grow(buffers, entries)
 
-    def load(load_index: Tensor) -> List[Tensor]:
+    def load(load_index: Tensor) -> list[Tensor]:
         return _load_all(buffers, load_index, use_io_tiles)[1]
 
     return GraphWithNamedArgs(
@@ -145,7 +145,7 @@ def load_remote_graph(
 def store_remote(
     buffers: NamedRemoteBuffers,
     tensors: NamedTensors,
-    entry: Union[int, Tensor] = 0,
+    entry: int | Tensor = 0,
     use_io_tiles: bool = False,
 ) -> None:
     """Store the tensors to slot ``entry`` of the buffers of the same names, in the current
@@ -165,7 +165,7 @@ def store_remote_graph(
     Buffers grow to at least ``entries`` slots.
     """
     _grow(buffers, entries)
-    inputs: Dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
 
     def store(store_index: Tensor) -> None:
         for name, buffer in zip(*buffers.unpack()):

@@ -1,6 +1,7 @@
 """Giving a graph a tensor of a graph that calls it, through all calls in between."""
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from collections.abc import Iterable, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import popxl
@@ -10,7 +11,7 @@ from popxl.opdef import Op
 
 INPUTS = {"graph": "inputs", "then_branch": "then_inputs", "else_branch": "else_inputs"}
 """Arguments of the ops that call graphs: the graph, and what it is given."""
-_ROUTED: "WeakKeyDictionary[Graph, Dict[str, str]]" = WeakKeyDictionary()
+_ROUTED: "WeakKeyDictionary[Graph, dict[str, str]]" = WeakKeyDictionary()
 """For graphs that tensors were routed into: the tensor's id -> the input's name."""
 
 
@@ -22,7 +23,7 @@ def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
 
 
 def route_tensor_into_graph(
-    tensor: Tensor, graph: Optional[Graph] = None, modified: Union[bool, Iterable[Any]] = False
+    tensor: Tensor, graph: Graph | None = None, modified: bool | Iterable[Any] = False
 ) -> Tensor:
     """Adds an input to ``graph``, and to the graphs on the way to it, that every call fills with
     ``tensor``.
@@ -58,7 +59,7 @@ def route_tensor_into_graph(
         for g in called_first(source)
         if g is not source and (g is target or is_subgraph(g, target))
     ]
-    local: Dict[Graph, Tensor] = {source: tensor}
+    local: dict[Graph, Tensor] = {source: tensor}
     local.update((g, found) for g in on_the_way if (found := _routed(tensor, g)) is not None)
     changing = [
         g for g in on_the_way if g not in local or by_ref and local[g] not in g._by_ref_inputs
@@ -79,13 +80,13 @@ def route_tensor_into_graph(
     return local[target]
 
 
-def _routed(tensor: Tensor, graph: Graph) -> Optional[Tensor]:
+def _routed(tensor: Tensor, graph: Graph) -> Tensor | None:
     """The input that a graph has for a tensor from before."""
     name = _ROUTED.get(graph, {}).get(tensor.id)
     return graph.inputs_by_name[name] if name is not None else None
 
 
-def _calls_of(graph: Graph) -> List[Tuple[Op, str]]:
+def _calls_of(graph: Graph) -> list[tuple[Op, str]]:
     """Every call of a graph: the op, and the argument that holds what it gives."""
     return [
         (op, inputs)
@@ -99,7 +100,7 @@ def _calls_of(graph: Graph) -> List[Tuple[Op, str]]:
 def _check(
     tensor: Tensor,
     local: Mapping[Graph, Tensor],
-    calls: Dict[Graph, List[Tuple[Op, str]]],
+    calls: dict[Graph, list[tuple[Op, str]]],
     by_ref: bool,
 ) -> None:
     """ValueError for calls that cannot be given the tensor. ``local``: graphs that have it

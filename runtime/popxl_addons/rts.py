@@ -2,7 +2,7 @@
 share.
 """
 
-from typing import Callable, List, Optional, Tuple
+from collections.abc import Callable
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
@@ -27,7 +27,7 @@ def replica_sharded_spec(t: Tensor, shard_over: ReplicaGrouping) -> TensorSpec:
 
 
 def gather_replica_sharded_tensor(
-    t: Tensor, use_io_tiles: bool = False, replica_group: Optional[ReplicaGrouping] = None
+    t: Tensor, use_io_tiles: bool = False, replica_group: ReplicaGrouping | None = None
 ) -> Tensor:
     """The whole tensor from its shards; ``t`` itself when it is no shard."""
     if not t.meta_shape:
@@ -39,8 +39,8 @@ def gather_replica_sharded_tensor(
 def reduce_replica_sharded_tensor(
     t: Tensor,
     op: CollectiveOps = "add",
-    replica_group: Optional[ReplicaGrouping] = None,
-    shard_group: Optional[ReplicaGrouping] = None,
+    replica_group: ReplicaGrouping | None = None,
+    shard_group: ReplicaGrouping | None = None,
 ) -> Tensor:
     """Reduce over ``replica_group`` (default: all replicas) and keep this replica's shard over
     ``shard_group``.
@@ -63,8 +63,8 @@ def reduce_replica_sharded_tensor(
 def all_gather_replica_sharded_graph(
     tensors: NamedTensors,
     use_io_tiles: bool = False,
-    replica_groups: Optional[NamedReplicaGrouping] = None,
-) -> Tuple[GraphWithNamedArgs, List[str]]:
+    replica_groups: NamedReplicaGrouping | None = None,
+) -> tuple[GraphWithNamedArgs, list[str]]:
     """A graph that gathers every named tensor that is a shard: (graph, names of its outputs,
     sorted).
     """
@@ -80,9 +80,9 @@ def reduce_replica_sharded_graph(
     tensors: NamedTensors,
     op: CollectiveOps = "add",
     use_io_tiles: bool = False,
-    shard_groups: Optional[NamedReplicaGrouping] = None,
-    replica_group: Optional[ReplicaGrouping] = None,
-) -> Tuple[GraphWithNamedArgs, List[str]]:
+    shard_groups: NamedReplicaGrouping | None = None,
+    replica_group: ReplicaGrouping | None = None,
+) -> tuple[GraphWithNamedArgs, list[str]]:
     """A graph of `reduce_replica_sharded_tensor` for every named tensor: (graph, names of its
     outputs, sorted).
     """
@@ -97,13 +97,13 @@ def reduce_replica_sharded_graph(
 
 def _graph_of_each(
     graph_name: str, tensors: NamedTensors, fn: Callable[[str, Tensor], Tensor]
-) -> Tuple[GraphWithNamedArgs, List[str]]:
+) -> tuple[GraphWithNamedArgs, list[str]]:
     """A graph with one named input per tensor, in name order, and the outputs ``fn(name,
     input)``.
     """
     names, found = tensors.unpack()
     graph = popxl.gir().create_empty_graph(graph_name)
-    inputs: List[Tensor] = []
+    inputs: list[Tensor] = []
     with graph:
         for name, t in zip(names, found):
             inputs.append(

@@ -1,15 +1,13 @@
 """The seed of a program's random numbers as state that is kept from run to run."""
 
-from typing import Optional, Tuple
-
 import popxl
 from popxl import ReplicaGrouping, Tensor
 from popxl.tensor import Variable
 
 
 def seed_variable(
-    seed: int, replica_grouping: Optional[ReplicaGrouping] = None
-) -> Tuple[Variable, Tensor]:
+    seed: int, replica_grouping: ReplicaGrouping | None = None
+) -> tuple[Variable, Tensor]:
     """(variable for the host, tensor for the device): a uint32 [2] seed for each group, made by
     `create_seeds`.
 

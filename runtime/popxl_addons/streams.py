@@ -1,6 +1,7 @@
 """Streams by name."""
 
-from typing import Any, Generic, Iterator, List, Tuple, TypeVar, Union
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
 
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream
@@ -8,7 +9,7 @@ from popxl import DeviceToHostStream, HostToDeviceStream
 from popxl_addons.utils import OrderedDict
 
 S = TypeVar("S", bound=popxl.streams.Stream)
-Description = Tuple[Tuple[int, ...], popxl.dtype]
+Description = tuple[tuple[int, ...], popxl.dtype]
 
 
 class _StreamsBase(Generic[S]):
@@ -21,15 +22,15 @@ class _StreamsBase(Generic[S]):
     """
 
     def __init__(self, **descriptions: Description) -> None:
-        self._streams: "OrderedDict[str, S]" = OrderedDict()
+        self._streams: OrderedDict[str, S] = OrderedDict()
         for name, (shape, dtype) in descriptions.items():
             self._streams[name] = self._make(shape, dtype, name)
 
     @staticmethod
-    def _make(shape: Tuple[int, ...], dtype: popxl.dtype, name: str) -> Any:
+    def _make(shape: tuple[int, ...], dtype: popxl.dtype, name: str) -> Any:
         raise NotImplementedError
 
-    def __getitem__(self, key: Union[str, int, slice]) -> Any:
+    def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, (int, slice)):
             return list(self._streams.values())[key]
         if key not in self._streams:
@@ -54,11 +55,11 @@ class _StreamsBase(Generic[S]):
     def __len__(self) -> int:
         return len(self._streams)
 
-    def keys(self) -> List[str]:
+    def keys(self) -> list[str]:
         """Names, in order."""
         return list(self._streams)
 
-    def items(self) -> List[Tuple[str, S]]:
+    def items(self) -> list[tuple[str, S]]:
         """(name, stream) pairs, in order."""
         return list(self._streams.items())
 
@@ -70,7 +71,7 @@ class InputStreams(_StreamsBase[HostToDeviceStream]):
     """Input streams by name."""
 
     @staticmethod
-    def _make(shape: Tuple[int, ...], dtype: popxl.dtype, name: str) -> HostToDeviceStream:
+    def _make(shape: tuple[int, ...], dtype: popxl.dtype, name: str) -> HostToDeviceStream:
         return popxl.h2d_stream(shape, dtype, name)
 
 
@@ -78,5 +79,5 @@ class OutputStreams(_StreamsBase[DeviceToHostStream]):
     """Output streams by name."""
 
     @staticmethod
-    def _make(shape: Tuple[int, ...], dtype: popxl.dtype, name: str) -> DeviceToHostStream:
+    def _make(shape: tuple[int, ...], dtype: popxl.dtype, name: str) -> DeviceToHostStream:
         return popxl.d2h_stream(shape, dtype, name)

@@ -7,8 +7,9 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterable, List, Literal, Mapping, Optional, Union, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import popdist
@@ -44,8 +45,8 @@ class TaskSession(popxl.Session):
 
     def __init__(
         self,
-        inputs: Union[InputStreams, Iterable[HostToDeviceStream]],
-        outputs: Union[OutputStreams, Iterable[DeviceToHostStream]],
+        inputs: InputStreams | Iterable[HostToDeviceStream],
+        outputs: OutputStreams | Iterable[DeviceToHostStream],
         state: NamedTensors,
         max_checkpoints: int = 1,
         *args: Any,
@@ -57,9 +58,9 @@ class TaskSession(popxl.Session):
         self.outputs: Any = outputs if isinstance(outputs, OutputStreams) else list(outputs)
         self.state = state
         self.max_checkpoints = max_checkpoints
-        self.session_state: Dict[str, Any] = {"steps": 0}
+        self.session_state: dict[str, Any] = {"steps": 0}
         self._dataloader: Any = None
-        self._saved: List[Path] = []
+        self._saved: list[Path] = []
 
     @property
     def dataloader(self) -> Any:
@@ -79,12 +80,12 @@ class TaskSession(popxl.Session):
             )
         self._dataloader = value
 
-    def add_session_state_info(self, info: Dict[str, Any]) -> None:
+    def add_session_state_info(self, info: dict[str, Any]) -> None:
         """Add items that JSON can hold to ``session_state``. TypeError for others."""
         json.dumps(info)
         self.session_state.update(info)
 
-    def run(self, inputs: Optional[Mapping[Any, Any]] = None, downcast_inputs: bool = True) -> Any:
+    def run(self, inputs: Mapping[Any, Any] | None = None, downcast_inputs: bool = True) -> Any:
         """`Session.run`; counts ``session_state["steps"]``."""
         result = super().run(inputs, downcast_inputs)
         self.session_state["steps"] = self.session_state.get("steps", 0) + 1
@@ -92,8 +93,8 @@ class TaskSession(popxl.Session):
 
     # state
 
-    def _variables_by_name(self) -> Dict[str, Variable]:
-        return cast(Dict[str, Variable], self.state.to_dict())
+    def _variables_by_name(self) -> dict[str, Variable]:
+        return cast(dict[str, Variable], self.state.to_dict())
 
     def get_named_tensors_data(self) -> NamedTensorData:
         """Current values of the state, by name."""
@@ -137,7 +138,7 @@ class TaskSession(popxl.Session):
             )
         return value
 
-    def _report_missing(self, missing: List[str], where: str, report: ReportMissingMethods) -> None:
+    def _report_missing(self, missing: list[str], where: str, report: ReportMissingMethods) -> None:
         if report not in ("none", "warn", "error"):
             raise ValueError(
                 f"{where}: got report_missing {report!r}; expected 'none', 'warn' or 'error'."
@@ -295,7 +296,7 @@ def _read_raw(path: Path, variable: Variable) -> np.ndarray:
         raise _damaged(path, error) from error
 
 
-def _read_json(path: Path) -> Dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:

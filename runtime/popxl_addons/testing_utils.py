@@ -1,7 +1,8 @@
 """Running a module in one line, for tests."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, List, Optional, Type
+from typing import Any
 
 import numpy as np
 import popxl
@@ -13,7 +14,7 @@ from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
 
 
-def ops_of_type(ops: Iterable[Any], op_type: Type[Any]) -> int:
+def ops_of_type(ops: Iterable[Any], op_type: type[Any]) -> int:
     """How many ops are of a class."""
     return sum(isinstance(op, op_type) for op in ops)
 
@@ -23,15 +24,15 @@ class TensorInput:
     """Marks a host array among a module's arguments: it becomes a tensor."""
 
     data: np.ndarray
-    dtype: Optional[popxl.dtype] = None
+    dtype: popxl.dtype | None = None
 
 
 def run_module(
     module: Module,
     *args: Any,
-    weights: Optional[Callable[[NamedTensors], Dict[Variable, np.ndarray]]] = None,
+    weights: Callable[[NamedTensors], dict[Variable, np.ndarray]] | None = None,
     **kwargs: Any,
-) -> List[np.ndarray]:
+) -> list[np.ndarray]:
     """Build a module in a program of its own, run it once on one replica, and return its outputs.
 
     Args:

@@ -5,8 +5,9 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, MutableMapping, Optional, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import popxl
@@ -29,7 +30,7 @@ def suffix_graph_name(name: str, suffix: str) -> str:
 
 
 @contextmanager
-def timer(title: Optional[str] = None, log_to_wandb: bool = True) -> Iterator[None]:
+def timer(title: str | None = None, log_to_wandb: bool = True) -> Iterator[None]:
     """Log how long the block took, in seconds; also to wandb when a run is active there."""
     name = title or "timer"
     start = time.perf_counter()
@@ -58,7 +59,7 @@ class WeightsDict(MutableMapping[popxl.tensor.Variable, np.ndarray]):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._values: Dict[popxl.tensor.Variable, np.ndarray] = {}
+        self._values: dict[popxl.tensor.Variable, np.ndarray] = {}
         self.update(*args, **kwargs)
 
     def __setitem__(self, variable: popxl.tensor.Variable, value: np.ndarray) -> None:
@@ -89,12 +90,12 @@ def overrides(cls: type, base_cls: type, method: str) -> bool:
     return getattr(cls, method) is not getattr(base_cls, method)
 
 
-def duplicate_items(iterable: Iterable[E]) -> List[E]:
+def duplicate_items(iterable: Iterable[E]) -> list[E]:
     """Items that occur more than once, each listed once."""
     return [item for item, count in collections.Counter(iterable).items() if count > 1]
 
 
-def flat_tensors(values: Any) -> List[popxl.Tensor]:
+def flat_tensors(values: Any) -> list[popxl.Tensor]:
     """The tensors in nested lists, tuples and dicts, in order."""
     if isinstance(values, popxl.Tensor):
         return [values]

@@ -5,20 +5,10 @@ fresh data.
 import fcntl
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    List,
-    Literal,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, Literal
 
 import numpy as np
 import popdist
@@ -33,7 +23,7 @@ from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 
-DataSource = Union[Callable[[], HostTensor], Iterable[HostTensor]]
+DataSource = Callable[[], HostTensor] | Iterable[HostTensor]
 
 
 class _Peekable(Iterator[HostTensor]):
@@ -45,7 +35,7 @@ class _Peekable(Iterator[HostTensor]):
             self._items = _repeat_calls(source)
         else:
             self._items = iter(source)
-        self._next: List[HostTensor] = []
+        self._next: list[HostTensor] = []
 
     def peek(self) -> HostTensor:
         """The next item, which stays. StopIteration when there is none."""
@@ -62,7 +52,7 @@ def _repeat_calls(source: Callable[[], HostTensor]) -> Iterator[HostTensor]:
         yield source()
 
 
-def _as_item(data: HostTensor, dtype: Optional[popxl.dtype]) -> np.ndarray:
+def _as_item(data: HostTensor, dtype: popxl.dtype | None) -> np.ndarray:
     if not isinstance(data, np.ndarray) or not is_uniform(data):
         return to_numpy(data, dtype, copy=False)
     # also where types round
@@ -90,10 +80,10 @@ class VariableFactory:
     def __init__(
         self,
         data_iter: DataSource,
-        dtype: Optional[popxl.dtype] = None,
-        name: Optional[str] = None,
+        dtype: popxl.dtype | None = None,
+        name: str | None = None,
         by_ref: bool = False,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
         shard_over: int = 1,
     ) -> None:
         try:
@@ -111,9 +101,9 @@ class VariableFactory:
             popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
         )
         self.shard_over = shard_over
-        self._whole_shape: Tuple[int, ...] = tuple(first.shape)
-        self.meta_shape: Tuple[int, ...] = self._whole_shape if shard_over > 1 else ()
-        self.shape: Tuple[int, ...] = (
+        self._whole_shape: tuple[int, ...] = tuple(first.shape)
+        self.meta_shape: tuple[int, ...] = self._whole_shape if shard_over > 1 else ()
+        self.shape: tuple[int, ...] = (
             (-(-first.size // shard_over),) if shard_over > 1 else self._whole_shape
         )
 
@@ -123,14 +113,14 @@ class VariableFactory:
         return self.shard_over > 1
 
     @property
-    def shape_on_host(self) -> Tuple[int, ...]:
+    def shape_on_host(self) -> tuple[int, ...]:
         """Shape of a variable's host data: unsharded, the groups in front when there are
         several.
         """
         groups = self.replica_grouping.num_groups
         return (groups, *self._whole_shape) if groups > 1 else self._whole_shape
 
-    def create_input(self, prefix: Optional[str] = None) -> Tensor:
+    def create_input(self, prefix: str | None = None) -> Tensor:
         """A new input of the current graph for this parameter."""
         return popxl.graph_input(
             self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
@@ -138,9 +128,9 @@ class VariableFactory:
 
     def create_tensor(
         self,
-        name: Optional[str] = None,
+        name: str | None = None,
         empty: bool = False,
-        memmap_dir: Optional[str] = None,
+        memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> Tensor:
         """A variable of the main graph with the next data; for a sharded parameter, this replica's
@@ -162,9 +152,9 @@ class VariableFactory:
         self,
         buffer: popxl.RemoteBuffer,
         entry: int,
-        name: Optional[str] = None,
+        name: str | None = None,
         empty: bool = False,
-        memmap_dir: Optional[str] = None,
+        memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> Variable:
         """A remote variable in slot ``entry`` with the next data; sharded if the buffer is."""
@@ -181,8 +171,8 @@ class VariableFactory:
         if empty:
             return np.empty(shape, self.dtype.as_numpy())
         if shape == self._whole_shape:
-            return self._next_item()
-        items = [self._next_item() for _ in range(shape[0])]
+            return self._item(next(self.data_iter))
+        items = self._items(shape[0])
         first = items[0]
         if is_uniform(first) and all(
             i is first or is_uniform(i) and i.flat[0] == first.flat[0] for i in items
@@ -246,8 +236,23 @@ class VariableFactory:
                 "another folder."
             ) from error
 
-    def _next_item(self) -> np.ndarray:
-        item = _as_item(next(self.data_iter), self.dtype)
+    def _items(self, count: int) -> list[np.ndarray]:
+        """The next items. One that comes again and again, as zeros do for thousands of groups, is
+        looked at once; an array with memory of its own may have been filled anew.
+        """
+        items: list[np.ndarray] = []
+        last: Any = None
+        for _ in range(count):
+            data = next(self.data_iter)
+            if last is None or data is not last:
+                items.append(self._item(data))
+                last = data if is_uniform(data) else None
+            else:
+                items.append(items[-1])
+        return items
+
+    def _item(self, data: HostTensor) -> np.ndarray:
+        item = _as_item(data, self.dtype)
         if item.shape != self._whole_shape:
             raise ValueError(
                 f"variable '{self.name}': got data of shape {list(item.shape)}; expected "
@@ -256,7 +261,7 @@ class VariableFactory:
         return item
 
     def _data(
-        self, name: Optional[str], empty: bool, memmap_dir: Optional[str], read_only: bool
+        self, name: str | None, empty: bool, memmap_dir: str | None, read_only: bool
     ) -> np.ndarray:
         return (
             self.next_data(empty)
@@ -266,7 +271,7 @@ class VariableFactory:
 
 
 def _make_file(
-    path: Path, dtype: np.dtype, shape: Sequence[int], size: int, data: Optional[np.ndarray]
+    path: Path, dtype: np.dtype, shape: Sequence[int], size: int, data: np.ndarray | None
 ) -> None:
     """A file with all of its space and data, zeros where there are none, unless another process has
     just made it.
@@ -307,7 +312,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _join(prefix: Optional[str], name: Optional[str]) -> Optional[str]:
+def _join(prefix: str | None, name: str | None) -> str | None:
     return f"{prefix}.{name}" if prefix else name
 
 
@@ -316,9 +321,9 @@ class NamedVariableFactories(DotTree[VariableFactory]):
 
     def init(
         self,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         empty: bool = False,
-        memmap_dir: Optional[str] = None,
+        memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> NamedTensors:
         """Variables for all, made in sorted name order."""
@@ -332,9 +337,9 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         self,
         buffers: DotTree[popxl.RemoteBuffer],
         entry: int = 0,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         empty: bool = False,
-        memmap_dir: Optional[str] = None,
+        memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> NamedTensors:
         """Remote variables for all, in slot ``entry`` of the buffer of the same name, made in
@@ -380,10 +385,10 @@ class NamedVariableFactories(DotTree[VariableFactory]):
 def add_variable_input(
     name: str,
     data_iter: DataSource,
-    dtype: Optional[popxl.dtype] = None,
+    dtype: popxl.dtype | None = None,
     by_ref: bool = False,
-    replica_grouping: Optional[ReplicaGrouping] = None,
-) -> Tuple[Tensor, VariableFactory]:
+    replica_grouping: ReplicaGrouping | None = None,
+) -> tuple[Tensor, VariableFactory]:
     """A new input of the current graph and the factory of its variables."""
     factory = VariableFactory(data_iter, dtype, name, by_ref, replica_grouping)
     return factory.create_input(), factory
@@ -392,11 +397,11 @@ def add_variable_input(
 def add_replica_sharded_variable_input(
     name: str,
     data_iter: DataSource,
-    dtype: Optional[popxl.dtype] = None,
+    dtype: popxl.dtype | None = None,
     by_ref: bool = False,
-    replica_grouping: Optional[ReplicaGrouping] = None,
-    shard_over: Optional[int] = None,
-) -> Tuple[Tensor, VariableFactory]:
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+) -> tuple[Tensor, VariableFactory]:
     """The same for one replica's shard; ``shard_over`` defaults to the size of the group."""
     if shard_over is None:
         shard_over = (replica_grouping or popxl.gir().replica_grouping()).group_size

@@ -11,19 +11,18 @@ import logging
 import os
 import uuid
 from pathlib import Path
-from typing import Optional
 
 from popxl.options import SessionOptions
 
 logger = logging.getLogger("popxl")
 
 
-def cache_folder(options: SessionOptions) -> Optional[Path]:
+def cache_folder(options: SessionOptions) -> Path | None:
     """Where a program's source is written; None where caching is off or no folder is named."""
     return Path(options.cachePath) if options.enableEngineCaching and options.cachePath else None
 
 
-def save_source(folder: Path, text: str) -> Optional[Path]:
+def save_source(folder: Path, text: str) -> Path | None:
     """Write a program's source under the hash of its text, whole or not at all, and return its
     path.
 

@@ -1,6 +1,6 @@
 """What can be refused before a program runs."""
 
-from typing import Dict, Iterator, List, Set, Tuple
+from collections.abc import Iterator
 
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
@@ -11,7 +11,7 @@ from popxl.values import Tensor
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value
 
-Use = Tuple[List[Instr], List[Tuple[Block, int]]]
+Use = tuple[list[Instr], list[tuple[Block, int]]]
 """Transfers whose offset a value is, and inputs of bodies that it becomes."""
 
 
@@ -45,7 +45,7 @@ def check_executable(ir: Ir) -> None:
         raise type(refusal)(f"cannot execute {op} {where}: {refusal}") from refusal
 
 
-def _missing(graph: Graph) -> Iterator[Tuple[Op, Graph, Tensor]]:
+def _missing(graph: Graph) -> Iterator[tuple[Op, Graph, Tensor]]:
     """Calls, here and in what is called, with inputs that are read there and have no value."""
     for caller in called_first(graph):
         for op in caller.ops:
@@ -76,8 +76,8 @@ class Offsets:
     """
 
     def __init__(self) -> None:
-        self._uses: Dict[Block, Dict[Value, Use]] = {}
-        self._seen: Set[Tuple[Block, int, int]] = set()
+        self._uses: dict[Block, dict[Value, Use]] = {}
+        self._seen: set[tuple[Block, int, int]] = set()
 
     def check(self, block: Block) -> None:
         """Check a block and what it runs."""
@@ -107,12 +107,12 @@ class Offsets:
                     self._follow(self._uses[body][body.inputs[i]], number)
 
 
-def _uses(block: Block) -> Dict[Value, Use]:
+def _uses(block: Block) -> dict[Value, Use]:
     """How a block uses what it takes, and its constants, themselves or as copies that nothing
     writes.
     """
     uses, fixed = block.find(DefUse), {*block.inputs, *block.constants.values()}
-    found: Dict[Value, Use] = {}
+    found: dict[Value, Use] = {}
     for instr in block.instrs:
         if "remote_buffer" in instr.arguments and isinstance(instr.arguments["offset"], Value):
             origin = uses.source(instr.arguments["offset"])

@@ -2,8 +2,9 @@
 use.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,13 +36,13 @@ PLAIN = (int, float, bool, str, type(None))
 class Source:
     """Generated source with what it refers to, and the instruction of each line."""
 
-    lines: List[str] = field(default_factory=list)
-    names: Dict[str, Any] = field(default_factory=dict)
-    instrs: Dict[int, Instr] = field(default_factory=dict)
-    _bound: Dict[int, List[str]] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    instrs: dict[int, Instr] = field(default_factory=dict)
+    _bound: dict[int, list[str]] = field(default_factory=dict)
     """The names of each object, by its identity."""
 
-    def add(self, text: str, instr: Optional[Instr] = None) -> None:
+    def add(self, text: str, instr: Instr | None = None) -> None:
         """Append a line."""
         self.lines.append(text)
         if instr is not None:
@@ -61,7 +62,7 @@ class Source:
         known.append(name)
         return name
 
-    def instr_of(self, error: BaseException, filename: str) -> Optional[Instr]:
+    def instr_of(self, error: BaseException, filename: str) -> Instr | None:
         """The instruction that an error comes from, if one of this source does: that of the
         innermost line.
         """
@@ -86,14 +87,14 @@ class Generator:
     """
 
     def __init__(
-        self, device: torch.device = CPU, rounds: bool = False, kernels: Optional[str] = None
+        self, device: torch.device = CPU, rounds: bool = False, kernels: str | None = None
     ):
         self.source = Source()
         self.device, self.rounds, self.kernels = device, rounds, kernels or device.type
         self.collective_sites = 0
         """Collectives written so far."""
-        self._functions: Dict[Block, str] = {}
-        self._constants: Dict[Any, str] = {}
+        self._functions: dict[Block, str] = {}
+        self._constants: dict[Any, str] = {}
 
     def function(self, block: Block) -> str:
         """The name of a block's function, which is written first if it is not there yet."""
@@ -148,9 +149,9 @@ class BlockWriter:
             block,
             name,
         )
-        self.python: Dict[Value, str] = {}
+        self.python: dict[Value, str] = {}
         self.keep: set[str] = set()
-        self.last_uses: List[str] = []
+        self.last_uses: list[str] = []
         """Names that nothing needs after the instruction that is being written."""
 
     def write(self) -> None:
@@ -199,14 +200,14 @@ class BlockWriter:
             elif definition is not None and definition.writes and instr.outputs:
                 self.python[instr.outputs[0]] = self.python[instr.arguments[definition.writes[0]]]
 
-    def _last_uses(self) -> Dict[int, List[str]]:
-        last: Dict[str, int] = {}
+    def _last_uses(self) -> dict[int, list[str]]:
+        last: dict[str, int] = {}
         for position, instr in enumerate(self.block.instrs):
             for value in (*instr.inputs(), *instr.outputs):
                 last[self.python[value]] = position
         for value in self.block.outputs:
             last.pop(self.python[value], None)
-        dead: Dict[int, List[str]] = {}
+        dead: dict[int, list[str]] = {}
         for name, position in last.items():
             if name not in self.keep:
                 dead.setdefault(position, []).append(name)
@@ -315,7 +316,7 @@ class BlockWriter:
             yield from self._laid_out(instr)
 
     def _loop(
-        self, instr: Instr, body: Block, count: int, carried: List[str], inputs: List[str]
+        self, instr: Instr, body: Block, count: int, carried: list[str], inputs: list[str]
     ) -> Iterator[str]:
         arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
         call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
@@ -378,7 +379,7 @@ class BlockWriter:
             return repr(value)
         return self.source.bind("a", value)
 
-    def _arguments(self, instr: Instr, host: bool = False) -> List[str]:
+    def _arguments(self, instr: Instr, host: bool = False) -> list[str]:
         assert instr.definition is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)
         return [self._argument(a, host) for a in args] + [
@@ -466,7 +467,7 @@ class BlockWriter:
     def _returns_many(instr: Instr) -> bool:
         return instr.definition is not None and instr.definition.result_type in (list, tuple)
 
-    def _remote_arguments(self, instr: Instr) -> List[str]:
+    def _remote_arguments(self, instr: Instr) -> list[str]:
         """Offsets stay on the host: the kernel takes anything that int() takes."""
         assert instr.definition is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)

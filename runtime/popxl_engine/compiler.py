@@ -2,15 +2,15 @@
 profiles and the residency of rows alike.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Collection, Optional, Sequence
 
 import torch
+from popxl.collection import without_collection
 from popxl.ir import Ir
 from popxl.op_records import Op
 
 from popxl_engine.checks import check_offsets
-from popxl_engine.collection import without_collection
 from popxl_engine.ir import Block
 from popxl_engine.lowering import Lowering
 from popxl_engine.passes import CPU, LEGALIZATION, Pass, PassManager, enabled_passes
@@ -33,8 +33,8 @@ class Compiled:
 def compile(  # noqa: A001 - what it does; nobody needs Python's own here
     ir: Ir,
     device: torch.device = CPU,
-    passes: Optional[Sequence[Pass]] = None,
-    ops: Optional[Collection[Op]] = None,
+    passes: Sequence[Pass] | None = None,
+    ops: Collection[Op] | None = None,
 ) -> Compiled:
     """Compile a program.
 

@@ -4,19 +4,8 @@ it.
 
 import logging
 import os
-from contextlib import contextmanager, nullcontext
-from typing import (
-    Callable,
-    Collection,
-    ContextManager,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -76,19 +65,19 @@ class Engine:
         ir: Ir,
         replicas: range,
         device: Device = PROCESSOR,
-        interpret: Optional[bool] = None,
+        interpret: bool | None = None,
         fill: bool = True,
         adopt_files: bool = True,
-        passes: Optional[Sequence[Pass]] = None,
+        passes: Sequence[Pass] | None = None,
     ):
         if interpret is None:
             interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
         check_executable(ir)
         self.ir, self.device = ir, device
         self.run_count = 0
-        self._around_run: Callable[[], ContextManager[None]] = nullcontext
-        self._recorder: Optional[Recorder] = None
-        self._replayer: Optional[Replayer] = None
+        self._around_run: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._recorder: Recorder | None = None
+        self._replayer: Replayer | None = None
         before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
         self._before, self._ops = (
             before,
@@ -96,10 +85,10 @@ class Engine:
         )
         """Ops that run once after an upload of the variables; those of a run, None for all."""
         self._is_uploaded = True
-        self._preparation: Optional[Program] = None
+        self._preparation: Program | None = None
         if before and not interpret:
             self._preparation = Program(compiler.compile(ir, device.where, passes, before))
-        self.program: Optional[Program] = None
+        self.program: Program | None = None
         if not interpret:
             self.program = Program(compiler.compile(ir, device.where, passes, self._ops))
         several = len(replicas) < ir.replication_factor
@@ -128,9 +117,9 @@ class Engine:
         that are stored to are filled.
         """
         keep_freed_memory()
-        programs: Dict[int, Running] = {}
-        preparations: Dict[int, Running] = {}
-        received: List[Tuple[torch.Tensor, torch.Tensor]] = []
+        programs: dict[int, Running] = {}
+        preparations: dict[int, Running] = {}
+        received: list[tuple[torch.Tensor, torch.Tensor]] = []
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
                 stream: as_tensor(array[:, position]).to(
@@ -166,11 +155,11 @@ class Engine:
         self._is_uploaded = True
 
     def _program(
-        self, replica: Replica, program: Optional[Program], ops: Optional[Collection[Op]]
+        self, replica: Replica, program: Program | None, ops: Collection[Op] | None
     ) -> Running:
         return self._interpreted(replica, ops) if program is None else program.start(replica)
 
-    def _interpreted(self, replica: Replica, ops: Optional[Collection[Op]]) -> Running:
+    def _interpreted(self, replica: Replica, ops: Collection[Op] | None) -> Running:
         """The main graph, or these ops of it, on copies of the variables, which are written back at
         the end.
         """
@@ -184,7 +173,7 @@ class Engine:
             replica.state[tensor].copy_(cell.read())
 
     @contextmanager
-    def profile(self) -> Iterator[List[Profile]]:
+    def profile(self) -> Iterator[list[Profile]]:
         """See `popxl.extensions.profile`."""
         if self.program is None:
             raise RuntimeError(
@@ -193,7 +182,7 @@ class Engine:
             )
         plain = self.program
         recorder = self._recorder = self._recorder or Recorder(self.ir, plain, self.machine)
-        profiles: List[Profile] = []
+        profiles: list[Profile] = []
         self.program, self._around_run = recorder.program, recorder.run
         try:
             yield profiles
@@ -202,7 +191,7 @@ class Engine:
             profiles += recorder.take()
 
     @contextmanager
-    def watch(self) -> Iterator[List[NotFinite]]:
+    def watch(self) -> Iterator[list[NotFinite]]:
         """See `popxl.extensions.find_not_finite`."""
         if self.program is None:
             raise RuntimeError(
@@ -210,7 +199,7 @@ class Engine:
                 "one. Unset POPXL_INTERPRET."
             )
         plain = self.program
-        found: List[NotFinite] = []
+        found: list[NotFinite] = []
         watcher = Watcher(self.ir, plain)
         self.program = watcher.program
         try:
@@ -220,7 +209,7 @@ class Engine:
             found += watcher.found()
 
     @contextmanager
-    def replay(self, numbers: Collection[int]) -> Iterator[List[PhaseDifference]]:
+    def replay(self, numbers: Collection[int]) -> Iterator[list[PhaseDifference]]:
         """See `popxl.extensions.replay_phases`."""
         if self.program is None or self._around_run is not nullcontext:
             raise RuntimeError(
@@ -229,7 +218,7 @@ class Engine:
             )
         plain = self.program
         replayer = self._replayer = self._replayer or Replayer(self.ir, plain)
-        found: List[PhaseDifference] = []
+        found: list[PhaseDifference] = []
         self.program, self._around_run = replayer.program, lambda: replayer.run(numbers)
         try:
             yield found
@@ -243,7 +232,7 @@ class Engine:
         """
         return self.machine.read(variable)
 
-    def digests(self, variables: Sequence[Variable]) -> List[List[str]]:
+    def digests(self, variables: Sequence[Variable]) -> list[list[str]]:
         """See `popxl.extensions.replica_digests`."""
         return [
             [self.machine.digest(variable, replica) for variable in variables]
@@ -254,7 +243,7 @@ class Engine:
         """Set a variable from an array of its host shape."""
         self.machine.write(variable, data)
 
-    def file_traffic(self) -> Optional[FileTraffic]:
+    def file_traffic(self) -> FileTraffic | None:
         """See `popxl.extensions.file_traffic`."""
         if not self.machine.caches:
             return None

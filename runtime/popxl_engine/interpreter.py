@@ -5,21 +5,10 @@ in-place ops write through a cell; everything else makes new storage. The fast e
 these numbers.
 """
 
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    ContextManager,
-    Dict,
-    Generator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,9 +33,9 @@ class Storage:
 
     def __init__(self, data: torch.Tensor):
         self.data: torch.Tensor = data
-        self.parent: Optional[Tuple["Storage", int]] = None
+        self.parent: tuple[Storage, int] | None = None
 
-    def root(self) -> Tuple["Storage", int]:
+    def root(self) -> tuple["Storage", int]:
         """The array that holds the elements now, and the offset of this one in it."""
         if self.parent is None:
             return self, 0
@@ -57,11 +46,11 @@ class Storage:
 class Cell:
     """A value: positions in a storage."""
 
-    def __init__(self, storage: Storage, index: torch.Tensor, sharding: Optional[Sharding] = None):
+    def __init__(self, storage: Storage, index: torch.Tensor, sharding: Sharding | None = None):
         self.storage, self.index, self.sharding = storage, index, sharding
 
     @classmethod
-    def new(cls, value: torch.Tensor, sharding: Optional[Sharding] = None) -> "Cell":
+    def new(cls, value: torch.Tensor, sharding: Sharding | None = None) -> "Cell":
         """A cell with a copy of a value as its own storage."""
         index = torch.arange(value.numel()).reshape(value.shape)
         return cls(Storage(value.detach().clone().reshape(-1)), index, sharding)
@@ -81,7 +70,7 @@ class Cell:
         as_signed(root.data)[(self.index + offset).reshape(-1)] = as_signed(value.reshape(-1))
 
 
-def join(cells: Sequence[Cell]) -> List[Cell]:
+def join(cells: Sequence[Cell]) -> list[Cell]:
     """The same cells, on one common storage."""
     roots = list(dict.fromkeys(cell.storage.root()[0] for cell in cells))
     if len(roots) > 1:
@@ -103,7 +92,7 @@ def constant_tensor(constant: Constant) -> torch.Tensor:
     return value.reshape(constant.shape)
 
 
-Env = Dict[Tensor, Cell]
+Env = dict[Tensor, Cell]
 Run = Generator[Arrival, Any, Any]
 
 
@@ -120,15 +109,15 @@ class Interpreter:
         self,
         replica: Any = None,
         rounds: bool = False,
-        sharding: Optional[Mapping[Any, Sharding]] = None,
-        ops: Optional[Collection[Op]] = None,
+        sharding: Mapping[Any, Sharding] | None = None,
+        ops: Collection[Op] | None = None,
     ):
         self.replica, self.rounds, self.sharding, self.ops = replica, rounds, sharding or {}, ops
         self.rng_path = replica.rng_path if replica is not None else 0
-        self._numbers: Dict[Op, int] = {}
+        self._numbers: dict[Op, int] = {}
         self.positions = Positions()
 
-    def graph(self, graph: Graph, inputs: Sequence[Cell], state: Optional[Env] = None) -> Run:
+    def graph(self, graph: Graph, inputs: Sequence[Cell], state: Env | None = None) -> Run:
         """Run a graph on cells that it may write to; returns its outputs' cells."""
         env: Env = dict(state or {})
         env.update(zip(graph.inputs, inputs))
@@ -200,7 +189,7 @@ class Interpreter:
             carried = yield from self.called(op, graph, [*first, *inputs[len(carried) :]])
         return carried
 
-    def alias(self, op: Op, env: Env) -> List[Cell]:
+    def alias(self, op: Op, env: Env) -> list[Cell]:
         """Apply a view op to positions instead of elements."""
         viewed = {t: cell for t, cell in zip(op.viewed, join([env[t] for t in op.viewed]))}
         arguments = {n: map_tensors(v, lambda t: viewed[t].index) for n, v in op.arguments.items()}
@@ -213,7 +202,7 @@ class Interpreter:
         """Run an op's kernel on copies of its operands, then write back what it declares to
         write.
         """
-        copies: Dict[str, Any] = {
+        copies: dict[str, Any] = {
             n: map_tensors(v, lambda t: env[t].read()) for n, v in op.arguments.items()
         }
         args, kwargs = call_arguments(op.definition, copies)
@@ -233,7 +222,7 @@ class Interpreter:
             cells[0] = env[op.arguments[op.definition.writes[0]]]
         return cells
 
-    def rounding(self, op: Op, env: Env) -> ContextManager[None]:
+    def rounding(self, op: Op, env: Env) -> AbstractContextManager[None]:
         """How an op rounds what it writes."""
         target = env[op.written[0]] if op.written else None
         if target is None or not self.rounds:
@@ -243,11 +232,11 @@ class Interpreter:
         )
         return rounded((self.rng_path, starts[self.replica.index] if starts is not None else 0))
 
-    def collective(self, op: Op, run: Any, args: List[Any], kwargs: Dict[str, Any]) -> Run:
+    def collective(self, op: Op, run: Any, args: list[Any], kwargs: dict[str, Any]) -> Run:
         """Meet the other members of the group; alone, combine at once."""
         is_operand = [isinstance(a, torch.Tensor) for a in args]
 
-        def combine(*operands: List[torch.Tensor]) -> List[Any]:
+        def combine(*operands: list[torch.Tensor]) -> list[Any]:
             lists = iter(operands)
             return run(
                 *(next(lists) if tensor else a for a, tensor in zip(args, is_operand)), **kwargs
@@ -279,7 +268,7 @@ class Interpreter:
         return self._numbers[op]
 
 
-def group_members(op: Op, replica: int) -> Tuple[int, ...]:
+def group_members(op: Op, replica: int) -> tuple[int, ...]:
     """Replicas that take part with ``replica`` in a collective, in group order."""
     group = op.arguments.get("group")
     if group is None:
@@ -287,7 +276,7 @@ def group_members(op: Op, replica: int) -> Tuple[int, ...]:
     return tuple(group.groups[group.assignment[replica]])
 
 
-def groups_that_meet(ir: Ir) -> List[Tuple[int, ...]]:
+def groups_that_meet(ir: Ir) -> list[tuple[int, ...]]:
     """The groups of more than one replica over which collectives of a program exchange something,
     sorted.
     """
@@ -315,7 +304,7 @@ def kernel_apart(op: Op) -> Callable[..., torch.Tensor]:
     return partial(APART[op.definition.name], **attributes)
 
 
-def as_results(result: Any) -> Tuple[torch.Tensor, ...]:
+def as_results(result: Any) -> tuple[torch.Tensor, ...]:
     """A kernel's results as a tuple."""
     if result is None:
         return ()
@@ -324,7 +313,7 @@ def as_results(result: Any) -> Tuple[torch.Tensor, ...]:
 
 def run_graph(
     graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None
-) -> List[torch.Tensor]:
+) -> list[torch.Tensor]:
     """Run one graph on one replica. By-reference inputs are changed in place, as the caller would
     see it.
     """
@@ -336,7 +325,7 @@ def run_graph(
     return [c.read() for c in outputs]
 
 
-def _callee_cells(graph: Graph, cells: Sequence[Cell]) -> List[Cell]:
+def _callee_cells(graph: Graph, cells: Sequence[Cell]) -> list[Cell]:
     return [
         c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, cells)
     ]

@@ -5,12 +5,13 @@ ops.
 import copy
 import linecache
 import weakref
-from typing import Any, Dict, List, Optional
+from typing import Any
+
+from popxl.collection import without_collection
 
 from popxl_engine.analysis.effects import effects_of
 from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.codegen import Generator as SourceGenerator
-from popxl_engine.collection import without_collection
 from popxl_engine.compiler import Compiled
 from popxl_engine.ir import Block
 from popxl_engine.kernels.dtypes import as_array
@@ -30,7 +31,7 @@ class Program:
             title = f"<popxl program {compiled.ir.id}>"
             self._write(SourceGenerator(self.device, self.rounds), title)
 
-    def written_by(self, generator: SourceGenerator, block: Optional[Block] = None) -> "Program":
+    def written_by(self, generator: SourceGenerator, block: Block | None = None) -> "Program":
         """The same instructions as another generator writes them, or those of another block that
         does the same.
         """
@@ -53,7 +54,7 @@ class Program:
         linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
         if path is None:
             weakref.finalize(self, linecache.cache.pop, self.filename, None)
-        names: Dict[str, Any] = dict(self.source.names)
+        names: dict[str, Any] = dict(self.source.names)
         exec(compile(text, self.filename, "exec"), names)  # noqa: S102 - our own source
         self._main = names[name]
         self._yields = effects_of(self.block).meets
@@ -63,7 +64,7 @@ class Program:
         for t, value in self.block.state.items():
             if value.host:
                 replica.state[t] = replica.state[t].cpu()
-        state: List[Any] = [
+        state: list[Any] = [
             as_array(replica.state[t]) if value.host else replica.state[t]
             for t, value in self.block.state.items()
         ]

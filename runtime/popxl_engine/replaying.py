@@ -7,26 +7,11 @@ what both have left is compared, bit for bit. Collectives are met again, so that
 the same phases.
 """
 
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Generator as PythonGenerator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import (
-    AbstractSet,
-    Any,
-    Collection,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-    cast,
-)
-from typing import (
-    Generator as PythonGenerator,
-)
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -43,7 +28,7 @@ from popxl_engine.machine.replica import Replica
 from popxl_engine.planner.phases import MAIN, in_phases
 from popxl_engine.program import Program
 
-Piece = Union[Instr, Tuple[str, List[Instr]]]
+Piece = Instr | tuple[str, list[Instr]]
 """An instruction between phases, or a phase that is not repeated, with its instructions."""
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -68,15 +53,15 @@ class RowsMet:
         are_stored: whether the phase stores to the buffer.
     """
 
-    def __init__(self, rows: Union[Rows, PagedBuffer], are_stored: bool):
+    def __init__(self, rows: Rows | PagedBuffer, are_stored: bool):
         self.rows, self.row_bytes, self.shape = rows, rows.row_bytes, rows.shape
         self._moves = isinstance(rows, PagedBuffer)
         self._copies = are_stored or self._moves
-        self.found: Dict[int, torch.Tensor] = {}
+        self.found: dict[int, torch.Tensor] = {}
         """As they were loaded first; on the host where rows come and go."""
-        self.stored: Set[int] = set()
+        self.stored: set[int] = set()
         """Rows that were stored to, and that are not over."""
-        self._left: Dict[int, torch.Tensor] = {}
+        self._left: dict[int, torch.Tensor] = {}
 
     def load(self, index: int) -> torch.Tensor:
         """See `Rows`."""
@@ -90,7 +75,7 @@ class RowsMet:
         """See `Rows`."""
         self.donate(index, [t])
 
-    def donate(self, index: int, held: List[torch.Tensor]) -> None:
+    def donate(self, index: int, held: list[torch.Tensor]) -> None:
         """See `Rows`."""
         if self._moves:  # it may be gone when the phase ends
             self._left[index] = held[0].detach().to("cpu", copy=True)
@@ -116,9 +101,9 @@ class RowsAgain(Rows):
         super().__init__(rows.shape, rows.dtype, rows.entries)
         self._device = device
         self._rows.update({index: t.to(device) for index, t in met.found.items()})
-        self.stored: Set[int] = set()
+        self.stored: set[int] = set()
 
-    def donate(self, index: int, held: List[torch.Tensor]) -> None:
+    def donate(self, index: int, held: list[torch.Tensor]) -> None:
         """See `Rows`."""
         super().donate(index, held)
         self.stored.add(index)
@@ -151,7 +136,7 @@ class Recorded:
 
     def differences(
         self, results: Sequence[Any], again: "Again", results_again: Sequence[Any]
-    ) -> Iterator[Tuple[str, Optional[Tuple[RemoteBuffer, int]]]]:
+    ) -> Iterator[tuple[str, tuple[RemoteBuffer, int] | None]]:
         """What is not the same: names, and rows."""
         for buffer, met in self.met.items():
             other = again.rows[buffer]
@@ -211,16 +196,16 @@ class Replays:
     """
 
     def __init__(self, device: torch.device):
-        self.wanted: AbstractSet[int] = frozenset()
+        self.wanted: Set[int] = frozenset()
         """Numbers of phases of a run."""
-        self.sites: List[Site] = []
-        self.found: List[Tuple[int, Site, int, str, Optional[Tuple[RemoteBuffer, int]]]] = []
+        self.sites: list[Site] = []
+        self.found: list[tuple[int, Site, int, str, tuple[RemoteBuffer, int] | None]] = []
         """Replica, site, round, name, row."""
         self._device = device
-        self._count: Dict[int, int] = {}
-        self._rounds: Dict[Tuple[int, int], int] = {}
+        self._count: dict[int, int] = {}
+        self._rounds: dict[tuple[int, int], int] = {}
 
-    def begin(self, wanted: AbstractSet[int]) -> None:
+    def begin(self, wanted: Set[int]) -> None:
         """A run begins, of which these phases are to run twice."""
         self.wanted = wanted
         self._count.clear()
@@ -286,7 +271,7 @@ class ReplayingGenerator(Generator):
     def __init__(self, device: torch.device, rounds: bool):
         super().__init__(device, rounds)
         self.replays = Replays(device)
-        self.numbers: Dict[Block, int] = {}
+        self.numbers: dict[Block, int] = {}
         """Of sites, by what they run."""
 
     def add(self, site: Site) -> None:
@@ -346,7 +331,7 @@ class Replayer:
         self.replays.begin(frozenset(n % self.phases for n in numbers if self.phases))
         yield
 
-    def found(self) -> List[PhaseDifference]:
+    def found(self) -> list[PhaseDifference]:
         """What the runs since the last time have found."""
         found, self.replays.found = self.replays.found, []
         stored = self._stored_names() if found else {}
@@ -361,7 +346,7 @@ class Replayer:
             for replica, site, done, name, row in found
         ]
 
-    def _stored_names(self) -> Dict[RemoteBuffer, str]:
+    def _stored_names(self) -> dict[RemoteBuffer, str]:
         """Of each buffer, what the program calls a tensor that it stores there."""
         return {
             instr.arguments["remote_buffer"]: instr.source.inputs[-1].name
@@ -383,7 +368,7 @@ class Replayer:
         phases = {id(instr): phase for phase, instr, _ in in_phases(self._ir, main)}
 
         def rewritten(block: Block) -> Block:
-            instrs: List[Instr] = []
+            instrs: list[Instr] = []
             for piece in pieces(block, phases):
                 if isinstance(piece, tuple):
                     phase, inside = piece
@@ -405,7 +390,7 @@ class Replayer:
 
 def pieces(block: Block, phases: Mapping[int, str]) -> Iterator[Piece]:
     """The instructions of a block, those of each phase that is inline as one."""
-    inside: List[Instr] = []
+    inside: list[Instr] = []
     phase = MAIN
     for instr in block.instrs:
         name = phases.get(id(instr), MAIN)
@@ -444,7 +429,7 @@ def called(phase: str, inside: Sequence[Instr], block: Block) -> Instr:
     used = dict.fromkeys(value for instr in inside for value in instr.inputs())
     inputs = [value for value in used if value not in made and value not in constants]
     own, after = {id(instr) for instr in inside}, False
-    needed: Set[Value] = set(block.outputs)
+    needed: set[Value] = set(block.outputs)
     for instr in block.instrs:
         if id(instr) in own:
             after = True

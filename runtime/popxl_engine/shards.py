@@ -2,8 +2,9 @@
 the whole one.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any
 
 from popxl.ir import Ir
 from popxl.opdef import OpDefinition
@@ -20,7 +21,7 @@ class Sharding:
     grouping: ReplicaGrouping
     pieces: int
 
-    def starts(self, length: int) -> Tuple[int, ...]:
+    def starts(self, length: int) -> tuple[int, ...]:
         """For each replica, where its piece of ``length`` elements starts in the unsharded
         tensor.
         """
@@ -31,9 +32,9 @@ class Sharding:
         return tuple(p * length for p in positions)
 
 
-def shardings(ir: Ir) -> Dict[Any, Sharding]:
+def shardings(ir: Ir) -> dict[Any, Sharding]:
     """The shardings that variables declare: of shards on the device, and of remote buffers."""
-    found: Dict[Any, Sharding] = {}
+    found: dict[Any, Sharding] = {}
     for variable in ir.main_graph.variables:
         if variable.shard is not None:
             found[variable.shard] = Sharding(variable.replica_grouping, variable.shard_over)
@@ -48,10 +49,10 @@ def result_sharding(
     definition: OpDefinition,
     arguments: Mapping[str, Any],
     spec: TensorSpec,
-    operands: Iterable[Optional[Sharding]],
+    operands: Iterable[Sharding | None],
     declared: Mapping[Any, Sharding],
     everyone: ReplicaGrouping,
-) -> Optional[Sharding]:
+) -> Sharding | None:
     """How an op's result is sharded; None for a whole tensor, and where no variable says how the
     buffer is.
 

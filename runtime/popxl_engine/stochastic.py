@@ -1,6 +1,6 @@
 """Stochastic rounding of updates of 16-bit tensors: which ops draw, and from which seed."""
 
-from typing import ContextManager, Dict, Tuple
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ TRANSFERS = frozenset({"collective", "remote", "host"})
 """Effects of ops that write what they received, unrounded."""
 
 
-def rounded(*updates: Tuple[int, int]) -> ContextManager[None]:
+def rounded(*updates: tuple[int, int]) -> AbstractContextManager[None]:
     """Inside, an op's updates of 16-bit tensors are rounded stochastically.
 
     Args:
@@ -39,13 +39,13 @@ class Positions:
     """
 
     def __init__(self) -> None:
-        self._positions: Dict[Graph, Dict[Op, int]] = {}
+        self._positions: dict[Graph, dict[Op, int]] = {}
 
     def of(self, op: Op) -> int:
         """An op's position; 0 for ops that do not draw."""
         return self._in(op.graph).get(op, 0)
 
-    def _in(self, graph: Graph) -> Dict[Op, int]:
+    def _in(self, graph: Graph) -> dict[Op, int]:
         if graph not in self._positions:
             drawing = [op for op in graph.ops if self.draws(op)]
             self._positions[graph] = {op: i for i, op in enumerate(drawing)}

@@ -1,8 +1,9 @@
 """What generated source calls beside kernels."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ class CollectiveSite:
         return f"{self.op} built at {self.op.where}"
 
     @cached_property
-    def members(self) -> List[Tuple[int, ...]]:
+    def members(self) -> list[tuple[int, ...]]:
         """For each replica, those that it meets here, in group order."""
         return [
             group_members(self.op, replica)
@@ -109,7 +110,7 @@ class CollectiveSite:
             self, members, operands, combine, self.apart, self.describe, self.number, reads
         )
 
-    def donate(self, replica: Any, operands: List[torch.Tensor], combine: Any) -> Arrival:
+    def donate(self, replica: Any, operands: list[torch.Tensor], combine: Any) -> Arrival:
         """The same, where the replica holds its operand in that list alone."""
         arrival = self.arrive(replica, operands, combine)
         arrival.pair = pairing(self.op.definition.name, self.op.arguments["op"])

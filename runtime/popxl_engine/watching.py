@@ -6,7 +6,8 @@ as masks are, and what follows from them. Operands are looked at before the op, 
 them.
 """
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from popxl.ir import Ir
@@ -18,7 +19,7 @@ from popxl_engine.profiler.marking import Mark
 from popxl_engine.profiler.sites import Sites
 from popxl_engine.program import Program
 
-Find = Tuple[int, int, str, Dict[Block, int]]
+Find = tuple[int, int, str, dict[Block, int]]
 """Operations before, number of the watched instruction, what is in its result, rounds of loops."""
 
 
@@ -26,9 +27,9 @@ class Watch:
     """What watched programs call while they run, for each replica by itself."""
 
     def __init__(self) -> None:
-        self.first: Dict[int, Find] = {}
-        self._counts: Dict[int, int] = {}
-        self._rounds: Dict[int, Dict[Block, int]] = {}
+        self.first: dict[int, Find] = {}
+        self._counts: dict[int, int] = {}
+        self._rounds: dict[int, dict[Block, int]] = {}
 
     def loop(self, replica: int, body: Block, first: int) -> None:
         """A loop begins."""
@@ -71,7 +72,7 @@ class WatchingGenerator(Generator):
     def __init__(self, device: torch.device, rounds: bool):
         super().__init__(device, rounds)
         self.watch = Watch()
-        self.watched: List[Tuple[Instr, Block]] = []
+        self.watched: list[tuple[Instr, Block]] = []
 
     def write(self, block: Block, name: str) -> None:
         """See `Generator`."""
@@ -123,7 +124,7 @@ class Watcher:
         self.program = program.written_by(self._generator)
         self.watch = self._generator.watch
 
-    def found(self) -> List[NotFinite]:
+    def found(self) -> list[NotFinite]:
         """What the last run met first on each replica, in the order in which they met it."""
         sites = Sites(self._ir, self.program.block)
         result = []

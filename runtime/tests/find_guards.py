@@ -2,8 +2,9 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator, Tuple
+from typing import Any
 
 import pytest
 from helpers.guards import MODULES, guards_of, take_out
@@ -15,7 +16,7 @@ TABLE = Path(__file__).parent / "popxl_engine" / "passes" / "guards.json"
 SEEDS = 2000
 
 
-def candidates() -> Iterator[Tuple[Any, Checker]]:
+def candidates() -> Iterator[tuple[Any, Checker]]:
     """(what stands in guards.json for it, a program)."""
     for name, build in NEAR_MISSES.items():
         yield name, Checker(build)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -164,8 +164,8 @@ class Workshop:
         with RecordWriter(self.tokens) as writer:
             for payload in example.encode(np.random.default_rng(0).integers(0, 61, (37, 9))):
                 writer.write(payload)
-        self._shared: "dict[Any, Any]" = {}
-        self._trials: "list[Path]" = []
+        self._shared: dict[Any, Any] = {}
+        self._trials: list[Path] = []
 
     def __enter__(self) -> "Workshop":
         return self
@@ -195,7 +195,7 @@ class Workshop:
         self,
         mode: Mode,
         folder: Path,
-        environment: "Optional[Mapping[str, str]]" = None,
+        environment: "Mapping[str, str] | None" = None,
         **settings: object,
     ) -> Program:
         """Start the training job, or let it go on, in `folder`/runs/run. A setting that is None is

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
 
 from tests.torture.application import Workshop
 from tests.torture.judge import Broken
@@ -22,7 +21,7 @@ class Tally:
     torture: Torture
     is_verbose: bool = False
     """Whether trials that break nothing are told, too."""
-    cases: "Optional[int]" = None
+    cases: "int | None" = None
     trials: int = 0
     seconds: float = 0.0
     broken: "list[dict[str, object]]" = field(default_factory=list)
@@ -124,7 +123,7 @@ def table(tallies: "Sequence[Tally]") -> str:
     return "\n".join(lines)
 
 
-def report(tallies: "Sequence[Tally]", seed: Optional[int], path: Optional[Path]) -> int:
+def report(tallies: "Sequence[Tally]", seed: int | None, path: Path | None) -> int:
     """Print the table, write JSON, and return the exit code: 1 where a promise was broken."""
     broken = sum(len(tally.broken) for tally in tallies)
     print(f"\n{table(tallies)}\n")

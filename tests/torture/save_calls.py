@@ -3,7 +3,6 @@ error from each.
 """
 
 import errno
-from typing import Optional
 
 from tests.torture import calls
 from tests.torture.application import MODES, Workshop, last_line
@@ -64,7 +63,7 @@ def trial(case: int, shop: Workshop) -> str:
     return f"{told}: exit code {code}"
 
 
-def judge(code: int, output: str, error: "Optional[int]") -> None:
+def judge(code: int, output: str, error: "int | None") -> None:
     """A process that was killed has not ended otherwise; one that met an error ended in words, or
     went on.
     """

@@ -56,7 +56,7 @@ def trial(case: int, shop: Workshop) -> str:
 
 def watch(program: Program, metrics: Path) -> "dict[str, list[Sample]]":
     """Look at the processes that train until the run ends. Returns samples of each."""
-    samples: "dict[str, list[Sample]]" = {}
+    samples: dict[str, list[Sample]] = {}
     lines, read, stalled = 0, 0, time.monotonic()
     while program.is_alive():
         if metrics.exists():

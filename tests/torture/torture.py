@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
 from tests.torture.application import Workshop
 
@@ -19,5 +18,5 @@ class Torture:
 
     Raises Broken.
     """
-    cases: Optional[Callable[[Workshop], int]] = None
+    cases: Callable[[Workshop], int] | None = None
     """How many cases there are: 0 to this number; none: any number up to 2**32 is a case."""

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import popxl_addons as addons
 
@@ -61,7 +61,7 @@ class Speed:
     """Of the model, recomputation not counted."""
     loss: float
     """Of the last step."""
-    files: Optional[FileUse] = None
+    files: FileUse | None = None
     """Where remote memory comes and goes."""
 
 
@@ -69,7 +69,7 @@ def measure(
     program: Callable[[Config], addons.TaskSession],
     config: Config,
     options: Options,
-    profiler: Optional[StepProfiler] = None,
+    profiler: StepProfiler | None = None,
 ) -> Speed:
     """Run the training program and take the time; then, with a profiler, run it again."""
     iterations, training = config.execution.device_iterations, config.training
@@ -116,8 +116,8 @@ def measure(
 
 
 def file_use(
-    before: Optional[Any], after: Optional[Any], times: Sequence[float], iterations: int
-) -> Optional[FileUse]:
+    before: Any | None, after: Any | None, times: Sequence[float], iterations: int
+) -> FileUse | None:
     """What was moved between two readings of a session's traffic, in runs whose steps took these
     times, in seconds.
     """

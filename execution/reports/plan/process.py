@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Optional, Tuple
+from typing import Any
 
+import popdist
 import popxl
 
 from popxl_gpt.config import Config
-from popxl_gpt.execution.memory import largest_layer_bytes
+from popxl_gpt.execution.memory import bytes_by_kind, copy_bytes
 from popxl_gpt.utils.runtime import planner, resident_bytes, session_device
 
-Build = Callable[[Config], Tuple[popxl.Ir, Any, Any]]
+Build = Callable[[Config], tuple[popxl.Ir, Any, Any]]
 """Builds a configuration's program: the Ir first, what else comes is not needed."""
 MADE_FOR_RUNS = 22 * 2**20
 """Bytes that a process takes from when it has loaded the engine to its first steps, beside rows and
@@ -26,9 +27,7 @@ MADE_AFTER_PLAN = 6 * 2**20
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Bytes of the host's memory that one process of a run keeps to its end. While a checkpoint is
-    written beside training, it takes a copy of the state more, where there is memory for it.
-    """
+    """Bytes of the host's memory that one process of a run takes."""
 
     itself: int
     """The interpreter, PyTorch, the program and its kernels."""
@@ -38,10 +37,13 @@ class ProcessMemory:
     """What its replicas have in hand beside rows; on a GPU that is in the device's memory."""
     saving: int
     """What checkpoints are written from: a layer as it is read, and as it is stored."""
+    copy: int
+    """What it takes more while a checkpoint is written beside training: a copy of its part of the
+    state. No more than half of the memory that is free then."""
 
     @property
     def resident(self) -> int:
-        """All of it: the process's resident set."""
+        """What it keeps to its end: the process's resident set."""
         return self.itself + self.rows + self.tensors + self.saving
 
 
@@ -71,7 +73,7 @@ def own_bytes(config: Config, has_planned: bool = False) -> int:
 
 
 def process_memory(
-    config: Config, itself: int, training: popxl.Ir, validation: Optional[Build]
+    config: Config, itself: int, training: popxl.Ir, validation: Build | None
 ) -> ProcessMemory:
     """What a process of a run takes.
 
@@ -90,4 +92,6 @@ def process_memory(
     if execution.memmap_dir is not None and execution.host_memory is not None:
         rows = min(all_rows, execution.host_memory)
     on_host = 0 if execution.device.startswith("cuda") else tensors
-    return ProcessMemory(itself, rows, on_host, 2 * largest_layer_bytes(config))
+    saving = 2 * max(bytes_by_kind(config).values())
+    copy = copy_bytes(config, popdist.getNumInstances())
+    return ProcessMemory(itself, rows, on_host, saving, copy)

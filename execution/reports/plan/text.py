@@ -154,6 +154,13 @@ def _totals(found: RunPlan) -> str:
             "for checkpoints",
         ),
         (
+            "saving",
+            f"{bytes_text(process.copy)} more at most, while a checkpoint is written beside "
+            "training"
+            if process.copy
+            else "training waits while a checkpoint is written",
+        ),
+        (
             "step",
             (
                 f"{duration(found.seconds)} for {si(config.tokens_per_step, 'tokens')}, bound by "

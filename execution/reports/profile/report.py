@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import popdist
 import popxl
@@ -35,7 +35,7 @@ class StepProfiler:
         UserError: the folder takes no files.
     """
 
-    def __init__(self, config: Config, options: PlanOptions, run_folder: Optional[Path] = None):
+    def __init__(self, config: Config, options: PlanOptions, run_folder: Path | None = None):
         self.config, self.options = config, options
         named = Path(options.profile_folder) if options.profile_folder else None
         self.folder = (
@@ -46,6 +46,10 @@ class StepProfiler:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 tempfile.TemporaryFile(dir=self.folder).close()
         self._runs, self.is_done = 0, False
+
+    def begin_again(self, config: Config) -> None:
+        """Count runs anew, of a session with another batch."""
+        self.config, self._runs = config, 0
 
     @contextmanager
     def around(self, session: popxl.Session, is_last: bool) -> Iterator[None]:
@@ -85,8 +89,8 @@ class StepProfiler:
 
 
 def step_profiler(
-    config: Config, options: PlanOptions, run_folder: Optional[Path] = None
-) -> Optional[StepProfiler]:
+    config: Config, options: PlanOptions, run_folder: Path | None = None
+) -> StepProfiler | None:
     """A profiler where the options ask for one."""
     return StepProfiler(config, options, run_folder) if options.profile else None
 

@@ -1,7 +1,7 @@
 """What a run of the session did, beside what the machine could have done."""
 
 from dataclasses import dataclass
-from typing import Any, Tuple
+from typing import Any
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.reports.machine import speeds
@@ -20,9 +20,9 @@ class RunProfile:
     """The runtime's profile of the run."""
     machine: Any
     """Speeds of the machine, which the replicas of a process share."""
-    measured: Tuple[str, ...]
+    measured: tuple[str, ...]
     """Those speeds, by flag, that were measured on this machine."""
-    limits: Tuple[Any, ...]
+    limits: tuple[Any, ...]
     """For each phase the times of its work at those speeds, in the whole run."""
 
     @property

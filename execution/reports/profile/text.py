@@ -60,7 +60,7 @@ def _counted(count: int, one: str, more: str) -> str:
 
 def _phases(found: RunProfile) -> str:
     steps, phases = found.record.steps, found.record.phases
-    rows: "list[tuple[str, ...]]" = [HEADS]
+    rows: list[tuple[str, ...]] = [HEADS]
     for phase, time in zip(phases, found.limits):
         rows.append(
             (

@@ -4,7 +4,7 @@ much memory as of a short one.
 
 import math
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +115,7 @@ class Curves:
         place = self._last(name)
         return math.nan if place is None else float(self._column(name)[place])
 
-    def _last(self, name: str) -> Optional[int]:
+    def _last(self, name: str) -> int | None:
         finite = np.flatnonzero(np.isfinite(self._column(name)))
         return int(finite[-1]) if len(finite) else None
 

@@ -264,8 +264,8 @@ def _settings(mapping: "Mapping[str, Any]") -> "Iterator[tuple[str, Any]]":
 
 def _about(run: RunFiles) -> str:
     """The facts, and those that are deep inside folded away: how data were prepared."""
-    shown: "dict[str, str]" = {}
-    deep: "dict[str, str]" = {}
+    shown: dict[str, str] = {}
+    deep: dict[str, str] = {}
     for name, values in run.about.items():
         inside = values if isinstance(values, dict) else {}
         below = {key: value for key, value in inside.items() if isinstance(value, dict)}

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Optional
 
 from popxl_gpt.execution.reports.run.page import page
 from popxl_gpt.execution.reports.run.run_files import REPORT, RunFiles, read_run
@@ -30,7 +29,7 @@ class RunReport:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._files: Optional[RunFiles] = None
+        self._files: RunFiles | None = None
         self._written, self._took = -SECONDS, 0.0
         self.has_failed = False
         """Whether the last one was not written, which is told once."""

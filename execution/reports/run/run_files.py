@@ -5,7 +5,7 @@ left out.
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from popxl_gpt.config import Config, UserError, load
 from popxl_gpt.config.bounded import read_bounded
@@ -33,7 +33,7 @@ class Checkpoint:
     name: str
     size: int
     """Bytes of its files."""
-    validation_loss: Optional[float]
+    validation_loss: float | None
     is_best: bool
 
 

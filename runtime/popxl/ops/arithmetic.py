@@ -2,7 +2,7 @@
 and numbers.
 """
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from popxl.ops.checks import (
 )
 from popxl.values import Tensor, TensorLike, TensorSpec
 
-Grads = Tuple[Optional[Tensor], Optional[Tensor]]
-Scalar = Union[float, Tensor]
+Grads = tuple[Tensor | None, Tensor | None]
+Scalar = float | Tensor
 
 
 def _add_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
@@ -101,7 +101,7 @@ def _pow(t: Tensor, e: Scalar) -> TensorSpec:
     return t.spec
 
 
-def pow(t: Tensor, e: Union[float, int, TensorLike]) -> Tensor:
+def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
     """Elementwise power t**e.
 
     Shapes: t [a], e a number, or an array or tensor [b] of t's dtype -> [broadcast(a, b)], t's
@@ -135,13 +135,13 @@ def pow_cost(y: Tensor, t: Tensor, e: Scalar) -> Cost:
 
 
 @op(differentiable=False)
-def pow_grad(dy: Tensor, t: Tensor, e: Tensor, y: Tensor) -> Tuple[TensorSpec, ...]:
+def pow_grad(dy: Tensor, t: Tensor, e: Tensor, y: Tensor) -> tuple[TensorSpec, ...]:
     """Gradients of t**e for base and exponent, both in the shape of y."""
     return dy.spec, dy.spec
 
 
 @pow_grad.cost
-def pow_grad_cost(y: Tuple[Tensor, Tensor], dy: Tensor, *operands: Tensor) -> Cost:
+def pow_grad_cost(y: tuple[Tensor, Tensor], dy: Tensor, *operands: Tensor) -> Cost:
     """Power and logarithm per element."""
     return Cost(flops=8 * dy.nelms)
 
@@ -149,7 +149,7 @@ def pow_grad_cost(y: Tuple[Tensor, Tensor], dy: Tensor, *operands: Tensor) -> Co
 # Maximum of several tensors
 
 
-def _named(ts: Tuple[Tensor, ...]) -> Any:
+def _named(ts: tuple[Tensor, ...]) -> Any:
     return {f"ts[{i}]": t for i, t in enumerate(ts)}
 
 
@@ -170,7 +170,7 @@ def maximum(*ts: Tensor) -> TensorSpec:
 
 
 @maximum.vjp
-def maximum_vjp(dy: Tensor, y: Tensor, *ts: Tensor) -> Tuple[Tuple[Tensor, ...]]:
+def maximum_vjp(dy: Tensor, y: Tensor, *ts: Tensor) -> tuple[tuple[Tensor, ...]]:
     """The gradient goes to the operand that is largest."""
     return (tuple(sum_to(g, t.shape) for g, t in zip(maximum_grad(dy, y, ts), ts)),)
 
@@ -182,13 +182,13 @@ def maximum_cost(y: Tensor, *ts: Tensor) -> Cost:
 
 
 @op(differentiable=False)
-def maximum_grad(dy: Tensor, y: Tensor, ts: Tuple[Tensor, ...]) -> Tuple[TensorSpec, ...]:
+def maximum_grad(dy: Tensor, y: Tensor, ts: tuple[Tensor, ...]) -> tuple[TensorSpec, ...]:
     """Gradients of `maximum` for each operand, all in the shape of y."""
     return tuple(dy.spec for _ in ts)
 
 
 @maximum_grad.cost
-def maximum_grad_cost(result: Any, dy: Tensor, y: Tensor, ts: Tuple[Tensor, ...]) -> Cost:
+def maximum_grad_cost(result: Any, dy: Tensor, y: Tensor, ts: tuple[Tensor, ...]) -> Cost:
     """Comparison, count and product per element and operand."""
     return Cost(flops=3 * dy.nelms * len(ts))
 
@@ -317,7 +317,7 @@ def _times(dy: Tensor, factor: Scalar) -> Tensor:
     return sum_to(mul(dy, cast_if_needed(factor, dy.dtype)), dy.shape)
 
 
-def _scalar_grad(dy: Tensor, t: Tensor, factor: Scalar) -> Optional[Tensor]:
+def _scalar_grad(dy: Tensor, t: Tensor, factor: Scalar) -> Tensor | None:
     return (
         cast_if_needed(sum_to(mul(dy, t), factor.shape), factor.dtype)
         if isinstance(factor, Tensor)
@@ -328,7 +328,7 @@ def _scalar_grad(dy: Tensor, t: Tensor, factor: Scalar) -> Optional[Tensor]:
 @scaled_add.vjp
 def scaled_add_vjp(
     dy: Tensor, y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar
-) -> Tuple[Optional[Tensor], ...]:
+) -> tuple[Tensor | None, ...]:
     """dy scaled by each factor; for factors that are tensors, the sum of dy times the operand."""
     return _times(dy, a), _times(dy, b), _scalar_grad(dy, X, a), _scalar_grad(dy, Y, b)
 

@@ -5,7 +5,7 @@ with queries does, and give the probabilities beside the result: the gradient re
 """
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +21,17 @@ from popxl.utils import to_numpy
 from popxl.values import Constant, Tensor, TensorSpec, make_constant
 
 SWAPPED = (0, 1, 3, 2)
-Grads = Tuple[Optional[Tensor], ...]
+Grads = tuple[Tensor | None, ...]
 
 
 def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Optional[Tensor] = None,
+    mask: Tensor | None = None,
     causal: bool = False,
-    scale: Optional[float] = None,
-    seed_tensor: Optional[Tensor] = None,
+    scale: float | None = None,
+    seed_tensor: Tensor | None = None,
     p: float = 0.0,
 ) -> Tensor:
     """dropout(softmax(query @ key.T * scale + mask)) @ value, as one op.
@@ -105,9 +105,9 @@ def _attention(
     value: Tensor,
     mask: Tensor,
     scale: float,
-    seed_tensor: Optional[Tensor],
+    seed_tensor: Tensor | None,
     p: float,
-) -> Tuple[TensorSpec, ...]:
+) -> tuple[TensorSpec, ...]:
     """Probabilities, with a seed also what dropout leaves of them, and the result; `attention`
     documents it.
     """
@@ -128,7 +128,7 @@ def _attention(
     return probs, probs, query.spec
 
 
-def _names(seed_tensor: Optional[Tensor]) -> Tuple[str, ...]:
+def _names(seed_tensor: Tensor | None) -> tuple[str, ...]:
     dropped = () if seed_tensor is None else ("dropped_probs",)
     return ("probs", *dropped, "attention")
 
@@ -147,14 +147,14 @@ def _check_mask(mask: Tensor, probs: TensorSpec) -> None:
 
 @_attention.vjp
 def attention_vjp(
-    dy: Tuple[Tensor, ...],
-    y: Tuple[Tensor, ...],
+    dy: tuple[Tensor, ...],
+    y: tuple[Tensor, ...],
     query: Tensor,
     key_t: Tensor,
     value: Tensor,
     mask: Tensor,
     scale: float,
-    seed_tensor: Optional[Tensor],
+    seed_tensor: Tensor | None,
     p: float,
 ) -> Grads:
     """From the probabilities. That of a mask, unless it is constant, by the composition."""
@@ -183,9 +183,9 @@ def attention_grad(
     probs: Tensor,
     dropped_probs: Tensor,
     scale: float,
-    seed_tensor: Optional[Tensor],
+    seed_tensor: Tensor | None,
     p: float,
-) -> Tuple[TensorSpec, ...]:
+) -> tuple[TensorSpec, ...]:
     """Gradients of `attention` for query, transposed key, and value.
 
     Shapes: dy [b, h, q, d], query_t [b, h, d, q], key [b, h, s, d], value_t [b, h, d, s], probs and
@@ -203,7 +203,7 @@ def attention_cost(
     value: Tensor,
     mask: Tensor,
     scale: float,
-    seed_tensor: Optional[Tensor],
+    seed_tensor: Tensor | None,
     p: float,
 ) -> Cost:
     """Two products, scale and mask, softmax, and dropout with a seed; one product where the result
@@ -242,7 +242,7 @@ def attention_grad_cost(
     probs: Tensor,
     dropped_probs: Tensor,
     scale: float,
-    seed_tensor: Optional[Tensor],
+    seed_tensor: Tensor | None,
     p: float,
 ) -> Cost:
     """Four products, the gradients of dropout and softmax, and the scaling."""

@@ -2,8 +2,6 @@
 built from these.
 """
 
-from typing import Tuple
-
 import numpy as np
 
 from popxl import dtypes
@@ -13,7 +11,7 @@ from popxl.values import Tensor, TensorSpec, make_constant
 
 
 @op
-def broadcast_to(t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...] = ()) -> TensorSpec:
+def broadcast_to(t: Tensor, shape: tuple[int, ...], new_axes: tuple[int, ...] = ()) -> TensorSpec:
     """Repeat a tensor to a shape, as numpy broadcasts.
 
     Shapes: t [a] -> shape, any dtype.
@@ -39,7 +37,7 @@ def broadcast_to(t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...] = 
 
 @broadcast_to.vjp
 def broadcast_to_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]
+    dy: Tensor, y: Tensor, t: Tensor, shape: tuple[int, ...], new_axes: tuple[int, ...]
 ) -> Tensor:
     """Sum over the repeats."""
     return sum_to(dy, t.shape, new_axes)
@@ -47,13 +45,13 @@ def broadcast_to_vjp(
 
 @broadcast_to.cost
 def broadcast_to_cost(
-    y: Tensor, t: Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]
+    y: Tensor, t: Tensor, shape: tuple[int, ...], new_axes: tuple[int, ...]
 ) -> Cost:
     """Moves data only."""
     return Cost()
 
 
-def positions_along(shape: Tuple[int, ...], axis: int) -> Tensor:
+def positions_along(shape: tuple[int, ...], axis: int) -> Tensor:
     """0, 1, .. along an axis, the same over the others: int32 of ``shape``."""
     line = [-1 if a == axis % len(shape) else 1 for a in range(len(shape))]
     positions = np.arange(shape[axis], dtype=np.int32).reshape(line)
@@ -61,7 +59,7 @@ def positions_along(shape: Tuple[int, ...], axis: int) -> Tensor:
 
 
 @op(name="sum_to")
-def _sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> TensorSpec:
+def _sum_to(t: Tensor, shape: tuple[int, ...], dropped: tuple[int, ...] = ()) -> TensorSpec:
     """Sum a tensor to a shape that broadcasts to its own: the inverse of `broadcast_to`. 16-bit
     types sum in float32.
 
@@ -72,7 +70,7 @@ def _sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) ->
     return TensorSpec(shape, t.dtype)
 
 
-def sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> Tensor:
+def sum_to(t: Tensor, shape: tuple[int, ...], dropped: tuple[int, ...] = ()) -> Tensor:
     """Sum ``t`` to ``shape``, undoing a broadcast; ``t`` itself where there was none. See
     `broadcast_to`.
     """
@@ -81,13 +79,13 @@ def sum_to(t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...] = ()) -> 
 
 @_sum_to.vjp
 def sum_to_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]
+    dy: Tensor, y: Tensor, t: Tensor, shape: tuple[int, ...], dropped: tuple[int, ...]
 ) -> Tensor:
     """Repeat the gradient along the summed axes."""
     return broadcast_to(dy, t.shape, dropped)
 
 
 @_sum_to.cost
-def sum_to_cost(y: Tensor, t: Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) -> Cost:
+def sum_to_cost(y: Tensor, t: Tensor, shape: tuple[int, ...], dropped: tuple[int, ...]) -> Cost:
     """One addition per element summed."""
     return Cost(flops=t.nelms)

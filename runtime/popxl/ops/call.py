@@ -2,7 +2,8 @@
 graph.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from popxl.context import get_current_context
 from popxl.errors import GraphError
@@ -13,7 +14,7 @@ from popxl.values import Tensor, TensorLike, TensorSpec, make_constant
 
 
 @op(name="call", effects=("control",), names=lambda graph, inputs: output_names(graph))
-def _call(graph: Graph, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
+def _call(graph: Graph, inputs: tuple[Any, ...]) -> tuple[TensorSpec, ...]:
     """Run a graph once."""
     return tuple(t.spec for t in graph.outputs)
 
@@ -23,12 +24,12 @@ def _call(graph: Graph, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
     effects=("control",),
     names=lambda graph, repeat_count, inputs: output_names(graph),
 )
-def _repeat(graph: Graph, repeat_count: int, inputs: Tuple[Any, ...]) -> Tuple[TensorSpec, ...]:
+def _repeat(graph: Graph, repeat_count: int, inputs: tuple[Any, ...]) -> tuple[TensorSpec, ...]:
     """Run a graph repeat_count times, its outputs becoming its first inputs."""
     return tuple(t.spec for t in graph.outputs)
 
 
-def output_names(graph: Graph) -> List[str]:
+def output_names(graph: Graph) -> list[str]:
     """The graph's own names of its outputs, which the results of its calls take."""
     return [t.name for t in graph.outputs]
 
@@ -40,8 +41,8 @@ class CallSiteInfo:
 
     def __init__(self, subgraph_op: Op) -> None:
         self._op = subgraph_op
-        self._known: Dict[Tensor, Tensor] = {}
-        self._known_for: Tuple[Any, ...] = (None,)
+        self._known: dict[Tensor, Tensor] = {}
+        self._known_for: tuple[Any, ...] = (None,)
         """The call's inputs, and how much else there was."""
 
     @property
@@ -51,12 +52,12 @@ class CallSiteInfo:
         return graph
 
     @property
-    def inputs(self) -> Tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """The caller's inputs, in the graph's order."""
         return tuple(self._op.arguments["inputs"])
 
     @property
-    def outputs(self) -> Tuple[Tensor, ...]:
+    def outputs(self) -> tuple[Tensor, ...]:
         """The caller's outputs."""
         return self._op.outputs
 
@@ -94,7 +95,7 @@ class CallSiteInfo:
             )
         return found
 
-    def _parents(self) -> Dict[Tensor, Tensor]:
+    def _parents(self) -> dict[Tensor, Tensor]:
         """The caller's tensor for each input and output of the graph, the first of several."""
         graph, given = self.called_graph, self._op.arguments["inputs"]
         ours, results = graph._outputs, self._op._outputs
@@ -132,8 +133,8 @@ def _checked(idx: int, values: Sequence[Any]) -> int:
     return idx
 
 
-def _flat(values: Iterable[Any]) -> List[Any]:
-    flat: List[Any] = []
+def _flat(values: Iterable[Any]) -> list[Any]:
+    flat: list[Any] = []
     for value in values:
         nested = isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
         flat.extend(_flat(value) if nested else [value])
@@ -165,9 +166,9 @@ def match_inputs(
     name: str,
     graph: Graph,
     inputs: Sequence[Any],
-    inputs_dict: Optional[Mapping[Tensor, Any]],
+    inputs_dict: Mapping[Tensor, Any] | None,
     check_inputs: bool = True,
-) -> Tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """The caller's tensor for each input of the graph: positional from the first, the others by the
     graph's tensor.
 
@@ -181,7 +182,7 @@ def match_inputs(
             f"{name}: got {len(positional)} inputs for graph '{graph.name}'; expected at most "
             f"{len(graph.inputs)}."
         )
-    values: Dict[Tensor, Any] = dict(zip(graph.inputs, positional))
+    values: dict[Tensor, Any] = dict(zip(graph.inputs, positional))
     taken = set(graph.inputs)
     for key, value in (inputs_dict or {}).items():
         if not isinstance(key, Tensor) or key not in taken:
@@ -226,8 +227,8 @@ def _check_callable(name: str, graph: Graph) -> None:
 
 def call_with_info(
     graph: Graph,
-    *inputs: Union[TensorLike, Iterable[TensorLike]],
-    inputs_dict: Optional[Mapping[Tensor, TensorLike]] = None,
+    *inputs: TensorLike | Iterable[TensorLike],
+    inputs_dict: Mapping[Tensor, TensorLike] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
     """As `call`, returning the `CallSiteInfo`.
@@ -245,9 +246,9 @@ def call_with_info(
 
 def call(
     graph: Graph,
-    *inputs: Union[TensorLike, Iterable[TensorLike]],
-    inputs_dict: Optional[Mapping[Tensor, TensorLike]] = None,
-) -> Tuple[Tensor, ...]:
+    *inputs: TensorLike | Iterable[TensorLike],
+    inputs_dict: Mapping[Tensor, TensorLike] | None = None,
+) -> tuple[Tensor, ...]:
     """Run a graph here.
 
     Shapes: inputs and outputs of the graph's own shapes and dtypes.
@@ -269,8 +270,8 @@ def call(
 def repeat_with_info(
     graph: Graph,
     repeat_count: int,
-    *inputs: Union[Tensor, Iterable[Tensor]],
-    inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
+    *inputs: Tensor | Iterable[Tensor],
+    inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
     """As `repeat`, returning the `CallSiteInfo`.
@@ -305,9 +306,9 @@ def repeat_with_info(
 def repeat(
     graph: Graph,
     repeat_count: int,
-    *inputs: Union[Tensor, Iterable[Tensor]],
-    inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
-) -> Tuple[Tensor, ...]:
+    *inputs: Tensor | Iterable[Tensor],
+    inputs_dict: Mapping[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
     """Run a graph repeat_count times.
 
     Shapes: inputs and outputs of the graph's own shapes and dtypes; its first outputs have those of

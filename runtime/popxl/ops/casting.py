@@ -1,7 +1,5 @@
 """Conversion between element types."""
 
-from typing import Optional
-
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError
@@ -37,7 +35,7 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
 
 
 @cast.vjp
-def cast_vjp(dy: Tensor, y: Tensor, t: Tensor, data_type: dtype) -> Optional[Tensor]:
+def cast_vjp(dy: Tensor, y: Tensor, t: Tensor, data_type: dtype) -> Tensor | None:
     """Cast back."""
     return cast(dy, t.dtype)
 

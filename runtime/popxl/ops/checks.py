@@ -6,7 +6,8 @@ refuse to execute it.
 """
 
 import sys
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, Union
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from popxl.fp8_utils import FORMATS
 from popxl.opdef import Cost, OpFunction, op
 from popxl.values import Tensor, TensorSpec
 
-Axis = Optional[Union[int, Iterable[int]]]
+Axis = int | Iterable[int] | None
 
 
 def refuse_to_execute(error: Exception) -> None:
@@ -65,7 +66,7 @@ def check_floating(name: str, **tensors: Tensor) -> None:
             refuse_to_execute(DTypeError(error))
 
 
-OPERANDS: Dict[str, Callable[..., None]] = {
+OPERANDS: dict[str, Callable[..., None]] = {
     "numbers": check_numeric,
     "real numbers": check_real,
     "floating point": check_floating,
@@ -139,7 +140,7 @@ def check_computes_in_one_dtype(name: str, **tensors: Tensor) -> None:
         refuse_to_execute(error)
 
 
-def _unequal(name: str, tensors: Mapping[str, Tensor]) -> Optional[DTypeError]:
+def _unequal(name: str, tensors: Mapping[str, Tensor]) -> DTypeError | None:
     if len({t.dtype for t in tensors.values()}) <= 1:
         return None
     given = ", ".join(f"{parameter} {t.spec}" for parameter, t in tensors.items())
@@ -163,7 +164,7 @@ def check_scalar(name: str, parameter: str, value: Any) -> None:
         )
 
 
-def broadcast_shape(name: str, **tensors: Tensor) -> Tuple[int, ...]:
+def broadcast_shape(name: str, **tensors: Tensor) -> tuple[int, ...]:
     """numpy's broadcast of the tensors' shapes. ShapeError if they do not fit."""
     try:
         return np.broadcast_shapes(*(t.shape for t in tensors.values()))
@@ -195,7 +196,7 @@ def normalise_axis(name: str, t: Tensor, axis: int) -> int:
     return int(axis) % t.rank
 
 
-def normalise_axes(name: str, t: Tensor, axis: Axis) -> Tuple[int, ...]:
+def normalise_axes(name: str, t: Tensor, axis: Axis) -> tuple[int, ...]:
     """The axes that ``axis`` names, ascending: all of them for None. ShapeError for an unknown or
     repeated axis.
     """
@@ -218,7 +219,7 @@ def elementwise_cost(y: Tensor, *arguments: Any, **options: Any) -> Cost:
 def unary(
     name: str,
     doc: str,
-    vjp: Callable[[Tensor, Tensor, Tensor], Optional[Tensor]],
+    vjp: Callable[[Tensor, Tensor, Tensor], Tensor | None],
     host: Any = None,
     takes: str = "floating point",
     flops: int = 1,
@@ -252,7 +253,7 @@ def unary(
 def binary(
     name: str,
     doc: str,
-    vjp: Callable[..., Tuple[Optional[Tensor], Optional[Tensor]]],
+    vjp: Callable[..., tuple[Tensor | None, Tensor | None]],
     host: Any,
     takes: str = "numbers",
 ) -> OpFunction[..., Tensor]:

@@ -1,6 +1,7 @@
 """Running one of two graphs."""
 
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from popxl import dtypes
 from popxl.context import get_current_graph
@@ -21,9 +22,9 @@ def _conditional(
     cond: Tensor,
     then_branch: Graph,
     else_branch: Graph,
-    then_inputs: Tuple[Any, ...],
-    else_inputs: Tuple[Any, ...],
-) -> Tuple[TensorSpec, ...]:
+    then_inputs: tuple[Any, ...],
+    else_inputs: tuple[Any, ...],
+) -> tuple[TensorSpec, ...]:
     """Run then_branch where cond is true, else_branch otherwise."""
     return tuple(t.spec for t in then_branch.outputs)
 
@@ -37,17 +38,17 @@ class ConditionalSiteInfo(CallSiteInfo):
         super().__init__(subgraph_op)
 
     @property
-    def called_graph(self) -> Tuple[Graph, Graph]:  # type: ignore[override]
+    def called_graph(self) -> tuple[Graph, Graph]:  # type: ignore[override]
         """(then graph, else graph)."""
         return self._op.arguments["then_branch"], self._op.arguments["else_branch"]
 
     @property
-    def inputs(self) -> Tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """The condition, then's inputs, else's inputs."""
         a = self._op.arguments
         return (a["cond"], *a["then_inputs"], *a["else_inputs"])
 
-    def _sizes(self) -> Tuple[int, int]:
+    def _sizes(self) -> tuple[int, int]:
         return len(self._op.arguments["then_inputs"]), len(self._op.arguments["else_inputs"])
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
@@ -88,7 +89,7 @@ class ConditionalSiteInfo(CallSiteInfo):
             )
         return idx
 
-    def _pairs(self) -> List[Tuple[Tensor, Tensor]]:
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         a = self._op.arguments
         return [
             pair
@@ -128,7 +129,7 @@ class ConditionalSiteInfo(CallSiteInfo):
         )
 
 
-Inputs = Optional[Iterable[Union[Tensor, Iterable[Tensor]]]]
+Inputs = Iterable[Tensor | Iterable[Tensor]] | None
 
 
 def conditional_with_info(
@@ -137,8 +138,8 @@ def conditional_with_info(
     else_branch: Graph,
     then_inputs: Inputs = None,
     else_inputs: Inputs = None,
-    then_inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
-    else_inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
+    then_inputs_dict: Mapping[Tensor, Tensor] | None = None,
+    else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> ConditionalSiteInfo:
     """As `conditional`, returning the `ConditionalSiteInfo`.
@@ -199,9 +200,9 @@ def conditional(
     else_branch: Graph,
     then_inputs: Inputs = None,
     else_inputs: Inputs = None,
-    then_inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
-    else_inputs_dict: Optional[Mapping[Tensor, Tensor]] = None,
-) -> Tuple[Tensor, ...]:
+    then_inputs_dict: Mapping[Tensor, Tensor] | None = None,
+    else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
     """Run then_branch where the bool scalar is true, else_branch otherwise.
 
     Shapes: cond [], bool; inputs of each branch as it has them -> outputs, of one spec in both

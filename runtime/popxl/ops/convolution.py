@@ -5,7 +5,7 @@ weights.
 """
 
 import math
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
@@ -23,11 +23,11 @@ from popxl.ops.windows import (
 )
 from popxl.values import Tensor, TensorSpec
 
-Windows = Tuple[Window, ...]
+Windows = tuple[Window, ...]
 MOST_AXES = 3
 
 
-def _check_shapes(name: str, t: Tensor, weight: Tensor, groups: int, axis: int) -> Tuple[int, ...]:
+def _check_shapes(name: str, t: Tensor, weight: Tensor, groups: int, axis: int) -> tuple[int, ...]:
     """t's spatial sizes, if t and weight fit. ``axis``: weight's axis that, divided by groups,
     meets t's channels.
     """
@@ -57,7 +57,7 @@ def conv_windows(
     padding: Numbers,
     dilation: Numbers,
     groups: int,
-    pad_type: Optional[PadType],
+    pad_type: PadType | None,
 ) -> Windows:
     """The windows of `conv` with these arguments, for operands of any dtype. Its errors, for
     ``name``.
@@ -74,7 +74,7 @@ def conv_transpose_windows(
     padding: Numbers,
     dilation: Numbers,
     groups: int,
-    pad_type: Optional[PadType],
+    pad_type: PadType | None,
     output_padding: Numbers,
     output_shape: Numbers,
 ) -> Windows:
@@ -122,7 +122,7 @@ def conv_transpose_windows(
 
 def _spatial_output(
     name: str, t: Tensor, weight: Tensor, groups: int, output_shape: Numbers
-) -> Tuple[int, ...]:
+) -> tuple[int, ...]:
     """The sizes behind samples and channels of a transposed convolution's whole result."""
     samples, channels, *sizes = per_axis(
         name, "output_shape", output_shape, t.rank, each="axis of the result"
@@ -143,9 +143,9 @@ def _conv(
     weight: Tensor,
     windows: Windows,
     groups: int,
-    available_memory_proportions: Optional[List[float]] = None,
-    partials_types: Optional[List[str]] = None,
-    enable_conv_dithering: Optional[List[int]] = None,
+    available_memory_proportions: list[float] | None = None,
+    partials_types: list[str] | None = None,
+    enable_conv_dithering: list[int] | None = None,
 ) -> TensorSpec:
     """A convolution with known windows; `conv` documents it."""
     check_floating("conv", t=t)
@@ -159,9 +159,9 @@ def _conv_transpose(
     weight: Tensor,
     windows: Windows,
     groups: int,
-    available_memory_proportions: Optional[List[float]] = None,
-    partials_types: Optional[List[str]] = None,
-    enable_conv_dithering: Optional[List[int]] = None,
+    available_memory_proportions: list[float] | None = None,
+    partials_types: list[str] | None = None,
+    enable_conv_dithering: list[int] | None = None,
 ) -> TensorSpec:
     """The transpose of the convolution with these windows; `conv_transpose` documents it."""
     check_floating("conv_transpose", t=t)
@@ -181,7 +181,7 @@ def conv_weight_grad(t: Tensor, dy: Tensor, windows: Windows, groups: int) -> Te
 @_conv.vjp
 def conv_vjp(
     dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, windows: Windows, groups: int, *hints: Any
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Transposed for t."""
     return _conv_transpose(dy, weight, windows, groups), conv_weight_grad(t, dy, windows, groups)
 
@@ -189,7 +189,7 @@ def conv_vjp(
 @_conv_transpose.vjp
 def conv_transpose_vjp(
     dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, windows: Windows, groups: int, *hints: Any
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Transposed once more for t; dy takes the place of what was convolved."""
     return _conv(dy, weight, windows, groups), conv_weight_grad(dy, t, windows, groups)
 
@@ -197,7 +197,7 @@ def conv_transpose_vjp(
 @conv_weight_grad.vjp
 def conv_weight_grad_vjp(
     d: Tensor, y: Tensor, t: Tensor, dy: Tensor, windows: Windows, groups: int
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """d takes the place of the weights."""
     return _conv_transpose(dy, d, windows, groups), _conv(t, d, windows, groups)
 
@@ -238,9 +238,9 @@ def conv(
     dilation: Numbers = (1, 1),
     groups: int = 1,
     pad_type: PadType = "not_set",
-    available_memory_proportions: Optional[List[float]] = None,
-    partials_types: Optional[List[str]] = None,
-    enable_conv_dithering: Optional[List[int]] = None,
+    available_memory_proportions: list[float] | None = None,
+    partials_types: list[str] | None = None,
+    enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
     """Convolution (cross-correlation: the weights are not flipped) over one to three spatial axes.
 
@@ -285,9 +285,9 @@ def conv_transpose(
     pad_type: PadType = "not_set",
     output_padding: Numbers = (),
     output_shape: Numbers = (),
-    available_memory_proportions: Optional[List[float]] = None,
-    partials_types: Optional[List[str]] = None,
-    enable_conv_dithering: Optional[List[int]] = None,
+    available_memory_proportions: list[float] | None = None,
+    partials_types: list[str] | None = None,
+    enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
     """The transpose of a convolution: each element of t adds its multiple of the weights to the
     result.

@@ -2,7 +2,7 @@
 rounded once.
 """
 
-from typing import Any, List, Optional
+from typing import Any
 
 from popxl import dtypes
 from popxl.opdef import Cost, op
@@ -25,8 +25,8 @@ def _conv_pow2scaled(
     log2_scale: Tensor,
     windows: Windows,
     groups: int,
-    available_memory_proportions: Optional[List[float]],
-    enable_conv_dithering: Optional[List[int]],
+    available_memory_proportions: list[float] | None,
+    enable_conv_dithering: list[int] | None,
 ) -> TensorSpec:
     """A scaled convolution with known windows; `conv_pow2scaled` documents it."""
     check_float8("conv_pow2scaled", t=t, weight=weight)
@@ -41,8 +41,8 @@ def _conv_transpose_pow2scaled(
     log2_scale: Tensor,
     windows: Windows,
     groups: int,
-    available_memory_proportions: Optional[List[float]],
-    enable_conv_dithering: Optional[List[int]],
+    available_memory_proportions: list[float] | None,
+    enable_conv_dithering: list[int] | None,
 ) -> TensorSpec:
     """The transpose of the scaled convolution with these windows; `conv_transpose_pow2scaled`
     documents it.
@@ -79,8 +79,8 @@ def conv_pow2scaled(
     dilation: Numbers = (1, 1),
     groups: int = 1,
     pad_type: PadType = "not_set",
-    available_memory_proportions: Optional[List[float]] = None,
-    enable_conv_dithering: Optional[List[int]] = None,
+    available_memory_proportions: list[float] | None = None,
+    enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
     """`conv` of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded once to
     float16.
@@ -114,8 +114,8 @@ def conv_transpose_pow2scaled(
     pad_type: PadType = "not_set",
     output_padding: Numbers = (),
     output_shape: Numbers = (),
-    available_memory_proportions: Optional[List[float]] = None,
-    enable_conv_dithering: Optional[List[int]] = None,
+    available_memory_proportions: list[float] | None = None,
+    enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
     """`conv_transpose` of float8 tensors times ``2**log2_scale``, accumulated in float32 and
     rounded once to float16.

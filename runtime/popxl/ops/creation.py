@@ -1,6 +1,7 @@
 """Tensors from nothing, copies between places, and printing."""
 
-from typing import Any, Iterable, Literal, Optional, Union
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,9 +19,9 @@ FloatFormat = Literal["auto", "fixed", "scientific", "none"]
 def _init_on_host(
     shape: Iterable[int],
     dtype: dtypes.dtype,
-    name: Optional[str],
+    name: str | None,
     init_type: str,
-    meta_shape: Optional[Iterable[int]],
+    meta_shape: Iterable[int] | None,
 ) -> np.ndarray:
     return np.zeros(tuple(shape), dtype.as_numpy())
 
@@ -33,9 +34,9 @@ def _init_on_host(
 def init(
     shape: Iterable[int],
     dtype: dtypes.dtype,
-    name: Optional[str] = None,
-    init_type: Union[Literal["zero"], Literal["undef"]] = "zero",
-    meta_shape: Optional[Iterable[int]] = None,
+    name: str | None = None,
+    init_type: Literal["zero"] | Literal["undef"] = "zero",
+    meta_shape: Iterable[int] | None = None,
 ) -> TensorSpec:
     """A new tensor, made afresh on every execution: zeros, or undefined contents that the program
     overwrites.
@@ -112,7 +113,7 @@ def ipu_copy_cost(y: Tensor, t: Tensor, destination: int, source: int) -> Cost:
     return Cost()
 
 
-def ipu_copy(t: Tensor, destination: int, source: Optional[int] = None) -> Tensor:
+def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
     """Copy to another virtual device of the replica: here the same value, marked with that device.
 
     Shapes: t [a], any dtype -> [a], t's dtype.
@@ -182,7 +183,7 @@ def print_tensor_cost(y: Tensor, *arguments: Any) -> Cost:
 
 def print_tensor(
     t: Tensor,
-    title: Optional[str] = None,
+    title: str | None = None,
     print_self: bool = True,
     print_gradient: bool = False,
     summarise_threshold: int = 1000,

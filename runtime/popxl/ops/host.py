@@ -1,7 +1,5 @@
 """Transfers between host and device, over streams."""
 
-from typing import Optional
-
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
@@ -13,7 +11,7 @@ from popxl.values import Tensor, TensorSpec
     differentiable=False,
     names=lambda h2d_stream, name: [name or f"{h2d_stream.tensor_id}_host_load"],
 )
-def host_load(h2d_stream: HostToDeviceStream, name: Optional[str] = None) -> TensorSpec:
+def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> TensorSpec:
     """The next element of an input stream: each execution takes this replica's next one.
 
     Shapes: -> the stream's shape and dtype.
@@ -53,7 +51,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
 
 
 @host_load.cost
-def host_load_cost(y: Tensor, h2d_stream: HostToDeviceStream, name: Optional[str]) -> Cost:
+def host_load_cost(y: Tensor, h2d_stream: HostToDeviceStream, name: str | None) -> Cost:
     """Bytes that come from the host."""
     return Cost(bytes=y.spec.nbytes)
 

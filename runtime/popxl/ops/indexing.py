@@ -2,7 +2,8 @@
 choices.
 """
 
-from typing import Any, Iterable, List, Optional, Tuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from popxl.ops.creation import zeros
 from popxl.ops.shape import concat, moves_data, reshape
 from popxl.values import Constant, Tensor, TensorSpec, make_constant
 
-Proportion = Optional[float]
+Proportion = float | None
 
 
 def scalar(value: float, dtype: dtypes.dtype) -> Constant:
@@ -58,7 +59,7 @@ def gather(
     t: Tensor,
     indices: Tensor,
     axis: int = 0,
-    available_memory_proportion: Optional[float] = None,
+    available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> TensorSpec:
     """Take slices of t along an axis, as numpy.take does.
@@ -79,7 +80,7 @@ def gather(
 
 @op
 def gather_grad(
-    dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+    dy: Tensor, indices: Tensor, shape: tuple[int, ...], axis: int, zero_OOR: bool
 ) -> TensorSpec:
     """Zeros of ``shape`` with dy's slices added at the indices along an axis: gather's gradient.
     Not in PopXL's API.
@@ -98,7 +99,7 @@ def gather_vjp(
     axis: int,
     available_memory_proportion: Proportion,
     zero_OOR: bool,
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """Add the gradient's slices where they came from."""
     return gather_grad(dy, indices, t.shape, axis, zero_OOR), None
 
@@ -109,10 +110,10 @@ def gather_grad_vjp(
     y: Tensor,
     dy: Tensor,
     indices: Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     axis: int,
     zero_OOR: bool,
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """Gather."""
     return gather(d, indices, axis, None, zero_OOR), None
 
@@ -133,7 +134,7 @@ def tied_gather(
     t: Tensor,
     indices: Tensor,
     axis: int = 0,
-    available_memory_proportion: Optional[float] = None,
+    available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
     """As `gather`; PopXL's variant keeps a matmul's layout for t, which makes no difference here.
@@ -147,7 +148,7 @@ def tied_gather(
 
 
 def _check_elementwise(
-    name: str, t: Tensor, indices: Tensor, values_shape: Tuple[int, ...], axis: int
+    name: str, t: Tensor, indices: Tensor, values_shape: tuple[int, ...], axis: int
 ) -> int:
     check_indices(name, "indices", indices)
     axis = normalise_axis(name, t, axis)
@@ -169,7 +170,7 @@ def scatter(
     indices: Tensor,
     values: Tensor,
     axis: int = 0,
-    available_memory_proportion: Optional[float] = None,
+    available_memory_proportion: float | None = None,
 ) -> TensorSpec:
     """A copy of t with values written along an axis, element by element, as torch.scatter does.
 
@@ -195,7 +196,7 @@ def scatter_vjp(
     values: Tensor,
     axis: int,
     available_memory_proportion: Proportion,
-) -> Tuple[Tensor, None, Tensor]:
+) -> tuple[Tensor, None, Tensor]:
     """No gradient for what was overwritten, in t and among values that share a place."""
     positions = positions_along(indices.shape, axis)
     kept = scatter(zeros(TensorSpec(t.shape, dtypes.int32)), indices, positions, axis)
@@ -216,13 +217,13 @@ def take_along_axis(t: Tensor, indices: Tensor, axis: int) -> TensorSpec:
 @take_along_axis.vjp
 def take_along_axis_vjp(
     dy: Tensor, y: Tensor, t: Tensor, indices: Tensor, axis: int
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """Add the gradient where the elements came from."""
     return add_along_axis(dy, indices, t.shape, axis), None
 
 
 @op
-def add_along_axis(dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int) -> TensorSpec:
+def add_along_axis(dy: Tensor, indices: Tensor, shape: tuple[int, ...], axis: int) -> TensorSpec:
     """Zeros of ``shape`` with dy's elements added along an axis: take_along_axis's gradient. Not in
     PopXL's API.
     """
@@ -231,8 +232,8 @@ def add_along_axis(dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: in
 
 @add_along_axis.vjp
 def add_along_axis_vjp(
-    d: Tensor, y: Tensor, dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int
-) -> Tuple[Tensor, None]:
+    d: Tensor, y: Tensor, dy: Tensor, indices: Tensor, shape: tuple[int, ...], axis: int
+) -> tuple[Tensor, None]:
     """Take the elements."""
     return take_along_axis(d, indices, axis), None
 
@@ -249,8 +250,8 @@ def topk(
     axis: int,
     largest: bool,
     sorted: bool,
-    available_memory_proportion: Optional[float] = None,
-) -> Tuple[TensorSpec, TensorSpec]:
+    available_memory_proportion: float | None = None,
+) -> tuple[TensorSpec, TensorSpec]:
     """The k largest (or smallest) values along an axis, and their int32 positions.
 
     Shapes: t [a.., n, b..], real numbers -> two of [a.., k, b..]: t's dtype, and int32.
@@ -272,8 +273,8 @@ def topk(
 
 @topk.vjp
 def topk_vjp(
-    dy: Tuple[Tensor, None],
-    y: Tuple[Tensor, Tensor],
+    dy: tuple[Tensor, None],
+    y: tuple[Tensor, Tensor],
     t: Tensor,
     k: int,
     axis: int,
@@ -311,7 +312,7 @@ def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> TensorSpec:
 @where.vjp
 def where_vjp(
     dy: Tensor, y: Tensor, condition: Tensor, lhs: Tensor, rhs: Tensor
-) -> Tuple[None, Tensor, Tensor]:
+) -> tuple[None, Tensor, Tensor]:
     """The gradient goes to the side that was taken."""
     zero = scalar(0, dy.dtype)
     return (
@@ -345,7 +346,7 @@ def _onehot(t: Tensor, num_classes: int, values: Tensor, axis: int) -> TensorSpe
 @_onehot.vjp
 def onehot_vjp(
     dy: Tensor, y: Tensor, t: Tensor, num_classes: int, values: Tensor, axis: int
-) -> Tuple[None, Tensor]:
+) -> tuple[None, Tensor]:
     """``on`` gets the sum over the hot positions, ``off`` that over the others."""
     off_on = make_constant(np.array([0, 1], dy.dtype.as_numpy()), dy.dtype, None)
     hot = sum_to(mul(dy, _onehot(t, num_classes, off_on, axis)), (1,) * dy.rank)
@@ -383,7 +384,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
 
 def _check_dynamic(
     name: str, t: Tensor, index: Tensor, axes: Iterable[int], sizes: Iterable[int]
-) -> Tuple[int, ...]:
+) -> tuple[int, ...]:
     """The shape of the slice."""
     check_indices(name, "index", index)
     where_ = [normalise_axis(name, t, a) for a in axes]
@@ -403,7 +404,7 @@ def _check_dynamic(
 
 @op(views=("t",))
 def dynamic_slice(
-    t: Tensor, index: Tensor, axes: List[int], sizes: List[int], no_overlap: bool
+    t: Tensor, index: Tensor, axes: list[int], sizes: list[int], no_overlap: bool
 ) -> TensorSpec:
     """The slice of ``sizes`` along ``axes`` that starts at a position read when the program runs;
     other axes are whole.
@@ -454,10 +455,10 @@ def dynamic_slice_vjp(
     y: Tensor,
     t: Tensor,
     index: Tensor,
-    axes: List[int],
-    sizes: List[int],
+    axes: list[int],
+    sizes: list[int],
     no_overlap: bool,
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """Zeros with the gradient in place of the slice."""
     return dynamic_update(zeros(t.spec), index, dy, axes, sizes, no_overlap), None
 
@@ -472,7 +473,7 @@ def dynamic_update_vjp(
     axes: Any,
     sizes: Any,
     no_overlap: bool,
-) -> Tuple[Tensor, None, Tensor]:
+) -> tuple[Tensor, None, Tensor]:
     """The gradient outside the slice for t, inside it for t_update."""
     outside = dynamic_update(dy, index, zeros(t_update.spec), axes, sizes, no_overlap)
     return outside, None, dynamic_slice(dy, index, axes, sizes, no_overlap)

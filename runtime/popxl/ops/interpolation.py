@@ -1,7 +1,7 @@
 """Values between elements: resizing, and pooling of regions. Both are linear in t."""
 
 import math
-from typing import Any, Literal, Optional, Tuple
+from typing import Any, Literal
 
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
@@ -21,7 +21,7 @@ NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 
-def _check_choice(parameter: str, value: Any, known: Tuple[str, ...]) -> None:
+def _check_choice(parameter: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(
             f"interpolate: got {parameter} = {value!r}; expected one of "
@@ -32,7 +32,7 @@ def _check_choice(parameter: str, value: Any, known: Tuple[str, ...]) -> None:
 @op
 def interpolate(
     t: Tensor,
-    scale_factor: Optional[Tuple[float, ...]] = (1.0, 1.0, 1.0, 1.0),
+    scale_factor: tuple[float, ...] | None = (1.0, 1.0, 1.0, 1.0),
     mode: InterpolateType = "nearest",
     nearest_mode: InterpolateNearestType = "round_prefer_floor",
     coordinate_transformation_mode: InterpolateCoordinateTransformationType = "half_pixel",
@@ -83,8 +83,8 @@ def interpolate(
 @op
 def interpolate_grad(
     dy: Tensor,
-    shape: Tuple[int, ...],
-    scale_factor: Optional[Tuple[float, ...]],
+    shape: tuple[int, ...],
+    scale_factor: tuple[float, ...] | None,
     mode: InterpolateType,
     nearest_mode: InterpolateNearestType,
     coordinate_transformation_mode: InterpolateCoordinateTransformationType,
@@ -101,15 +101,13 @@ def interpolate_vjp(dy: Tensor, y: Tensor, t: Tensor, *attributes: Any) -> Tenso
 
 @interpolate_grad.vjp
 def interpolate_grad_vjp(
-    d: Tensor, y: Tensor, dy: Tensor, shape: Tuple[int, ...], *attributes: Any
+    d: Tensor, y: Tensor, dy: Tensor, shape: tuple[int, ...], *attributes: Any
 ) -> Tensor:
     """Interpolating is linear."""
     return interpolate(d, *attributes)
 
 
-def _interpolation_flops(
-    elements: int, mode: str, scale_factor: Optional[Tuple[float, ...]]
-) -> int:
+def _interpolation_flops(elements: int, mode: str, scale_factor: tuple[float, ...] | None) -> int:
     """A product and a sum for each tap of each scaled axis, of each of the larger tensor's
     elements.
     """
@@ -119,7 +117,7 @@ def _interpolation_flops(
 
 @interpolate.cost
 def interpolate_cost(
-    y: Tensor, t: Tensor, scale_factor: Optional[Tuple[float, ...]], mode: str, *modes: Any
+    y: Tensor, t: Tensor, scale_factor: tuple[float, ...] | None, mode: str, *modes: Any
 ) -> Cost:
     """Nearest elements only move."""
     return Cost(flops=_interpolation_flops(max(y.nelms, t.nelms), mode, scale_factor))
@@ -129,8 +127,8 @@ def interpolate_cost(
 def interpolate_grad_cost(
     dt: Tensor,
     dy: Tensor,
-    shape: Tuple[int, ...],
-    scale_factor: Optional[Tuple[float, ...]],
+    shape: tuple[int, ...],
+    scale_factor: tuple[float, ...] | None,
     mode: str,
     *modes: Any,
 ) -> Cost:
@@ -146,7 +144,7 @@ def roi_align(
     t: Tensor,
     rois: Tensor,
     batch_index: Tensor,
-    output_size: Tuple[int, ...],
+    output_size: tuple[int, ...],
     spatial_scale: float,
     sampling_ratio: int,
 ) -> TensorSpec:
@@ -196,7 +194,7 @@ def roi_align_grad(
     dy: Tensor,
     rois: Tensor,
     batch_index: Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     spatial_scale: float,
     sampling_ratio: int,
 ) -> TensorSpec:
@@ -211,10 +209,10 @@ def roi_align_vjp(
     t: Tensor,
     rois: Tensor,
     batch_index: Tensor,
-    output_size: Tuple[int, ...],
+    output_size: tuple[int, ...],
     spatial_scale: float,
     sampling_ratio: int,
-) -> Tuple[Tensor, None, None]:
+) -> tuple[Tensor, None, None]:
     """For t alone; the source treats regions as given."""
     return roi_align_grad(dy, rois, batch_index, t.shape, spatial_scale, sampling_ratio), None, None
 
@@ -228,12 +226,12 @@ def roi_align_grad_vjp(
     batch_index: Tensor,
     shape: Any,
     *attributes: Any,
-) -> Tuple[Tensor, None, None]:
+) -> tuple[Tensor, None, None]:
     """Sampling is linear in t."""
     return roi_align(d, rois, batch_index, dy.shape[2:], *attributes), None, None
 
 
-def _roi_flops(regions: Tensor, shape: Tuple[int, ...], sampling_ratio: int) -> int:
+def _roi_flops(regions: Tensor, shape: tuple[int, ...], sampling_ratio: int) -> int:
     """Four products and sums for each sample; where it depends on the regions, as many as if each
     covered t.
     """

@@ -1,6 +1,6 @@
 """Matrix products."""
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from popxl.ops.shape import reshape, transpose
 from popxl.values import Tensor, TensorSpec
 
 
-def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Both shapes with at least two axes, as numpy.matmul treats vectors: a row on the left, a
     column on the right.
     """
@@ -30,7 +30,7 @@ def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> Tuple[Tuple[int, ...], Tuple[int
     return left, right
 
 
-def _product_shape(name: str, lhs: Tensor, rhs: Tensor) -> Tuple[int, ...]:
+def _product_shape(name: str, lhs: Tensor, rhs: Tensor) -> tuple[int, ...]:
     """The shape of a matrix product. ShapeError if there is none."""
     given = f"{name}: got lhs {lhs.spec} and rhs {rhs.spec}"
     if not lhs.rank or not rhs.rank:
@@ -56,9 +56,9 @@ def _product_shape(name: str, lhs: Tensor, rhs: Tensor) -> Tuple[int, ...]:
 def _matmul(
     lhs: Tensor,
     rhs: Tensor,
-    available_memory_proportion: Optional[float] = None,
-    output_type: Optional[dtype] = None,
-    partials_type: Optional[dtype] = None,
+    available_memory_proportion: float | None = None,
+    output_type: dtype | None = None,
+    partials_type: dtype | None = None,
 ) -> TensorSpec:
     """Matrix product of operands of one dtype; `matmul` documents it."""
     check_numeric("matmul", lhs=lhs, rhs=rhs)
@@ -81,9 +81,9 @@ def _matmul(
 def matmul(
     lhs: Tensor,
     rhs: Tensor,
-    available_memory_proportion: Optional[float] = None,
-    output_type: Optional[dtype] = None,
-    partials_type: Optional[dtype] = None,
+    available_memory_proportion: float | None = None,
+    output_type: dtype | None = None,
+    partials_type: dtype | None = None,
 ) -> Tensor:
     """Matrix product over the last two axes, leading axes broadcast; 16-bit types accumulate in
     float32.
@@ -123,7 +123,7 @@ def _swap(t: Tensor) -> Tensor:
     return transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
 
 
-def _as(t: Tensor, shape: Tuple[int, ...]) -> Tensor:
+def _as(t: Tensor, shape: tuple[int, ...]) -> Tensor:
     return t if t.shape == shape else reshape(t, shape)
 
 
@@ -133,10 +133,10 @@ def matmul_vjp(
     y: Tensor,
     lhs: Tensor,
     rhs: Tensor,
-    available_memory_proportion: Optional[float],
-    output_type: Optional[dtype],
-    partials_type: Optional[dtype],
-) -> Tuple[Tensor, Tensor]:
+    available_memory_proportion: float | None,
+    output_type: dtype | None,
+    partials_type: dtype | None,
+) -> tuple[Tensor, Tensor]:
     """dy @ rhs^T and lhs^T @ dy, summed over what was broadcast; one large product where rhs is a
     matrix.
     """
@@ -167,7 +167,7 @@ def matmul_pow2scaled(
     lhs: Tensor,
     rhs: Tensor,
     log2_scale: Tensor,
-    available_memory_proportion: Optional[float] = None,
+    available_memory_proportion: float | None = None,
 ) -> TensorSpec:
     """Matrix product of float8 tensors times ``2**log2_scale``, accumulated in float32 and rounded
     once to float16.

@@ -1,7 +1,7 @@
 """Negative log-likelihood of labels."""
 
 import math
-from typing import Any, Literal, Optional, Tuple, Union
+from typing import Any, Literal
 
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
@@ -29,7 +29,7 @@ def _loss_spec(name: str, probs: Tensor, labels: Tensor, reduction: str) -> Tens
 def nll_loss(
     probs: Tensor,
     labels: Tensor,
-    ignore_index: Optional[int] = None,
+    ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
     log_prob: bool = False,
 ) -> TensorSpec:
@@ -56,10 +56,10 @@ def nll_loss_vjp(
     y: Tensor,
     probs: Tensor,
     labels: Tensor,
-    ignore_index: Optional[int],
+    ignore_index: int | None,
     reduction: str,
     log_prob: bool,
-) -> Tuple[Optional[Tensor], None]:
+) -> tuple[Tensor | None, None]:
     """-1 / p at the labels; labels have no gradient."""
     return nll_loss_grad(dy, probs, labels, ignore_index, reduction, log_prob), None
 
@@ -69,7 +69,7 @@ def nll_loss_grad(
     dy: Tensor,
     probs: Tensor,
     labels: Tensor,
-    ignore_index: Optional[int],
+    ignore_index: int | None,
     reduction: str,
     log_prob: bool,
 ) -> TensorSpec:
@@ -83,10 +83,10 @@ def nll_loss_grad(
 def nll_loss_with_softmax_grad(
     probs: Tensor,
     labels: Tensor,
-    loss_grad: Union[float, Tensor] = 1,
-    ignore_index: Optional[int] = None,
+    loss_grad: float | Tensor = 1,
+    ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
-) -> Tuple[TensorSpec, ...]:
+) -> tuple[TensorSpec, ...]:
     """The loss, and its gradient for the logits of which probs is the softmax: (p - onehot(label))
     * loss_grad.
 

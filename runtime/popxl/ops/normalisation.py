@@ -1,7 +1,5 @@
 """Softmax and normalisations. Statistics are kept in float32 for 16-bit types."""
 
-from typing import Optional, Tuple
-
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_computes_in_one_dtype, check_floating, normalise_axis
@@ -84,7 +82,7 @@ def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-05) -> T
     return t.spec
 
 
-Grads = Tuple[Optional[Tensor], ...]
+Grads = tuple[Tensor | None, ...]
 
 
 @layer_norm.vjp
@@ -134,7 +132,7 @@ def group_norm_vjp(
 @op(differentiable=False)
 def group_norm_grad(
     dy: Tensor, t: Tensor, weight: Tensor, num_groups: int, eps: float
-) -> Tuple[TensorSpec, ...]:
+) -> tuple[TensorSpec, ...]:
     """Gradients of `group_norm` for t, weight and bias."""
     return t.spec, weight.spec, weight.spec
 
@@ -174,7 +172,7 @@ def rms_norm_vjp(dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, eps: float) -
 
 
 @op(differentiable=False)
-def rms_norm_grad(dy: Tensor, t: Tensor, weight: Tensor, eps: float) -> Tuple[TensorSpec, ...]:
+def rms_norm_grad(dy: Tensor, t: Tensor, weight: Tensor, eps: float) -> tuple[TensorSpec, ...]:
     """Gradients of `rms_norm` for t and weight."""
     return t.spec, weight.spec
 
@@ -228,7 +226,7 @@ def batch_norm_inference_vjp(
 @op(differentiable=False)
 def batch_norm_inference_grad(
     dy: Tensor, t: Tensor, scale: Tensor, mean: Tensor, var: Tensor, epsilon: float
-) -> Tuple[TensorSpec, ...]:
+) -> tuple[TensorSpec, ...]:
     """Gradients of `batch_norm_inference` for t, scale, bias, mean and var."""
     return t.spec, scale.spec, scale.spec, scale.spec, scale.spec
 

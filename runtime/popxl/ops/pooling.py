@@ -3,7 +3,8 @@ does not count.
 """
 
 import math
-from typing import Any, Callable, Literal, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, Literal
 
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
@@ -20,7 +21,7 @@ from popxl.ops.windows import (
 )
 from popxl.values import Tensor, TensorSpec
 
-Windows = Tuple[Window, ...]
+Windows = tuple[Window, ...]
 
 
 def _pooled(name: str, t: Tensor, windows: Windows) -> TensorSpec:
@@ -90,7 +91,7 @@ def _pool(
     t: Tensor,
     kernel_size: Numbers,
     out_pads: Numbers,
-    auto_pad: Optional[PadType],
+    auto_pad: PadType | None,
     **windows: Any,
 ) -> Tensor:
     sizes = spatial_sizes(name, t)

@@ -5,7 +5,8 @@ Beyond PopXL, dropout and the ops that make seeds take stacked seeds, uint32 [n,
 """
 
 import math
-from typing import Any, Iterable, Optional, Tuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> TensorSpec:
 @dropout.vjp
 def dropout_vjp(
     dy: Tensor, y: Tensor, t: Tensor, seed_tensor: Tensor, p: float
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """Drop the same elements of the gradient: the mask is made again from the seed."""
     return dropout(dy, seed_tensor, p), None
 
@@ -123,7 +124,7 @@ def shaped_dropout(
 @shaped_dropout.vjp
 def shaped_dropout_vjp(
     dy: Tensor, y: Tensor, t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """The same mask on the gradient."""
     return shaped_dropout(dy, seed_tensor, shape, ratio), None
 
@@ -149,7 +150,7 @@ def _check_drawn(name: str, seed_tensor: Tensor, data_type: dtype) -> None:
 @op(random=True, differentiable=False)
 def random_uniform(
     seed_tensor: Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     low: float = 0.0,
     high: float = 1.0,
     dtype: dtypes.dtype = dtypes.float32,
@@ -170,7 +171,7 @@ def random_uniform(
 @op(random=True, differentiable=False)
 def random_normal(
     seed_tensor: Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     mean: float = 0.0,
     std: float = 1.0,
     dtype: dtypes.dtype = dtypes.float32,
@@ -220,12 +221,12 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> TensorSpec:
     return seed.spec
 
 
-def _split_on_host(seed: np.ndarray, n: int) -> Tuple[np.ndarray, ...]:
+def _split_on_host(seed: np.ndarray, n: int) -> tuple[np.ndarray, ...]:
     return tuple(generator.child_seed(seed, i) for i in range(n))
 
 
 @op(differentiable=False, host=_split_on_host)
-def split_random_seed(seed: Tensor, n: int = 2) -> Tuple[TensorSpec, ...]:
+def split_random_seed(seed: Tensor, n: int = 2) -> tuple[TensorSpec, ...]:
     """Make n seeds of one: those that `create_random_seed` gives for the modifiers 0 .. n - 1.
 
     Shapes: seed [2], uint32 -> n times [2], uint32; stacked seeds [m, 2] -> n times [m, 2].
@@ -245,6 +246,6 @@ def create_random_seed_cost(y: Tensor, seed: Tensor, modifier: Tensor) -> Cost:
 
 
 @split_random_seed.cost
-def split_random_seed_cost(y: Optional[Any], seed: Tensor, n: int) -> Cost:
+def split_random_seed_cost(y: Any | None, seed: Tensor, n: int) -> Cost:
     """Negligible."""
     return Cost()

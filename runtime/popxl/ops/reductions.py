@@ -4,7 +4,8 @@
 """
 
 import math
-from typing import Any, Callable, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from popxl.ops.checks import (
 from popxl.ops.elementwise import exp
 from popxl.values import Tensor, TensorSpec
 
-Vjp = Callable[[Tensor, Tensor, Tensor, Axis, bool], Optional[Tensor]]
+Vjp = Callable[[Tensor, Tensor, Tensor, Axis, bool], Tensor | None]
 
 
 def _reduced(name: str, t: Tensor, axis: Axis, keepdims: bool) -> TensorSpec:
@@ -95,7 +96,7 @@ def _reduction(
     return result
 
 
-def _new_axes(t: Tensor, axis: Axis, keepdims: bool) -> Tuple[int, ...]:
+def _new_axes(t: Tensor, axis: Axis, keepdims: bool) -> tuple[int, ...]:
     """Axes of ``t`` that its reduction lacks."""
     return () if keepdims else normalise_axes("reduction", t, axis)
 
@@ -211,7 +212,7 @@ median = _reduction(
 # Positions of extremes
 
 
-def _positions(name: str, t: Tensor, dim: Optional[int], keepdim: Optional[bool]) -> TensorSpec:
+def _positions(name: str, t: Tensor, dim: int | None, keepdim: bool | None) -> TensorSpec:
     check_real(name, t=t)
     axes: Axis = None if dim is None else normalise_axis(name, t, dim)
     spec = _reduced(name, t, axes, bool(keepdim))
@@ -225,7 +226,7 @@ def _host_positions(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @op(differentiable=False, host=_host_positions(np.argmax))
-def argmax(t: Tensor, dim: Optional[int] = 0, keepdim: Optional[bool] = False) -> TensorSpec:
+def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> TensorSpec:
     """Index of the largest element, the first of them where several are.
 
     Shapes: t [a], numbers -> a without axis dim, int32.
@@ -240,7 +241,7 @@ def argmax(t: Tensor, dim: Optional[int] = 0, keepdim: Optional[bool] = False) -
 
 
 @op(differentiable=False, host=_host_positions(np.argmin))
-def argmin(t: Tensor, dim: Optional[int] = 0, keepdim: Optional[bool] = False) -> TensorSpec:
+def argmin(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> TensorSpec:
     """Index of the smallest element, the first of them where several are.
 
     Shapes: t [a], numbers -> a without axis dim, int32.
@@ -262,7 +263,7 @@ for _position in (argmax, argmin):
 
 
 @op
-def cumsum(t: Tensor, dim: Optional[int] = 0) -> TensorSpec:
+def cumsum(t: Tensor, dim: int | None = 0) -> TensorSpec:
     """Running sum along an axis, each element included.
 
     Shapes: t [a], numbers -> [a].
@@ -276,7 +277,7 @@ def cumsum(t: Tensor, dim: Optional[int] = 0) -> TensorSpec:
 
 
 @cumsum.vjp
-def cumsum_vjp(dy: Tensor, y: Tensor, t: Tensor, dim: Optional[int]) -> Tensor:
+def cumsum_vjp(dy: Tensor, y: Tensor, t: Tensor, dim: int | None) -> Tensor:
     """Running sum of the gradient from the end."""
     return cumsum_grad(dy, dim or 0)
 
@@ -311,7 +312,7 @@ lamb_square.cost(lambda y, t: Cost(flops=2 * t.nelms))
 
 
 @op(differentiable=False)
-def histogram(t: Tensor, levels: List[float], absolute_of_input: bool) -> TensorSpec:
+def histogram(t: Tensor, levels: list[float], absolute_of_input: bool) -> TensorSpec:
     """How many elements lie between levels.
 
     Bin 0 counts those below levels[0], bin i those from levels[i - 1] to below levels[i], the last
@@ -335,6 +336,6 @@ def histogram(t: Tensor, levels: List[float], absolute_of_input: bool) -> Tensor
 
 
 @histogram.cost
-def histogram_cost(y: Tensor, t: Tensor, levels: List[float], absolute_of_input: bool) -> Cost:
+def histogram_cost(y: Tensor, t: Tensor, levels: list[float], absolute_of_input: bool) -> Cost:
     """A binary search among the levels per element."""
     return Cost(flops=t.nelms * (len(levels) + 1).bit_length())

@@ -1,7 +1,5 @@
 """Transfers between remote buffers and the device."""
 
-from typing import Optional, Union
-
 from popxl import dtypes
 from popxl.errors import DTypeError, GraphError, ShapeError
 from popxl.opdef import Cost, op
@@ -9,7 +7,7 @@ from popxl.ops.checks import refuse_to_execute
 from popxl.remote_buffer import RemoteBuffer
 from popxl.values import Tensor, TensorSpec
 
-Offset = Union[int, Tensor]
+Offset = int | Tensor
 
 
 def check_offset(name: str, remote_buffer: RemoteBuffer, offset: Offset) -> None:
@@ -55,7 +53,7 @@ def check_offset(name: str, remote_buffer: RemoteBuffer, offset: Offset) -> None
     ],
 )
 def remote_load(
-    remote_buffer: RemoteBuffer, offset: Union[int, Tensor], name: Optional[str] = None
+    remote_buffer: RemoteBuffer, offset: int | Tensor, name: str | None = None
 ) -> TensorSpec:
     """A copy of one slot of a remote buffer: a later store to the slot does not change it.
 
@@ -74,7 +72,7 @@ def remote_load(
 
 
 @op(effects=("remote",), writes=("t",), differentiable=False)
-def remote_load_(remote_buffer: RemoteBuffer, offset: Union[int, Tensor], t: Tensor) -> TensorSpec:
+def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> TensorSpec:
     """Load a slot into an existing tensor, and return it.
 
     Shapes: offset [] or [1], int32 or uint32; t: the buffer's shape and dtype -> t's spec.
@@ -89,7 +87,7 @@ def remote_load_(remote_buffer: RemoteBuffer, offset: Union[int, Tensor], t: Ten
 
 
 @op(effects=("remote",), differentiable=False)
-def remote_store(remote_buffer: RemoteBuffer, offset: Union[int, Tensor], t: Tensor) -> None:
+def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> None:
     """Write a tensor to one slot of a remote buffer.
 
     Shapes: offset [] or [1], int32 or uint32; t: the buffer's shape and dtype.
@@ -104,7 +102,7 @@ def remote_store(remote_buffer: RemoteBuffer, offset: Union[int, Tensor], t: Ten
 
 @remote_load.cost
 def remote_load_cost(
-    y: Tensor, remote_buffer: RemoteBuffer, offset: Offset, name: Optional[str]
+    y: Tensor, remote_buffer: RemoteBuffer, offset: Offset, name: str | None
 ) -> Cost:
     """Bytes that come from remote memory."""
     return Cost(bytes=y.spec.nbytes)

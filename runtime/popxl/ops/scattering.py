@@ -1,6 +1,6 @@
 """Ops that combine what shares an index, and gathers and scatters that go group by group."""
 
-from typing import Any, Literal, Optional, Tuple
+from typing import Any, Literal
 
 from popxl import dtypes
 from popxl.errors import ShapeError
@@ -23,7 +23,7 @@ from popxl.values import Tensor, TensorSpec
 ScatterReductionType = Literal["sum", "max", "min", "none"]
 REDUCTIONS = ("sum", "max", "min", "none")
 
-Gradients = Tuple[Tensor, None, Optional[Tensor]]
+Gradients = tuple[Tensor, None, Tensor | None]
 
 
 # Scatter with a reduction
@@ -33,7 +33,7 @@ Gradients = Tuple[Tensor, None, Optional[Tensor]]
 def _scatter_reduce(
     data: Tensor,
     indices: Tensor,
-    initial_values: Optional[Tensor],
+    initial_values: Tensor | None,
     reduction: ScatterReductionType,
     axis: int,
     axis_size: int,
@@ -52,7 +52,7 @@ def scatter_reduce_vjp(
     y: Tensor,
     data: Tensor,
     indices: Tensor,
-    initial_values: Optional[Tensor],
+    initial_values: Tensor | None,
     reduction: str,
     *at: int,
 ) -> Gradients:
@@ -93,7 +93,7 @@ def scatter_reduce_cost(
     y: Tensor,
     data: Tensor,
     indices: Tensor,
-    initial_values: Optional[Tensor],
+    initial_values: Tensor | None,
     reduction: str,
     *at: int,
 ) -> Cost:
@@ -105,11 +105,11 @@ def scatter_reduce(
     data: Tensor,
     indices: Tensor,
     reduction: ScatterReductionType,
-    initial_values: Optional[Tensor] = None,
+    initial_values: Tensor | None = None,
     axis: int = 0,
-    axis_size: Optional[int] = None,
+    axis_size: int | None = None,
     enable_index_broadcast: int = True,
-    available_memory_proportion: Optional[float] = None,
+    available_memory_proportion: float | None = None,
 ) -> Tensor:
     """Combine what shares an index: slot k along an axis is the reduction of all data whose index
     is k.
@@ -148,12 +148,12 @@ def grouped_scatter_reduce(
     data: Tensor,
     indices: Tensor,
     reduction: ScatterReductionType,
-    initial_values: Optional[Tensor] = None,
+    initial_values: Tensor | None = None,
     axis: int = 0,
-    axis_size: Optional[int] = None,
+    axis_size: int | None = None,
     group_size: int = 1,
     enable_index_broadcast: bool = True,
-    available_memory_proportion: Optional[float] = None,
+    available_memory_proportion: float | None = None,
 ) -> Tensor:
     """`scatter_reduce` in each group by itself: for several groups, axis 0 of all tensors counts
     the groups.
@@ -186,9 +186,9 @@ def _reduced(
     data: Tensor,
     indices: Tensor,
     reduction: ScatterReductionType,
-    initial_values: Optional[Tensor],
+    initial_values: Tensor | None,
     axis: int,
-    axis_size: Optional[int],
+    axis_size: int | None,
     group_size: int,
     broadcast: int,
 ) -> Tensor:
@@ -236,7 +236,7 @@ def _check_groups(
 
 
 def _size(
-    name: str, data: Tensor, initial_values: Optional[Tensor], axis: int, axis_size: Optional[int]
+    name: str, data: Tensor, initial_values: Tensor | None, axis: int, axis_size: int | None
 ) -> int:
     """Slots along the axis."""
     if initial_values is None:
@@ -294,7 +294,7 @@ def _groupedgather(t: Tensor, indices: Tensor, axis: int, zero_OOR: bool) -> Ten
 
 @op
 def groupedgather_grad(
-    dy: Tensor, indices: Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+    dy: Tensor, indices: Tensor, shape: tuple[int, ...], axis: int, zero_OOR: bool
 ) -> TensorSpec:
     """`gather_grad` in each group by itself: groupedgather's gradient. Not in PopXL's API."""
     return TensorSpec(shape, dy.dtype)
@@ -303,7 +303,7 @@ def groupedgather_grad(
 @_groupedgather.vjp
 def groupedgather_vjp(
     dy: Tensor, y: Tensor, t: Tensor, indices: Tensor, axis: int, zero_OOR: bool
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """Add the gradient's slices where they came from."""
     return groupedgather_grad(dy, indices, t.shape, axis, zero_OOR), None
 
@@ -314,10 +314,10 @@ def groupedgather_grad_vjp(
     y: Tensor,
     dy: Tensor,
     indices: Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     axis: int,
     zero_OOR: bool,
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """Gather."""
     return _groupedgather(d, indices, axis, zero_OOR), None
 
@@ -330,8 +330,8 @@ def groupedgather(
     t: Tensor,
     indices: Tensor,
     axis: int = 0,
-    group_size: Optional[int] = 1,
-    available_memory_proportion: Optional[float] = None,
+    group_size: int | None = 1,
+    available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
     """`gather` in each group by itself: for several groups, axis 0 of t and of the indices counts

@@ -3,7 +3,8 @@ views.
 """
 
 import math
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from popxl.opdef import Cost, alias, op
 from popxl.ops.checks import check_same_dtype, normalise_axes, normalise_axis
 from popxl.values import Tensor, TensorSpec
 
-Ints = Union[int, Sequence[int], None]
-SliceArgument = Optional[Union[int, Sequence[Optional[int]]]]
+Ints = int | Sequence[int] | None
+SliceArgument = int | Sequence[int | None] | None
 
 builtin_slice = slice
 
@@ -26,7 +27,7 @@ def moves_data(y: Any, *arguments: Any, **options: Any) -> Cost:
 # Reshape
 
 
-def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> Tuple[int, ...]:
+def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
     """``shape`` with its one -1 filled in. ShapeError unless t's elements fill it."""
     if not isinstance(shape, Iterable):
         raise TypeError(
@@ -49,7 +50,7 @@ def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> Tuple[int, ...]
 
 
 @op(views=("t",), host=lambda t, shape: np.reshape(t, shape), names="{t}_reshaped")
-def reshape(t: Tensor, shape: Tuple[int, ...]) -> TensorSpec:
+def reshape(t: Tensor, shape: tuple[int, ...]) -> TensorSpec:
     """Give the elements, in row-major order, a new shape.
 
     Shapes: t [a], any dtype -> shape, t's dtype.
@@ -63,7 +64,7 @@ def reshape(t: Tensor, shape: Tuple[int, ...]) -> TensorSpec:
 
 
 @reshape.vjp
-def reshape_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: Tuple[int, ...]) -> Tensor:
+def reshape_vjp(dy: Tensor, y: Tensor, t: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Reshape back."""
     return reshape(dy, t.shape)
 
@@ -91,7 +92,7 @@ def flatten_(t: Tensor) -> Tensor:
 # Permute and drop axes
 
 
-def resolve_permutation(t: Tensor, permutation: Optional[Iterable[int]]) -> Tuple[int, ...]:
+def resolve_permutation(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
     """The permutation, axes counted from the front; reversed for None. ShapeError unless each axis
     is there once.
     """
@@ -107,7 +108,7 @@ def resolve_permutation(t: Tensor, permutation: Optional[Iterable[int]]) -> Tupl
 
 
 @op(views=("t",), host=lambda t, permutation: np.transpose(t, permutation), names="{t}_T")
-def transpose(t: Tensor, permutation: Optional[Tuple[int, ...]] = None) -> TensorSpec:
+def transpose(t: Tensor, permutation: tuple[int, ...] | None = None) -> TensorSpec:
     """Permute the axes: axis i of the result is axis ``permutation[i]`` of t; by default they are
     reversed.
 
@@ -119,9 +120,7 @@ def transpose(t: Tensor, permutation: Optional[Tuple[int, ...]] = None) -> Tenso
 
 
 @transpose.vjp
-def transpose_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, permutation: Optional[Tuple[int, ...]]
-) -> Tensor:
+def transpose_vjp(dy: Tensor, y: Tensor, t: Tensor, permutation: tuple[int, ...] | None) -> Tensor:
     """Permute back."""
     return transpose(dy, tuple(int(a) for a in np.argsort(resolve_permutation(t, permutation))))
 
@@ -130,7 +129,7 @@ transpose.cost(moves_data)
 transpose_ = alias(transpose)
 
 
-def resolve_squeezed(t: Tensor, axes: Optional[Iterable[int]]) -> Tuple[int, ...]:
+def resolve_squeezed(t: Tensor, axes: Iterable[int] | None) -> tuple[int, ...]:
     """The axes to drop, ascending: all of size 1 for None. ShapeError for one that is longer,
     missing or repeated.
     """
@@ -146,7 +145,7 @@ def resolve_squeezed(t: Tensor, axes: Optional[Iterable[int]]) -> Tuple[int, ...
 
 
 @op(views=("t",), host=lambda t, axes: np.squeeze(t, None if axes is None else tuple(axes)))
-def squeeze(t: Tensor, axes: Optional[List[int]] = None) -> TensorSpec:
+def squeeze(t: Tensor, axes: list[int] | None = None) -> TensorSpec:
     """Drop axes of size 1: all of them, or the given ones.
 
     Shapes: t [a], any dtype -> a without those axes, t's dtype.
@@ -158,7 +157,7 @@ def squeeze(t: Tensor, axes: Optional[List[int]] = None) -> TensorSpec:
 
 
 @squeeze.vjp
-def squeeze_vjp(dy: Tensor, y: Tensor, t: Tensor, axes: Optional[List[int]]) -> Tensor:
+def squeeze_vjp(dy: Tensor, y: Tensor, t: Tensor, axes: list[int] | None) -> Tensor:
     """Put the axes back."""
     return reshape(dy, t.shape)
 
@@ -169,7 +168,7 @@ squeeze.cost(moves_data)
 # Slice
 
 
-def _as_list(value: Any) -> Optional[List[Any]]:
+def _as_list(value: Any) -> list[Any] | None:
     if value is None:
         return None
     return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -177,7 +176,7 @@ def _as_list(value: Any) -> Optional[List[Any]]:
 
 def resolve_slices(
     shape: Sequence[int], start: Any, stop: Any, step: Any, axis: Any
-) -> Tuple[builtin_slice, ...]:
+) -> tuple[builtin_slice, ...]:
     """One Python slice per axis of ``shape`` from `slice`'s arguments.
 
     Raises:
@@ -230,10 +229,10 @@ def _slice(
 
 def slice(
     t: Tensor,
-    start: Optional[Union[int, List[Optional[int]]]] = None,
-    stop: Optional[Union[int, List[Optional[int]]]] = None,
-    step: Optional[Union[int, List[Optional[int]]]] = None,
-    axis: Optional[Union[int, List[int]]] = None,
+    start: int | list[int | None] | None = None,
+    stop: int | list[int | None] | None = None,
+    step: int | list[int | None] | None = None,
+    axis: int | list[int] | None = None,
 ) -> Tensor:
     """Select elements by position, as Python slices do.
 
@@ -253,10 +252,10 @@ _slice_ = alias(_slice)
 
 def slice_(
     t: Tensor,
-    start: Optional[Union[int, List[Optional[int]]]] = None,
-    stop: Optional[Union[int, List[Optional[int]]]] = None,
-    step: Optional[Union[int, List[Optional[int]]]] = None,
-    axis: Optional[Union[int, List[int]]] = None,
+    start: int | list[int | None] | None = None,
+    stop: int | list[int | None] | None = None,
+    step: int | list[int | None] | None = None,
+    axis: int | list[int] | None = None,
 ) -> Tensor:
     """As `slice`, but a view of ``t``: writing to it writes to t.
 
@@ -268,7 +267,7 @@ def slice_(
 @op
 def slice_grad(
     dy: Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     start: SliceArgument,
     stop: SliceArgument,
     step: SliceArgument,
@@ -285,7 +284,7 @@ def slice_grad_vjp(
     dy: Tensor,
     y: Tensor,
     given: Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     start: Any,
     stop: Any,
     step: Any,
@@ -307,7 +306,7 @@ _slice.cost(moves_data)
 slice_grad.cost(moves_data)
 
 
-def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
+def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
     """Every n-th element of each axis: element i of axis a is t's element i * strides[a].
 
     Shapes: t [a], any dtype -> ceil(size / stride) on each axis, t's dtype.
@@ -328,7 +327,7 @@ def subsample(t: Tensor, strides: Union[int, Iterable[int]]) -> Tensor:
 # Split and join
 
 
-def resolve_splits(t: Tensor, splits: Union[int, Sequence[int]], axis: int) -> Tuple[int, ...]:
+def resolve_splits(t: Tensor, splits: int | Sequence[int], axis: int) -> tuple[int, ...]:
     """The length of each piece. ShapeError unless they fill the axis, TypeError for another kind of
     splits.
     """
@@ -354,13 +353,13 @@ def resolve_splits(t: Tensor, splits: Union[int, Sequence[int]], axis: int) -> T
     return lengths
 
 
-def _split_on_host(t: np.ndarray, splits: Union[int, Sequence[int]], axis: int) -> List[np.ndarray]:
+def _split_on_host(t: np.ndarray, splits: int | Sequence[int], axis: int) -> list[np.ndarray]:
     is_number = isinstance(splits, (int, np.integer))
     return list(np.split(t, splits if is_number else np.cumsum(splits)[:-1], axis))
 
 
 @op(views=("t",), host=_split_on_host, names="{t}_split_{i}")
-def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[TensorSpec]:
+def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[TensorSpec]:
     """Cut an axis into pieces: that many equal ones for a number, or pieces of the given lengths.
 
     Shapes: t [a.., n, b..], any dtype -> list of [a.., length, b..], t's dtype.
@@ -375,7 +374,7 @@ def split(t: Tensor, splits: Union[int, List[int]], axis: int = 0) -> List[Tenso
 
 @split.vjp
 def split_vjp(
-    dy: List[Tensor], y: List[Tensor], t: Tensor, splits: Union[int, List[int]], axis: int
+    dy: list[Tensor], y: list[Tensor], t: Tensor, splits: int | list[int], axis: int
 ) -> Tensor:
     """Join the gradients."""
     return concat(dy, axis)
@@ -418,7 +417,7 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> TensorSpec:
 
 
 @concat.vjp
-def concat_vjp(dy: Tensor, y: Tensor, ts: Iterable[Tensor], axis: int) -> Tuple[Tuple[Tensor, ...]]:
+def concat_vjp(dy: Tensor, y: Tensor, ts: Iterable[Tensor], axis: int) -> tuple[tuple[Tensor, ...]]:
     """Split the gradient."""
     return (tuple(split(dy, [t.shape[axis] for t in ts], axis)),)
 
@@ -435,7 +434,7 @@ concat_ = alias(concat)
     host=lambda t, output_name: t,
     names=lambda t, output_name: [output_name or "identity"],
 )
-def identity(t: Tensor, output_name: Optional[str] = None) -> TensorSpec:
+def identity(t: Tensor, output_name: str | None = None) -> TensorSpec:
     """A copy of a tensor, called ``output_name`` if that is given. Also known as `rename`.
 
     Shapes: t [a], any dtype -> [a], t's dtype.
@@ -444,7 +443,7 @@ def identity(t: Tensor, output_name: Optional[str] = None) -> TensorSpec:
 
 
 @identity.vjp
-def identity_vjp(dy: Tensor, y: Tensor, t: Tensor, output_name: Optional[str]) -> Tensor:
+def identity_vjp(dy: Tensor, y: Tensor, t: Tensor, output_name: str | None) -> Tensor:
     """The gradient as it is."""
     return dy
 

@@ -1,7 +1,5 @@
 """What transformer layers compute beside attention. Programs call these by `popxl.extensions`."""
 
-from typing import Optional, Tuple
-
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import add, mul, negate, sub
@@ -110,7 +108,7 @@ def rotary(t: Tensor, sin: Tensor, cos: Tensor, inverse: bool = False) -> Tensor
 @rotary.vjp
 def rotary_vjp(
     dy: Tensor, y: Tensor, t: Tensor, sin: Tensor, cos: Tensor, inverse: bool
-) -> Tuple[Optional[Tensor], ...]:
+) -> tuple[Tensor | None, ...]:
     """Turned back. Those of tables, unless they are constant, by the composition."""
     dt = rotary(dy, sin, cos, not inverse)
     if isinstance(sin, Constant) and isinstance(cos, Constant):

@@ -1,7 +1,6 @@
 """Checks and small helpers that op functions outside the package use as well."""
 
 import math
-from typing import Tuple
 
 from popxl.dtypes import dtype
 from popxl.graph import Graph
@@ -56,6 +55,6 @@ def handle_negative_axis(t: Tensor, axis: int) -> int:
     return normalise_axis("handle_negative_axis", t, axis)
 
 
-def multiply_tuple(tup: Tuple[int, ...]) -> int:
+def multiply_tuple(tup: tuple[int, ...]) -> int:
     """Product of the entries; 1 for none."""
     return math.prod(tup)

@@ -5,7 +5,8 @@ it changes; with the session option ``enableStochasticRounding`` that rounding i
 other operand may be of another width. Factors are numbers or tensors of one element.
 """
 
-from typing import Any, Mapping, Optional, Union
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from popxl.ops.checks import (
 from popxl.ops.utils import check_in_graph
 from popxl.values import Tensor, TensorSpec, make_constant
 
-Scalar = Union[float, Tensor]
+Scalar = float | Tensor
 
 
 def _update(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
@@ -44,7 +45,7 @@ def _updated(name: str, t: Tensor, X: Tensor, **factors: Any) -> TensorSpec:
 
 
 @op(writes=("t",), differentiable=False, names="accumulate__{t}")
-def accumulate_(t: Tensor, X: Tensor, f: Optional[Scalar] = None) -> TensorSpec:
+def accumulate_(t: Tensor, X: Tensor, f: Scalar | None = None) -> TensorSpec:
     """t += f * X, with f 1 if it is None.
 
     Shapes: t and X [s], real numbers -> [s].
@@ -141,8 +142,8 @@ def sparse_accumulate_(
     X: Tensor,
     indices: Tensor,
     axis: int = 0,
-    f: Optional[Scalar] = None,
-    W: Optional[Tensor] = None,
+    f: Scalar | None = None,
+    W: Tensor | None = None,
 ) -> TensorSpec:
     """Add slices to where they belong: t[indices] += f * X along an axis, as the gradient of a
     gather needs it.
@@ -207,13 +208,13 @@ def sparse_accumulate_cost(y: Tensor, t: Tensor, X: Tensor, indices: Tensor, *op
 # Adam, LAMB and AdaMax
 
 
-def weight_decay_is_required(weight_decay: Union[None, float, Tensor]) -> bool:
+def weight_decay_is_required(weight_decay: None | float | Tensor) -> bool:
     """Whether weight decay does anything: a tensor, or a number that is not zero."""
     return isinstance(weight_decay, Tensor) or bool(weight_decay)
 
 
 def _moments(
-    name: str, first: Tensor, second: Tensor, weight: Optional[Tensor], **factors: Any
+    name: str, first: Tensor, second: Tensor, weight: Tensor | None, **factors: Any
 ) -> TensorSpec:
     check_floating(
         name,
@@ -237,11 +238,11 @@ def _moments(
 def _adam_updater(
     acc_first_order: Tensor,
     acc_second_order: Tensor,
-    weight: Optional[Tensor],
-    time_step: Optional[Tensor],
-    weight_decay: Optional[Scalar],
-    beta1: Optional[Scalar],
-    beta2: Optional[Scalar],
+    weight: Tensor | None,
+    time_step: Tensor | None,
+    weight_decay: Scalar | None,
+    beta1: Scalar | None,
+    beta2: Scalar | None,
     epsilon: Scalar,
 ) -> TensorSpec:
     """`adam_updater` without its write: ``time_step`` is the number of this step, or None for no
@@ -264,9 +265,9 @@ def _adam_updater(
 def _adamax_updater(
     acc_first_order: Tensor,
     acc_second_order: Tensor,
-    weight: Optional[Tensor],
+    weight: Tensor | None,
     time_step: Tensor,
-    weight_decay: Optional[Scalar],
+    weight_decay: Scalar | None,
     beta1: Scalar,
     epsilon: Scalar,
 ) -> TensorSpec:
@@ -294,9 +295,7 @@ def _next_step(time_step: Tensor) -> Tensor:
     return add_(time_step, one)
 
 
-def _decayed_weight(
-    name: str, weight: Optional[Tensor], weight_decay: Optional[Scalar]
-) -> Optional[Tensor]:
+def _decayed_weight(name: str, weight: Tensor | None, weight_decay: Scalar | None) -> Tensor | None:
     """The weight if it decays, else None. ValueError if it is missing."""
     if not weight_decay_is_required(weight_decay):
         return None
@@ -311,11 +310,11 @@ def _decayed_weight(
 def adam_updater(
     acc_first_order: Tensor,
     acc_second_order: Tensor,
-    weight: Optional[Tensor] = None,
-    time_step: Optional[Tensor] = None,
-    weight_decay: Optional[Scalar] = None,
-    beta1: Optional[Scalar] = None,
-    beta2: Optional[Scalar] = None,
+    weight: Tensor | None = None,
+    time_step: Tensor | None = None,
+    weight_decay: Scalar | None = None,
+    beta1: Scalar | None = None,
+    beta2: Scalar | None = None,
     epsilon: Scalar = 1e-07,
 ) -> Tensor:
     """Adam's update, to be subtracted from the weight.
@@ -350,11 +349,11 @@ def adam_updater(
 def lamb_updater(
     acc_first_order: Tensor,
     acc_second_order: Tensor,
-    weight: Optional[Tensor] = None,
-    time_step: Optional[Tensor] = None,
-    weight_decay: Optional[Scalar] = None,
-    beta1: Optional[Scalar] = None,
-    beta2: Optional[Scalar] = None,
+    weight: Tensor | None = None,
+    time_step: Tensor | None = None,
+    weight_decay: Scalar | None = None,
+    beta1: Scalar | None = None,
+    beta2: Scalar | None = None,
     epsilon: Scalar = 1e-07,
 ) -> Tensor:
     """LAMB's update before its trust ratio, which `adam_var_update` applies: the same as
@@ -373,9 +372,9 @@ def lamb_updater(
 def adamax_updater(
     acc_first_order: Tensor,
     acc_second_order: Tensor,
-    weight: Optional[Tensor] = None,
-    time_step: Optional[Tensor] = None,
-    weight_decay: Optional[Scalar] = None,
+    weight: Tensor | None = None,
+    time_step: Tensor | None = None,
+    weight_decay: Scalar | None = None,
     beta1: Scalar = 0.9,
     epsilon: Scalar = 1e-07,
 ) -> Tensor:
@@ -403,11 +402,11 @@ def create_adamupdater(
     acc_second_order: Tensor,
     ins: Mapping[int, Tensor],
     mode: str,
-    weight: Optional[Tensor] = None,
-    time_step: Optional[Tensor] = None,
-    weight_decay: Optional[Scalar] = None,
-    beta1: Optional[Scalar] = None,
-    beta2: Optional[Scalar] = None,
+    weight: Tensor | None = None,
+    time_step: Tensor | None = None,
+    weight_decay: Scalar | None = None,
+    beta1: Scalar | None = None,
+    beta2: Scalar | None = None,
     epsilon: Scalar = 1e-07,
 ) -> Tensor:
     """The update of a mode: "adam", "lamb" or "adamax".
@@ -442,8 +441,8 @@ def adam_var_update(
     x: Tensor,
     r1: Tensor,
     r2: Tensor,
-    learning_rate: Optional[Scalar] = None,
-    max_weight_norm: Optional[Scalar] = None,
+    learning_rate: Scalar | None = None,
+    max_weight_norm: Scalar | None = None,
 ) -> TensorSpec:
     """Apply an update in place, scaled by LAMB's trust ratio: t -= learning_rate * ratio * x.
 

@@ -2,8 +2,9 @@
 share.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Iterable, Literal, Optional, Tuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from popxl.values import Tensor
 
 PadType = Literal["not_set", "same_upper", "same_lower", "valid"]
 PAD_TYPES = ("not_set", "same_upper", "same_lower", "valid")
-Numbers = Optional[Iterable[int]]
+Numbers = Iterable[int] | None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Window:
         return int(held.sum(1).min())
 
 
-def spatial_sizes(name: str, t: Tensor, most: Optional[int] = None) -> Tuple[int, ...]:
+def spatial_sizes(name: str, t: Tensor, most: int | None = None) -> tuple[int, ...]:
     """Sizes of the axes behind samples and channels. ShapeError unless there are 1 to ``most``, all
     with elements.
     """
@@ -96,7 +97,7 @@ def per_axis(
     default: int = 1,
     least: int = 1,
     each: str = "spatial axis",
-) -> Tuple[int, ...]:
+) -> tuple[int, ...]:
     """One whole number for each axis; None: the default for all. ShapeError for another number of
     them, or one below ``least``.
     """
@@ -113,7 +114,7 @@ def per_axis(
 
 def resolve_padding(
     name: str, parameter: str, padding: Numbers, axes: int
-) -> Tuple[Tuple[int, int], ...]:
+) -> tuple[tuple[int, int], ...]:
     """(begin, end) of each axis from ``[begins..., ends...]``."""
     numbers = per_axis(
         name, parameter, padding, 2 * axes, 0, 0, "begin and then each end of the spatial axes"
@@ -122,7 +123,7 @@ def resolve_padding(
 
 
 def check_pad_type(
-    name: str, parameter: str, pad_type: Optional[PadType], padding: Iterable[Tuple[int, int]]
+    name: str, parameter: str, pad_type: PadType | None, padding: Iterable[tuple[int, int]]
 ) -> None:
     """ValueError for an unknown pad type, ShapeError for one that contradicts explicit padding."""
     if pad_type not in PAD_TYPES:
@@ -137,7 +138,7 @@ def check_pad_type(
         )
 
 
-def split_evenly(total: int, pad_type: Optional[PadType]) -> int:
+def split_evenly(total: int, pad_type: PadType | None) -> int:
     """How much of the padding of an axis stands before it: half, the odd one behind for
     'same_upper'.
     """
@@ -151,11 +152,11 @@ def slide(
     stride: Numbers,
     dilation: Numbers,
     padding: Numbers,
-    pad_type: Optional[PadType],
+    pad_type: PadType | None,
     parameter: str = "pad_type",
     spacing: Numbers = None,
     ceil_mode: bool = False,
-) -> Tuple[Window, ...]:
+) -> tuple[Window, ...]:
     """The windows of each spatial axis.
 
     'same_upper' and 'same_lower' make ceil(extent / stride) places and pad what these need, 'valid'

@@ -8,7 +8,7 @@ give.
 """
 
 from dataclasses import dataclass, field
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import NamedTuple
 
 from popart import popart_exception
 
@@ -21,7 +21,7 @@ from popxl.transforms.op_order import OpOrder, Steps
 from popxl.transforms.storage import aliased
 from popxl.values import Tensor
 
-Box = Optional[Tuple[Tuple[int, int], ...]]
+Box = tuple[tuple[int, int], ...] | None
 """First and last-but-one position on each axis of a storage's owner; None: all of it."""
 
 STEPS_PER_OPERAND = 16
@@ -55,11 +55,11 @@ class Access(NamedTuple):
 class Recent:
     """The last write to a box, and the reads since."""
 
-    write: Optional[Access] = None
-    reads: List[Access] = field(default_factory=list)
+    write: Access | None = None
+    reads: list[Access] = field(default_factory=list)
 
 
-def check_ambiguity(ir: Ir, steps: Optional[Steps] = None) -> None:
+def check_ambiguity(ir: Ir, steps: Steps | None = None) -> None:
     """Refuse a program with writes in place whose order nothing fixes.
 
     Linear in the program: a graph takes at most `STEPS_PER_OPERAND` steps for each of its ops,
@@ -77,7 +77,7 @@ def check_ambiguity(ir: Ir, steps: Optional[Steps] = None) -> None:
         popart_exception: names the tensor, both ops, and what to do.
     """
     total = steps or Steps()
-    changed: Dict[Graph, Set[Tensor]] = {}
+    changed: dict[Graph, set[Tensor]] = {}
     for graph in called_first(ir.main_graph):
         total.take(len(graph.ops))
         regions, writes = _find_storage(graph, changed)
@@ -92,11 +92,11 @@ def check_ambiguity(ir: Ir, steps: Optional[Steps] = None) -> None:
             _check_graph(graph, _accesses(graph, roots, regions, writes), total)
 
 
-def _check_graph(graph: Graph, accesses: List[Access], total: Steps) -> None:
+def _check_graph(graph: Graph, accesses: list[Access], total: Steps) -> None:
     """Check the accesses of written storage, given in the order of the ops."""
     size = sum(1 + len(op.inputs) + len(op.outputs) for op in graph.ops)
     steps = Steps(STEPS_PER_OPERAND * size)
-    parts: Dict[ExecutionContext, List[Op]] = {}
+    parts: dict[ExecutionContext, list[Op]] = {}
     for op in graph.ops:
         parts.setdefault(op.execution, []).append(op)
     for execution, ops in parts.items():  # they run one after another
@@ -106,7 +106,7 @@ def _check_graph(graph: Graph, accesses: List[Access], total: Steps) -> None:
     total.count += steps.count
 
 
-def _is_one_sequence(accesses: List[Access]) -> bool:
+def _is_one_sequence(accesses: list[Access]) -> bool:
     """Whether all of them are steps of one ordered block, as in a program that is built in
     sequence.
     """
@@ -118,8 +118,8 @@ def _is_one_sequence(accesses: List[Access]) -> bool:
     )
 
 
-def _check_part(order: OpOrder, accesses: List[Access]) -> None:
-    recent: Dict[Tensor, Dict[Box, Recent]] = {}
+def _check_part(order: OpOrder, accesses: list[Access]) -> None:
+    recent: dict[Tensor, dict[Box, Recent]] = {}
     for access in accesses:
         boxes = recent.setdefault(access.region.root, {})
         for box, known in list(boxes.items()):
@@ -142,7 +142,7 @@ def _check_part(order: OpOrder, accesses: List[Access]) -> None:
             mine.reads.append(access)
 
 
-def _unchecked(known: Recent, access: Access) -> List[Access]:
+def _unchecked(known: Recent, access: Access) -> list[Access]:
     """Accesses that an access has to come after; others come before these."""
     if access.is_write and known.reads:
         return [a for a in known.reads if a.op is not access.op]
@@ -150,15 +150,15 @@ def _unchecked(known: Recent, access: Access) -> List[Access]:
 
 
 def _find_storage(
-    graph: Graph, changed: Dict[Graph, Set[Tensor]]
-) -> Tuple[Dict[Tensor, Tuple[Region, ...]], Dict[Op, Set[Tensor]]]:
+    graph: Graph, changed: dict[Graph, set[Tensor]]
+) -> tuple[dict[Tensor, tuple[Region, ...]], dict[Op, set[Tensor]]]:
     """Where the tensors are that lie in storage of others, and what each op that writes writes to.
 
     Args:
         changed: the inputs that each called graph changes.
     """
-    regions: Dict[Tensor, Tuple[Region, ...]] = {}
-    writes: Dict[Op, Set[Tensor]] = {}
+    regions: dict[Tensor, tuple[Region, ...]] = {}
+    writes: dict[Op, set[Tensor]] = {}
     for op in graph._ops:
         definition = op.definition
         if definition.writes or "control" in definition.effects:
@@ -173,12 +173,12 @@ def _find_storage(
 
 def _accesses(
     graph: Graph,
-    roots: Set[Tensor],
-    regions: Dict[Tensor, Tuple[Region, ...]],
-    writes: Dict[Op, Set[Tensor]],
-) -> List[Access]:
+    roots: set[Tensor],
+    regions: dict[Tensor, tuple[Region, ...]],
+    writes: dict[Op, set[Tensor]],
+) -> list[Access]:
     """Every access of some storage, in the order of the ops. What makes a view reads nothing."""
-    accesses: List[Access] = []
+    accesses: list[Access] = []
     for op in graph._ops:
         written = writes.get(op, ())
         viewed = op.viewed if op.definition.alias else ()
@@ -194,7 +194,7 @@ def _accesses(
     return accesses
 
 
-def _written(op: Op, changed: Dict[Graph, Set[Tensor]]) -> Set[Tensor]:
+def _written(op: Op, changed: dict[Graph, set[Tensor]]) -> set[Tensor]:
     """Operands that the op really changes: for calls those that the called graph takes by reference
     and changes.
     """
@@ -209,8 +209,8 @@ def _written(op: Op, changed: Dict[Graph, Set[Tensor]]) -> Set[Tensor]:
 
 
 def _regions_of_result(
-    result: Tensor, regions: Dict[Tensor, Tuple[Region, ...]]
-) -> Tuple[Region, ...]:
+    result: Tensor, regions: dict[Tensor, tuple[Region, ...]]
+) -> tuple[Region, ...]:
     """Where a result that aliases operands is; () for one with storage of its own."""
     sources = aliased(result)
     if len(sources) > 1:

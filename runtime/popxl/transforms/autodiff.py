@@ -2,9 +2,10 @@
 as outputs.
 """
 
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from popxl import ops
+from popxl.collection import without_collection
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.opdef import Op
@@ -24,13 +25,14 @@ INDEX = (
 )
 
 
+@without_collection()
 def autodiff(
     graph: Graph,
-    grads_provided: Optional[Iterable[Tensor]] = None,
-    grads_required: Optional[Iterable[Tensor]] = None,
-    called_graphs_grad_info: Optional[Mapping[Graph, GradGraphInfo]] = None,
+    grads_provided: Iterable[Tensor] | None = None,
+    grads_required: Iterable[Tensor] | None = None,
+    called_graphs_grad_info: Mapping[Graph, GradGraphInfo] | None = None,
     return_all_grad_graphs: bool = False,
-) -> Union[GradGraphInfo, Dict[Graph, GradGraphInfo]]:
+) -> GradGraphInfo | dict[Graph, GradGraphInfo]:
     """Make a graph's gradient graph. Appends intermediates it needs to the forward graph's outputs
     and to its calls.
 
@@ -78,7 +80,7 @@ def _check(what: str, tensors: Iterable[Tensor], graph: Graph) -> None:
             )
 
 
-def influenced(graph: Graph, tensors: Iterable[Tensor]) -> Set[Tensor]:
+def influenced(graph: Graph, tensors: Iterable[Tensor]) -> set[Tensor]:
     """These, and what a graph computes of them: floating point, and of integers among them
     integers.
     """
@@ -91,7 +93,7 @@ def influenced(graph: Graph, tensors: Iterable[Tensor]) -> Set[Tensor]:
     return found
 
 
-def results_of(graph: Graph) -> List[Tensor]:
+def results_of(graph: Graph) -> list[Tensor]:
     """The outputs but those that were appended because a gradient needs them."""
     return [t for t in graph.outputs if t not in graph._activations]
 
@@ -123,8 +125,8 @@ class Differentiation:
         required: Sequence[Tensor],
         supplied: Mapping[Graph, GradGraphInfo],
     ) -> None:
-        self.infos: Dict[Graph, GradGraphInfo] = dict(supplied)
-        self.missing: Dict[Tensor, str] = {}
+        self.infos: dict[Graph, GradGraphInfo] = dict(supplied)
+        self.missing: dict[Tensor, str] = {}
         """Forward tensors whose gradients cannot be produced, and why."""
         self.summaries = Summaries()
         """Of forward graphs, which gain outputs but no ops here, and of gradient graphs that are
@@ -153,7 +155,7 @@ class Differentiation:
         return self.infos[graph]
 
     def differentiate(
-        self, graph: Graph, provided: Sequence[Tensor], required: Optional[Sequence[Tensor]]
+        self, graph: Graph, provided: Sequence[Tensor], required: Sequence[Tensor] | None
     ) -> GradGraphInfo:
         """Make and remember a gradient graph. ``required=None``: all inputs whose gradients can be
         produced.
@@ -171,11 +173,11 @@ class Differentiation:
 
 def reached_outputs(
     graph: Graph, provided: Iterable[Tensor], has_gradient: Callable[[Tensor], bool]
-) -> Dict[Graph, Set[Tensor]]:
+) -> dict[Graph, set[Tensor]]:
     """For every graph called at any depth: its outputs that a gradient of ``provided`` may
     reach.
     """
-    result: Dict[Graph, Set[Tensor]] = {g: set() for g in reversed(called_first(graph))}
+    result: dict[Graph, set[Tensor]] = {g: set() for g in reversed(called_first(graph))}
     result[graph].update(provided)
     for g in result:
         reached = set(result[g])
@@ -203,7 +205,7 @@ class GradientBuilder:
         run: Differentiation,
         forward: Graph,
         provided: Sequence[Tensor],
-        required: Optional[Sequence[Tensor]],
+        required: Sequence[Tensor] | None,
     ) -> None:
         self.run, self.forward, self.provided = run, forward, provided
         self.everything = required is None
@@ -218,19 +220,19 @@ class GradientBuilder:
         graph.
         """
         self.used = {t for op in forward.ops for t in op.inputs}
-        self.gradients: Dict[Tensor, Tensor] = {}
+        self.gradients: dict[Tensor, Tensor] = {}
         """Forward tensor -> the sum of its gradients so far."""
-        self.values: Dict[Tensor, Tensor] = {}
+        self.values: dict[Tensor, Tensor] = {}
         """Forward tensor -> its value in the gradient graph."""
-        self.clones: Dict[Op, Op] = {}
+        self.clones: dict[Op, Op] = {}
         """Forward op -> the same op in the gradient graph, where values are made again."""
-        self.stand_ins: Dict[Tensor, Tensor] = {}
+        self.stand_ins: dict[Tensor, Tensor] = {}
         """Value in the gradient graph -> the forward tensor it stands for: an input if any op uses
         it in the end.
         """
-        self.named: Dict[Tensor, Tensor] = {}
+        self.named: dict[Tensor, Tensor] = {}
         """Gradient -> the forward tensor after which it is named."""
-        self._derivable: Dict[Tensor, bool] = {}
+        self._derivable: dict[Tensor, bool] = {}
 
     def build(self) -> GradGraphInfo:
         """Make the graph; extend the forward graph's outputs with the values that it needs."""
@@ -278,7 +280,6 @@ class GradientBuilder:
         if isinstance(rule, str):
             self.block(op.inputs, rule)
             return
-        first = len(self.graph._ops)
         with placed_like(op):
             for t, gradient in rule(self, op):
                 if blocked is not None and gradient is not None:
@@ -286,8 +287,6 @@ class GradientBuilder:
                     self.block([t], blocked)
                 else:
                     self._accumulate(op, t, gradient)
-        for new in self.graph._ops[first:]:
-            new.source = op.source
 
     def block(self, tensors: Iterable[Tensor], reason: str) -> None:
         """Note that the gradients of these forward tensors cannot be produced."""
@@ -295,7 +294,7 @@ class GradientBuilder:
             if t in self.active:
                 self.run.missing.setdefault(t, reason)
 
-    def _accumulate(self, op: Op, t: Tensor, gradient: Optional[Tensor]) -> None:
+    def _accumulate(self, op: Op, t: Tensor, gradient: Tensor | None) -> None:
         if gradient is None or t not in self.active:
             return
         if gradient.shape != t.shape or gradient.dtype is not t.dtype:
@@ -307,7 +306,7 @@ class GradientBuilder:
         known = self.gradients.get(t)
         self.gradients[t] = gradient if known is None else added(known, gradient)
 
-    def gradient(self, t: Tensor) -> Optional[Tensor]:
+    def gradient(self, t: Tensor) -> Tensor | None:
         """The whole gradient of a result of the op at hand, named after it; None if none reaches
         it.
         """
@@ -442,14 +441,14 @@ class GradientBuilder:
             {clone: op for op, clone in self.clones.items()},
             set(self.graph.outputs),
         )
-        users: Dict[Tensor, List[Op]] = {}
+        users: dict[Tensor, list[Op]] = {}
         for op in self.graph.ops:
             for t in dict.fromkeys(op.inputs):
                 users.setdefault(t, []).append(op)
-        starts: List[Tuple[Sequence[Op], Tensor]] = []
+        starts: list[tuple[Sequence[Op], Tensor]] = []
         """Views that go, and the forward tensor whose value the last one made."""
         for value, t in self.stand_ins.items():
-            views: List[Op] = []
+            views: list[Op] = []
             count = 0
             while (
                 t not in self.available and len(users.get(value, ())) == 1 and value not in outputs
@@ -473,7 +472,7 @@ class GradientBuilder:
             end._op = None
             self.stand_ins[end] = t
 
-    def _connect(self) -> List[Tensor]:
+    def _connect(self) -> list[Tensor]:
         """Turn used stand-ins into inputs, in the forward graph's order; returns their forward
         tensors.
         """

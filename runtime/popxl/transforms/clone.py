@@ -1,9 +1,16 @@
 """Emitting the ops of one graph again in another, and removing ops that nothing needs."""
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Callable, Dict, Iterable, Iterator, Mapping, Optional, Set
 
-from popxl.context import _execution_context, get_current_context, io_tiles, ipu, name_scope
+from popxl.context import (
+    _execution_context,
+    from_source,
+    get_current_context,
+    io_tiles,
+    ipu,
+    name_scope,
+)
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, map_tensors
@@ -14,7 +21,9 @@ from popxl.values import Constant, Tensor, make_constant
 
 @contextmanager
 def placed_like(op: Op) -> Iterator[None]:
-    """Ops made inside get the op's name scope, virtual device, tile set and execution context."""
+    """Ops made inside get the op's name scope, virtual device, tile set, execution context and
+    source line.
+    """
     scope = op.name.rpartition("/")[0]
     with ExitStack() as stack:
         if scope:
@@ -24,6 +33,7 @@ def placed_like(op: Op) -> Iterator[None]:
         if op.io_tiles:
             stack.enter_context(io_tiles())
         stack.enter_context(_execution_context(op.execution))
+        stack.enter_context(from_source(op.source))
         yield
 
 
@@ -36,7 +46,6 @@ def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
     arguments = {name: map_tensors(argument, value) for name, argument in op.arguments.items()}
     with placed_like(op):
         new = emit(op.definition, arguments)
-    new.source = op.source
     new._modified_here = set(op._modified_here)
     if new.sequence_block is None:
         new.sequence_block = op.sequence_block
@@ -52,7 +61,7 @@ def clone_constant(constant: Constant) -> Constant:
     return copy
 
 
-def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> Dict[Tensor, Tensor]:
+def clone_ops(graph: Graph, mapping: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
     """Emit all ops of a graph again in the current graph; ``graph`` is left as it is.
 
     The ops round from the current graph's seed, not from the graph's own
@@ -90,7 +99,7 @@ def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
     """Take ops and their results out of a graph. Nothing that stays may use them."""
     gone = set(dead)
     graph._ops = [op for op in graph._ops if op not in gone]
-    called: Set[Graph] = set()
+    called: set[Graph] = set()
     for op in gone:
         for t in op.outputs:
             del graph._tensors[t.name]
@@ -100,7 +109,7 @@ def remove_ops(graph: Graph, dead: Iterable[Op]) -> None:
         g._call_sites = [op for op in g._call_sites if op not in gone]
 
 
-def prune(graph: Graph, summaries: Optional[Summaries] = None) -> None:
+def prune(graph: Graph, summaries: Summaries | None = None) -> None:
     """Remove ops and constants that no output, by-reference input, variable or lasting effect
     needs.
 
@@ -109,7 +118,7 @@ def prune(graph: Graph, summaries: Optional[Summaries] = None) -> None:
             itself.
     """
     known = summaries or Summaries()
-    needed: Set[Tensor] = set(graph.outputs)
+    needed: set[Tensor] = set(graph.outputs)
     kept_storage = {
         root
         for t in (*graph.outputs, *graph._by_ref_inputs, *graph.variables)

@@ -2,8 +2,8 @@
 repeat backwards.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from popxl.transforms.gradient_rules import GradientContext, GradientPairs, adde
 from popxl.values import Tensor
 
 
-def total(context: GradientContext, t: Tensor, gradients: Iterable[Optional[Tensor]]) -> Tensor:
+def total(context: GradientContext, t: Tensor, gradients: Iterable[Tensor | None]) -> Tensor:
     """The sum of gradients of ``t``, zeros if there are none."""
     present = [g for g in gradients if g is not None]
     return reduce(added, present) if present else context.zeros(t)
@@ -30,11 +30,11 @@ def connect(
     info: GradGraphInfo,
     value: Callable[[Tensor], Tensor],
     gradient: Callable[[Tensor], Tensor],
-) -> List[Tensor]:
+) -> list[Tensor]:
     """Inputs for a gradient graph, from its forward tensors' values and whole gradients where it is
     called.
     """
-    inputs: List[Tensor] = []
+    inputs: list[Tensor] = []
     for i, connection in enumerate(info.expected_inputs):
         t = connection.fwd_tensor
         if connection.connection_type is ExpectedConnectionType.Fwd:
@@ -95,7 +95,7 @@ def conditional_gradients(context: GradientContext, op: Op) -> GradientPairs:
     other one uses.
     """
     sides = [(graph, inputs, context.called_info(graph)) for graph, inputs in op.called()]
-    wanted: Dict[Tensor, bool] = {}
+    wanted: dict[Tensor, bool] = {}
     for graph, inputs, info in sides:
         for inner, outer in zip(graph.inputs, inputs):
             if outer not in context.active:
@@ -120,7 +120,7 @@ def conditional_gradients(context: GradientContext, op: Op) -> GradientPairs:
 
 def _branch_inputs(
     context: GradientContext, op: Op, graph: Graph, inputs: Sequence[Tensor], info: GradGraphInfo
-) -> List[Tensor]:
+) -> list[Tensor]:
     values = dict(zip(graph.inputs, inputs))
     return connect(
         context,
@@ -205,7 +205,7 @@ def repeat_gradients(context: GradientContext, op: Op) -> GradientPairs:
 
 def _stash_loop(
     body: Graph, count: int, stashed: Sequence[int], inputs: Sequence[Tensor]
-) -> List[Tensor]:
+) -> list[Tensor]:
     """Run the loop, writing these inputs of every iteration to buffers [count, ...]. Returns the
     buffers.
     """
@@ -245,14 +245,14 @@ def _backward_body(
     moving: Sequence[int],
     fixed: Sequence[int],
     stashed: Sequence[int],
-) -> Tuple[Graph, List[int]]:
+) -> tuple[Graph, list[int]]:
     """One iteration backwards, and which of the loop's inputs it takes as they are.
 
     Inputs: gradients of the moving carried values, sums for the fixed ones, iteration + 1 [1];
     buffers, constants. The first three, with new values, are its outputs.
     """
     body, count = op.arguments["graph"], op.arguments["repeat_count"]
-    values: Dict[Tensor, Tensor] = {}
+    values: dict[Tensor, Tensor] = {}
     graph = new_graph("backwards")
     with graph:
         gradients = [input_like(op.outputs[i]) for i in moving]

@@ -1,6 +1,6 @@
 """Ops that belong to the transfers of weights: where they run here."""
 
-from typing import Dict, Iterable, List, Sequence, Set
+from collections.abc import Iterable, Sequence
 
 from popxl.context import ExecutionContext
 from popxl.errors import GraphError
@@ -65,11 +65,11 @@ class Keeper:
 
     def __init__(self, graph: Graph, before: Iterable[Op]) -> None:
         self.graph, self.before = graph, set(before)
-        self.kept: Dict[Tensor, Tensor] = {}
+        self.kept: dict[Tensor, Tensor] = {}
         """What the fragment makes -> the tensor that keeps it."""
-        self.views: List[Op] = []
+        self.views: list[Op] = []
         """The fragment's views of what it makes, once more."""
-        self._again: Dict[Op, Op] = {}
+        self._again: dict[Op, Op] = {}
 
     def connect(self, op: Op) -> None:
         """Let an op use what is kept."""
@@ -94,7 +94,7 @@ class Keeper:
             self.kept[t] = self.graph._new_tensor(t.spec, f"{t.name}_kept")
         return self.kept[t]
 
-    def copies(self) -> List[Op]:
+    def copies(self) -> list[Op]:
         """Ops of the fragment that copy what it makes to where it is kept."""
         copies = []
         for t, home in self.kept.items():
@@ -118,7 +118,7 @@ def _check_repeatable(after: Sequence[Op], program: Sequence[Op], summaries: Sum
     gives.
     """
     made = {t for op in after for t in op.outputs}
-    loads: Dict[object, List[Op]] = {}
+    loads: dict[object, list[Op]] = {}
     for load in _transfers(program):
         if load.outputs:
             loads.setdefault(load.arguments["remote_buffer"], []).append(load)
@@ -142,7 +142,7 @@ def _check_repeatable(after: Sequence[Op], program: Sequence[Op], summaries: Sum
                     )
 
 
-def _transfers(ops: Iterable[Op]) -> List[Op]:
+def _transfers(ops: Iterable[Op]) -> list[Op]:
     """Remote loads and stores among ops and in the graphs that they call, each once."""
     own = list(ops)
     called = dict.fromkeys(graph for op in own for graph, _ in op.called())
@@ -150,9 +150,9 @@ def _transfers(ops: Iterable[Op]) -> List[Op]:
     return [op for op in (*own, *inner) if "remote" in op.definition.effects]
 
 
-def _check_order(parts: Sequence[List[Op]]) -> None:
+def _check_order(parts: Sequence[list[Op]]) -> None:
     """GraphError unless every operand is made in the op's own part or in an earlier one."""
-    later: Set[Tensor] = {t for part in parts for op in part for t in op.outputs}
+    later: set[Tensor] = {t for part in parts for op in part for t in op.outputs}
     for part in parts:
         later -= {t for op in part for t in op.outputs}
         for op in part:

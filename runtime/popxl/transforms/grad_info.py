@@ -1,7 +1,8 @@
 """What each input and output of a gradient graph stands for."""
 
+from collections.abc import Iterable
 from enum import Enum
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any
 
 from popxl.errors import GraphError
 from popxl.graph import Graph
@@ -65,7 +66,7 @@ class ExpectedConnection:
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> Tuple[ExpectedConnectionType, Tensor]:
+    def _key(self) -> tuple[ExpectedConnectionType, Tensor]:
         return self._connection_type, self._fwd_tensor
 
     def __repr__(self) -> str:
@@ -81,8 +82,8 @@ class GradGraphInfo:
 
     _graph: Graph
     _forward_graph: Graph
-    _expected_inputs: Tuple[ExpectedConnection, ...]
-    _expected_outputs: Tuple[ExpectedConnection, ...]
+    _expected_inputs: tuple[ExpectedConnection, ...]
+    _expected_outputs: tuple[ExpectedConnection, ...]
 
     def __init__(self) -> None:
         raise TypeError(
@@ -129,26 +130,26 @@ class GradGraphInfo:
         return self._forward_graph
 
     @property
-    def expected_inputs(self) -> Tuple[ExpectedConnection, ...]:
+    def expected_inputs(self) -> tuple[ExpectedConnection, ...]:
         """One per input of the gradient graph: gradients provided, then forward values."""
         return self._expected_inputs
 
     @property
-    def expected_outputs(self) -> Tuple[ExpectedConnection, ...]:
+    def expected_outputs(self) -> tuple[ExpectedConnection, ...]:
         """One per output of the gradient graph: gradients required."""
         return self._expected_outputs
 
     @property
-    def inputs(self) -> Tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """The forward tensor of each expected input."""
         return tuple(c.fwd_tensor for c in self._expected_inputs)
 
     @property
-    def outputs(self) -> Tuple[Tensor, ...]:
+    def outputs(self) -> tuple[Tensor, ...]:
         """The forward tensor of each expected output."""
         return tuple(c.fwd_tensor for c in self._expected_outputs)
 
-    def inputs_dict(self, fwd_call_info: CallSiteInfo) -> Dict[Tensor, Tensor]:
+    def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
         """{input of the gradient graph: the caller's tensor} for every forward value, at one call
         of the forward graph.
 
@@ -164,7 +165,7 @@ class GradGraphInfo:
 
     def fwd_graph_ins_to_grad_parent_outs(
         self, grad_call_info: CallSiteInfo
-    ) -> Dict[Tensor, Tensor]:
+    ) -> dict[Tensor, Tensor]:
         """{forward graph's tensor: its gradient in the caller} at one call of the gradient
         graph.
         """
@@ -173,7 +174,7 @@ class GradGraphInfo:
 
     def fwd_parent_ins_to_grad_parent_outs(
         self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
-    ) -> Dict[Tensor, Tensor]:
+    ) -> dict[Tensor, Tensor]:
         """{caller's input of the forward call: its gradient in the caller}.
 
         Raises:
@@ -181,7 +182,7 @@ class GradGraphInfo:
                 outputs.
         """
         self._check_call(fwd_call_info, self._forward_graph, "fwd_parent_ins_to_grad_parent_outs")
-        result: Dict[Tensor, Tensor] = {}
+        result: dict[Tensor, Tensor] = {}
         for inner, gradient in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items():
             outer = fwd_call_info.graph_to_parent(inner)
             if outer in result:

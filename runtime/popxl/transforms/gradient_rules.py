@@ -3,7 +3,8 @@ gradient graphs.
 """
 
 import re
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Set, Tuple, Union
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 from popxl import ops
 from popxl.errors import GraphError
@@ -13,20 +14,20 @@ from popxl.placement import place_of
 from popxl.transforms.grad_info import GradGraphInfo
 from popxl.values import Tensor
 
-GradientPairs = Iterable[Tuple[Tensor, Optional[Tensor]]]
+GradientPairs = Iterable[tuple[Tensor, Tensor | None]]
 """(forward operand, its gradient through this op in the gradient graph)."""
 
 
 class GradientContext(Protocol):
     """What a rule may ask of the gradient graph that is being built, which is the current graph."""
 
-    active: Set[Tensor]
+    active: set[Tensor]
     """Forward tensors whose gradients are of interest."""
 
     def value(self, t: Tensor) -> Tensor:
         """A forward tensor's value in the gradient graph."""
 
-    def gradient(self, t: Tensor) -> Optional[Tensor]:
+    def gradient(self, t: Tensor) -> Tensor | None:
         """The gradient of one of the op's results; None if none reaches it."""
 
     def gradient_or_zeros(self, t: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def added(sum_: Tensor, gradient: Tensor) -> Tensor:
 GradientRule = Callable[[GradientContext, Op], GradientPairs]
 
 
-def rule_for(op: Op) -> Union[GradientRule, str]:
+def rule_for(op: Op) -> GradientRule | str:
     """The op's gradient rule; where there is none, the second half of an error message that says
     so.
     """
@@ -94,7 +95,7 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
         and not (definition.residuals and t is not op.outputs[-1])
         for t in op.outputs
     ]
-    dys: List[Any] = [
+    dys: list[Any] = [
         context.gradient_or_zeros(t) if has else None for t, has in zip(op.outputs, has_gradient)
     ]
     assert definition.vjp is not None
@@ -110,7 +111,7 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
         yield from _pairs(op.arguments[parameter], entry)
 
 
-def tensor_parameters(definition: OpDefinition) -> List[str]:
+def tensor_parameters(definition: OpDefinition) -> list[str]:
     """Parameters that may hold tensors, going by their annotations: the rule returns one entry for
     each.
     """
@@ -121,7 +122,7 @@ def tensor_parameters(definition: OpDefinition) -> List[str]:
     ]
 
 
-def _pairs(operand: Any, entry: Any) -> Iterator[Tuple[Tensor, Optional[Tensor]]]:
+def _pairs(operand: Any, entry: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
     if entry is None:
         return
     if isinstance(operand, Tensor):

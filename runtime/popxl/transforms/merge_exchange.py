@@ -1,18 +1,18 @@
 """Grouping host and remote transfers. An executor may overlap them anyway: results never change."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Dict, Iterator, List
 
 from popxl.context import get_current_graph, in_sequence, io_tiles
 from popxl.opdef import Op
 from popxl.transforms.storage import TRANSFERS
 
 
-def _exchanges(ops: List[Op]) -> int:
+def _exchanges(ops: list[Op]) -> int:
     """How many exchanges the transfers among ``ops`` need: those that do not depend on each other
     share one.
     """
-    depth: Dict[Op, int] = {}
+    depth: dict[Op, int] = {}
     for op in ops:
         before = max((depth.get(t._op, 0) for t in op.inputs if t._op is not None), default=0)
         depth[op] = before + bool(op.definition.effects & TRANSFERS)
@@ -20,9 +20,9 @@ def _exchanges(ops: List[Op]) -> int:
 
 
 @contextmanager
-def _recorded() -> Iterator[List[Op]]:
+def _recorded() -> Iterator[list[Op]]:
     graph = get_current_graph()
-    made: List[Op] = []
+    made: list[Op] = []
     handle = graph.register_op_created_hook(made.append)
     try:
         yield made

@@ -2,8 +2,8 @@
 `in_sequence`.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Optional, Sequence
 
 from popxl.context import SequenceBlock
 from popxl.opdef import Op
@@ -15,7 +15,7 @@ SEARCH = 4096
 class Steps:
     """Counts the steps of an analysis, up to a limit."""
 
-    def __init__(self, limit: Optional[int] = None) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         self.count, self.limit = 0, limit
 
     def take(self, number: int = 1) -> bool:
@@ -43,13 +43,13 @@ class OpOrder:
         for op in ops:
             edges.add(op)
         self._nodes, self._before = edges.nodes, edges.before
-        self._after: List[List[int]] = [[] for _ in self._before]
+        self._after: list[list[int]] = [[] for _ in self._before]
         for node, before in enumerate(self._before):
             for other in before:
                 self._after[other].append(node)
         self._number_tree()
-        self._rank: List[int] = []
-        self._low: List[int] = []
+        self._rank: list[int] = []
+        self._low: list[int] = []
         steps.take(2 * (len(self._before) + sum(map(len, self._before))))
 
     def is_before(self, one: Op, other: Op) -> bool:
@@ -95,8 +95,8 @@ class OpOrder:
         """Number the tree's nodes so that those below a node follow it: ``first``, and how many
         there are: ``size``.
         """
-        parents: List[int] = []
-        level: List[int] = []
+        parents: list[int] = []
+        level: list[int] = []
         for before in self._before:
             parents.append(max(before, key=lambda n: (level[n], n), default=-1))
             level.append(level[parents[-1]] + 1 if before else 0)
@@ -141,7 +141,7 @@ class OpOrder:
 class _End:
     """One end of a search: the nodes seen from it, and those whose edges have not been followed."""
 
-    def __init__(self, node: int, edges: List[List[int]]) -> None:
+    def __init__(self, node: int, edges: list[list[int]]) -> None:
         self.edges, self.seen, self.pending = edges, {node}, [node]
 
 
@@ -150,9 +150,9 @@ class _Open:
     """A block of `in_sequence` whose ops come next."""
 
     block: SequenceBlock
-    last: Optional[int]
+    last: int | None
     """What its next op waits for; None: nothing."""
-    ends: List[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     """In an unordered block: what the next step of the block around it waits for."""
 
 
@@ -164,10 +164,10 @@ class _Edges:
     """
 
     def __init__(self) -> None:
-        self.nodes: Dict[Op, int] = {}
-        self.before: List[List[int]] = []
-        self._open: List[_Open] = []
-        self._last: Dict[SequenceBlock, int] = {}
+        self.nodes: dict[Op, int] = {}
+        self.before: list[list[int]] = []
+        self._open: list[_Open] = []
+        self._last: dict[SequenceBlock, int] = {}
         """The last op of each outermost block."""
 
     def add(self, op: Op) -> None:
@@ -188,11 +188,11 @@ class _Edges:
         self.before.append(sorted(waits))
         return len(self.before) - 1
 
-    def _enter(self, block: Optional[SequenceBlock]) -> None:
+    def _enter(self, block: SequenceBlock | None) -> None:
         """Leave and open blocks so that ``block`` is the innermost."""
         if self._open and self._open[-1].block is block:
             return
-        chain: List[SequenceBlock] = []
+        chain: list[SequenceBlock] = []
         while block is not None:
             chain.insert(0, block)
             block = block.around

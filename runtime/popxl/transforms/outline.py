@@ -1,6 +1,6 @@
 """Moving ops of a graph into a graph of their own."""
 
-from typing import Dict, Iterable, List, Set, Tuple
+from collections.abc import Iterable
 
 from popxl.errors import GraphError
 from popxl.graph import Graph
@@ -11,7 +11,7 @@ from popxl.transforms.storage import aliased
 from popxl.values import Constant, Tensor
 
 
-def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Tensor, Tensor]]:
+def outline(graph: Graph, ops: Iterable[Op], name: str) -> tuple[Graph, dict[Tensor, Tensor]]:
     """Changes the graph: moves ops, in the order given, and their results into a new graph without
     outputs.
 
@@ -30,7 +30,7 @@ def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Ten
     with graph.main_graph:
         target = graph.ir.create_empty_graph(name)
     results = {t for op in moved for t in op.outputs}
-    values: Dict[Tensor, Tensor] = {}
+    values: dict[Tensor, Tensor] = {}
     with target:
         for op in moved:
             for t in op.inputs:
@@ -48,7 +48,7 @@ def outline(graph: Graph, ops: Iterable[Op], name: str) -> Tuple[Graph, Dict[Ten
     return target, {values[t]: t for t in values if values[t] in target.inputs and not aliased(t)}
 
 
-def _check(graph: Graph, moved: List[Op]) -> None:
+def _check(graph: Graph, moved: list[Op]) -> None:
     graph._check_open("outline")
     made_by = {t: op for op in moved for t in op.outputs}
     staying = [(t, repr(op)) for op in set(graph.ops) - set(moved) for t in op.inputs]
@@ -59,7 +59,7 @@ def _check(graph: Graph, moved: List[Op]) -> None:
                 "among the results to move; expected results that only moved ops use. Move what "
                 "uses it too, or write it to a variable."
             )
-    seen: Set[Op] = set()
+    seen: set[Op] = set()
     for op in moved:
         for t in op.inputs:
             if t in made_by and made_by[t] not in seen:
@@ -70,7 +70,7 @@ def _check(graph: Graph, moved: List[Op]) -> None:
         seen.add(op)
 
 
-def _stand_in(t: Tensor, values: Dict[Tensor, Tensor]) -> Tensor:
+def _stand_in(t: Tensor, values: dict[Tensor, Tensor]) -> Tensor:
     """What the current graph uses in place of an outside tensor; ``values`` holds all of them, by
     tensor.
 

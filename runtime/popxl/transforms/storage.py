@@ -1,6 +1,6 @@
 """Who shares storage with whom, and what a graph changes: from the facts that ops declare."""
 
-from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
 
 from popxl.graph import Graph
 from popxl.ir import Ir
@@ -15,7 +15,7 @@ LASTING = TRANSFERS | {"print"}
 """Effects that count even where nothing reads the result."""
 
 
-def aliased(t: Tensor) -> Tuple[Tensor, ...]:
+def aliased(t: Tensor) -> tuple[Tensor, ...]:
     """Operands whose storage ``t`` is: those of an alias op (``reshape_``) or the one that its op
     writes to.
     """
@@ -40,11 +40,11 @@ class Summaries:
     """
 
     def __init__(self) -> None:
-        self._roots: Dict[Tensor, FrozenSet[Tensor]] = {}
-        self._storage: Dict[Graph, FrozenSet[Tensor]] = {}
-        self._effects: Dict[Graph, FrozenSet[str]] = {}
+        self._roots: dict[Tensor, frozenset[Tensor]] = {}
+        self._storage: dict[Graph, frozenset[Tensor]] = {}
+        self._effects: dict[Graph, frozenset[str]] = {}
 
-    def roots(self, t: Tensor) -> FrozenSet[Tensor]:
+    def roots(self, t: Tensor) -> frozenset[Tensor]:
         """Tensors that own the storage of ``t``: itself, unless it aliases others."""
         pending = [t]
         while pending:
@@ -63,7 +63,7 @@ class Summaries:
                 ) or frozenset((tensor,))
         return self._roots[t]
 
-    def modified(self, op: Op) -> List[Tensor]:
+    def modified(self, op: Op) -> list[Tensor]:
         """Operands whose storage the op really changes: for calls those taken by reference that the
         graph writes to.
         """
@@ -73,7 +73,7 @@ class Summaries:
             outer for graph, inner, outer in borrowed(op) if inner in self.modified_storage(graph)
         ]
 
-    def modified_storage(self, graph: Graph) -> FrozenSet[Tensor]:
+    def modified_storage(self, graph: Graph) -> frozenset[Tensor]:
         """Owners of the storage that a graph's ops change, inputs among them."""
         if graph not in self._storage:
             self._storage[graph] = frozenset(
@@ -81,11 +81,11 @@ class Summaries:
             )
         return self._storage[graph]
 
-    def first_write(self, graph: Graph) -> Optional[Op]:
+    def first_write(self, graph: Graph) -> Op | None:
         """The first op that writes in place, None if there is none."""
         return next((op for op in graph.ops if self.modified(op)), None)
 
-    def has_effect(self, op: Op, effects: FrozenSet[str] = LASTING) -> bool:
+    def has_effect(self, op: Op, effects: frozenset[str] = LASTING) -> bool:
         """Whether the op, or one in a graph that it calls, has one of these effects; default: all
         lasting ones.
         """
@@ -94,7 +94,7 @@ class Summaries:
             self.effects(graph) & effects for graph, _ in called
         )
 
-    def effects(self, graph: Graph) -> FrozenSet[str]:
+    def effects(self, graph: Graph) -> frozenset[str]:
         """Effects of a graph's ops, and of those in graphs that it calls."""
         if graph not in self._effects:
             own = {effect for op in graph.ops for effect in op.definition.effects}
@@ -104,7 +104,7 @@ class Summaries:
         return self._effects[graph]
 
 
-def borrowed(op: Op) -> Iterator[Tuple[Graph, Tensor, Tensor]]:
+def borrowed(op: Op) -> Iterator[tuple[Graph, Tensor, Tensor]]:
     """(graph, its input, the caller's tensor) for each input that a call, repeat or conditional
     gives by reference.
     """
@@ -115,7 +115,7 @@ def borrowed(op: Op) -> Iterator[Tuple[Graph, Tensor, Tensor]]:
             )
 
 
-def changing_variables(ir: Ir) -> List[Variable]:
+def changing_variables(ir: Ir) -> list[Variable]:
     """Variables that a run may change: in place, or by a store to the remote buffer that they lie
     in.
     """

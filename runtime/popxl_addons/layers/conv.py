@@ -1,6 +1,6 @@
 """Convolution of images."""
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 import popxl
@@ -30,16 +30,16 @@ class Conv2D(Module):
     def __init__(
         self,
         out_channels: int,
-        kernel_size: Union[Tuple[int, int], int],
-        strides: Optional[Tuple[int, ...]] = (1, 1),
-        paddings: Optional[Union[str, Tuple[int, ...]]] = (0, 0, 0, 0),
-        dilations: Optional[Tuple[int, ...]] = (1, 1),
+        kernel_size: tuple[int, int] | int,
+        strides: tuple[int, ...] | None = (1, 1),
+        paddings: str | tuple[int, ...] | None = (0, 0, 0, 0),
+        dilations: tuple[int, ...] | None = (1, 1),
         groups: int = 1,
         bias: bool = True,
-        available_memory_proportions: Optional[List[float]] = None,
-        partials_types: Optional[List[str]] = None,
-        enable_conv_dithering: Optional[List[int]] = None,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        available_memory_proportions: list[float] | None = None,
+        partials_types: list[str] | None = None,
+        enable_conv_dithering: list[int] | None = None,
+        replica_grouping: ReplicaGrouping | None = None,
     ) -> None:
         super().__init__()
         self.out_channels = out_channels

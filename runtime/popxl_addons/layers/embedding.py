@@ -1,7 +1,5 @@
 """Table lookup, with the rows of the table split over groups of replicas if asked for."""
 
-from typing import Optional
-
 import numpy as np
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
@@ -30,7 +28,7 @@ class Embedding(Module):
         vocab_size: int,
         hidden_size: int,
         axis: int = 0,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
     ) -> None:
         super().__init__()
         self.dtype = dtype

@@ -1,6 +1,6 @@
 """Normalisation of groups of channels."""
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import popxl
@@ -26,7 +26,7 @@ class GroupNorm(Module):
     def __init__(
         self,
         num_groups: int,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
         eps: float = 1e-5,
         cache: bool = False,
     ) -> None:

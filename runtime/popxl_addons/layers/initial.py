@@ -2,12 +2,10 @@
 them.
 """
 
-from typing import Tuple
-
 import numpy as np
 
 
-def truncated_normal(shape: Tuple[int, ...], std: float = 0.02, bound: float = 2.0) -> np.ndarray:
+def truncated_normal(shape: tuple[int, ...], std: float = 0.02, bound: float = 2.0) -> np.ndarray:
     """Normal with mean 0, redrawn where it lies beyond ``bound`` standard deviations: float32 of
     this shape.
     """

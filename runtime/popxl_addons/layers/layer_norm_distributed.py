@@ -1,7 +1,5 @@
 """Normalisation of rows that are split over a group of replicas."""
 
-from typing import Optional
-
 import numpy as np
 from popxl import ReplicaGrouping, Tensor
 
@@ -17,7 +15,7 @@ class LayerNormDistributed(Module):
         replica_grouping: replicas over which a row is split; None: rows are whole.
     """
 
-    def __init__(self, replica_grouping: Optional[ReplicaGrouping] = None) -> None:
+    def __init__(self, replica_grouping: ReplicaGrouping | None = None) -> None:
         super().__init__()
         self.replica_grouping = replica_grouping
 

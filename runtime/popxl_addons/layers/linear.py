@@ -1,6 +1,6 @@
 """Affine map of the last axis."""
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import popxl
@@ -25,7 +25,7 @@ class Linear(Module):
         self,
         out_features: int,
         bias: bool = True,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
     ) -> None:
         super().__init__()
         self.out_features = out_features

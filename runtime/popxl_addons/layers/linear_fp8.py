@@ -1,6 +1,6 @@
 """Affine map of the last axis, multiplied in float8."""
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -43,7 +43,7 @@ class LinearFP8(Module):
         bias: bool = True,
         scale_metric: str = "amax",
         scale: int = 0,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
     ) -> None:
         super().__init__()
         if scale_metric not in (*METRICS, "manual_scale"):
@@ -85,7 +85,7 @@ class LinearFP8(Module):
             y = y + self.b
         return y
 
-    def build_grad(self, dLdy: Tensor) -> Optional[Tensor]:  # type: ignore[override]
+    def build_grad(self, dLdy: Tensor) -> Tensor | None:  # type: ignore[override]
         """Shapes: ``[..., out] -> [..., in]``; the variables' gradients are set beside it. Only
         what is required.
         """
@@ -102,7 +102,7 @@ class LinearFP8(Module):
             return None
         return _product(dy, weight.T, dy_scale + self.aux["weight_scale"], dLdy.dtype)
 
-    def _narrow(self, t: Tensor, dtype: popxl.dtype) -> Tuple[Tensor, Tensor]:
+    def _narrow(self, t: Tensor, dtype: popxl.dtype) -> tuple[Tensor, Tensor]:
         """(t in float8, the log2 scale that it was multiplied with)."""
         if self.scale_metric == "manual_scale":
             log2_scale: Tensor = popxl.constant(self.scale, dtypes.int32, "scale")

@@ -1,6 +1,6 @@
 """Affine map of the last axis, with a weight in four bits."""
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import popxl
@@ -44,7 +44,7 @@ class LinearGQ(Module):
         self,
         out_features: int,
         bias: bool = True,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
         group_size: int = 0,
         dim: int = -1,
     ) -> None:

@@ -1,6 +1,6 @@
 """Cross entropy of logits that one replica holds."""
 
-from typing import Literal, Optional, Tuple, Union
+from typing import Literal
 
 from popxl import Tensor, ops
 
@@ -10,7 +10,7 @@ REDUCTION_TYPE = Literal["mean", "sum", "none"]
 def cross_entropy(
     x: Tensor,
     labels: Tensor,
-    ignore_index: Optional[int] = None,
+    ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> Tensor:
     """Softmax over the last axis, then negative log-likelihood. Rows labelled ``ignore_index``
@@ -22,10 +22,10 @@ def cross_entropy(
 def cross_entropy_with_grad(
     x: Tensor,
     labels: Tensor,
-    loss_scaling: Union[float, Tensor] = 1,
-    ignore_index: Optional[int] = None,
+    loss_scaling: float | Tensor = 1,
+    ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
-) -> Tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """`cross_entropy`, and its gradient with respect to ``x`` times ``loss_scaling``."""
     probabilities = ops.softmax(x, axis=-1)
     loss, gradient = ops.nll_loss_with_softmax_grad(

@@ -3,7 +3,8 @@ another rule.
 """
 
 import dataclasses
-from typing import Any, Callable, Dict
+from collections.abc import Callable
+from typing import Any
 
 from popxl import Tensor
 from popxl.opdef import OpFunction, emit
@@ -11,7 +12,7 @@ from popxl.opdef import OpFunction, emit
 Rule = Callable[[Tensor], Tensor]
 
 
-def with_gradient(op: OpFunction[..., Tensor], arguments: Dict[str, Any], rule: Rule) -> Tensor:
+def with_gradient(op: OpFunction[..., Tensor], arguments: dict[str, Any], rule: Rule) -> Tensor:
     """Add a one-result op of one tensor to the current graph, with the gradient ``rule(dy) ->
     dx``.
     """

@@ -1,7 +1,5 @@
 """A stream and its transfer in one step."""
 
-from typing import Tuple
-
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, Tensor, ops
 from popxl.tensor import HostTensor
@@ -10,7 +8,7 @@ from popxl.utils import to_numpy
 
 def host_load(
     t: HostTensor, dtype: popxl.dtype, name: str
-) -> Tuple[HostTensor, HostToDeviceStream, Tensor]:
+) -> tuple[HostTensor, HostToDeviceStream, Tensor]:
     """From sample data of one replica: (the data as ``dtype``, a new stream of its shape, the
     loaded tensor).
 

@@ -1,7 +1,5 @@
 """AdamW, one graph per variable."""
 
-from typing import Optional, Union
-
 import numpy as np
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorByRef, ops
@@ -9,7 +7,7 @@ from popxl.ops.utils import cast_if_needed
 
 from popxl_addons.module import Module
 
-Scalar = Union[float, Tensor]
+Scalar = float | Tensor
 
 
 class AdamOptimizerStep(Module):
@@ -28,7 +26,7 @@ class AdamOptimizerStep(Module):
         self,
         var: TensorByRef,
         grad: Tensor,
-        replica_grouping: Optional[ReplicaGrouping] = None,
+        replica_grouping: ReplicaGrouping | None = None,
         *,
         lr: Scalar,
         beta1: Scalar = 0.9,
@@ -38,10 +36,10 @@ class AdamOptimizerStep(Module):
         first_order_dtype: popxl.dtype = popxl.float16,
         bias_correction: bool = True,
         loss_scaling: Scalar = 1,
-        global_norm: Optional[Tensor] = None,
-        global_norm_max: Union[None, float, Tensor] = None,
+        global_norm: Tensor | None = None,
+        global_norm_max: None | float | Tensor = None,
         second_order_dtype: popxl.dtype = popxl.float32,
-        update_if: Optional[Tensor] = None,
+        update_if: Tensor | None = None,
     ) -> None:
         """One step. Hyper-parameters that are tensors or specs become inputs of the graph, in this
         order.
@@ -95,7 +93,7 @@ class AdamOptimizerStep(Module):
         name: str,
         var: Tensor,
         dtype: popxl.dtype,
-        replica_grouping: Optional[ReplicaGrouping],
+        replica_grouping: ReplicaGrouping | None,
     ) -> Tensor:
         """A moment: zeros of the variable's (unsharded) shape."""
         shape = var.meta_shape or var.shape
@@ -116,10 +114,10 @@ class AdamOptimizerStep(Module):
 
 
 def _gradient_scale(
-    loss_scaling: Scalar, global_norm: Optional[Tensor], global_norm_max: Union[None, float, Tensor]
-) -> Union[None, float, Tensor]:
+    loss_scaling: Scalar, global_norm: Tensor | None, global_norm_max: None | float | Tensor
+) -> None | float | Tensor:
     """What the gradient is multiplied by; None for one."""
-    unscaled: Union[None, float, Tensor]
+    unscaled: None | float | Tensor
     if isinstance(loss_scaling, Tensor):
         unscaled = popxl.constant(1.0, popxl.float32) / cast_if_needed(loss_scaling, popxl.float32)
     else:

@@ -1,6 +1,7 @@
 """Gradient graphs of graphs with named variables, with or without accumulators inside."""
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import popxl
@@ -21,10 +22,10 @@ COUNTER = "mean_accum_counter"
 
 
 def autodiff(
-    graph: Union[GraphWithNamedArgs, popxl.Graph],
-    grads_provided: Optional[Iterable[Tensor]] = None,
-    grads_required: Optional[Iterable[Tensor]] = None,
-    called_graphs_grad_info: Optional[Mapping[Any, Any]] = None,
+    graph: GraphWithNamedArgs | popxl.Graph,
+    grads_provided: Iterable[Tensor] | None = None,
+    grads_required: Iterable[Tensor] | None = None,
+    called_graphs_grad_info: Mapping[Any, Any] | None = None,
 ) -> GraphWithNamedArgs:
     """Appends what the gradient needs to the graph's outputs, and returns the gradient graph.
 
@@ -39,12 +40,12 @@ def autodiff(
 def autodiff_with_accumulation(
     graph: GraphWithNamedArgs,
     tensors_to_accumulate_grads: Iterable[Tensor],
-    grads_provided: Optional[Iterable[Tensor]] = None,
-    grads_required: Optional[Iterable[Tensor]] = None,
-    called_graphs_grad_info: Optional[CalledGraphsGradInfo] = None,
-    replica_groupings: Optional[NamedReplicaGrouping] = None,
-    accumulator_dtype: Optional[popxl.dtype] = None,
-) -> Tuple[NamedVariableFactories, GraphWithNamedArgs]:
+    grads_provided: Iterable[Tensor] | None = None,
+    grads_required: Iterable[Tensor] | None = None,
+    called_graphs_grad_info: CalledGraphsGradInfo | None = None,
+    replica_groupings: NamedReplicaGrouping | None = None,
+    accumulator_dtype: popxl.dtype | None = None,
+) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
     """Appends what the gradient needs to the graph's outputs; the gradient graph keeps running
     means of gradients.
 
@@ -78,7 +79,7 @@ def autodiff_with_accumulation(
         values = {t: input_like(info.graph, t) for t in info.graph.inputs}
         if (seed := info.graph.rounding_seed) is not None:
             round_from(result, values[seed])
-        accumulators: Dict[Tensor, List[Tensor]] = {}
+        accumulators: dict[Tensor, list[Tensor]] = {}
         for t in accumulated:
             name = names.get(t, sanitise(t.name))
             group = (
@@ -106,8 +107,8 @@ def autodiff_with_accumulation(
 
 def _emit_accumulating(
     graph: popxl.Graph,
-    values: Dict[Tensor, Tensor],
-    accumulators: Dict[Tensor, List[Tensor]],
+    values: dict[Tensor, Tensor],
+    accumulators: dict[Tensor, list[Tensor]],
     counter: Tensor,
 ) -> None:
     """Emit the graph's ops in the current graph, each gradient going into its accumulators as soon
@@ -123,7 +124,7 @@ def _emit_accumulating(
         for accumulator in accumulators.get(t, ()):
             ops.var_updates.accumulate_mean_(accumulator, value(t), counter)
 
-    produced: Set[Tensor] = set()
+    produced: set[Tensor] = set()
     for op in graph.ops:
         values.update(zip(op.outputs, clone_op(op, value).outputs))
         produced.update(op.outputs)
@@ -137,7 +138,7 @@ def _emit_accumulating(
 
 
 def _zeros_like(
-    t: Tensor, name: str, dtype: Optional[popxl.dtype], group: Optional[popxl.ReplicaGrouping]
+    t: Tensor, name: str, dtype: popxl.dtype | None, group: popxl.ReplicaGrouping | None
 ) -> VariableFactory:
     dtype = dtype or t.dtype
     shape = t.meta_shape or t.shape
@@ -155,7 +156,7 @@ def remap_grad_info(
     old = grad_info.forward_graph
     new = dict(zip((*old.inputs, *old.outputs), (*forward_graph.inputs, *forward_graph.outputs)))
 
-    def remap(connections: Iterable[ExpectedConnection]) -> List[ExpectedConnection]:
+    def remap(connections: Iterable[ExpectedConnection]) -> list[ExpectedConnection]:
         return [ExpectedConnection.make(c.connection_type, new[c.fwd_tensor]) for c in connections]
 
     inputs, outputs = remap(grad_info.expected_inputs), remap(grad_info.expected_outputs)

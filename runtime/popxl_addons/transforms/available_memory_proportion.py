@@ -3,7 +3,7 @@ runtime.
 """
 
 import logging
-from typing import Iterable
+from collections.abc import Iterable
 
 import popxl
 

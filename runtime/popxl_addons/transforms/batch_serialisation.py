@@ -4,8 +4,9 @@ A buffer holds rows x steps slots, row after row: slot ``row * steps + step``. A
 place in a model whose layers share the graph; a step is a micro-batch.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Dict, Iterable, Literal, Mapping, Optional, Tuple, Union
+from typing import Literal
 
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor
@@ -19,9 +20,9 @@ from popxl_addons.transforms.serial_steps import RemoteHandle, RowOffset, Serial
 from popxl_addons.utils import null_context  # noqa: F401 - programs import it from here
 
 IoMode = Literal["compute", "io", "io_overlapped"]
-RemoteBufferWithOffset = Tuple[RemoteBuffer, RowOffset]
-LoadHandle = Union[HostToDeviceStream, RemoteBufferWithOffset, RemoteHandle]
-StoreHandle = Union[RemoteBufferWithOffset, RemoteHandle]
+RemoteBufferWithOffset = tuple[RemoteBuffer, RowOffset]
+LoadHandle = HostToDeviceStream | RemoteBufferWithOffset | RemoteHandle
+StoreHandle = RemoteBufferWithOffset | RemoteHandle
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +30,8 @@ class BatchSerialResult:
     """A batch-serialised graph, and where it put what it stored: {original tensor: handle}."""
 
     graph: GraphWithNamedArgs
-    stored_buffers: Dict[Tensor, RemoteHandle]
-    _remap_dict: Dict[Tensor, Tensor]
+    stored_buffers: dict[Tensor, RemoteHandle]
+    _remap_dict: dict[Tensor, Tensor]
 
     def remap_tensors(self, ts: NamedTensors) -> NamedTensors:
         """The same names with the transformed graph's tensors in place of the original's."""
@@ -38,7 +39,7 @@ class BatchSerialResult:
 
 
 def batch_serial_buffer(
-    t: Tensor, steps: int = 1, rows: int = 1, shard_group: Optional[ReplicaGrouping] = None
+    t: Tensor, steps: int = 1, rows: int = 1, shard_group: ReplicaGrouping | None = None
 ) -> RemoteBuffer:
     """A buffer of rows x steps slots for a tensor, or for its shards when a group is given."""
     spec = t.spec if shard_group is None else replica_sharded_spec(t, shard_group)
@@ -51,7 +52,7 @@ def batch_serialise(
     load_handles: Mapping[Tensor, LoadHandle],
     store_streams: Mapping[Tensor, DeviceToHostStream],
     store_buffers: Mapping[Tensor, StoreHandle],
-    seed_input: Optional[Tensor] = None,
+    seed_input: Tensor | None = None,
     rows: int = 1,
     io_mode: IoMode = "io",
 ) -> BatchSerialResult:
@@ -106,10 +107,10 @@ def batch_serialise(
 def batch_serialise_overlapped(
     graph: GraphWithNamedArgs,
     steps: int,
-    load_handles: Mapping[Tensor, Union[HostToDeviceStream, RemoteHandle]],
+    load_handles: Mapping[Tensor, HostToDeviceStream | RemoteHandle],
     store_streams: Mapping[Tensor, DeviceToHostStream],
     store_buffers: Mapping[Tensor, RemoteHandle],
-    seed_input: Optional[Tensor] = None,
+    seed_input: Tensor | None = None,
     rows: int = 1,
 ) -> BatchSerialResult:
     """The "io_overlapped" form. The program is the same: the engine looks ahead of it and writes
@@ -138,10 +139,10 @@ def batch_serialise_overlapped(
 def batch_serialise_non_overlapped(
     graph: GraphWithNamedArgs,
     steps: int,
-    load_handles: Mapping[Tensor, Union[HostToDeviceStream, RemoteHandle]],
+    load_handles: Mapping[Tensor, HostToDeviceStream | RemoteHandle],
     store_streams: Mapping[Tensor, DeviceToHostStream],
     store_buffers: Mapping[Tensor, RemoteHandle],
-    seed_input: Optional[Tensor] = None,
+    seed_input: Tensor | None = None,
     rows: int = 1,
     use_io_tiles: bool = False,
 ) -> BatchSerialResult:
@@ -175,11 +176,11 @@ def batch_serialise_fwd_and_grad(
     steps: int,
     load_handles: Mapping[Tensor, LoadHandle],
     store_streams: Mapping[Tensor, DeviceToHostStream],
-    store_buffers: Mapping[Tensor, Union[StoreHandle, ReplicaGrouping]],
-    seed_input: Optional[Tensor] = None,
+    store_buffers: Mapping[Tensor, StoreHandle | ReplicaGrouping],
+    seed_input: Tensor | None = None,
     rows: int = 1,
     io_mode: IoMode = "io",
-) -> Tuple[BatchSerialResult, BatchSerialResult]:
+) -> tuple[BatchSerialResult, BatchSerialResult]:
     """`batch_serialise` for a graph and its gradient, with the activations that connect them.
 
     An activation is given by name where it is among ``named_inputs_for_grad_graph``, loaded again
@@ -253,8 +254,8 @@ def batch_serialise_fwd_and_grad(
 def _activation_handle(
     fwd: popxl.Graph,
     source: Tensor,
-    loads: Mapping[Tensor, Union[HostToDeviceStream, RemoteHandle]],
-    fwd_stores: Dict[Tensor, RemoteHandle],
+    loads: Mapping[Tensor, HostToDeviceStream | RemoteHandle],
+    fwd_stores: dict[Tensor, RemoteHandle],
     groups: Mapping[Tensor, ReplicaGrouping],
     steps: int,
     rows: int,
@@ -278,7 +279,7 @@ def _activation_handle(
     return fwd_stores[source]
 
 
-def _as_load(handle: LoadHandle) -> Union[HostToDeviceStream, RemoteHandle]:
+def _as_load(handle: LoadHandle) -> HostToDeviceStream | RemoteHandle:
     return RemoteHandle(*handle) if isinstance(handle, tuple) else handle
 
 
@@ -300,7 +301,7 @@ def _check_arguments(
     rows: int,
     loaded: Iterable[Tensor],
     stored: Iterable[Tensor],
-    seed: Optional[Tensor],
+    seed: Tensor | None,
 ) -> None:
     if steps < 1 or rows < 1:
         raise ValueError(

@@ -6,8 +6,8 @@ replica has one device, on which stages in turn take the same time and hold the 
 micro-batch instead of one per stage.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Dict, Iterator, Optional
 
 import popxl
 from popxl import Tensor
@@ -24,8 +24,8 @@ class StageContext:
     """Which stage each op of a pipeline belongs to. `pipelined_execution` makes one."""
 
     def __init__(self) -> None:
-        self._current: Optional[int] = None
-        self._stages: Dict[Op, int] = {}
+        self._current: int | None = None
+        self._stages: dict[Op, int] = {}
 
     @contextmanager
     def stage(self, i: int) -> Iterator[None]:
@@ -38,7 +38,7 @@ class StageContext:
         finally:
             self._current = outer
 
-    def stash_and_restore_tensor(self, t: Tensor, from_stage: Optional[int] = None) -> Tensor:
+    def stash_and_restore_tensor(self, t: Tensor, from_stage: int | None = None) -> Tensor:
         """An earlier stage's tensor, for use in the current stage of the same micro-batch.
 
         Here it is the tensor itself, or its copy to the virtual device that is current where that
@@ -72,7 +72,7 @@ class StageContext:
 
     def stash_and_restore_activations(
         self, call_info: CallSiteInfo, grad_info: GradGraphInfo
-    ) -> Dict[Tensor, Tensor]:
+    ) -> dict[Tensor, Tensor]:
         """What a gradient graph needs of an earlier stage's call, as the ``inputs_dict`` of its own
         call.
 
@@ -95,7 +95,7 @@ class StageContext:
             )
         self._stages[op] = self._current
 
-    def _producers(self) -> Dict[Tensor, int]:
+    def _producers(self) -> dict[Tensor, int]:
         """The stage of every result; calls may have gained some since they were made."""
         return {t: stage for op, stage in self._stages.items() for t in op.outputs}
 

@@ -1,15 +1,15 @@
 """Recompute forward values instead of keeping them."""
 
-from typing import Dict
-
 import popxl
 from popxl import Tensor, ops
+from popxl.collection import without_collection
 from popxl.transforms.autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
 
 from popxl_addons.graph import GraphWithNamedArgs, input_like
 from popxl_addons.utils import suffix_graph_name
 
 
+@without_collection()
 def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
     """A gradient graph that first runs the forward graph, and takes from it what the given one
     takes from its caller.
@@ -33,7 +33,7 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
 
     result = gradient.ir.create_empty_graph(suffix_graph_name(gradient.name, "recompute"))
     with result:
-        connections: Dict[Tensor, Tensor] = {t: input_like(gradient, t) for t, _ in provided}
+        connections: dict[Tensor, Tensor] = {t: input_like(gradient, t) for t, _ in provided}
         inputs = {t: input_like(forward, t) for t in (*needed, *others)}
         connections.update((t, input_like(gradient, t)) for t in gradient.inputs[len(expected) :])
         forward_call = ops.call_with_info(forward, inputs_dict=inputs)

@@ -1,6 +1,6 @@
 """Make a graph do what it does several times."""
 
-from typing import Iterable
+from collections.abc import Iterable
 
 import popxl
 from popxl import ops

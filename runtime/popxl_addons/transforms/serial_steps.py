@@ -1,7 +1,7 @@
 """The program of a batch-serialised graph: a repeat whose body loads, calls and stores one step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional, Tuple, Union
 
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor, ops
@@ -11,7 +11,7 @@ from popxl.ops.collectives import replica_sharded_slice, replicated_all_gather
 from popxl_addons.graph import input_like
 from popxl_addons.utils import null_context, suffix_graph_name
 
-RowOffset = Union[None, int, Callable[[Tensor], Tensor]]
+RowOffset = int | Callable[[Tensor], Tensor] | None
 
 
 class RemoteHandle:
@@ -27,7 +27,7 @@ class RemoteHandle:
         self,
         buffer: RemoteBuffer,
         row_offset: RowOffset = 0,
-        shard_group: Optional[ReplicaGrouping] = None,
+        shard_group: ReplicaGrouping | None = None,
     ) -> None:
         self.buffer = buffer
         self.row_offset = row_offset
@@ -52,25 +52,25 @@ class SerialPlan:
 
     graph: popxl.Graph
     steps: int
-    loads: Dict[Tensor, Union[HostToDeviceStream, RemoteHandle]]
-    store_streams: Dict[Tensor, DeviceToHostStream]
-    store_buffers: Dict[Tensor, RemoteHandle]
-    seed: Optional[Tensor]
+    loads: dict[Tensor, HostToDeviceStream | RemoteHandle]
+    store_streams: dict[Tensor, DeviceToHostStream]
+    store_buffers: dict[Tensor, RemoteHandle]
+    seed: Tensor | None
     use_io_tiles: bool
 
     @property
-    def handles(self) -> List[RemoteHandle]:
+    def handles(self) -> list[RemoteHandle]:
         """Every remote handle."""
         loads = [handle for handle in self.loads.values() if isinstance(handle, RemoteHandle)]
         return [*loads, *self.store_buffers.values()]
 
     @property
-    def passed(self) -> List[Tensor]:
+    def passed(self) -> list[Tensor]:
         """The graph's inputs that the caller gives: neither loaded nor the seed."""
         return [t for t in self.graph.inputs if t not in self.loads and t != self.seed]
 
 
-def repeat_steps(plan: SerialPlan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
+def repeat_steps(plan: SerialPlan) -> tuple[popxl.Graph, dict[Tensor, Tensor]]:
     """The outer graph, and {original input: its input}. It finds each handle's first slot, then
     repeats one step.
     """
@@ -107,10 +107,10 @@ def repeat_steps(plan: SerialPlan) -> Tuple[popxl.Graph, Dict[Tensor, Tensor]]:
 
 def _one_step(
     plan: SerialPlan,
-    carried: List[Tensor],
-    inputs: Dict[Tensor, Tensor],
-    firsts: Dict[Tuple[str, int], Tensor],
-) -> List[Tensor]:
+    carried: list[Tensor],
+    inputs: dict[Tensor, Tensor],
+    firsts: dict[tuple[str, int], Tensor],
+) -> list[Tensor]:
     """Load, call, store; returns what the next step starts from: the step's number and the seed."""
     step, *rest = carried
     connections = dict(inputs)
@@ -156,7 +156,7 @@ def _first_seed(graph: popxl.Graph, seed: Tensor) -> Tensor:
     return popxl.graph_input((2,), popxl.uint32, seed.name, by_ref=seed in graph._by_ref_inputs)
 
 
-def _split_off(seed: Tensor, wanted: Tensor) -> Tuple[Tensor, Tensor]:
+def _split_off(seed: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The seed or stacked seeds for one step, split off one after the other, and what is left for
     the next step.
     """
@@ -167,13 +167,13 @@ def _split_off(seed: Tensor, wanted: Tensor) -> Tuple[Tensor, Tensor]:
     return found[0] if wanted.shape == seed.shape else stack_seeds(found), seed
 
 
-def _offset_key(handle: RemoteHandle) -> Tuple[str, int]:
+def _offset_key(handle: RemoteHandle) -> tuple[str, int]:
     """Handles with equal keys have equal slots."""
     offset = handle.row_offset
     return ("function", id(offset)) if callable(offset) else ("number", offset or 0)
 
 
-def _moved(row: Tensor, offset: Union[int, Callable[[Tensor], Tensor]]) -> Tensor:
+def _moved(row: Tensor, offset: int | Callable[[Tensor], Tensor]) -> Tensor:
     if callable(offset):
         return offset(row)
     return row if offset == 0 else row + offset

@@ -2,7 +2,7 @@
 What could share it, as no one would notice (*may* alias), `passes.elide_copies` decides.
 """
 
-from typing import Iterable, List, Optional, Set, Tuple
+from collections.abc import Iterable
 
 from popxl.op_records import OpDefinition
 
@@ -15,13 +15,13 @@ class MustAlias:
 
     def __init__(self, block: Block):
         self._classes: UnionFind[Value] = UnionFind()
-        written: List[Value] = []
+        written: list[Value] = []
         for instr in block.instrs:
             if instr.bodies or may_alias_or_write(instr.definition):
                 for source, result in must_alias_edges(instr):
                     self._classes.join(source, result)
                 written += (*instr.written(), *instr.borrowed())
-        self._written: Set[Value] = set(map(self.storage, written))
+        self._written: set[Value] = set(map(self.storage, written))
 
     def storage(self, value: Value) -> Value:
         """One value for all that share storage."""
@@ -32,18 +32,18 @@ class MustAlias:
         return self.storage(value) in self._written
 
 
-def may_alias_or_write(definition: Optional[OpDefinition]) -> bool:
+def may_alias_or_write(definition: OpDefinition | None) -> bool:
     """Whether an op's operands and results may share storage by contract, or it writes some."""
     return definition is not None and bool(
         definition.alias or definition.writes or "control" in definition.effects
     )
 
 
-def must_alias_edges(instr: Instr) -> Iterable[Tuple[Value, Value]]:
+def must_alias_edges(instr: Instr) -> Iterable[tuple[Value, Value]]:
     """(operand, result) pairs that share storage by contract."""
     sources = aliased(instr)
     if not sources or instr.definition is None:
         return ()
     results = instr.outputs[:1] if instr.definition.writes else instr.outputs
-    pairs: List[Tuple[Value, Value]] = [(v, result) for v in sources for result in results]
+    pairs: list[tuple[Value, Value]] = [(v, result) for v in sources for result in results]
     return pairs

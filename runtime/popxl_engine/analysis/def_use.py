@@ -1,6 +1,6 @@
 """Who makes and who uses the values of a block."""
 
-from typing import Dict, List, Optional, Sequence
+from collections.abc import Sequence
 
 from popxl import dtypes
 
@@ -13,9 +13,9 @@ class DefUse:
     """Makers and users of a block's values, in order."""
 
     def __init__(self, block: Block):
-        self.maker: Dict[Value, Instr] = {}
-        self.users: Dict[Value, List[Instr]] = {}
-        self.position: Dict[Instr, int] = {}
+        self.maker: dict[Value, Instr] = {}
+        self.users: dict[Value, list[Instr]] = {}
+        self.position: dict[Instr, int] = {}
         self.outputs = frozenset(block.outputs)
         self.aliases = block.find(MustAlias)
         for position, instr in enumerate(block.instrs):
@@ -33,7 +33,7 @@ class DefUse:
         """Whether one instruction sees a value, and nothing writes it."""
         return len(self.users.get(v, ())) == 1 and v not in self.outputs and not self.is_written(v)
 
-    def source(self, v: Value) -> Optional[Value]:
+    def source(self, v: Value) -> Value | None:
         """What a value is a copy of, if none of the copies is written, nor it."""
         while not self.is_written(v):
             maker = self.maker.get(v)
@@ -42,9 +42,9 @@ class DefUse:
             v = maker.arguments["t"]
         return None
 
-    def readers(self, values: Sequence[Value]) -> Optional[List[Instr]]:
+    def readers(self, values: Sequence[Value]) -> list[Instr] | None:
         """What sees any of these values, or copies of them; None where one leaves the block."""
-        found: List[Instr] = []
+        found: list[Instr] = []
         seen = list(values)
         for v in seen:  # it grows
             if v in self.outputs:
@@ -56,7 +56,7 @@ class DefUse:
                     found.append(user)
         return found
 
-    def widened(self, v: Value) -> Optional[Value]:
+    def widened(self, v: Value) -> Value | None:
         """The 16-bit value that ``v`` is a cast of, if neither is written, nor a copy in
         between.
         """
@@ -68,7 +68,7 @@ class DefUse:
         is_wider = source.spec.dtype in NARROW and v.spec.dtype is dtypes.float32
         return source if is_wider and not self.is_written(source) else None
 
-    def only_cast(self, v: Value, dtype: dtypes.dtype) -> Optional[List[Value]]:
+    def only_cast(self, v: Value, dtype: dtypes.dtype) -> list[Value] | None:
         """The value and its copies up to a cast to a type, if nothing else uses or writes any of
         them.
         """

@@ -1,7 +1,8 @@
 """What blocks and instructions do beyond their results, with the blocks that they run."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, Optional, Set
+from typing import Any
 
 from popxl.replica_grouping import ReplicaGrouping
 
@@ -15,9 +16,9 @@ KEPT_EFFECTS = frozenset({"host", "remote", "print"})
 class Effects:
     """Of a block or an instruction, with everything that it runs."""
 
-    loads: FrozenSet[Any] = frozenset()
+    loads: frozenset[Any] = frozenset()
     """Remote buffers that it loads from."""
-    stores: FrozenSet[Any] = frozenset()
+    stores: frozenset[Any] = frozenset()
     """Remote buffers that it stores to."""
     lasts: bool = False
     """Whether it matters beyond its results: transfers and prints, but not remote loads."""
@@ -88,7 +89,7 @@ def meets(instr: Instr) -> bool:
     """Whether an instruction is a collective over more than one replica."""
     if "collective" not in instr.effects:
         return False
-    group: Optional[ReplicaGrouping] = instr.arguments.get("group")
+    group: ReplicaGrouping | None = instr.arguments.get("group")
     assert instr.source is not None
     return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
 
@@ -102,7 +103,7 @@ def writes_narrow(instr: Instr) -> bool:
 
 def instrs_run(main: Block) -> int:
     """How many instructions one run of a block runs, branches of a conditional both."""
-    counts: Dict[Block, int] = {}
+    counts: dict[Block, int] = {}
     for block in blocks_of(main):
         counts[block] = len(block.instrs)
         for instr in block.instrs:
@@ -114,7 +115,7 @@ def instrs_run(main: Block) -> int:
 
 def blocks_of(*mains: Block) -> Iterator[Block]:
     """Blocks and all that they run, at any depth; each once, after those that it runs."""
-    found: Set[Block] = set()
+    found: set[Block] = set()
 
     def visit(block: Block) -> Iterator[Block]:
         found.add(block)

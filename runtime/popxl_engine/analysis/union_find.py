@@ -1,6 +1,7 @@
 """Classes of things that are joined two at a time."""
 
-from typing import Dict, Generic, Hashable, Iterator, TypeVar
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -9,7 +10,7 @@ class UnionFind(Generic[Item]):
     """Each thing is in a class by itself until it is joined with another one."""
 
     def __init__(self) -> None:
-        self._parent: Dict[Item, Item] = {}
+        self._parent: dict[Item, Item] = {}
 
     def find(self, item: Item) -> Item:
         """The same thing for all of a class: the first one of those joined."""

@@ -1,11 +1,12 @@
 """Value numbers: equal for values of a block that hold the same elements at all times."""
 
-from typing import Any, Dict, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
 
-ValueNumber = Tuple[Tuple[int, ...], Any]
+ValueNumber = tuple[tuple[int, ...], Any]
 """Order of axes, and what it is of: a value, a constant's bytes, or an op's name, number of the
 result, and operands.
 """
@@ -25,8 +26,8 @@ class ValueNumbers:
 
     def __init__(self, block: Block):
         self._aliases = block.find(MustAlias)
-        self._known: Dict[Value, ValueNumber] = {}
-        self._numbers: Dict[Any, int] = {}
+        self._known: dict[Value, ValueNumber] = {}
+        self._numbers: dict[Any, int] = {}
         for constant, value in block.constants.items():
             if constant.nelms == 1:
                 key = ("constant", constant.host_value.tobytes(), str(constant.dtype), value.host)

@@ -2,22 +2,10 @@
 changes: a pass makes new ones.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    TypeVar,
-)
+from typing import Any, TypeVar
 
 from popxl.dtypes import dtype
 from popxl.op_records import Op, OpDefinition
@@ -37,10 +25,10 @@ class Value:
     name: str
     spec: TensorSpec
     host: bool = False
-    sharding: Optional[Sharding] = None
+    sharding: Sharding | None = None
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """Of its spec; so with the other properties."""
         return self.spec.shape
 
@@ -67,11 +55,11 @@ class Value:
 class RngPath:
     """Which draws of the generator an instruction takes, see `machine.rng_path`."""
 
-    numbers: Tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
     """Positions of the calls around it, outermost first, and of the op in its graph; those that
     follow the start.
     """
-    seed: Optional[Value] = None
+    seed: Value | None = None
     """Of what draws in a graph with a seed: this seed, on the host, as the start; else the block's
     own path.
     """
@@ -90,20 +78,20 @@ class Instr:
 
     kind: str
     arguments: Mapping[str, Any]
-    outputs: Tuple[Value, ...]
-    definition: Optional[OpDefinition] = None
-    source: Optional[Op] = None
+    outputs: tuple[Value, ...]
+    definition: OpDefinition | None = None
+    source: Op | None = None
     """The user's op, for messages."""
     host: bool = False
-    bodies: Tuple["Block", ...] = ()
+    bodies: tuple["Block", ...] = ()
     path: str = ""
     """Names of the graphs around it, as they call each other."""
     rng_path: RngPath = RngPath()
-    writers: Tuple[Op, ...] = ()
+    writers: tuple[Op, ...] = ()
     """Of a fused op that writes several operands: the user's op that wrote each, in the order of
     its ``writes``.
     """
-    rng_positions: Tuple[int, ...] = ()
+    rng_positions: tuple[int, ...] = ()
     """Of each of the `writers`: its position in its graph."""
     needs_copy: bool = False
     """The result must not share storage with the operand that it views (`passes.elide_copies`)."""
@@ -116,11 +104,11 @@ class Instr:
     (`passes.elide_copies`).
     """
 
-    def inputs(self) -> Tuple[Value, ...]:
+    def inputs(self) -> tuple[Value, ...]:
         """Values read, in order; the seed that it rounds from among them."""
-        known: Dict[str, Tuple[Value, ...]] = self.__dict__  # kept, as nothing of it changes
+        known: dict[str, tuple[Value, ...]] = self.__dict__  # kept, as nothing of it changes
         if "inputs of it" not in known:
-            found: List[Value] = []
+            found: list[Value] = []
             for argument in self.arguments.values():
                 if isinstance(argument, Value):
                     found.append(argument)
@@ -132,7 +120,7 @@ class Instr:
         return known["inputs of it"]
 
     @property
-    def effects(self) -> FrozenSet[str]:
+    def effects(self) -> frozenset[str]:
         """The op's effects beyond its results."""
         return self.definition.effects if self.definition is not None else frozenset()
 
@@ -170,7 +158,7 @@ class Instr:
         calls = [call for call in self.calls() if call[0].by_ref]
         return [inputs[i] for body, inputs in calls for i in sorted(body.by_ref)]
 
-    def calls(self) -> Sequence[Tuple["Block", Sequence[Value]]]:
+    def calls(self) -> Sequence[tuple["Block", Sequence[Value]]]:
         """(body, its inputs here) for calls, loops and branches."""
         if not self.bodies:
             return ()
@@ -192,17 +180,17 @@ class Block:
     """
 
     name: str
-    inputs: Tuple[Value, ...] = ()
-    by_ref: FrozenSet[int] = frozenset()
+    inputs: tuple[Value, ...] = ()
+    by_ref: frozenset[int] = frozenset()
     """Indices of the inputs that it takes by reference."""
-    instrs: Tuple[Instr, ...] = ()
-    outputs: Tuple[Value, ...] = ()
+    instrs: tuple[Instr, ...] = ()
+    outputs: tuple[Value, ...] = ()
     constants: Mapping[Constant, Value] = field(default_factory=lambda: MappingProxyType({}))
     state: Mapping[Tensor, Value] = field(default_factory=lambda: MappingProxyType({}))
     """Main block only: variables and device shards that it reads or writes."""
-    written: FrozenSet[int] = frozenset()
+    written: frozenset[int] = frozenset()
     """Indices of by-reference inputs that the block really writes (`passes.elide_copies`)."""
-    _findings: Dict[Any, Any] = field(default_factory=dict, repr=False)
+    _findings: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def find(self, analysis: Callable[["Block"], Finding]) -> Finding:
         """What an analysis finds here. It runs once: a block never changes."""
@@ -221,10 +209,10 @@ class Block:
 
 def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
     """A program with every block rewritten once, after those that it runs."""
-    done: Dict[Block, Block] = {}
+    done: dict[Block, Block] = {}
 
     def rewritten(block: Block) -> Block:
-        changed: Dict[Instr, Instr] = {}
+        changed: dict[Instr, Instr] = {}
         for instr in block.find(_with_bodies):
             for body in instr.bodies:
                 if body not in done:
@@ -239,7 +227,7 @@ def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
     return rewritten(program)
 
 
-def _with_bodies(block: Block) -> Tuple[Instr, ...]:
+def _with_bodies(block: Block) -> tuple[Instr, ...]:
     return tuple([instr for instr in block.instrs if instr.bodies])
 
 
@@ -263,7 +251,7 @@ def filled(argument: Any, value: Callable[[Value], Any]) -> Any:
     )
 
 
-def aliased(instr: Instr) -> List[Value]:
+def aliased(instr: Instr) -> list[Value]:
     """Operands whose storage an instruction's first result has by contract."""
     definition = instr.definition
     if definition is None or not (definition.alias or definition.writes):

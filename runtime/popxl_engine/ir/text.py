@@ -1,6 +1,7 @@
 """Blocks as text, an instruction a line, with what each block runs before it."""
 
-from typing import Any, Iterator, List
+from collections.abc import Iterator
+from typing import Any
 
 from popxl_engine.ir.block import Block, Instr, Value
 
@@ -9,7 +10,7 @@ _MARKS = ("host", "needs_copy", "needs_contiguous", "must_view")
 
 def to_text(program: Block) -> str:
     """A program as text: each block once, after those that it runs."""
-    seen: List[Block] = []
+    seen: list[Block] = []
 
     def lines(block: Block) -> Iterator[str]:
         seen.append(block)

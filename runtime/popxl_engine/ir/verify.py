@@ -1,6 +1,6 @@
 """What must hold of every program between passes."""
 
-from typing import Callable, Dict, List, Set, Tuple, Union
+from collections.abc import Callable
 
 from popxl_engine.ir.block import Block, Instr, Value, aliased
 from popxl_engine.ir.text import instr_text
@@ -19,7 +19,7 @@ def verify(program: Block, after: str = "lowering", is_graph: bool = False) -> N
     Raises:
         VerificationError: it is not as it must be.
     """
-    done: Set[Block] = set()
+    done: set[Block] = set()
 
     def check(block: Block) -> None:
         done.add(block)
@@ -32,19 +32,19 @@ def verify(program: Block, after: str = "lowering", is_graph: bool = False) -> N
                     f"after {after}, in block {block.name or 'main'}: {shown(instr)}: {wrong}"
                 )
 
-    def shown(what: Union[Instr, str]) -> str:
+    def shown(what: Instr | str) -> str:
         return what if isinstance(what, str) else instr_text(what)
 
     check(program)
 
 
-Wrong = List[Tuple[Union[Instr, str], str]]
+Wrong = list[tuple[Instr | str, str]]
 """Instructions, or what else is named, and what is wrong with them."""
 
 
 def _scopes(block: Block) -> Wrong:
     """Each value is made once, before it is used, and under its own name."""
-    known: Dict[Value, str] = {}
+    known: dict[Value, str] = {}
     wrong: Wrong = []
     for value in (*block.inputs, *block.state.values(), *block.constants.values()):
         known.setdefault(value, value.name)
@@ -85,7 +85,7 @@ def _types(block: Block) -> Wrong:
     return wrong
 
 
-def _type(value: Value) -> Tuple[object, object]:
+def _type(value: Value) -> tuple[object, object]:
     return value.spec.shape, value.spec.dtype
 
 
@@ -112,15 +112,15 @@ def _effects(block: Block) -> Wrong:
     return wrong
 
 
-def _written(instr: Instr) -> List[Value]:
+def _written(instr: Instr) -> list[Value]:
     """What an instruction writes, itself or by what it runs."""
     if not instr.bodies:
         return list(instr.written())
     return [inputs[i] for body, inputs in instr.calls() for i in body.find(_written_inputs)]
 
 
-def _written_inputs(block: Block) -> List[int]:
-    same: Dict[Value, Value] = {}
+def _written_inputs(block: Block) -> list[int]:
+    same: dict[Value, Value] = {}
     for instr in block.instrs:
         for source in aliased(instr)[:1]:
             same.update(dict.fromkeys(instr.outputs, same.get(source, source)))
@@ -138,4 +138,4 @@ def _bodies(block: Block) -> Wrong:
     ]
 
 
-_RULES: Tuple[Callable[[Block], Wrong], ...] = (_bodies, _scopes, _types, _effects)
+_RULES: tuple[Callable[[Block], Wrong], ...] = (_bodies, _scopes, _types, _effects)

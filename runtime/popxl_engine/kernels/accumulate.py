@@ -2,7 +2,7 @@
 table.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 
@@ -42,7 +42,7 @@ def _add_product(
     lhs: torch.Tensor,
     rhs: torch.Tensor,
     step: Any,
-    sumsq: Optional[torch.Tensor] = None,
+    sumsq: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`accumulate_gemm_` by the library. ``sumsq``: float32 scalar, becomes the sum of the
     squares of t.
@@ -65,7 +65,7 @@ def _add_product(
 @kernel("fused_accumulate_gemm_sumsq_")
 def accumulate_gemm_sumsq_(
     t: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, step: Any
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`accumulate_gemm_`, and the sum of the squares of all that t holds then."""
     if native.adds_product(t, lhs, rhs):
         sumsq = t.new_empty(())
@@ -111,7 +111,7 @@ def scatter_add_rows_(
 
 def _rows_by_index(
     t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(numbers of rows of t, what is added to each, of t's type); with zero_OOR what is outside
     becomes zeros.
     """

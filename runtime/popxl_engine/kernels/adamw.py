@@ -1,6 +1,7 @@
 """AdamW's whole update in one pass over memory."""
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,8 +12,8 @@ from popxl_engine.kernels.var_updates import adam_updater, factor
 from popxl_engine.native import library as native
 from popxl_engine.ops.adamw import STATE, AdamW
 
-Options = Dict[str, Any]
-Noises = Sequence[Optional[Noise]]
+Options = dict[str, Any]
+Noises = Sequence[Noise | None]
 
 CHUNK = 1 << 17
 """Elements worked on at a time by each thread: a scaled gradient is still in the cache when the
@@ -41,7 +42,7 @@ def adamw_where_(condition: torch.Tensor, *operands: Any) -> torch.Tensor:
     return _update(of) if bool(condition) else of.var
 
 
-def _update(of: AdamW, condition: Optional[torch.Tensor] = None) -> torch.Tensor:
+def _update(of: AdamW, condition: torch.Tensor | None = None) -> torch.Tensor:
     """One step, where a GPU's condition is true."""
     var, state = of.var, (of.var, of.first, of.second)
     in_one_pass = native.updates(*state, of.grad)
@@ -73,7 +74,7 @@ def _update(of: AdamW, condition: Optional[torch.Tensor] = None) -> torch.Tensor
     return var
 
 
-def _strided(of: AdamW, condition: Optional[torch.Tensor]) -> torch.Tensor:
+def _strided(of: AdamW, condition: torch.Tensor | None) -> torch.Tensor:
     """`_update` on copies of what does not lie in memory in order."""
     state = {name: getattr(of, name) for name in STATE}
     copies = {name: t.contiguous() for name, t in state.items()}
@@ -90,7 +91,7 @@ def _fused(
     options: Options,
     noises: Noises,
     start: int,
-    condition: Optional[torch.Tensor] = None,
+    condition: torch.Tensor | None = None,
 ) -> None:
     """`adamw_` on a part whose first element has index ``start``, with moments in float32; there is
     no condition.
@@ -110,7 +111,7 @@ def _step_by_step(
     options: Options,
     noises: Noises,
     start: int,
-    condition: Optional[torch.Tensor] = None,
+    condition: torch.Tensor | None = None,
 ) -> None:
     """The same with moments of any type, and on any device."""
     weight, m, v = state
@@ -125,7 +126,7 @@ def _step_by_step(
 @one_pass
 def _moments(
     g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, beta1: float, beta2: float
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both moments with a gradient in them, float32."""
     return widened(m) * beta1 + g * (1 - beta1), widened(v) * beta2 + g.square() * (1 - beta2)
 

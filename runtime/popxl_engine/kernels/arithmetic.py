@@ -1,6 +1,7 @@
 """Elementwise arithmetic."""
 
-from typing import Any, Callable, Optional, Tuple, Union
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from popxl_engine.kernels.rounding import NARROW, Updates, update, widened
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Unary = Callable[[torch.Tensor], torch.Tensor]
-Scalar = Union[float, torch.Tensor]
+Scalar = float | torch.Tensor
 
 
 def binary(fn: Binary) -> Binary:
@@ -49,7 +50,7 @@ def remainder(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.fmod(lhs, rhs if rhs.is_floating_point() else without_minus_one(rhs)[0])
 
 
-def without_minus_one(divisors: torch.Tensor) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+def without_minus_one(divisors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Integers with 1 in place of -1, and where that is; processors trap when they divide the
     lowest integer by -1.
     """
@@ -90,7 +91,7 @@ def pow(t: torch.Tensor, e: Scalar) -> torch.Tensor:
 @kernel("pow_grad")
 def pow_grad(
     dy: torch.Tensor, t: torch.Tensor, e: torch.Tensor, y: torch.Tensor
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """Gradients for base and exponent; the exponent's is 0 where the base is 0."""
     dt = dy * torch.where(e == 0, torch.zeros_like(y), e * torch.pow(t, e - 1))
     de = dy * torch.where(t == 0, torch.zeros_like(y), y * torch.log(t))
@@ -109,8 +110,8 @@ def maximum(*ts: torch.Tensor) -> torch.Tensor:
 
 @kernel("maximum_grad")
 def maximum_grad(
-    dy: torch.Tensor, y: torch.Tensor, ts: Tuple[torch.Tensor, ...]
-) -> Tuple[torch.Tensor, ...]:
+    dy: torch.Tensor, y: torch.Tensor, ts: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
     """dy to the operands that equal the maximum, in equal shares."""
     largest = [t == y for t in ts]
     share = dy / torch.stack([m.expand(y.shape) for m in largest]).sum(0)

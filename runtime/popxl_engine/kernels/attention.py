@@ -1,6 +1,7 @@
 """Softmax attention and its gradient in one pass over the heads: scores stay in the cache."""
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +12,7 @@ from popxl_engine.kernels.random import threshold
 from popxl_engine.kernels.registry import kernel, kernel_like
 from popxl_engine.native import library as native
 
-Seed = Optional[torch.Tensor]
+Seed = torch.Tensor | None
 
 
 @kernel("fused_attention")
@@ -23,7 +24,7 @@ def attention(
     scale: float,
     seed_tensor: Seed,
     p: float,
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """softmax(query @ key_t * scale + mask), what dropout leaves of it, the product with value."""
     return _attend(query, key_t, value, mask, scale, seed_tensor, p)
 
@@ -37,7 +38,7 @@ def _attend(
     seed_tensor: Seed,
     p: float,
     keeps_probs: bool = True,
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """`attention`, or the last of its results alone, in the same bits."""
     key = key_t.transpose(2, 3)
     if not (
@@ -77,12 +78,12 @@ class Operands(NamedTuple):
     query_t: torch.Tensor
     key: torch.Tensor
     value_t: torch.Tensor
-    probs: Optional[torch.Tensor]
-    dropped_probs: Optional[torch.Tensor]
+    probs: torch.Tensor | None
+    dropped_probs: torch.Tensor | None
     scale: float
     seed_tensor: Seed
     p: float
-    mask: Optional[torch.Tensor]
+    mask: torch.Tensor | None
 
     @property
     def query(self) -> torch.Tensor:
@@ -101,13 +102,13 @@ def attention_grad(
     query_t: torch.Tensor,
     key: torch.Tensor,
     value_t: torch.Tensor,
-    probs: Optional[torch.Tensor],
-    dropped_probs: Optional[torch.Tensor],
+    probs: torch.Tensor | None,
+    dropped_probs: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
-    mask: Optional[torch.Tensor] = None,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `attention`."""
     operands = Operands(
         dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, mask
@@ -125,12 +126,12 @@ def attention_grad_packed(
     query_t: torch.Tensor,
     key: torch.Tensor,
     value_t: torch.Tensor,
-    probs: Optional[torch.Tensor],
-    dropped_probs: Optional[torch.Tensor],
+    probs: torch.Tensor | None,
+    dropped_probs: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
-    mask: Optional[torch.Tensor] = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`attention_grad` of n queries and n keys: rows of the gradients, side by side, [b * n, 3 * h
     * d].
@@ -209,12 +210,12 @@ def _draws_in_pairs(key: torch.Tensor, seed_tensor: Seed) -> bool:
     )
 
 
-def _views(*tensors: torch.Tensor) -> List[Any]:
+def _views(*tensors: torch.Tensor) -> list[Any]:
     """Each tensor, and its strides but the last."""
     return [part for t in tensors for part in (t, *t.stride()[:3])]
 
 
-def _dropout(seed_tensor: Seed, p: float) -> Tuple[Any, ...]:
+def _dropout(seed_tensor: Seed, p: float) -> tuple[Any, ...]:
     """Keys of the generator, how many, the least draw that is kept, and the factor for what is
     kept.
     """
@@ -239,7 +240,7 @@ def _attention_op_by_op(
     scale: float,
     seed_tensor: Seed,
     p: float,
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     kept = _probs_op_by_op(query, key_t, mask, scale, seed_tensor, p)
     return (*kept, product(kept[-1], _in_rows(value), value.dtype))
 
@@ -251,7 +252,7 @@ def _probs_op_by_op(
     scale: float,
     seed_tensor: Seed,
     p: float,
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """Probabilities; with a seed also what dropout leaves of them."""
     query, key_t = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3)
     probs = kernel_like("softmax", query)(masked_scores(query, key_t, mask, scale), -1)
@@ -260,7 +261,7 @@ def _probs_op_by_op(
     return probs, kernel_like("dropout", query)(probs, seed_tensor, p)
 
 
-def _gradient_op_by_op(o: Operands) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _gradient_op_by_op(o: Operands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`attention_grad` op by op."""
     if o.probs is None:
         assert o.mask is not None, "what is computed again needs its mask"
@@ -288,7 +289,7 @@ def composed_attention(
     scale: float,
     seed_tensor: Seed,
     p: float,
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """The composition that defines attention: every step is rounded."""
     scores = product(query, key_t, query.dtype).mul_(scale).add_(mask)
     probs = kernel_like("softmax", scores)(scores, -1)
@@ -309,7 +310,7 @@ def composed_attention_grad(
     scale: float,
     seed_tensor: Seed,
     p: float,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradient of `composed_attention`, step by step."""
     d = product(dy, value_t, dy.dtype)
     d = d if seed_tensor is None else kernel_like("dropout", d)(d, seed_tensor, p)

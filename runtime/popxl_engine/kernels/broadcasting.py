@@ -1,7 +1,5 @@
 """Broadcasting and its inverse."""
 
-from typing import Tuple
-
 import torch
 
 from popxl_engine.kernels.dtypes import LIMITED
@@ -10,7 +8,7 @@ from popxl_engine.kernels.registry import kernel
 
 @kernel("broadcast_to")
 def broadcast_to(
-    t: torch.Tensor, shape: Tuple[int, ...], new_axes: Tuple[int, ...]
+    t: torch.Tensor, shape: tuple[int, ...], new_axes: tuple[int, ...]
 ) -> torch.Tensor:
     """t repeated to shape, in memory of its own."""
     for axis in new_axes:
@@ -19,7 +17,7 @@ def broadcast_to(
 
 
 @kernel("sum_to")
-def sum_to(t: torch.Tensor, shape: Tuple[int, ...], dropped: Tuple[int, ...]) -> torch.Tensor:
+def sum_to(t: torch.Tensor, shape: tuple[int, ...], dropped: tuple[int, ...]) -> torch.Tensor:
     """t summed over what `broadcast_to` repeats; 16-bit types sum in float32."""
     kept = list(shape)
     for axis in dropped:

@@ -5,7 +5,8 @@ group, a member gets a view of its operand.
 """
 
 import math
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from popxl.ops.collectives.replicated import shard_length
@@ -16,7 +17,7 @@ from popxl_engine.machine.tree_reduction import TreeReduction
 
 Tensors = Sequence[torch.Tensor]
 
-PAIRWISE: Dict[str, Callable[..., torch.Tensor]] = {
+PAIRWISE: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "mean": torch.add,
     "square_add": torch.add,
@@ -40,7 +41,7 @@ caches.
 """
 
 
-def reduce(ts: Union[Tensors, TreeReduction], op: str) -> torch.Tensor:
+def reduce(ts: Tensors | TreeReduction, op: str) -> torch.Tensor:
     """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is
     returned as it is.
     """
@@ -70,7 +71,7 @@ def by_tree(ts: Tensors, op: str) -> torch.Tensor:
     return result.to(dtype)
 
 
-def pairing(name: str, op: str) -> Optional[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """How two neighbours in the tree of a reduction become one, where its operands may come one
     after the other.
     """
@@ -84,7 +85,7 @@ def pairing(name: str, op: str) -> Optional[Callable[[torch.Tensor, torch.Tensor
     return pair
 
 
-READS: Dict[str, str] = {
+READS: dict[str, str] = {
     "replicated_all_reduce": "elements",
     "replicated_all_reduce_": "elements",
     "replicated_reduce_scatter": "shard",
@@ -102,19 +103,19 @@ def padded(t: torch.Tensor, count: int) -> torch.Tensor:
     return torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
 
 
-def shards(t: torch.Tensor, count: int) -> List[torch.Tensor]:
+def shards(t: torch.Tensor, count: int) -> list[torch.Tensor]:
     """Equal flat pieces, the last ones padded with zeros; views of t where nothing is padded."""
     return list(padded(t, count).split(shard_length(t.numel(), count)))
 
 
 @kernel("replicated_all_reduce")
-def replicated_all_reduce(t: Tensors, op: str, group: Any) -> List[torch.Tensor]:
+def replicated_all_reduce(t: Tensors, op: str, group: Any) -> list[torch.Tensor]:
     """The reduced tensor for every member."""
     return [reduce(t, op)] * len(t)
 
 
 @kernel("replicated_all_reduce_")
-def replicated_all_reduce_(t: Tensors, op: str, group: Any) -> List[torch.Tensor]:
+def replicated_all_reduce_(t: Tensors, op: str, group: Any) -> list[torch.Tensor]:
     """The reduced tensor, copied into every member's."""
     result = reduce(t, op)
     return [member.copy_(result) for member in t]
@@ -123,20 +124,20 @@ def replicated_all_reduce_(t: Tensors, op: str, group: Any) -> List[torch.Tensor
 @kernel("replicated_reduce_scatter")
 def replicated_reduce_scatter(
     t: Tensors, op: str, group: Any, configure_output_for_replicated_tensor_sharding: bool
-) -> List[torch.Tensor]:
+) -> list[torch.Tensor]:
     """A shard of the reduced tensor for each member."""
     pieces = shards(reduce(t, op), len(t))
     return pieces if len(t) > 1 else [pieces[0].clone()]
 
 
 @kernel("replica_sharded_slice")
-def replica_sharded_slice(t: Tensors, group: Any) -> List[torch.Tensor]:
+def replica_sharded_slice(t: Tensors, group: Any) -> list[torch.Tensor]:
     """Member i's shard i."""
     return [shards(member, len(t))[i] for i, member in enumerate(t)]
 
 
 @kernel("replicated_slice")
-def replicated_slice(t: Tensors, axis: int, group: Any) -> List[torch.Tensor]:
+def replicated_slice(t: Tensors, axis: int, group: Any) -> list[torch.Tensor]:
     """Member i's slice i."""
     pieces = [member.chunk(len(t), axis)[i] for i, member in enumerate(t)]
     return [p.squeeze(axis) for p in pieces]
@@ -144,8 +145,8 @@ def replicated_slice(t: Tensors, axis: int, group: Any) -> List[torch.Tensor]:
 
 @kernel("replicated_all_gather")
 def replicated_all_gather(
-    t: Tensors, axis: int, group: Any, output_shape: str, whole: Tuple[int, ...]
-) -> List[torch.Tensor]:
+    t: Tensors, axis: int, group: Any, output_shape: str, whole: tuple[int, ...]
+) -> list[torch.Tensor]:
     """The members' tensors, joined."""
     if output_shape == "new_axis":
         joined = torch.stack(list(t)) if len(t) > 1 else t[0].unsqueeze(0)
@@ -154,7 +155,7 @@ def replicated_all_gather(
     return [as_whole(joined, output_shape, whole)] * len(t)
 
 
-def as_whole(joined: torch.Tensor, output_shape: str, whole: Tuple[int, ...]) -> torch.Tensor:
+def as_whole(joined: torch.Tensor, output_shape: str, whole: tuple[int, ...]) -> torch.Tensor:
     """Joined shards as the tensor that they are of; other tensors as they are."""
     return (
         joined.reshape(-1)[: math.prod(whole)].reshape(whole)
@@ -164,22 +165,22 @@ def as_whole(joined: torch.Tensor, output_shape: str, whole: Tuple[int, ...]) ->
 
 
 @kernel("all_reduce")
-def all_reduce(ts: Tensors, ipus: Tuple[int, ...], op: str) -> List[torch.Tensor]:
+def all_reduce(ts: Tensors, ipus: tuple[int, ...], op: str) -> list[torch.Tensor]:
     """The reduced tensor, once per device."""
     result = reduce(ts, op)
     return [result.clone() for _ in ts]
 
 
 @kernel("all_reduce_identical_inputs")
-def all_reduce_identical_inputs(ts: Tensors, ipus: Tuple[int, ...], op: str) -> List[torch.Tensor]:
+def all_reduce_identical_inputs(ts: Tensors, ipus: tuple[int, ...], op: str) -> list[torch.Tensor]:
     """Copies."""
     return [t.clone() for t in ts]
 
 
 @kernel("all_reduce_identical_grad_inputs")
 def all_reduce_identical_grad_inputs(
-    ts: Tensors, ipus: Tuple[int, ...], op: str
-) -> List[torch.Tensor]:
+    ts: Tensors, ipus: tuple[int, ...], op: str
+) -> list[torch.Tensor]:
     """The reduced tensor, once per device."""
     return all_reduce(ts, ipus, op)
 
@@ -208,7 +209,7 @@ class Team(Protocol):
         """This member's part of the reduced tensors: t [size * n] -> [n]."""
 
 
-APART: Dict[str, Callable[..., torch.Tensor]] = {}
+APART: dict[str, Callable[..., torch.Tensor]] = {}
 """Takes the group as the member sees it, then the op's parameters. Those that read only their own
 operand need no more of the group than its size and position."""
 HOW = {
@@ -289,7 +290,7 @@ def slice_apart(team: Team, t: torch.Tensor, axis: int, group: Any) -> torch.Ten
 
 @apart("replicated_all_gather")
 def all_gather_apart(
-    team: Team, t: torch.Tensor, axis: int, group: Any, output_shape: str, whole: Tuple[int, ...]
+    team: Team, t: torch.Tensor, axis: int, group: Any, output_shape: str, whole: tuple[int, ...]
 ) -> torch.Tensor:
     """The members' tensors, joined."""
     stacked = team.gather(t)

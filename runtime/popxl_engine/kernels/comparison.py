@@ -1,6 +1,6 @@
 """Elementwise comparisons, logic and classification."""
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 

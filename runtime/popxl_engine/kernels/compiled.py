@@ -4,8 +4,9 @@ Triton is there.
 
 import logging
 import os
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Callable, List, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._triton import has_triton
@@ -50,7 +51,7 @@ def one_pass(fn: Function) -> Function:
     It returns new tensors, or writes to one at its end: where it cannot be compiled, the plain one
     begins again.
     """
-    fast: List[Callable[..., Any]] = []
+    fast: list[Callable[..., Any]] = []
 
     @wraps(fn)
     def run(first: torch.Tensor, *rest: Any) -> Any:

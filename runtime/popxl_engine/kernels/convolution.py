@@ -1,7 +1,8 @@
 """Convolutions by torch's kernels. 16-bit types accumulate in float32."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any
 
 import torch
 from popxl.ops.windows import Window
@@ -10,8 +11,8 @@ from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import widened
 
 aten = torch.ops.aten
-Windows = Tuple[Window, ...]
-Hint = Optional[List[Any]]
+Windows = tuple[Window, ...]
+Hint = list[Any] | None
 
 
 def exactly(t: torch.Tensor) -> AbstractContextManager[None]:
@@ -40,7 +41,7 @@ def fits_torch(window: Window) -> bool:
     return (window.size + 2 * window.begin - window.span) // window.stride + 1 == window.count
 
 
-def padding_apart(windows: Windows) -> Optional[List[int]]:
+def padding_apart(windows: Windows) -> list[int] | None:
     """What torch's `pad` takes, last axis first, where its convolutions cannot pad by
     themselves.
     """
@@ -49,7 +50,7 @@ def padding_apart(windows: Windows) -> Optional[List[int]]:
     return [amount for w in reversed(windows) for amount in (w.begin, w.end)]
 
 
-def options(windows: Windows, groups: int) -> Tuple[Any, ...]:
+def options(windows: Windows, groups: int) -> tuple[Any, ...]:
     """What torch's convolutions take after their tensors."""
     padding = [0] * len(windows) if padding_apart(windows) else [w.begin for w in windows]
     return (
@@ -68,7 +69,7 @@ def padded(t: torch.Tensor, windows: Windows) -> torch.Tensor:
     return t if apart is None else torch.nn.functional.pad(t, apart)
 
 
-def shaped(like: torch.Tensor, shape: List[int]) -> torch.Tensor:
+def shaped(like: torch.Tensor, shape: list[int]) -> torch.Tensor:
     """Stands for an operand of which torch's gradients read the shape alone."""
     return like.new_empty(1).expand(shape)
 

@@ -1,7 +1,8 @@
 """Tensors from nothing, copies between places, and printing."""
 
 import sys
-from typing import Any, Dict, Iterable, Optional
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from popxl_engine.kernels.registry import kernel
 def init(
     shape: Iterable[int],
     dtype: Dtype,
-    name: Optional[str],
+    name: str | None,
     init_type: str,
-    meta_shape: Optional[Iterable[int]],
+    meta_shape: Iterable[int] | None,
 ) -> torch.Tensor:
     """New memory on torch's current default device, zeroed if asked for."""
     make = torch.zeros if init_type == "zero" else torch.empty
@@ -47,7 +48,7 @@ def format_array(
     brackets: str,
 ) -> str:
     """An array as text, with these two brackets."""
-    forms: Dict[str, Any] = {
+    forms: dict[str, Any] = {
         "auto": None,
         "none": {"float_kind": str},
         "fixed": {"float_kind": lambda x: f"{x:.{digits}f}"},

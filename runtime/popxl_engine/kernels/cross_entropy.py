@@ -1,6 +1,6 @@
 """Log-sum-exp and pick: the parts of a cross entropy that touch every logit."""
 
-from typing import Iterator, Tuple
+from collections.abc import Iterator
 
 import torch
 
@@ -32,7 +32,7 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _inside(indices: torch.Tensor, classes: int) -> Tuple[torch.Tensor, torch.Tensor]:
+def _inside(indices: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(indices as int64, limited to valid ones; which were valid)."""
     wide = indices.to(torch.int64)
     inside = (wide >= 0) & (wide < classes)
@@ -50,7 +50,7 @@ def pick(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 @kernel("logsumexp_and_pick")
 def logsumexp_and_pick(
     logits: torch.Tensor, indices: torch.Tensor
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Row by row, in float32 at least."""
     dtype = wide_type(logits.dtype)
     total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)

@@ -2,13 +2,13 @@
 with.
 """
 
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import torch
 from popxl import dtypes
 
-TORCH: Dict[dtypes.dtype, torch.dtype] = {
+TORCH: dict[dtypes.dtype, torch.dtype] = {
     dtypes.bool: torch.bool,
     dtypes.int8: torch.int8,
     dtypes.int16: torch.int16,
@@ -33,7 +33,7 @@ LIMITED = (torch.uint16, torch.uint32, torch.uint64)
 bits.
 """
 
-FLOAT8: Dict[torch.dtype, dtypes.dtype] = {
+FLOAT8: dict[torch.dtype, dtypes.dtype] = {
     torch.float8_e4m3fnuz: dtypes.float8_143,
     torch.float8_e5m2fnuz: dtypes.float8_152,
 }

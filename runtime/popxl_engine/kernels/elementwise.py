@@ -1,7 +1,7 @@
 """Elementwise functions and activations."""
 
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F

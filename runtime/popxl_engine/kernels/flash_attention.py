@@ -2,8 +2,9 @@
 again, piece by piece.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Iterator, Tuple
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ def has_flash_attention(device: torch.device) -> bool:
 @kernel("fused_flash_attention")
 def flash_attention(
     query: torch.Tensor, key_t: torch.Tensor, value: torch.Tensor, scale: float
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the
     gradient needs.
 
@@ -66,7 +67,7 @@ def flash_attention_grad(
     y: torch.Tensor,
     logsumexp: torch.Tensor,
     scale: float,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `flash_attention`; the same bits every time."""
     operands = tuple(map(_in_rows, (dy, query_t.transpose(2, 3), key, value_t.transpose(2, 3), y)))
     if dy.device.type == "cpu":
@@ -79,7 +80,7 @@ def flash_attention_grad(
 
 
 def _gradient_on_gpu(
-    operands: Tuple[torch.Tensor, ...], logsumexp: torch.Tensor, scale: float
+    operands: tuple[torch.Tensor, ...], logsumexp: torch.Tensor, scale: float
 ) -> Any:
     dy, query, key, value, y = operands
     sequence, is_flash = query.shape[2], _takes_flash(query)

@@ -2,8 +2,6 @@
 scores.
 """
 
-from typing import Optional
-
 import torch
 
 from popxl_engine.kernels.linalg import (
@@ -48,7 +46,7 @@ def masked_scores(
 
 
 @kernel("fused_gemm")
-def gemm(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+def gemm(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """lhs @ rhs, plus a bias where there is one: by the library's tiles where it has them."""
     (rows, inner), columns = lhs.shape, rhs.shape[1]
     if not native.multiplies(lhs, rhs):

@@ -5,7 +5,7 @@ Everything stays on the device of the seed, so that no kernel waits for it. Coun
 blocks that fit a CPU's second-level cache: all rounds of a block run before the next block starts.
 """
 
-from typing import Callable, Iterator, Tuple, Union
+from collections.abc import Callable, Iterator
 
 import torch
 from popxl import generator as on_host
@@ -47,7 +47,7 @@ def key(seed: torch.Tensor) -> torch.Tensor:
     return splitmix64((high << 32) | low) | 1
 
 
-Key = Union[int, torch.Tensor]
+Key = int | torch.Tensor
 
 
 def key_here(seed: torch.Tensor) -> int:
@@ -68,7 +68,7 @@ def swap_halves(x: torch.Tensor, scratch: torch.Tensor) -> None:
 
 def squares64(
     first: int, counters: int, key: Key, device: torch.device
-) -> Iterator[Tuple[int, torch.Tensor]]:
+) -> Iterator[tuple[int, torch.Tensor]]:
     """Squares64 for ``counters`` counters from ``first``: yields (first counter, int64 outputs)
     block by block.
 
@@ -131,7 +131,7 @@ def _as_drawn(pairs: torch.Tensor) -> torch.Tensor:
     return pairs
 
 
-def counters_of(count: int, offset: int) -> Tuple[int, int]:
+def counters_of(count: int, offset: int) -> tuple[int, int]:
     """(the first counter, how many) for the draws of elements offset .. offset + count - 1."""
     first = offset // 2
     return first, -(-(offset + count) // 2) - first
@@ -143,7 +143,7 @@ def blocks(
     device: torch.device,
     offset: int = 0,
     of_pairs: Pairs = _as_drawn,
-) -> Iterator[Tuple[slice, torch.Tensor]]:
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """The draws of elements offset .. offset + count - 1, block by block: yields (part of the
     result, its values).
 

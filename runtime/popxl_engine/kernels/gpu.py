@@ -1,6 +1,6 @@
 """Faster kernels for GPUs: few passes over memory, and nobody waits for a number of the device."""
 
-from typing import Any, Tuple
+from typing import Any
 
 import torch
 
@@ -50,10 +50,10 @@ def mean_of(old: torch.Tensor, value: torch.Tensor, step: torch.Tensor) -> torch
 @kernel("logsumexp_and_pick", device="cuda")
 def logsumexp_and_pick(
     logits: torch.Tensor, indices: torch.Tensor
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Many rows at a time, in float32 at least."""
     if not logits.numel():
-        result: Tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
+        result: tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
         return result
     total = torch.empty(logits.shape[0], dtype=wide_type(logits.dtype), device=logits.device)
     for rows in row_chunks(logits):

@@ -1,6 +1,6 @@
 """Transfers over host streams: the replica's handle does them."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -8,7 +8,7 @@ from popxl_engine.kernels.registry import kernel
 
 
 @kernel("host_load")
-def host_load(replica: Any, h2d_stream: Any, name: Optional[str]) -> torch.Tensor:
+def host_load(replica: Any, h2d_stream: Any, name: str | None) -> torch.Tensor:
     """The replica's next element of the stream."""
     return replica.host_load(h2d_stream)
 

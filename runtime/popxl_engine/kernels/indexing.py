@@ -1,6 +1,7 @@
 """Reading and writing at computed positions."""
 
-from typing import Any, Iterable, List, Optional, Tuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def gather(
     t: torch.Tensor,
     indices: torch.Tensor,
     axis: int,
-    available_memory_proportion: Optional[float],
+    available_memory_proportion: float | None,
     zero_OOR: bool,
 ) -> torch.Tensor:
     """Select along the axis. Indices outside stand for the nearest one inside, or for zeros if
@@ -43,7 +44,7 @@ def gather(
 
 @kernel("gather_grad")
 def gather_grad(
-    dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+    dy: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int, zero_OOR: bool
 ) -> torch.Tensor:
     """Add slice after slice into zeros; on CPUs in the order of the indices."""
     axis %= len(shape)
@@ -70,7 +71,7 @@ def scatter(
     indices: torch.Tensor,
     values: torch.Tensor,
     axis: int,
-    available_memory_proportion: Optional[float],
+    available_memory_proportion: float | None,
 ) -> torch.Tensor:
     """torch.scatter."""
     return as_signed(t).scatter(axis, indices.to(torch.int64), as_signed(values)).view(t.dtype)
@@ -84,7 +85,7 @@ def take_along_axis(t: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.
 
 @kernel("add_along_axis")
 def add_along_axis(
-    dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int
+    dy: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int
 ) -> torch.Tensor:
     """torch.scatter_add into zeros; 16-bit types in float32."""
     total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype
@@ -99,8 +100,8 @@ def topk(
     axis: int,
     largest: bool,
     sorted: bool,  # noqa: A002 - the op's name for it
-    available_memory_proportion: Optional[float],
-) -> Tuple[torch.Tensor, torch.Tensor]:
+    available_memory_proportion: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """torch.topk."""
     wide = t.to(torch.int64) if t.dtype in LIMITED else t
     values, positions = torch.topk(wide, k, axis, largest, sorted)
@@ -138,7 +139,7 @@ def _window(
 
 @kernel("dynamic_slice")
 def dynamic_slice(
-    t: torch.Tensor, index: torch.Tensor, axes: List[int], sizes: List[int], no_overlap: bool
+    t: torch.Tensor, index: torch.Tensor, axes: list[int], sizes: list[int], no_overlap: bool
 ) -> torch.Tensor:
     """A view of the slice."""
     return _window(t, index, axes, sizes)

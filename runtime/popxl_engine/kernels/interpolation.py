@@ -2,20 +2,20 @@
 float32.
 """
 
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from collections.abc import Callable, Iterator
 
 import torch
 
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import widened
 
-Scales = Optional[Tuple[float, ...]]
-Tap = Tuple[torch.Tensor, torch.Tensor]
+Scales = tuple[float, ...] | None
+Tap = tuple[torch.Tensor, torch.Tensor]
 """(index of an element, its weight) for each value along an axis."""
 A = -0.75
 """Slope of the cubic at distance one."""
 
-COORDINATES: Dict[str, Callable[[torch.Tensor, float, int], torch.Tensor]] = {
+COORDINATES: dict[str, Callable[[torch.Tensor, float, int], torch.Tensor]] = {
     "half_pixel": lambda i, scale, size: (i + 0.5) / scale - 0.5,
     "pytorch_half_pixel": lambda i, scale, size: (i + 0.5) / scale - 0.5 if len(i) > 1 else i,
     "align_corners": lambda i, scale, size: i * (size - 1) / max(len(i) - 1, 1),
@@ -23,7 +23,7 @@ COORDINATES: Dict[str, Callable[[torch.Tensor, float, int], torch.Tensor]] = {
 }
 """Where the values of an axis lie among its ``size`` elements."""
 
-NEAREST: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+NEAREST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "round_prefer_floor": lambda position: torch.ceil(position - 0.5),
     "round_prefer_ceil": lambda position: torch.floor(position + 0.5),
     "floor": torch.floor,
@@ -63,7 +63,7 @@ def taps(
         yield (below.long() + offset).clamp(0, size - 1), weight.to(like.dtype)
 
 
-def scaled_axes(scale_factor: Scales) -> List[Tuple[int, float]]:
+def scaled_axes(scale_factor: Scales) -> list[tuple[int, float]]:
     """(axis, factor) of axes that change: a factor of 1 leaves every element in its place."""
     return [(axis, factor) for axis, factor in enumerate(scale_factor or ()) if factor != 1]
 
@@ -97,7 +97,7 @@ def interpolate(
 @kernel("interpolate_grad")
 def interpolate_grad(
     dy: torch.Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     scale_factor: Scales,
     mode: str,
     nearest_mode: str,
@@ -119,7 +119,7 @@ def interpolate_grad(
 
 def samples(
     low: torch.Tensor, high: torch.Tensor, bins: int, size: int, sampling_ratio: int
-) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Along one axis, the elements that make each bin: (index [regions, bins], its weight) for
     each.
 
@@ -143,13 +143,13 @@ def samples(
 
 
 def sampled_rows(
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     rois: torch.Tensor,
     batch_index: torch.Tensor,
-    bins: Tuple[int, ...],
+    bins: tuple[int, ...],
     spatial_scale: float,
     sampling_ratio: int,
-) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """What makes each bin: (row of t as [n * h * w, c], its weight), [regions * rows * columns] and
     a size-1 axis.
 
@@ -171,7 +171,7 @@ def roi_align(
     t: torch.Tensor,
     rois: torch.Tensor,
     batch_index: torch.Tensor,
-    output_size: Tuple[int, ...],
+    output_size: tuple[int, ...],
     spatial_scale: float,
     sampling_ratio: int,
 ) -> torch.Tensor:
@@ -192,7 +192,7 @@ def roi_align_grad(
     dy: torch.Tensor,
     rois: torch.Tensor,
     batch_index: torch.Tensor,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     spatial_scale: float,
     sampling_ratio: int,
 ) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import functools
 from pathlib import Path
-from typing import Optional
 
 import torch
 from popxl import dtypes
@@ -76,7 +75,7 @@ def rows_on_boundaries(
 
 
 def matrix_product(
-    lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None
+    lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """lhs @ rhs + bias for floating-point matrices of one type: [m, k], [k, n], [n] -> [m, n]."""
     if native.multiplies_few(lhs, rhs):
@@ -102,7 +101,7 @@ def matrix_product(
     return torch.mm(lhs, rhs)
 
 
-def few_rows(lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+def few_rows(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`matrix_product` of matrices that the library `multiplies_few` of."""
     (rows, inner), columns = lhs.shape, rhs.shape[1]
     y = lhs.new_empty(rows, columns)
@@ -138,9 +137,9 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.
 def matmul(
     lhs: torch.Tensor,
     rhs: torch.Tensor,
-    available_memory_proportion: Optional[float],
-    output_type: Optional[dtypes.dtype],
-    partials_type: Optional[dtypes.dtype],
+    available_memory_proportion: float | None,
+    output_type: dtypes.dtype | None,
+    partials_type: dtypes.dtype | None,
 ) -> torch.Tensor:
     """lhs @ rhs."""
     return product(lhs, rhs, lhs.dtype if output_type is None else torch_dtype(output_type))
@@ -151,7 +150,7 @@ def matmul_pow2scaled(
     lhs: torch.Tensor,
     rhs: torch.Tensor,
     log2_scale: torch.Tensor,
-    available_memory_proportion: Optional[float],
+    available_memory_proportion: float | None,
 ) -> torch.Tensor:
     """(lhs @ rhs) * 2**log2_scale in float32, where products of float8 are exact."""
     wide = product(lhs.to(torch.float32), rhs.to(torch.float32), torch.float32)

@@ -1,7 +1,5 @@
 """Negative log-likelihood of labels."""
 
-from typing import Optional, Tuple, Union
-
 import torch
 
 from popxl_engine.kernels.registry import kernel
@@ -14,8 +12,8 @@ def floor_of(dtype: torch.dtype) -> float:
 
 
 def rows(
-    labels: torch.Tensor, probs: torch.Tensor, ignore_index: Optional[int]
-) -> Tuple[torch.Tensor, torch.Tensor]:
+    labels: torch.Tensor, probs: torch.Tensor, ignore_index: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(labels of probs' rows as indices with an axis at the end, which count); those that do not
     point at class 0.
     """
@@ -35,7 +33,7 @@ def reduced(losses: torch.Tensor, counts: torch.Tensor, reduction: str) -> torch
 
 
 def row_weights(
-    dy: Union[float, torch.Tensor], counts: torch.Tensor, like: torch.Tensor, reduction: str
+    dy: float | torch.Tensor, counts: torch.Tensor, like: torch.Tensor, reduction: str
 ) -> torch.Tensor:
     """The loss's gradient for each row: 0 where it does not count, divided by their number for a
     mean.
@@ -50,7 +48,7 @@ def row_weights(
 def nll_loss(
     probs: torch.Tensor,
     labels: torch.Tensor,
-    ignore_index: Optional[int],
+    ignore_index: int | None,
     reduction: str,
     log_prob: bool,
 ) -> torch.Tensor:
@@ -67,7 +65,7 @@ def nll_loss_grad(
     dy: torch.Tensor,
     probs: torch.Tensor,
     labels: torch.Tensor,
-    ignore_index: Optional[int],
+    ignore_index: int | None,
     reduction: str,
     log_prob: bool,
 ) -> torch.Tensor:
@@ -83,10 +81,10 @@ def nll_loss_grad(
 def nll_loss_with_softmax_grad(
     probs: torch.Tensor,
     labels: torch.Tensor,
-    loss_grad: Union[float, torch.Tensor],
-    ignore_index: Optional[int],
+    loss_grad: float | torch.Tensor,
+    ignore_index: int | None,
     reduction: str,
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss, and (p - onehot) * loss_grad."""
     index, counts = rows(labels, probs, ignore_index)
     loss = nll_loss(probs, labels, ignore_index, reduction, False)

@@ -1,7 +1,6 @@
 """Softmax and normalisations. Statistics are kept in float32 for 16-bit types."""
 
 import math
-from typing import List, Tuple
 
 import torch
 
@@ -31,7 +30,7 @@ def parameter(value: torch.Tensor) -> torch.Tensor:
     return value if value.is_cuda else widened(value)
 
 
-def sizes(t: torch.Tensor) -> Tuple[int, int, int]:
+def sizes(t: torch.Tensor) -> tuple[int, int, int]:
     """Samples, channels and elements per channel."""
     return t.shape[0], t.shape[1], math.prod(t.shape[2:])
 
@@ -59,7 +58,7 @@ def group_norm(
 @kernel("group_norm_grad")
 def group_norm_grad(
     dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """Gradients for t, weight and bias."""
     w = parameter(weight)
     if t.dim() == 2 and num_groups == 1:
@@ -90,7 +89,7 @@ def _over_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
 @kernel("rms_norm_grad")
 def rms_norm_grad(
     dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """Gradients for t and weight."""
     wide = widened(t)
     rrms = _over_rms(wide, eps)
@@ -127,11 +126,11 @@ def batch_norm_inference_grad(
     mean: torch.Tensor,
     var: torch.Tensor,
     epsilon: float,
-) -> Tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:
     """Gradients for t, scale, bias, mean and var."""
     wide, rstd = widened(dy), (per_channel(var, t) + epsilon).rsqrt()
     centred = (widened(t) - per_channel(mean, t)) * rstd
-    rest: List[int] = [a for a in range(t.dim()) if a != 1]
+    rest: list[int] = [a for a in range(t.dim()) if a != 1]
     dbias, dscale = wide.sum(rest), (wide * centred).sum(rest)
     flat, gain = rstd.reshape(-1), widened(scale)
     dt = wide * per_channel(scale, t) * rstd

@@ -2,7 +2,7 @@
 are in float32.
 """
 
-from typing import Iterator, List, Tuple
+from collections.abc import Iterator
 
 import torch
 from popxl.ops.windows import Window
@@ -10,15 +10,15 @@ from popxl.ops.windows import Window
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import widened
 
-Windows = Tuple[Window, ...]
+Windows = tuple[Window, ...]
 
 
-def along(axis: int, start: int, stop: int, step: int) -> Tuple[slice, ...]:
+def along(axis: int, start: int, stop: int, step: int) -> tuple[slice, ...]:
     """Index of every ``step``-th position from ``start`` to ``stop`` of one axis."""
     return (*[slice(None)] * axis, slice(start, stop, step))
 
 
-def elements(window: Window, axis: int) -> Tuple[slice, ...]:
+def elements(window: Window, axis: int) -> tuple[slice, ...]:
     """Index of t's elements among the positions that windows cover."""
     return along(axis, window.begin, window.begin + window.extent, window.spacing)
 
@@ -41,7 +41,7 @@ def points(covered: torch.Tensor, axis: int, window: Window) -> Iterator[torch.T
         ]
 
 
-def axes_of(windows: Windows) -> List[Tuple[int, Window]]:
+def axes_of(windows: Windows) -> list[tuple[int, Window]]:
     """(axis, window), last axis first, so that of equal maxima the first in row-major order is met
     first.
     """

@@ -1,7 +1,6 @@
 """Random ops, on the draws of `popxl_engine.kernels.generator`."""
 
 import math
-from typing import Tuple
 
 import torch
 from popxl.dtypes import dtype as Dtype  # noqa: N812 - `dtype` is a parameter of two ops
@@ -31,7 +30,7 @@ def dropout(t: torch.Tensor, seed_tensor: torch.Tensor, p: float) -> torch.Tenso
     return result.view(t.shape)
 
 
-def by_seed(seeds: torch.Tensor, *tensors: torch.Tensor) -> Tuple[Tuple[torch.Tensor, ...], ...]:
+def by_seed(seeds: torch.Tensor, *tensors: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], ...]:
     """The seeds of uint32 [2] or [n, 2], and for each tensor its n equal parts along the first
     axis.
     """
@@ -41,7 +40,7 @@ def by_seed(seeds: torch.Tensor, *tensors: torch.Tensor) -> Tuple[Tuple[torch.Te
 
 @kernel("shaped_dropout")
 def shaped_dropout(
-    t: torch.Tensor, seed_tensor: torch.Tensor, shape: Tuple[int, ...], ratio: float
+    t: torch.Tensor, seed_tensor: torch.Tensor, shape: tuple[int, ...], ratio: float
 ) -> torch.Tensor:
     """Scale, and zero where the mask says so."""
     dropped = torch.empty(math.prod(shape), dtype=torch.bool, device=t.device)
@@ -60,7 +59,7 @@ def _largest_below(high: float, dtype: torch.dtype) -> float:
 
 @kernel("random_uniform")
 def random_uniform(
-    seed_tensor: torch.Tensor, shape: Tuple[int, ...], low: float, high: float, dtype: Dtype
+    seed_tensor: torch.Tensor, shape: tuple[int, ...], low: float, high: float, dtype: Dtype
 ) -> torch.Tensor:
     """The upper 24 bits of each draw, scaled."""
     result = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
@@ -81,7 +80,7 @@ def _box_muller(pairs: torch.Tensor) -> torch.Tensor:
 
 @kernel("random_normal")
 def random_normal(
-    seed_tensor: torch.Tensor, shape: Tuple[int, ...], mean: float, std: float, dtype: Dtype
+    seed_tensor: torch.Tensor, shape: tuple[int, ...], mean: float, std: float, dtype: Dtype
 ) -> torch.Tensor:
     """Box-Muller on pairs of draws."""
     result = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
@@ -100,7 +99,7 @@ def create_random_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tens
 
 
 @kernel("split_random_seed")
-def split_random_seed(seed: torch.Tensor, n: int) -> Tuple[torch.Tensor, ...]:
+def split_random_seed(seed: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
     """The children for modifiers 0 .. n - 1."""
     return tuple(
         generator.child_seed(seed, torch.full((), i, device=seed.device)) for i in range(n)

@@ -1,6 +1,6 @@
 """Reductions over axes, and running sums. 16-bit types accumulate in float32."""
 
-from typing import Callable, Iterable, Optional, Sequence, Tuple, Union
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -8,11 +8,11 @@ from popxl_engine.kernels.dtypes import LIMITED
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import widened
 
-Axis = Optional[Union[int, Iterable[int]]]
-Reduction = Callable[[torch.Tensor, Tuple[int, ...], bool], torch.Tensor]
+Axis = int | Iterable[int] | None
+Reduction = Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]
 
 
-def axes_of(t: torch.Tensor, axis: Axis) -> Tuple[int, ...]:
+def axes_of(t: torch.Tensor, axis: Axis) -> tuple[int, ...]:
     """Axes counted from the front; all of them for None."""
     if axis is None:
         return tuple(range(t.dim()))
@@ -35,14 +35,14 @@ def reduction(name: str, fn: Reduction) -> None:
     kernel(name)(run)
 
 
-def merged(t: torch.Tensor, axes: Tuple[int, ...]) -> torch.Tensor:
+def merged(t: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     """The axes to reduce merged into one, last."""
     kept = [a for a in range(t.dim()) if a not in axes]
     return t.permute(*kept, *axes).reshape([t.shape[a] for a in kept] + [-1])
 
 
 def aligned(
-    d: torch.Tensor, t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool
+    d: torch.Tensor, t: torch.Tensor, axes: tuple[int, ...], keepdims: bool
 ) -> torch.Tensor:
     """A reduced tensor with size-1 axes where ``t`` was reduced."""
     return d if keepdims else d.reshape([1 if a in axes else n for a, n in enumerate(t.shape)])
@@ -51,14 +51,14 @@ def aligned(
 def along_merged(fn: Callable[[torch.Tensor], torch.Tensor]) -> Reduction:
     """A reduction from one that reduces the last axis."""
 
-    def run(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
+    def run(t: torch.Tensor, axes: tuple[int, ...], keepdims: bool) -> torch.Tensor:
         result = fn(merged(t, axes))
         return aligned(result, t, axes, False) if keepdims else result
 
     return run
 
 
-def logsum(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
+def logsum(t: torch.Tensor, axes: tuple[int, ...], keepdims: bool) -> torch.Tensor:
     """log(sum)."""
     return torch.log(widened(t).sum(axes, keepdim=keepdims))
 
@@ -69,7 +69,7 @@ added in float64.
 """
 
 
-def sum_of_squares(t: torch.Tensor, axes: Tuple[int, ...], keepdims: bool) -> torch.Tensor:
+def sum_of_squares(t: torch.Tensor, axes: tuple[int, ...], keepdims: bool) -> torch.Tensor:
     """Sum of squares. That of a whole large tensor is taken row by row: one sum in float32 would
     lose three digits.
     """
@@ -130,7 +130,7 @@ def prod_grad(dy: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -> 
     return unmerged(result, t, axes).to(t.dtype)
 
 
-def unmerged(flat: torch.Tensor, t: torch.Tensor, axes: Tuple[int, ...]) -> torch.Tensor:
+def unmerged(flat: torch.Tensor, t: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     """The inverse of `merged`."""
     order = [a for a in range(t.dim()) if a not in axes] + list(axes)
     back = sorted(range(t.dim()), key=lambda i: order[i])
@@ -154,7 +154,7 @@ def l2_grad(dy: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     return t * torch.where(y == 0, torch.zeros_like(y), dy / y)
 
 
-def _position(t: torch.Tensor, dim: Optional[int], keepdim: bool, largest: bool) -> torch.Tensor:
+def _position(t: torch.Tensor, dim: int | None, keepdim: bool, largest: bool) -> torch.Tensor:
     wide = t.to(torch.int64) if t.dtype in LIMITED else t
     find = torch.argmax if largest else torch.argmin
     if dim is None and keepdim:
@@ -163,19 +163,19 @@ def _position(t: torch.Tensor, dim: Optional[int], keepdim: bool, largest: bool)
 
 
 @kernel("argmax")
-def argmax(t: torch.Tensor, dim: Optional[int], keepdim: bool) -> torch.Tensor:
+def argmax(t: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
     """Index of the largest."""
     return _position(t, dim, keepdim, True)
 
 
 @kernel("argmin")
-def argmin(t: torch.Tensor, dim: Optional[int], keepdim: bool) -> torch.Tensor:
+def argmin(t: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
     """Index of the smallest."""
     return _position(t, dim, keepdim, False)
 
 
 @kernel("cumsum")
-def cumsum(t: torch.Tensor, dim: Optional[int]) -> torch.Tensor:
+def cumsum(t: torch.Tensor, dim: int | None) -> torch.Tensor:
     """Running sum."""
     wide = t.to(torch.int64) if t.dtype in LIMITED else widened(t)
     return torch.cumsum(wide, dim or 0, dtype=wide.dtype).to(t.dtype)

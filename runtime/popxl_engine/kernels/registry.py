@@ -1,25 +1,26 @@
 """Kernels by op name: one torch function per op, with the op's own parameters."""
 
-from typing import Any, Callable, Dict, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from popxl.opdef import OPS, OpDefinition
 
 Kernel = Callable[..., Any]
 
-KERNELS: Dict[str, Kernel] = {}
+KERNELS: dict[str, Kernel] = {}
 """The plain kernel of each op: the oracle of its alternates."""
 
-ALTERNATES: Dict[str, Dict[str, Kernel]] = {}
+ALTERNATES: dict[str, dict[str, Kernel]] = {}
 """device type -> op name -> faster kernel."""
 
 
-OVERWRITES: Dict[Kernel, str] = {}
+OVERWRITES: dict[Kernel, str] = {}
 """Kernels that may write their result over an operand: its name."""
 
 
 def kernel(
-    name: str, device: Optional[str] = None, over: Optional[str] = None
+    name: str, device: str | None = None, over: str | None = None
 ) -> Callable[[Kernel], Kernel]:
     """Register the kernel of op ``name``, or with ``device`` a faster alternate for that device
     type.

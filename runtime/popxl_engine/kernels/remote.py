@@ -1,6 +1,6 @@
 """Transfers to and from remote memory: the replica's handle does them. Offsets are host scalars."""
 
-from typing import Any, Optional, Union
+from typing import Any
 
 import torch
 
@@ -9,7 +9,7 @@ from popxl_engine.kernels.registry import kernel
 
 @kernel("remote_load")
 def remote_load(
-    replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], name: Optional[str]
+    replica: Any, remote_buffer: Any, offset: int | torch.Tensor, name: str | None
 ) -> torch.Tensor:
     """The slot's value."""
     return replica.remote_load(remote_buffer, int(offset))
@@ -17,7 +17,7 @@ def remote_load(
 
 @kernel("remote_load_")
 def remote_load_(
-    replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], t: torch.Tensor
+    replica: Any, remote_buffer: Any, offset: int | torch.Tensor, t: torch.Tensor
 ) -> torch.Tensor:
     """The slot's value, copied into t."""
     return t.copy_(replica.remote_load(remote_buffer, int(offset)))
@@ -25,7 +25,7 @@ def remote_load_(
 
 @kernel("remote_store")
 def remote_store(
-    replica: Any, remote_buffer: Any, offset: Union[int, torch.Tensor], t: torch.Tensor
+    replica: Any, remote_buffer: Any, offset: int | torch.Tensor, t: torch.Tensor
 ) -> None:
     """The slot becomes t."""
     replica.remote_store(remote_buffer, int(offset), [t])

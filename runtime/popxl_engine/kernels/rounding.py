@@ -2,9 +2,9 @@
 stochastically.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Callable, Iterator, Optional, Tuple, Union
 
 import torch
 
@@ -47,7 +47,7 @@ class Noise:
         """The generator's key, for a library that draws by itself; the seed is on the host."""
         return key_here(self._seed)
 
-    def parts(self, count: int, offset: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    def parts(self, count: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What bits of elements offset .. offset + count - 1 are sums of: a period's, and each
         period's shift.
 
@@ -57,7 +57,7 @@ class Noise:
         shifts = draws(self._seed, -(-end // PERIOD) - first, PERIOD // 2 + first).to(torch.int16)
         return self._base, shifts
 
-    def blocks(self, count: int, offset: int) -> Iterator[Tuple[slice, torch.Tensor]]:
+    def blocks(self, count: int, offset: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Bits of elements offset .. offset + count - 1, period by period: (part of these, its
         bits).
         """
@@ -79,7 +79,7 @@ class Noise:
 def round_to(
     dtype: torch.dtype,
     x: torch.Tensor,
-    noise: Union[None, torch.Tensor, Noise] = None,
+    noise: None | torch.Tensor | Noise = None,
     offset: int = 0,
 ) -> torch.Tensor:
     """Round float32 to a 16-bit type: to nearest, or with noise stochastically.
@@ -139,7 +139,7 @@ class Updates:
     to nearest.
     """
 
-    next_seed: Optional[Callable[[], Tuple[torch.Tensor, int]]] = None
+    next_seed: Callable[[], tuple[torch.Tensor, int]] | None = None
     """Called once for each tensor that is updated: a seed, on any device, and the index of the
     tensor's first element in the whole."""
 
@@ -163,7 +163,7 @@ class Updates:
 
     @classmethod
     @contextmanager
-    def drawing(cls, next_seed: Callable[[], Tuple[torch.Tensor, int]]) -> Iterator[None]:
+    def drawing(cls, next_seed: Callable[[], tuple[torch.Tensor, int]]) -> Iterator[None]:
         """As `rounded_stochastically`, where each update has a start of its own."""
         before, cls.next_seed = cls.next_seed, next_seed
         try:
@@ -172,7 +172,7 @@ class Updates:
             cls.next_seed = before
 
 
-def update_noise(t: torch.Tensor) -> Optional[Noise]:
+def update_noise(t: torch.Tensor) -> Noise | None:
     """The noise with which an update of ``t`` rounds; None: to nearest."""
     if t.dtype not in NARROW or Updates.next_seed is None:
         return None
@@ -191,9 +191,9 @@ def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def update_part(
     t: torch.Tensor,
     value: torch.Tensor,
-    noise: Optional[Noise],
+    noise: Noise | None,
     start: int,
-    condition: Optional[torch.Tensor] = None,
+    condition: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `update` for a part of a tensor whose first element has index ``start`` in it, with its
     noise.

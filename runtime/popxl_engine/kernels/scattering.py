@@ -1,7 +1,5 @@
 """Combining what shares an index, and gathers that go group by group."""
 
-from typing import Optional, Tuple
-
 import torch
 
 from popxl_engine.kernels.dtypes import LIMITED, as_signed
@@ -40,7 +38,7 @@ def _last(data: torch.Tensor, index: torch.Tensor, start: torch.Tensor, axis: in
 def scatter_reduce(
     data: torch.Tensor,
     indices: torch.Tensor,
-    initial_values: Optional[torch.Tensor],
+    initial_values: torch.Tensor | None,
     reduction: str,
     axis: int,
     axis_size: int,
@@ -73,7 +71,7 @@ def groupedgather(
 
 @kernel("groupedgather_grad")
 def groupedgather_grad(
-    dy: torch.Tensor, indices: torch.Tensor, shape: Tuple[int, ...], axis: int, zero_OOR: bool
+    dy: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int, zero_OOR: bool
 ) -> torch.Tensor:
     """Group after group."""
     return torch.stack(

@@ -1,6 +1,7 @@
 """Rearranging elements. Kernels return views wherever torch has them."""
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from popxl.ops.shape import resolve_slices
@@ -10,26 +11,26 @@ from popxl_engine.kernels.registry import kernel
 
 
 @kernel("reshape")
-def reshape(t: torch.Tensor, shape: Tuple[int, ...]) -> torch.Tensor:
+def reshape(t: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A view of contiguous elements, else a copy."""
     # torch reads numbers faster than a tuple of them
     return t.reshape(*shape) if shape else t.reshape(())
 
 
 @kernel("transpose")
-def transpose(t: torch.Tensor, permutation: Optional[Tuple[int, ...]]) -> torch.Tensor:
+def transpose(t: torch.Tensor, permutation: tuple[int, ...] | None) -> torch.Tensor:
     """A view with other strides."""
     order = tuple(reversed(range(t.dim()))) if permutation is None else permutation
     return t.permute(*order) if t.dim() else t
 
 
 @kernel("squeeze")
-def squeeze(t: torch.Tensor, axes: Optional[List[int]]) -> torch.Tensor:
+def squeeze(t: torch.Tensor, axes: list[int] | None) -> torch.Tensor:
     """A view with fewer axes."""
     return t.squeeze() if axes is None else t.squeeze(tuple(axes))
 
 
-def select(t: torch.Tensor, slices: Sequence[slice]) -> Tuple[torch.Tensor, List[int]]:
+def select(t: torch.Tensor, slices: Sequence[slice]) -> tuple[torch.Tensor, list[int]]:
     """(view of the elements that Python slices name, axes on which it is in reverse): torch has no
     negative strides.
     """
@@ -53,7 +54,7 @@ def slice_elements(t: torch.Tensor, start: Any, stop: Any, step: Any, axis: Any)
 
 @kernel("slice_grad")
 def slice_grad(
-    dy: torch.Tensor, shape: Tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any
+    dy: torch.Tensor, shape: tuple[int, ...], start: Any, stop: Any, step: Any, axis: Any
 ) -> torch.Tensor:
     """Zeros with dy in place."""
     result = torch.zeros(tuple(shape), dtype=dy.dtype, device=dy.device)
@@ -63,7 +64,7 @@ def slice_grad(
 
 
 @kernel("split")
-def split(t: torch.Tensor, splits: Union[int, Tuple[int, ...]], axis: int) -> List[torch.Tensor]:
+def split(t: torch.Tensor, splits: int | tuple[int, ...], axis: int) -> list[torch.Tensor]:
     """Views of the pieces."""
     lengths = list(splits) if isinstance(splits, tuple) else t.shape[axis] // int(splits)
     return list(t.split(lengths, axis))
@@ -76,7 +77,7 @@ def concat(ts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
 
 
 @kernel("identity")
-def identity(t: torch.Tensor, output_name: Optional[str]) -> torch.Tensor:
+def identity(t: torch.Tensor, output_name: str | None) -> torch.Tensor:
     """The same elements."""
     return t
 
@@ -92,7 +93,7 @@ def detach(t: torch.Tensor) -> torch.Tensor:
 
 
 def back_from_join(
-    t: torch.Tensor, y: torch.Tensor, number: int, ts: Sequence[Tuple[int, ...]], axis: int
+    t: torch.Tensor, y: torch.Tensor, number: int, ts: Sequence[tuple[int, ...]], axis: int
 ) -> None:
     """To one of the joined tensors."""
     start = sum(shape[axis] for shape in ts[:number])
@@ -108,7 +109,7 @@ def back_from_slice(
     t: torch.Tensor,
     y: torch.Tensor,
     number: int,
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     start: Any,
     stop: Any,
     step: Any,

@@ -1,6 +1,6 @@
 """What transformer layers compute beside attention."""
 
-from typing import Iterator, Tuple
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ PIECE = 1 << 16
 """Elements at a time, which stay in the cache from one step to the next."""
 
 
-def _pieces(*tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
+def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     size = tensors[0].numel() or 1 if tensors[0].is_cuda else PIECE
     return zip(*(t.reshape(-1).split(size) for t in tensors))
 

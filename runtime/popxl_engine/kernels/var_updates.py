@@ -2,14 +2,14 @@
 `rounding.update`.
 """
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any
 
 import torch
 
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import NARROW, update, widened
 
-Scalar = Union[float, torch.Tensor]
+Scalar = float | torch.Tensor
 
 
 def is_plain(t: torch.Tensor) -> bool:
@@ -28,12 +28,12 @@ def working(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return t.to(torch.float32 if like.dtype in NARROW else like.dtype)
 
 
-def factor(value: Optional[Scalar]) -> Any:
+def factor(value: Scalar | None) -> Any:
     """A number, or a tensor without axes, which takes the type of what it multiplies."""
     return value.reshape(()) if isinstance(value, torch.Tensor) else value
 
 
-def add_scaled(t: torch.Tensor, value: torch.Tensor, f: Optional[Scalar]) -> torch.Tensor:
+def add_scaled(t: torch.Tensor, value: torch.Tensor, f: Scalar | None) -> torch.Tensor:
     """t += f * value; value is in t's working type."""
     if not is_plain(t):
         return update(t, working(t, t) + (value if f is None else value * factor(f)))
@@ -43,7 +43,7 @@ def add_scaled(t: torch.Tensor, value: torch.Tensor, f: Optional[Scalar]) -> tor
 
 
 @kernel("accumulate_")
-def accumulate_(t: torch.Tensor, X: torch.Tensor, f: Optional[Scalar]) -> torch.Tensor:
+def accumulate_(t: torch.Tensor, X: torch.Tensor, f: Scalar | None) -> torch.Tensor:
     """t += f * X."""
     return add_scaled(t, working(X, t), f)
 
@@ -57,7 +57,7 @@ def accumulate_square_(t: torch.Tensor, X: torch.Tensor, f: Scalar) -> torch.Ten
     return add_scaled(t, working(X, t).square(), f)
 
 
-def mean_factors(step: Any) -> Tuple[float, float]:
+def mean_factors(step: Any) -> tuple[float, float]:
     """The weights of the old mean and of the new value, for a count of values already in the
     mean.
     """
@@ -121,8 +121,8 @@ def sparse_accumulate_(
     X: torch.Tensor,
     indices: torch.Tensor,
     axis: int,
-    f: Optional[Scalar],
-    W: Optional[torch.Tensor],
+    f: Scalar | None,
+    W: torch.Tensor | None,
 ) -> torch.Tensor:
     """t[indices] += f * X along an axis; indices outside stand for the nearest one inside."""
     axis %= t.dim()
@@ -140,7 +140,7 @@ def copy_var_update_(t: torch.Tensor, X: torch.Tensor) -> torch.Tensor:
     return update(t, X)
 
 
-def correction(beta: Optional[Scalar], step: torch.Tensor) -> torch.Tensor:
+def correction(beta: Scalar | None, step: torch.Tensor) -> torch.Tensor:
     """1 - beta**step in float64: in float32 the first steps would lose four digits."""
     power = step.reshape(()).to(torch.float64)
     base = factor(beta)
@@ -148,7 +148,7 @@ def correction(beta: Optional[Scalar], step: torch.Tensor) -> torch.Tensor:
 
 
 def with_decay(
-    u: torch.Tensor, weight: Optional[torch.Tensor], weight_decay: Optional[Scalar]
+    u: torch.Tensor, weight: torch.Tensor | None, weight_decay: Scalar | None
 ) -> torch.Tensor:
     """u + weight_decay * weight, in weight's type."""
     if weight is None or weight_decay is None:
@@ -165,11 +165,11 @@ def with_decay(
 def adam_updater(
     acc_first_order: torch.Tensor,
     acc_second_order: torch.Tensor,
-    weight: Optional[torch.Tensor],
-    time_step: Optional[torch.Tensor],
-    weight_decay: Optional[Scalar],
-    beta1: Optional[Scalar],
-    beta2: Optional[Scalar],
+    weight: torch.Tensor | None,
+    time_step: torch.Tensor | None,
+    weight_decay: Scalar | None,
+    beta1: Scalar | None,
+    beta2: Scalar | None,
     epsilon: Scalar,
 ) -> torch.Tensor:
     """m / (1 - b1**s) / (sqrt(v / (1 - b2**s)) + eps) + weight_decay * weight."""
@@ -187,9 +187,9 @@ def adam_updater(
 def adamax_updater(
     acc_first_order: torch.Tensor,
     acc_second_order: torch.Tensor,
-    weight: Optional[torch.Tensor],
+    weight: torch.Tensor | None,
     time_step: torch.Tensor,
-    weight_decay: Optional[Scalar],
+    weight_decay: Scalar | None,
     beta1: Scalar,
     epsilon: Scalar,
 ) -> torch.Tensor:
@@ -206,8 +206,8 @@ def adam_var_update(
     x: torch.Tensor,
     r1: torch.Tensor,
     r2: torch.Tensor,
-    learning_rate: Optional[Scalar],
-    max_weight_norm: Optional[Scalar],
+    learning_rate: Scalar | None,
+    max_weight_norm: Scalar | None,
 ) -> torch.Tensor:
     """t -= learning_rate * ratio * x."""
     weight_norm, update_norm = (widened(r).reshape(()).sqrt() for r in (r1, r2))

@@ -5,8 +5,8 @@ live, whatever a caller uses of them: so a forward graph runs the same kernels e
 is computed again has the same bits.
 """
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Callable, Collection, Dict, List, Mapping, Optional, Set
 
 from popxl.graph import Graph
 from popxl.op_records import Op, map_tensors
@@ -24,7 +24,7 @@ class GraphBlock:
     block: Block
     values: Mapping[Tensor, Value]
 
-    def used(self) -> Set[Value]:
+    def used(self) -> set[Value]:
         """What its instructions use, and what it returns."""
         return {v for instr in self.block.instrs for v in instr.inputs()}.union(self.block.outputs)
 
@@ -36,7 +36,7 @@ def op_of(instr: Instr) -> Op:
 
 
 def graph_block(
-    graph: Graph, run_passes: GraphPass, ops: Optional[Collection[Op]] = None
+    graph: Graph, run_passes: GraphPass, ops: Collection[Op] | None = None
 ) -> GraphBlock:
     """The block of a graph, after passes.
 
@@ -44,9 +44,9 @@ def graph_block(
         run_passes: what they make of a block.
         ops: those that run; default: all.
     """
-    values: Dict[Tensor, Value] = {}
-    constants: Dict[Constant, Value] = {}
-    state: Dict[Tensor, Value] = {}
+    values: dict[Tensor, Value] = {}
+    constants: dict[Constant, Value] = {}
+    state: dict[Tensor, Value] = {}
 
     def value(t: Tensor) -> Value:
         if t not in values:
@@ -62,7 +62,7 @@ def graph_block(
     taken = tuple(map(value, graph.inputs))
     for constant in graph.constants:
         value(constant)
-    instrs: List[Instr] = []
+    instrs: list[Instr] = []
     for op in run:
         arguments = {n: map_tensors(a, value) for n, a in op.arguments.items()}
         results = tuple(map(value, op.outputs))

@@ -11,21 +11,9 @@ value, a result of a call, an out-of-place view) there is a ``copy`` or a view i
 
 import re
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, NamedTuple
 
 from popxl import dtypes
 from popxl.graph import Graph
@@ -39,7 +27,7 @@ from popxl_engine.lowering.outlining import outlined_graphs
 from popxl_engine.shards import Sharding, result_sharding, shardings
 from popxl_engine.stochastic import Positions
 
-Env = Dict[Value, Value]
+Env = dict[Value, Value]
 """What the values of a graph's block have become."""
 
 START = RngPath()
@@ -84,18 +72,18 @@ class Lowering:
         ops: those of the main graph that run; default: all.
     """
 
-    def __init__(self, run_passes: GraphPass, ops: Optional[Collection[Op]] = None) -> None:
+    def __init__(self, run_passes: GraphPass, ops: Collection[Op] | None = None) -> None:
         self.run_passes, self.ops = run_passes, ops
-        self.device_roots: Set[Any] = set()
-        self._graph_blocks: Dict[Graph, GraphBlock] = {}
-        self._writes: Dict[Graph, bool] = {}
-        self._used: Dict[Graph, Set[Value]] = {}
-        self._outlined: Set[Graph] = set()
-        self._bodies: Dict[Any, Block] = {}
+        self.device_roots: set[Any] = set()
+        self._graph_blocks: dict[Graph, GraphBlock] = {}
+        self._writes: dict[Graph, bool] = {}
+        self._used: dict[Graph, set[Value]] = {}
+        self._outlined: set[Graph] = set()
+        self._bodies: dict[Any, Block] = {}
         """Blocks of outlined graphs, by how they are used."""
         self.positions = Positions()
         self.rounds = False
-        self.sharding: Dict[Any, Sharding] = {}
+        self.sharding: dict[Any, Sharding] = {}
         self._count = 0
 
     def graph_block(self, graph: Graph) -> GraphBlock:
@@ -123,7 +111,7 @@ class Lowering:
                 self.device_roots.add(error.root)
 
     def new(
-        self, name: str, spec: TensorSpec, host: bool = False, sharding: Optional[Sharding] = None
+        self, name: str, spec: TensorSpec, host: bool = False, sharding: Sharding | None = None
     ) -> Value:
         """A value with a name that is unique in the program."""
         self._count += 1
@@ -155,7 +143,7 @@ class Lowering:
         """
         return graph in self._outlined
 
-    def used(self, graph: Graph) -> Set[Value]:
+    def used(self, graph: Graph) -> set[Value]:
         """What a graph's instructions use, and what it returns."""
         if graph not in self._used:
             self._used[graph] = self.graph_block(graph).used()
@@ -169,8 +157,8 @@ class Lowering:
         carried: int,
         name: str,
         outer: "BlockBuilder",
-        read: Optional[Sequence[int]] = None,
-    ) -> Tuple[Block, List[Value]]:
+        read: Sequence[int] | None = None,
+    ) -> tuple[Block, list[Value]]:
         """The body of a loop, a branch or a call of ``op``, and the values of the block around it
         that it takes.
 
@@ -210,7 +198,7 @@ class Lowering:
             if use in self._bodies:
                 return self._bodies[use], [t.value for t in captured]
             name = f"/{graph.name.split('_subgraph(')[0]}"  # however deep the first use is
-        moved: Set[Any] = set()
+        moved: set[Any] = set()
         while True:
             builder = BlockBuilder(self, name)
             found = builder.take(captured, moved, outer)
@@ -234,7 +222,7 @@ class Lowering:
                 return block, [t.value for t in captured]
             moved |= moves
 
-    def _given(self, captured: Sequence[Capture], outer: "BlockBuilder") -> Tuple[Any, ...]:
+    def _given(self, captured: Sequence[Capture], outer: "BlockBuilder") -> tuple[Any, ...]:
         """What the block of an outlined graph must know of each value that it takes, beyond its
         shape and type.
         """
@@ -250,13 +238,13 @@ class Lowering:
 
 def _made(
     references: Sequence[Value], captured: Sequence[Capture], views: Sequence[Instr]
-) -> Tuple[Any, ...]:
+) -> tuple[Any, ...]:
     """Which by-reference inputs are the same value, and how those are made that are views of what
     is captured.
     """
     if not references:
         return ()
-    order: Dict[Value, int] = {}
+    order: dict[Value, int] = {}
     for t in captured:
         if t.by_ref:
             order.setdefault(t.value, len(order))
@@ -277,16 +265,16 @@ class BlockBuilder:
 
     def __init__(self, lowering: Lowering, name: str):
         self.lowering, self.name = lowering, name
-        self.inputs: List[Value] = []
-        self.by_ref: Set[int] = set()
-        self.instrs: List[Instr] = []
-        self.constants: Dict[Constant, Value] = {}
-        self.variables: Dict[Tensor, Value] = {}
-        self.roots: Dict[Value, Any] = {}
+        self.inputs: list[Value] = []
+        self.by_ref: set[int] = set()
+        self.instrs: list[Instr] = []
+        self.constants: dict[Constant, Value] = {}
+        self.variables: dict[Tensor, Value] = {}
+        self.roots: dict[Value, Any] = {}
         """For host values that alias a block input or variable: that root."""
         self._aliases: UnionFind[Value] = UnionFind()
         """Those that share storage by contract."""
-        self.forms: Dict[Value, Any] = {}
+        self.forms: dict[Value, Any] = {}
         """For results of alias forms, and what is written to them: the forms, which tell how they
         lie in memory.
         """
@@ -309,7 +297,7 @@ class BlockBuilder:
 
     def take(
         self, captured: Iterable[Capture], moved: Collection[Any], outer: "BlockBuilder"
-    ) -> Dict[Any, Value]:
+    ) -> dict[Any, Value]:
         """Add inputs. Returns them by their roots; those by reference by the values around this
         block, too.
 
@@ -317,7 +305,7 @@ class BlockBuilder:
             moved: roots that are not on the host here.
             outer: the block around this one.
         """
-        found: Dict[Any, Value] = {}
+        found: dict[Any, Value] = {}
         for t in captured:
             value = found.get(t.value) if t.by_ref else None
             if value is None:
@@ -337,12 +325,12 @@ class BlockBuilder:
             found[t.root] = value
         return found
 
-    def made_of_same(self, references: Iterable[Value]) -> Tuple[List[Instr], List[Value]]:
+    def made_of_same(self, references: Iterable[Value]) -> tuple[list[Instr], list[Value]]:
         """How those of different references that share storage are made in this block, in order,
         and of what.
         """
         needed = {v: True for v in self.alike(references)}
-        views: List[Instr] = []
+        views: list[Instr] = []
         if not needed:
             return views, []
         for instr in reversed(self.instrs):
@@ -352,7 +340,7 @@ class BlockBuilder:
         made = {instr.outputs[0] for instr in views}
         return views[::-1], [v for v in needed if v not in made]
 
-    def alike(self, references: Iterable[Value]) -> List[Value]:
+    def alike(self, references: Iterable[Value]) -> list[Value]:
         """Those that share storage with a different one."""
         distinct = list(dict.fromkeys(references))
         if len(distinct) < 2:
@@ -360,7 +348,7 @@ class BlockBuilder:
         storages = Counter(self._aliases.find(v) for v in distinct)
         return [v for v in distinct if storages[self._aliases.find(v)] > 1]
 
-    def view_again(self, views: Iterable[Instr], found: Dict[Any, Value]) -> None:
+    def view_again(self, views: Iterable[Instr], found: dict[Any, Value]) -> None:
         """Add instructions of another block, of which ``found`` has the operands; add the results
         to it.
         """
@@ -408,7 +396,7 @@ class BlockBuilder:
 
     def inline(
         self, graph: Graph, bound: Sequence[Value], path: str, rng_path: RngPath = START
-    ) -> List[Value]:
+    ) -> list[Value]:
         """Add a graph's ops on the given inputs; returns its outputs. ``rng_path``: of the call."""
         lowered = self.lowering.graph_block(graph)
         env: Env = dict(zip(lowered.block.inputs, bound))
@@ -419,7 +407,7 @@ class BlockBuilder:
         if self.lowering.rounds and graph.rounding_seed is not None:
             rng_path = RngPath(seed=self.seed(env[lowered.values[graph.rounding_seed]]))
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
-        paths: Dict[int, RngPath] = {}
+        paths: dict[int, RngPath] = {}
         for instr in lowered.block.instrs:
             assert instr.definition is not None
             position = self.lowering.positions.of(op_of(instr))
@@ -465,7 +453,7 @@ class BlockBuilder:
         read: Sequence[int],
         path: str,
         rng_path: RngPath,
-    ) -> List[Value]:
+    ) -> list[Value]:
         """Those of a call's results, or of a loop's after one iteration, that are read."""
         graph: Graph = instr.arguments["graph"]
         inner = f"{path}/{graph.name.split('_subgraph(')[0]}"
@@ -491,7 +479,7 @@ class BlockBuilder:
         moved = self.lowering.device_roots
         return [self.to_device(v) if v.host and self.roots[v] in moved else v for v in outputs]
 
-    def _inputs(self, instr: Instr, env: Env) -> List[Value]:
+    def _inputs(self, instr: Instr, env: Env) -> list[Value]:
         """What a loop's or call's block is given: copies where the graph may write to what it takes
         by reference.
         """
@@ -541,7 +529,7 @@ class BlockBuilder:
 
     def _first_iteration(
         self, instr: Instr, inputs: Sequence[Value], path: str, rng_path: RngPath
-    ) -> List[Value]:
+    ) -> list[Value]:
         """What a loop carries after its first iteration, maybe the only one.
 
         What becomes a carried input is a copy, as only the first iteration changes the caller's.
@@ -562,7 +550,7 @@ class BlockBuilder:
         return [self.copy(v, (op_of(instr), 0, i)) for i, v in enumerate(results)]
 
     @staticmethod
-    def _references(instr: Instr) -> Set[Tensor]:
+    def _references(instr: Instr) -> set[Tensor]:
         """Inputs of its graph that a loop or call takes by reference."""
         return {t for t in instr.arguments["graph"].inputs if op_of(instr).is_by_reference(t)}
 
@@ -585,8 +573,8 @@ class BlockBuilder:
 
     def _conditional(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         a = instr.arguments
-        bodies: List[Block] = []
-        arguments: Dict[str, Any] = {"cond": env[a["cond"]]}
+        bodies: list[Block] = []
+        arguments: dict[str, Any] = {"cond": env[a["cond"]]}
         for branch in ("then", "else"):
             graph: Graph = a[f"{branch}_branch"]
             inputs = [env[t] for t in a[f"{branch}_inputs"]]
@@ -682,7 +670,7 @@ class BlockBuilder:
             for n, a in arguments.items()
         )
 
-    def finish(self, outputs: List[Value], host: Sequence[bool] = ()) -> Block:
+    def finish(self, outputs: list[Value], host: Sequence[bool] = ()) -> Block:
         """Set the outputs: on the device, except carried ones whose input is on the host."""
         keep = [*host, *[False] * (len(outputs) - len(host))]
         results = tuple(v if h else self.to_device(v) for v, h in zip(outputs, keep))

@@ -1,7 +1,8 @@
 """Where replicas meet for a collective, and what each brings there."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any
 
 
 @dataclass(eq=False)
@@ -17,14 +18,14 @@ class Arrival:
     """
 
     site: Any
-    members: Tuple[int, ...]
+    members: tuple[int, ...]
     operands: Sequence[Any]
     combine: Callable[..., Sequence[Any]]
     apart: Callable[..., Any]
     describe: str
     number: int = 0
     reads: str = "all"
-    pair: Optional[Callable[[Any, Any], Any]] = None
+    pair: Callable[[Any, Any], Any] | None = None
 
 
 Reads = ("all", "elements", "shard", "own")
@@ -33,7 +34,7 @@ elements, alike for all members; the i-th of as many flat pieces as there are me
 operand, so that it waits for nobody."""
 
 
-def waits(waiting: Dict[int, Arrival]) -> str:
+def waits(waiting: dict[int, Arrival]) -> str:
     """Where each replica waits, in words."""
     return "; ".join(
         f"replica {r} waits at {a.describe} for replicas {list(a.members)}"

@@ -6,8 +6,9 @@ tensors.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 import torch.distributed as distributed
@@ -17,7 +18,7 @@ from popxl_engine.machine.groups import make_group
 
 logger = logging.getLogger("popxl")
 
-BACKENDS: Dict[str, str] = {"cuda": "nccl"}
+BACKENDS: dict[str, str] = {"cuda": "nccl"}
 """device type -> what carries its collectives. Others exchange operands through host memory, see
 `fabric`.
 """
@@ -80,7 +81,7 @@ class Home:
     """What a process tells the others of where its replicas compute."""
 
     device_type: str
-    identity: Optional[str]
+    identity: str | None
     """Of a GPU, anywhere; None for a processor."""
     replicas: int
 
@@ -91,7 +92,7 @@ def home(device: torch.device, replicas: int) -> Home:
     return Home(device.type, identity, replicas)
 
 
-def shared_devices(homes: Sequence[Home]) -> Optional[str]:
+def shared_devices(homes: Sequence[Home]) -> str | None:
     """Why replicas have no device of their own, in words; None: each has one.
 
     Raises:
@@ -107,7 +108,7 @@ def shared_devices(homes: Sequence[Home]) -> Optional[str]:
         )
     if homes[0].replicas > 1:
         return f"each instance runs {homes[0].replicas} replicas"
-    first: Dict[str, int] = {}
+    first: dict[str, int] = {}
     for instance, h in enumerate(homes):
         if h.identity is not None and first.setdefault(h.identity, instance) != instance:
             return f"instances {first[h.identity]} and {instance} share a GPU"
@@ -115,8 +116,8 @@ def shared_devices(homes: Sequence[Home]) -> Optional[str]:
 
 
 def make_communicators(
-    device: torch.device, local: Sequence[int], groups: Sequence[Tuple[int, ...]]
-) -> Optional[Dict[Tuple[int, ...], Communicator]]:
+    device: torch.device, local: Sequence[int], groups: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], Communicator] | None:
     """A communicator for each group that this process's replica is in; None where collectives go
     through the host.
 

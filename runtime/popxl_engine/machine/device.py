@@ -8,8 +8,9 @@ import logging
 import mmap
 import os
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Tuple
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class Device(Protocol):
         that one's end.
         """
 
-    def fence(self) -> Optional[Fence]:
+    def fence(self) -> Fence | None:
         """What the device has been asked for so far; None where all of it is done."""
 
     def lane(self) -> "CopyStream":
@@ -147,7 +148,7 @@ class Processor:
         weakref.finalize(view, gone).atexit = False
         return torch.from_numpy(view)
 
-    def fence(self) -> Optional[Fence]:
+    def fence(self) -> Fence | None:
         """See `Device`."""
         return None
 
@@ -230,8 +231,8 @@ class Interface:
         self._memory = memory
 
     @property
-    def __cuda_array_interface__(self) -> Dict[str, Any]:
-        start: Tuple[int, bool] = (self._memory.data_ptr(), False)
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        start: tuple[int, bool] = (self._memory.data_ptr(), False)
         return {
             "shape": (self._memory.numel(),),
             "typestr": "|u1",
@@ -261,7 +262,7 @@ class Gpu:
         weakref.finalize(holder, gone).atexit = False
         return torch.as_tensor(holder, device=self.where)
 
-    def fence(self) -> Optional[Fence]:
+    def fence(self) -> Fence | None:
         """See `Device`."""
         return EventFence(self._stream)
 

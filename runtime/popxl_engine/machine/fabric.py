@@ -10,9 +10,10 @@ arrived, and carry the collective's site and the group as their tag. So nobody w
 but the members of its own group.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from popdist import exchange
@@ -34,19 +35,19 @@ shorter.
 class Exchange:
     """One group's collective under way."""
 
-    arrivals: Dict[int, Arrival]
+    arrivals: dict[int, Arrival]
     """Of the members in this process."""
-    operands: List[Dict[int, torch.Tensor]]
+    operands: list[dict[int, torch.Tensor]]
     """For each operand, every member's. Those of other processes are filled as far as this one
     needs them.
     """
-    ranges: Dict[int, Tuple[int, int]]
+    ranges: dict[int, tuple[int, int]]
     """Where each process reduces a range of the elements for all: that range, by process."""
-    incoming: List[Tuple[torch.Tensor, List[torch.Tensor]]] = field(default_factory=list)
+    incoming: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
     """Messages, and the parts of operands that each fills, as bytes."""
-    transfers: List[Transfer] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     """They must end."""
-    done: "Optional[Future[Dict[int, Any]]]" = None
+    done: "Future[dict[int, Any]] | None" = None
     """The results, where a thread waits for them."""
 
     @property
@@ -54,7 +55,7 @@ class Exchange:
         """One of the arrivals."""
         return next(iter(self.arrivals.values()))
 
-    def parts(self, t: torch.Tensor, instance: int, readers: Sequence[int]) -> List[torch.Tensor]:
+    def parts(self, t: torch.Tensor, instance: int, readers: Sequence[int]) -> list[torch.Tensor]:
         """The bytes of a member's contiguous operand that a process needs for its members, as
         views.
         """
@@ -94,13 +95,13 @@ class Fabric:
         replicas: int,
         local: range,
         device: torch.device = HOST,
-        groups: Sequence[Tuple[int, ...]] = (),
+        groups: Sequence[tuple[int, ...]] = (),
     ):
         self.replicas, self.local, self.device = replicas, local, device
         self.messages = exchange.connect().messages
         self.communicators = make_communicators(device, local, groups)
         """Where each replica has a device of its own."""
-        self._pool: Optional[ThreadPoolExecutor] = None
+        self._pool: ThreadPoolExecutor | None = None
 
     def instance_of(self, replica: int) -> int:
         """The process that a replica lives in."""
@@ -111,7 +112,7 @@ class Fabric:
         """This process."""
         return self.instance_of(self.local[0])
 
-    def begin(self, arrivals: Dict[int, Arrival]) -> Exchange:
+    def begin(self, arrivals: dict[int, Arrival]) -> Exchange:
         """Post what this process's members of a group bring, and what they need of the others.
         Waits for nothing.
         """
@@ -139,14 +140,14 @@ class Fabric:
                     self._send(found, other, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         return found
 
-    def _homes(self, arrival: Arrival) -> Dict[int, List[int]]:
+    def _homes(self, arrival: Arrival) -> dict[int, list[int]]:
         """Processes of a group, each with its members."""
-        homes: Dict[int, List[int]] = {}
+        homes: dict[int, list[int]] = {}
         for member in arrival.members:
             homes.setdefault(self.instance_of(member), []).append(member)
         return dict(sorted(homes.items()))
 
-    def _ranges(self, arrival: Arrival) -> Dict[int, Tuple[int, int]]:
+    def _ranges(self, arrival: Arrival) -> dict[int, tuple[int, int]]:
         """For large reductions: the elements that each process reduces for all, so that less
         travels.
         """
@@ -160,7 +161,7 @@ class Fabric:
 
     def _receive_operands(self, found: Exchange, other: int, members: Sequence[int]) -> None:
         """Make room for another process's operands, and post the message that fills it."""
-        targets: List[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
         for operand in found.operands:
             like = next(operand[m] for m in found.arrivals)
             for member in members:
@@ -195,7 +196,7 @@ class Fabric:
             )
         return tag
 
-    def finish(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Dict[int, Any]:
+    def finish(self, abroad: dict[tuple[int, ...], Exchange]) -> dict[int, Any]:
         """Wait for one of the exchanges, take it out, and return its results by replica.
 
         Where all are at one site of the program, the order is that of their groups; else the first
@@ -210,7 +211,7 @@ class Fabric:
         del abroad[members]
         return results
 
-    def _results(self, found: Exchange) -> Dict[int, Any]:
+    def _results(self, found: Exchange) -> dict[int, Any]:
         """Wait for an exchange and combine: results of the members in this process."""
         if self.communicators is not None:
             return self._communicated(found, self.communicators[found.first.members])
@@ -222,14 +223,14 @@ class Fabric:
         return {m: results[members.index(m)].to(self.device) for m in found.arrivals}
 
     @staticmethod
-    def _communicated(found: Exchange, communicator: Communicator) -> Dict[int, Any]:
+    def _communicated(found: Exchange, communicator: Communicator) -> dict[int, Any]:
         """Let the devices do it. There is one member in each process."""
         try:
             return {m: a.apart(communicator, *a.operands) for m, a in found.arrivals.items()}
         except RuntimeError as error:
             raise TransferError(str(error)) from None
 
-    def _joined(self, found: Exchange) -> Dict[int, Any]:
+    def _joined(self, found: Exchange) -> dict[int, Any]:
         """Reduce this process's range of the elements, give it to the others, and take theirs."""
         operand, members, (begin, end) = (
             found.operands[0],
@@ -250,7 +251,7 @@ class Fabric:
         second.wait()
         return dict.fromkeys(found.arrivals, whole.to(self.device))
 
-    def _first_done(self, abroad: Dict[Tuple[int, ...], Exchange]) -> Tuple[int, ...]:
+    def _first_done(self, abroad: dict[tuple[int, ...], Exchange]) -> tuple[int, ...]:
         """Replicas here that took different branches: one group's end may be what another waits
         for, elsewhere.
         """
@@ -264,7 +265,7 @@ class Fabric:
         return min(waits_of[future] for future in done)
 
     def broadcast(
-        self, value: Optional[torch.Tensor], like: torch.Tensor, replica: int
+        self, value: torch.Tensor | None, like: torch.Tensor, replica: int
     ) -> torch.Tensor:
         """A replica's tensor in every process. Collective; ``value`` where the replica lives, None
         elsewhere.

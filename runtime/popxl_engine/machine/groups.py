@@ -7,8 +7,9 @@ for everyone, and never starts here.
 
 import atexit
 import os
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, List, Sequence
+from typing import Any
 
 import torch.distributed as distributed
 from popdist import exchange, getInstanceIndex, getNumInstances
@@ -17,7 +18,7 @@ from poprun.environment import INTERFACE
 from poprun.torch_store import SharedStore
 
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
-_kept: List[distributed.Store] = []
+_kept: list[distributed.Store] = []
 """Stores that torch uses as long as this process runs."""
 
 

@@ -11,7 +11,7 @@ A row's contents are over once nobody asks for them:
 Tests take each rule away and must fail.
 """
 
-from typing import AbstractSet, Dict, FrozenSet, Sequence, Tuple
+from collections.abc import Sequence, Set
 
 from popxl_engine.machine.paging.access_trace import AccessTrace
 from popxl_engine.machine.paging.paged_buffer import RowId
@@ -30,11 +30,11 @@ class Lifetimes:
 
     def __init__(
         self,
-        events: Sequence[Tuple[RowId, bool]],
-        readable: AbstractSet[RowId],
-        rules: FrozenSet[str] = ALL_RULES,
+        events: Sequence[tuple[RowId, bool]],
+        readable: Set[RowId],
+        rules: frozenset[str] = ALL_RULES,
     ):
-        numbers: Dict[RowId, int] = {}
+        numbers: dict[RowId, int] = {}
         numbered = [(numbers.setdefault(row, len(numbers)), stores) for row, stores in events]
         trace = AccessTrace(numbered, [0] * len(numbers))
         self.over_before = [

@@ -4,7 +4,8 @@ complete.
 Members of a group that live in other processes are reached through the fabric.
 """
 
-from typing import Any, Dict, Generator, Optional, Sequence, Tuple
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from popxl.errors import GraphError
 
@@ -13,13 +14,13 @@ from popxl_engine.machine.communicator import Seat
 from popxl_engine.machine.fabric import Exchange, Fabric
 from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
 
-Reductions = Dict[Tuple[Any, Tuple[int, ...]], TreeReduction]
+Reductions = dict[tuple[Any, tuple[int, ...]], TreeReduction]
 """Reductions that have begun, by site and group."""
 
 Program = Generator[Arrival, Any, Any]
 
 
-def run_lockstep(programs: Dict[int, Program], fabric: Optional[Fabric] = None) -> Dict[int, Any]:
+def run_lockstep(programs: dict[int, Program], fabric: Fabric | None = None) -> dict[int, Any]:
     """Run every replica's program to its end; returns their results by replica.
 
     Args:
@@ -28,10 +29,10 @@ def run_lockstep(programs: Dict[int, Program], fabric: Optional[Fabric] = None) 
     Raises:
         GraphError: replicas wait at different collectives, or one ended while others wait for it.
     """
-    results: Dict[int, Any] = {}
-    waiting: Dict[int, Arrival] = {}
-    ready: Dict[int, Any] = dict.fromkeys(programs)
-    abroad: Dict[Tuple[int, ...], Exchange] = {}
+    results: dict[int, Any] = {}
+    waiting: dict[int, Arrival] = {}
+    ready: dict[int, Any] = dict.fromkeys(programs)
+    abroad: dict[tuple[int, ...], Exchange] = {}
     reductions: Reductions = {}
     while ready or waiting:
         for replica, value in list(ready.items()):
@@ -59,7 +60,7 @@ def _next(program: Program, replica: int, value: Any) -> Arrival:
     return arrival
 
 
-def _fold(arrival: Arrival, replica: int, reductions: Reductions, fabric: Optional[Fabric]) -> None:
+def _fold(arrival: Arrival, replica: int, reductions: Reductions, fabric: Fabric | None) -> None:
     """Begin, or go on with, a reduction whose operands are large and all come from this process."""
     if arrival.pair is None or not is_tree_reduced(arrival.operands):
         return
@@ -72,17 +73,17 @@ def _fold(arrival: Arrival, replica: int, reductions: Reductions, fabric: Option
 
 
 def _complete(
-    waiting: Dict[int, Arrival],
-    abroad: Dict[Tuple[int, ...], Exchange],
+    waiting: dict[int, Arrival],
+    abroad: dict[tuple[int, ...], Exchange],
     reductions: Reductions,
-    fabric: Optional[Fabric],
-) -> Dict[int, Any]:
+    fabric: Fabric | None,
+) -> dict[int, Any]:
     """Results for every replica whose whole group waits at the same site.
 
     Where that holds for a group's replicas in this process, and it has others, an exchange with
     those is begun.
     """
-    ready: Dict[int, Any] = {}
+    ready: dict[int, Any] = {}
     for replica, arrival in waiting.items():
         if replica in ready or arrival.members in abroad:
             continue
@@ -105,7 +106,7 @@ def _complete(
     return ready
 
 
-def _deadlock(waiting: Dict[int, Arrival], ended: Dict[int, Any]) -> str:
+def _deadlock(waiting: dict[int, Arrival], ended: dict[int, Any]) -> str:
     done = f"; replicas {sorted(ended)} have ended" if ended else ""
     return (
         "collectives: got replicas that wait for each other at different collectives: "

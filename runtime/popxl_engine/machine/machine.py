@@ -5,20 +5,9 @@ Reading is collective in a program over several processes: each needs what the o
 
 import hashlib
 import weakref
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import (
-    Callable,
-    ContextManager,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Union,
-)
 
 import numpy as np
 import torch
@@ -61,19 +50,19 @@ class Machine:
         self,
         buffers: Iterable[RemoteBuffer],
         replicas: Iterable[int],
-        fabric: Optional[Fabric] = None,
-        paging: Optional[Paging] = None,
+        fabric: Fabric | None = None,
+        paging: Paging | None = None,
         device: Device = PROCESSOR,
-        lifetimes: Optional[Lifetimes] = None,
+        lifetimes: Lifetimes | None = None,
     ):
         buffers, replicas = tuple(buffers), tuple(replicas)
         self.fabric, self.device, self.lifetimes = fabric, device, lifetimes
-        self.caches: List[Cache] = []
+        self.caches: list[Cache] = []
         """Of the replicas in order, where their rows come and go."""
-        self.files: Set[Variable] = set()
+        self.files: set[Variable] = set()
         """Variables whose memory-mapped file is their row."""
-        self.replicas: List[Replica] = []
-        self._turn: Callable[[], ContextManager[None]] = nullcontext
+        self.replicas: list[Replica] = []
+        self._turn: Callable[[], AbstractContextManager[None]] = nullcontext
         tenant = self._tenant(paging, buffers, len(replicas)) if paging is not None else None
         weakref.finalize(self, close, self.caches)
         for index in replicas:
@@ -89,10 +78,10 @@ class Machine:
     def _rows(
         self,
         buffers: Sequence[RemoteBuffer],
-        paging: Optional[Paging],
+        paging: Paging | None,
         replicas: int,
-        tenant: Optional[Tenant],
-    ) -> Mapping[RemoteBuffer, Union[Rows, PagedBuffer]]:
+        tenant: Tenant | None,
+    ) -> Mapping[RemoteBuffer, Rows | PagedBuffer]:
         """A replica's remote memory."""
         if paging is None or tenant is None:
             return {
@@ -103,7 +92,7 @@ class Machine:
         self.caches.append(memory.cache)
         return rows
 
-    def turn(self) -> ContextManager[None]:
+    def turn(self) -> AbstractContextManager[None]:
         """Around what a program does: rows that come and go have their memory, which sessions of a
         process share.
         """
@@ -219,7 +208,7 @@ class Machine:
         replica.state[home].copy_(piece.reshape(home.shape))
 
     @staticmethod
-    def _holders(variable: Variable, over: int, replica: int) -> List[int]:
+    def _holders(variable: Variable, over: int, replica: int) -> list[int]:
         """The replicas with which one holds a copy of a sharded variable's value, in the order of
         the pieces.
         """

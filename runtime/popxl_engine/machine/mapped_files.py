@@ -9,12 +9,12 @@ import ctypes
 import os
 import signal
 import threading
-from typing import Dict, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 EXIT_CODE = 2
-_watched: Dict[str, int] = {}
+_watched: dict[str, int] = {}
 """Paths of mapped files, and the bytes that each had when it was mapped."""
 _reporting = threading.Lock()
 """Held for ever by the first thread that reports."""

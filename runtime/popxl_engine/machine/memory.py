@@ -3,7 +3,7 @@ files.
 """
 
 import sys
-from typing import Dict, List, Optional, Sequence, Set
+from collections.abc import Sequence
 
 import torch
 
@@ -19,9 +19,9 @@ class Rows:
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
         self.shape, self.dtype, self.entries = tuple(shape), dtype, entries
         self.row_bytes = torch.Size(self.shape).numel() * dtype.itemsize
-        self._rows: Dict[int, torch.Tensor] = {}
-        self._zeros: Set[int] = set()
-        self._callers: Set[int] = set()
+        self._rows: dict[int, torch.Tensor] = {}
+        self._zeros: set[int] = set()
+        self._callers: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +67,7 @@ class Rows:
             row = self.row(index)
         copy_apart(row, t)
 
-    def donate(self, index: int, held: List[torch.Tensor]) -> None:
+    def donate(self, index: int, held: list[torch.Tensor]) -> None:
         """As `store`, of the one tensor in a list, which is empty afterwards.
 
         Where nobody else has the tensor or its memory, that becomes the row's without a copy.
@@ -116,19 +116,19 @@ def is_one_zero(t: torch.Tensor) -> bool:
     )
 
 
-def unshared(held: List[torch.Tensor]) -> Optional[torch.Tensor]:
+def unshared(held: list[torch.Tensor]) -> torch.Tensor | None:
     """The tensor in a list, if that alone has it, and it alone its memory: that may be used for
     something else.
     """
     return held[0] if _has_memory(held) else None
 
 
-def is_alone(held: List[torch.Tensor]) -> bool:
+def is_alone(held: list[torch.Tensor]) -> bool:
     """Whether only this list has its tensor, and only the tensor has its memory, all of it."""
     return held[0].untyped_storage().nbytes() == held[0].nbytes and _has_memory(held)
 
 
-def _has_memory(held: List[torch.Tensor]) -> bool:
+def _has_memory(held: list[torch.Tensor]) -> bool:
     """Whether nobody else has the tensor in a list that a caller was given, nor any part of the
     memory that it is in.
 

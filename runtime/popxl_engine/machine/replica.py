@@ -2,9 +2,10 @@
 streams of a run.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +32,10 @@ class Traffic:
     loaded: int = 0
     stores: int = 0
     stored: int = 0
-    collectives: Dict[Tuple[str, Tuple[int, ...]], Tuple[int, int]] = field(default_factory=dict)
+    collectives: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
     """(op, members of the group) -> (times met, bytes that this replica brought)."""
 
-    def meet(self, name: str, members: Tuple[int, ...], operands: Iterable[torch.Tensor]) -> None:
+    def meet(self, name: str, members: tuple[int, ...], operands: Iterable[torch.Tensor]) -> None:
         """Count a collective."""
         times, brought = self.collectives.get((name, members), (0, 0))
         self.collectives[name, members] = times + 1, brought + sum(t.nbytes for t in operands)
@@ -43,11 +44,11 @@ class Traffic:
 class Replica:
     """The machine's handle: kernels with host or remote effects get it as their first parameter."""
 
-    def __init__(self, index: int, rows: Mapping[RemoteBuffer, Union[Rows, PagedBuffer]]):
+    def __init__(self, index: int, rows: Mapping[RemoteBuffer, Rows | PagedBuffer]):
         self.index = index
         """Among all replicas, over all processes."""
         self.rows = rows
-        self.state: Dict[Tensor, torch.Tensor] = {}
+        self.state: dict[Tensor, torch.Tensor] = {}
         """Variables, and shards of variables, that live on the device."""
         self.rng_path = 0
         """Where the program is: a number made from the run, and from the loops and branches that it
@@ -56,7 +57,7 @@ class Replica:
         self.traffic = Traffic()
         self._inputs: Arrays = {}
         self._outputs: Arrays = {}
-        self._position: Dict[Stream, int] = {}
+        self._position: dict[Stream, int] = {}
         self._over_after: Mapping[int, RowId] = {}
         self._uses = 0
         """Loads and stores of rows in this run so far."""
@@ -99,7 +100,7 @@ class Replica:
             self._forget(buffer, offset)
         return row
 
-    def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
+    def remote_store(self, buffer: RemoteBuffer, offset: int, held: list[torch.Tensor]) -> None:
         """Write row ``offset`` from the one tensor in a list, and take it out.
 
         Storing a row into itself is free, and so is a tensor that only the list has: its memory
@@ -114,7 +115,7 @@ class Replica:
             self._forget(buffer, offset)
 
     @contextmanager
-    def forgetting(self, lifetimes: Optional[Lifetimes]) -> Iterator[None]:
+    def forgetting(self, lifetimes: Lifetimes | None) -> Iterator[None]:
         """Around a run: rows that do not move give up their memory when their contents are over."""
         self._uses = 0
         if lifetimes is None:

@@ -7,7 +7,7 @@ of the op itself; positions count only ops that draw. A graph with a seed
 (`popxl.extensions.round_from`) begins anew: its ops fold from the seed.
 """
 
-from typing import Iterable, Sequence, Tuple
+from collections.abc import Iterable, Sequence
 
 from popxl.generator import GOLDEN, SPLITMIX_MULTIPLIERS
 
@@ -41,6 +41,6 @@ def of_seed(words: Sequence[int]) -> int:
     return enter(SEEDS, (int(high) << 32 | int(low),))
 
 
-def as_seed(path: int) -> Tuple[int, int]:
+def as_seed(path: int) -> tuple[int, int]:
     """A path as the generator's seed: two 32-bit words."""
     return path >> 32, path & 0xFFFFFFFF

@@ -6,7 +6,8 @@ binary tree over positions; two nodes that stand beside each other become one, a
 of R operands of B bytes about log2(R) + 2 times B is held, and not R + 1 times.
 """
 
-from typing import Any, Callable, Dict, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ FOLDED_BYTES = 2**24
 reduced faster.
 """
 
-Node = Tuple[int, int]
+Node = tuple[int, int]
 """Level, from the leaves up, and position in it."""
 
 
@@ -28,7 +29,7 @@ class TreeReduction:
 
     def __init__(self, size: int, pair: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]):
         self._size, self._pair = size, pair
-        self._nodes: Dict[Node, torch.Tensor] = {}
+        self._nodes: dict[Node, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return self._size

@@ -19,8 +19,8 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
 
 from poprun import private
 
@@ -37,7 +37,7 @@ PATIENCE = 5
 
 LOCK = threading.RLock()
 """Held while the file is looked for."""
-_begun: Dict[Path, "Making"] = {}
+_begun: dict[Path, "Making"] = {}
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def libraries() -> Iterator[Path]:
     )
 
 
-def made(path: Path, compiler: List[str]) -> Path:
+def made(path: Path, compiler: list[str]) -> Path:
     """Wait until the library is at ``path``. Returns where that is without links.
 
     Raises:
@@ -112,7 +112,7 @@ def made(path: Path, compiler: List[str]) -> Path:
     return path
 
 
-def _start(path: Path, compiler: List[str]) -> Path:
+def _start(path: Path, compiler: list[str]) -> Path:
     """Make the library at ``path`` in the background, unless it is there or this has begun.
     Returns, raises as `made`.
 
@@ -161,7 +161,7 @@ class Making:
     it otherwise.
     """
 
-    def __init__(self, path: Path, compiler: List[str]):
+    def __init__(self, path: Path, compiler: list[str]):
         maker = [sys.executable or "python3", "-I", "-S", compiling.__file__]
         command = [*maker, str(TIME_LIMIT), str(path), *compiler]
         _watch_ends()
@@ -231,7 +231,7 @@ def _is_off() -> bool:
     return os.environ.get("POPXL_NATIVE", "1") == "0"
 
 
-def _compiler() -> Optional[List[str]]:
+def _compiler() -> list[str] | None:
     for command in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         with contextlib.suppress(ValueError):  # CXX has a quote that nothing closes
             words = shlex.split(command or "")
@@ -241,7 +241,7 @@ def _compiler() -> Optional[List[str]]:
 
 
 @functools.cache
-def _candidates(compiler: Tuple[str, ...]) -> List[Path]:
+def _candidates(compiler: tuple[str, ...]) -> list[Path]:
     """Where the library may be, of these sources and flags, this compiler and machine; the same
     when asked again.
     """
@@ -281,7 +281,7 @@ def _machine() -> str:
     return features + next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _folders() -> List[Path]:
+def _folders() -> list[Path]:
     """Where the library may be kept, the preferred place first."""
     folders = [Path(named)] if (named := os.environ.get("POPXL_CACHE_DIR")) else []
     with contextlib.suppress(RuntimeError):  # the user has no home

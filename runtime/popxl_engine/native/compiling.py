@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any
 
 FOLDER = Path(__file__).parent
 UNITS = sorted(FOLDER.glob("*.cpp"))
@@ -51,7 +52,7 @@ def _told(code: int, error: Exception) -> int:
     return code
 
 
-def _make(path: Path, compiler: List[str], until: float) -> None:
+def _make(path: Path, compiler: list[str], until: float) -> None:
     """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises
     as `made`.
     """
@@ -70,7 +71,7 @@ def _make(path: Path, compiler: List[str], until: float) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compile(compiler: List[str], to: Path, until: float) -> None:
+def _compile(compiler: list[str], to: Path, until: float) -> None:
     """Compile with all flags, or else with those that the compiler knows, each by itself."""
 
     def all_units(optional: Sequence[str]) -> None:
@@ -102,7 +103,7 @@ class Refusal(subprocess.SubprocessError):
     """A compiler has ended with an error."""
 
 
-def started(command: List[str], **options: Any) -> "subprocess.Popen[bytes]":
+def started(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
     """A process with a session of its own. SubprocessError where it cannot be started."""
     try:
         return subprocess.Popen(command, start_new_session=True, **options)
@@ -111,7 +112,7 @@ def started(command: List[str], **options: Any) -> "subprocess.Popen[bytes]":
 
 
 def _run_all(
-    compiler: List[str], calls: Sequence[Sequence[str]], folder: Path, until: float
+    compiler: list[str], calls: Sequence[Sequence[str]], folder: Path, until: float
 ) -> None:
     """Calls of a compiler side by side, whose temporary files are in a folder. None goes on when
     this ends.
@@ -122,7 +123,7 @@ def _run_all(
         SystemExit: standard input has ended.
     """
     log = folder / "log"
-    running: List["subprocess.Popen[bytes]"] = []
+    running: list[subprocess.Popen[bytes]] = []
     try:
         with open(log, "wb") as file:
             output = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}

@@ -4,8 +4,9 @@ import ctypes
 import functools
 import itertools
 import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any
 
 import torch
 
@@ -182,7 +183,7 @@ def _are_tiles_refused() -> bool:
     return refuses is not None and bool(refuses())
 
 
-def call(name: str, dtypes: Tuple[torch.dtype, ...], *arguments: Any) -> None:
+def call(name: str, dtypes: tuple[torch.dtype, ...], *arguments: Any) -> None:
     """Run a function on tensors that it `takes`, with as many threads as PyTorch uses.
 
     Args:
@@ -208,7 +209,7 @@ def scratch(name: str, *sizes: int) -> int:
 
 
 @functools.cache
-def _functions() -> Dict[Any, Any]:
+def _functions() -> dict[Any, Any]:
     """(function, which of its parameters are pointers) for each name with its element types."""
     loaded = library()
     assert loaded is not None, "callers ask `takes` first"
@@ -222,15 +223,15 @@ def _functions() -> Dict[Any, Any]:
     return functions
 
 
-def _symbol(name: str, dtypes: Tuple[torch.dtype, ...]) -> str:
+def _symbol(name: str, dtypes: tuple[torch.dtype, ...]) -> str:
     return "_".join([name, *(SUFFIXES[dtype] for dtype in dtypes)])
 
 
-def symbols() -> Dict[str, Tuple[List[Any], Any]]:
+def symbols() -> dict[str, tuple[list[Any], Any]]:
     """The parameters and the result of every function of the library, by the name that it has
     there.
     """
-    found: Dict[str, Tuple[List[Any], Any]] = {REFUSES_TILES: ([], ctypes.c_int64)}
+    found: dict[str, tuple[list[Any], Any]] = {REFUSES_TILES: ([], ctypes.c_int64)}
     for name, (kinds, types) in SIGNATURES.items():
         parameters = [*(KINDS[kind] for kind in kinds), ctypes.c_int]
         result = ctypes.c_int64 if name.endswith("scratch") else None
@@ -240,7 +241,7 @@ def symbols() -> Dict[str, Tuple[List[Any], Any]]:
 
 
 @functools.cache
-def library() -> Optional[ctypes.CDLL]:
+def library() -> ctypes.CDLL | None:
     """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built; waits
     for the compiler.
     """
@@ -249,7 +250,7 @@ def library() -> Optional[ctypes.CDLL]:
 
 
 @functools.cache
-def _library() -> Optional[ctypes.CDLL]:
+def _library() -> ctypes.CDLL | None:
     for path in build.libraries():
         try:
             loaded = ctypes.CDLL(build.loader_name(path))

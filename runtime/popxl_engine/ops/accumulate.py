@@ -2,7 +2,7 @@
 table.
 """
 
-from typing import Any, Tuple
+from typing import Any
 
 from popxl import dtypes
 from popxl.op_records import Cost
@@ -45,7 +45,7 @@ def accumulate_gemm_sumsq_cost(
 @fused_op(cost=accumulate_gemm_sumsq_cost, writes=("t",))
 def accumulate_gemm_sumsq_(
     t: TensorSpec, lhs: TensorSpec, rhs: TensorSpec, step: Any
-) -> Tuple[TensorSpec, TensorSpec]:
+) -> tuple[TensorSpec, TensorSpec]:
     """`accumulate_gemm_`, and the sum of the squares of all that t holds then.
 
     Shapes: t [m, n], float32, lhs [m, k], rhs [k, n], step of one element, or a number -> t, [].

@@ -1,7 +1,7 @@
 """AdamW's whole update, and the same under a condition."""
 
 import inspect
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from popxl.op_records import Cost
 from popxl.values import TensorSpec
@@ -84,7 +84,7 @@ def _infer(name: str, of: AdamW) -> TensorSpec:
     fits = all(t.shape == var.shape for t in tensors.values())
     fits = fits and {of.first.dtype.name, of.second.dtype.name} <= {*MOMENTS}
     check(fits, name, f"tensors of one shape, with moments of {', '.join(MOMENTS)}", **tensors)
-    factors: "dict[str, Optional[TensorSpec]]" = {
+    factors: dict[str, TensorSpec | None] = {
         n: t
         for n, t in of._asdict().items()
         if n not in tensors and isinstance(t, TensorSpec) and t.nelms != 1

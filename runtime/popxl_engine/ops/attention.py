@@ -4,7 +4,7 @@ b batch, h heads, q queries, s keys, d size of a head. Keys come transposed, as 
 queries takes them; so do queries and values for the gradient.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from popxl import dtypes
 from popxl.op_records import Cost
@@ -21,7 +21,7 @@ on such a boundary.
 
 
 def _probs_flops(
-    probs: Spec, query: Spec, key_t: Spec, mask: Optional[Spec], scale: float, p: float
+    probs: Spec, query: Spec, key_t: Spec, mask: Spec | None, scale: float, p: float
 ) -> int:
     """Scores with scale and mask, their softmax, and dropout where there is one."""
     flops = masked_scores_cost(probs, query, key_t, mask or probs, scale).flops
@@ -46,7 +46,7 @@ def _check_forward(name: str, query: Spec, key_t: Spec, value: Spec) -> Spec:
     return TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
 
 
-def _check_mask(name: str, mask: Optional[Spec], probs: Spec) -> None:
+def _check_mask(name: str, mask: Spec | None, probs: Spec) -> None:
     fits = mask is None or mask.shape == probs.shape[2:] and mask.dtype is probs.dtype
     check(fits, name, f"a mask {list(probs.shape[2:])} of the queries' dtype", mask=mask)
 
@@ -58,7 +58,7 @@ def attention_cost(
     value: Spec,
     mask: Spec,
     scale: float,
-    seed_tensor: Optional[Spec],
+    seed_tensor: Spec | None,
     p: float,
 ) -> Cost:
     """Probabilities, dropout with a seed, and the product with values."""
@@ -75,9 +75,9 @@ def attention(
     value: Spec,
     mask: Spec,
     scale: float,
-    seed_tensor: Optional[Spec],
+    seed_tensor: Spec | None,
     p: float,
-) -> Tuple[TensorSpec, ...]:
+) -> tuple[TensorSpec, ...]:
     """softmax(query @ key_t * scale + mask), with a seed also what dropout leaves of it, and the
     product with value.
 
@@ -97,7 +97,7 @@ def attention_no_probs(
     value: Spec,
     mask: Spec,
     scale: float,
-    seed_tensor: Optional[Spec],
+    seed_tensor: Spec | None,
     p: float,
 ) -> TensorSpec:
     """The last result of `attention`, in the same bits."""
@@ -112,12 +112,12 @@ def attention_grad_cost(
     query_t: Spec,
     key: Spec,
     value_t: Spec,
-    probs: Optional[Spec],
-    dropped_probs: Optional[Spec],
+    probs: Spec | None,
+    dropped_probs: Spec | None,
     scale: float,
-    seed_tensor: Optional[Spec],
+    seed_tensor: Spec | None,
     p: float,
-    mask: Optional[Spec],
+    mask: Spec | None,
 ) -> Cost:
     """Four products, the gradients of dropout and softmax, and the scaling.
 
@@ -162,9 +162,9 @@ def _check_gradient(name: str, dy: Spec, query_t: Spec, key: Spec, value_t: Spec
 def _check_probs(
     name: str,
     made: Spec,
-    probs: Optional[Spec],
-    dropped_probs: Optional[Spec],
-    mask: Optional[Spec],
+    probs: Spec | None,
+    dropped_probs: Spec | None,
+    mask: Spec | None,
 ) -> None:
     given = [t for t in (probs, dropped_probs) if t is not None]
     fits = all(t.shape == made.shape and t.dtype is made.dtype for t in given)
@@ -185,13 +185,13 @@ def attention_grad(
     query_t: Spec,
     key: Spec,
     value_t: Spec,
-    probs: Optional[Spec],
-    dropped_probs: Optional[Spec],
+    probs: Spec | None,
+    dropped_probs: Spec | None,
     scale: float,
-    seed_tensor: Optional[Spec],
+    seed_tensor: Spec | None,
     p: float,
-    mask: Optional[Spec] = None,
-) -> Tuple[TensorSpec, TensorSpec, TensorSpec]:
+    mask: Spec | None = None,
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """Gradients for query, key_t and value of `attention`; ``dropped_probs`` is what was multiplied
     with value.
 
@@ -213,12 +213,12 @@ def attention_grad_packed(
     query_t: Spec,
     key: Spec,
     value_t: Spec,
-    probs: Optional[Spec],
-    dropped_probs: Optional[Spec],
+    probs: Spec | None,
+    dropped_probs: Spec | None,
     scale: float,
-    seed_tensor: Optional[Spec],
+    seed_tensor: Spec | None,
     p: float,
-    mask: Optional[Spec] = None,
+    mask: Spec | None = None,
 ) -> TensorSpec:
     """`attention_grad` of n queries and n keys: rows of the three gradients, side by side.
 
@@ -242,7 +242,7 @@ def flash_attention_cost(results: Any, query: Spec, key_t: Spec, value: Spec, sc
 @fused_op(cost=flash_attention_cost)
 def flash_attention(
     query: Spec, key_t: Spec, value: Spec, scale: float
-) -> Tuple[TensorSpec, TensorSpec]:
+) -> tuple[TensorSpec, TensorSpec]:
     """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the
     gradient needs.
 
@@ -278,7 +278,7 @@ def flash_attention_grad(
     y: Spec,
     logsumexp: Spec,
     scale: float,
-) -> Tuple[TensorSpec, TensorSpec, TensorSpec]:
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """Gradients for query, key_t and value of `flash_attention`; the same bits every time.
 
     Shapes: dy, key and y [b, h, s, d], query_t and value_t [b, h, d, s], logsumexp [b, h, s] ->

@@ -9,7 +9,8 @@ to a graph.
 """
 
 import inspect
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import popxl  # noqa: F401 - declares the ops whose costs are summed up
 from popxl.errors import ShapeError
@@ -17,7 +18,7 @@ from popxl.op_records import OPS, Cost, OpDefinition, as_specs, call_arguments
 from popxl.values import TensorSpec
 
 PREFIX = "fused_"
-FUSED_OPS: Dict[str, OpDefinition] = {}
+FUSED_OPS: dict[str, OpDefinition] = {}
 """Every op of the engine's own, by name."""
 
 
@@ -34,7 +35,7 @@ def fused_op(
     cost: Callable[..., Cost],
     writes: Sequence[str] = (),
     random: bool = False,
-    signature: Optional[inspect.Signature] = None,
+    signature: inspect.Signature | None = None,
 ) -> Callable[[Callable[..., Any]], OpDefinition]:
     """Declare an op by the rule that infers its results' specs.
 

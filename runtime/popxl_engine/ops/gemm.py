@@ -2,8 +2,6 @@
 scores.
 """
 
-from typing import Optional
-
 from popxl.op_records import Cost
 from popxl.values import TensorSpec
 
@@ -11,7 +9,7 @@ from popxl_engine.ops.definition import check, flops_of, fused_op
 
 
 def _infer(
-    name: str, lhs: TensorSpec, rhs: TensorSpec, bias: Optional[TensorSpec] = None
+    name: str, lhs: TensorSpec, rhs: TensorSpec, bias: TensorSpec | None = None
 ) -> TensorSpec:
     fits = lhs.rank == rhs.rank == 2 and lhs.shape[1] == rhs.shape[0] and lhs.dtype is rhs.dtype
     if bias is not None:
@@ -21,14 +19,14 @@ def _infer(
     return TensorSpec((lhs.shape[0], rhs.shape[1]), lhs.dtype)
 
 
-def gemm_cost(y: TensorSpec, lhs: TensorSpec, rhs: TensorSpec, bias: Optional[TensorSpec]) -> Cost:
+def gemm_cost(y: TensorSpec, lhs: TensorSpec, rhs: TensorSpec, bias: TensorSpec | None) -> Cost:
     """The product, and an addition per element where there is a bias."""
     added = 0 if bias is None else flops_of("add", y)
     return Cost(flops=flops_of("matmul", y, lhs, rhs) + added)
 
 
 @fused_op(cost=gemm_cost)
-def gemm(lhs: TensorSpec, rhs: TensorSpec, bias: Optional[TensorSpec]) -> TensorSpec:
+def gemm(lhs: TensorSpec, rhs: TensorSpec, bias: TensorSpec | None) -> TensorSpec:
     """lhs @ rhs, plus a bias where there is one, by the library's tiles where it has them.
 
     Shapes: lhs [m, k], rhs [k, n], bias [n] -> [m, n].

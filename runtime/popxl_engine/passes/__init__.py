@@ -9,9 +9,9 @@ a program for code generation. They hold no kernel: fused ops are declared in `p
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, FrozenSet, Sequence, Tuple
 
 import torch
 
@@ -79,7 +79,7 @@ def _in_each(fn: Callable[[Block], Block]) -> Callable[[Block], Block]:
     return partial(map_blocks, rewrite=fn)
 
 
-FUSIONS: Tuple[Pass, ...] = (
+FUSIONS: tuple[Pass, ...] = (
     Pass("drop_casts", drop_casts, per_graph=True),
     Pass("swap_transposed_gemm", swap_transposed_gemm, per_graph=True),
     Pass("fuse_gemm_bias", fuse_gemm_bias, per_graph=True),
@@ -103,7 +103,7 @@ FUSIONS: Tuple[Pass, ...] = (
 )
 
 
-def legalization(rules: FrozenSet[str] = ALL_RULES) -> Tuple[Pass, ...]:
+def legalization(rules: frozenset[str] = ALL_RULES) -> tuple[Pass, ...]:
     """What makes a program one that code can be generated for.
 
     Args:
@@ -118,10 +118,10 @@ def legalization(rules: FrozenSet[str] = ALL_RULES) -> Tuple[Pass, ...]:
 
 
 LEGALIZATION = legalization()
-PASSES: Tuple[Pass, ...] = (*FUSIONS, *LEGALIZATION)
+PASSES: tuple[Pass, ...] = (*FUSIONS, *LEGALIZATION)
 
 
-def enabled_passes(device: torch.device = CPU) -> Tuple[Pass, ...]:
+def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:
     """The passes for a device, without those that ``POPXL_PASSES`` turns off.
 
     Raises:

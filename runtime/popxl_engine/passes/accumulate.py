@@ -2,7 +2,8 @@
 embedding table.
 """
 
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from popxl.op_records import OpDefinition
 
@@ -14,7 +15,7 @@ from popxl_engine.ops.accumulate import (
 )
 from popxl_engine.passes.rewriter import Rewriter, fused
 
-Operands = Callable[[Mapping[str, Any]], Optional[Dict[str, Any]]]
+Operands = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """From the arguments of what makes an accumulator's value: the fused op's other operands; None: no
 match.
 """
@@ -23,7 +24,7 @@ match.
 def fuse_accumulated_gemm(block: Block) -> Block:
     """A product of matrices whose only use is accumulate_mean_ into a matrix of its shape."""
 
-    def operands(product: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    def operands(product: Mapping[str, Any]) -> dict[str, Any] | None:
         is_plain = product["output_type"] is None
         return {"lhs": product["lhs"], "rhs": product["rhs"]} if is_plain else None
 
@@ -43,7 +44,7 @@ def fuse_accumulated_gather_grad(block: Block) -> Block:
     accumulator.
     """
 
-    def operands(lookup: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    def operands(lookup: Mapping[str, Any]) -> dict[str, Any] | None:
         given = {name: lookup[name] for name in ("dy", "indices", "zero_OOR")}
         return given if lookup["axis"] == 0 else None
 
@@ -67,9 +68,7 @@ def _fused_with(block: Block, name: str, definition: OpDefinition, operands: Ope
     return rewriter.result()
 
 
-def _accumulated(
-    rewriter: Rewriter, index: int, name: str
-) -> Optional[Tuple[int, Mapping[str, Any]]]:
+def _accumulated(rewriter: Rewriter, index: int, name: str) -> tuple[int, Mapping[str, Any]] | None:
     """(where its value is made by an op of this name, its arguments) for an accumulation that may
     run right there.
     """

@@ -2,7 +2,8 @@
 a condition is false.
 """
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from popxl_engine.ir import Block, Value
 from popxl_engine.ops.adamw import adamw_, adamw_where_
@@ -33,13 +34,13 @@ def fuse_adamw(block: Block) -> Block:
 class _Update(NamedTuple):
     """An update that is found."""
 
-    operands: Dict[str, Any]
+    operands: dict[str, Any]
     """Of the fused op."""
-    absorbed: List[int]
+    absorbed: list[int]
     """Positions of what it does: those that change the moments come first."""
 
 
-def _update(rewriter: Rewriter, index: int) -> Optional[_Update]:
+def _update(rewriter: Rewriter, index: int) -> _Update | None:
     """The update that ends in a subtraction from a weight."""
     last = rewriter.instrs[index].arguments
     var = last["X"]
@@ -95,7 +96,7 @@ def _may_be_one(
     return len(apart) == 5 and not seen and rewriter.may_run_late(absorbed, index, state, counted)
 
 
-def _writer(rewriter: Rewriter, moment: Value, name: str, before: int) -> Optional[int]:
+def _writer(rewriter: Rewriter, moment: Value, name: str, before: int) -> int | None:
     """What updated a moment in place just before its only other use."""
     for i in range(before - 1, -1, -1):
         instr = rewriter.instrs[i]
@@ -106,7 +107,7 @@ def _writer(rewriter: Rewriter, moment: Value, name: str, before: int) -> Option
 
 def _scaled(
     rewriter: Rewriter, gradient: Value, users: Sequence[int]
-) -> Tuple[Value, Any, List[int]]:
+) -> tuple[Value, Any, list[int]]:
     """(gradient, scale, absorbed): a product with one number is taken into the update."""
     index = rewriter.maker(gradient, "mul")
     if index is None or not rewriter.used_only_by(gradient, users):
@@ -121,7 +122,7 @@ def _scaled(
 # What undoes an update
 
 
-def _condition(rewriter: Rewriter, last: int, update: _Update) -> Tuple[Optional[Value], List[int]]:
+def _condition(rewriter: Rewriter, last: int, update: _Update) -> tuple[Value | None, list[int]]:
     """The condition without which weight and moments are restored, and what keeps and
     restores them.
 
@@ -152,7 +153,7 @@ def _condition(rewriter: Rewriter, last: int, update: _Update) -> Tuple[Optional
 
 def _restored(
     rewriter: Rewriter, v: Value, last: int, first: int
-) -> Tuple[Optional[Value], List[int]]:
+) -> tuple[Value | None, list[int]]:
     """The condition that chooses between a value and what was kept of it, and the positions of what
     keeps, chooses, and restores.
 

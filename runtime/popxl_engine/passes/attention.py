@@ -2,7 +2,8 @@
 mask, softmax and dropout.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.ops.attention import attention, attention_grad
@@ -67,7 +68,7 @@ class _Gradient(NamedTuple):
 
     d_dropped_probs: int
     """dy @ value_t."""
-    dropping: Optional[int]
+    dropping: int | None
     softmax_grad: int
     scaling: int
     d_query: int
@@ -77,7 +78,7 @@ class _Gradient(NamedTuple):
     """What was multiplied with values."""
 
     @property
-    def positions(self) -> List[int]:
+    def positions(self) -> list[int]:
         """Of all parts."""
         return [n for n in self[:-1] if isinstance(n, int)]
 
@@ -103,7 +104,7 @@ def _composed_gradients(block: Block) -> Block:
     return rewriter.result()
 
 
-def _gradient(rewriter: Rewriter, i: int) -> Optional[_Gradient]:
+def _gradient(rewriter: Rewriter, i: int) -> _Gradient | None:
     """The parts around a softmax's gradient, if they are there."""
     d = _argument(rewriter, i, "dy")
     dropping = rewriter.made_by(d, "dropout")
@@ -145,7 +146,7 @@ def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
     return are_stacked and operands["dy"].shape[3] == operands["key"].shape[3]
 
 
-def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> Dict[str, Any]:
+def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> dict[str, Any]:
     return {
         "dy": _argument(rewriter, found.d_dropped_probs, "lhs"),
         "query_t": _argument(rewriter, found.d_key_t, "lhs"),
@@ -168,7 +169,7 @@ def _multiplies(rewriter: Rewriter, index: int, side: str, v: Value) -> bool:
     return rewriter.instrs[index].arguments.get(side) is v
 
 
-def _only_user(rewriter: Rewriter, v: Value, name: str) -> Optional[int]:
+def _only_user(rewriter: Rewriter, v: Value, name: str) -> int | None:
     """The one instruction that uses a value, as its left operand, if it is an op of this name."""
     users = rewriter.users(v)
     if len(users) != 1 or v in rewriter.uses.outputs or users[0] in rewriter.removed:
@@ -177,7 +178,7 @@ def _only_user(rewriter: Rewriter, v: Value, name: str) -> Optional[int]:
     return users[0] if user.is_op(name) and user.arguments["lhs"] is v else None
 
 
-def _transposed_product(rewriter: Rewriter, dy: Value) -> Optional[Tuple[int, Value]]:
+def _transposed_product(rewriter: Rewriter, dy: Value) -> tuple[int, Value] | None:
     """(the product x.T @ dy, x)."""
     for n in rewriter.users(dy):
         instr = rewriter.instrs[n]
@@ -197,7 +198,7 @@ def _only_after(
     return all(n >= last or n in absorbed for v in made for n in rewriter.users(v))
 
 
-def _dropped(rewriter: Rewriter, dropping: Optional[int]) -> Dict[str, Any]:
+def _dropped(rewriter: Rewriter, dropping: int | None) -> dict[str, Any]:
     if dropping is None:
         return {"seed_tensor": None, "p": 0.0}
     a = rewriter.instrs[dropping].arguments

@@ -1,7 +1,5 @@
 """What passes over an attention and its gradients in one block have in common."""
 
-from typing import List, Optional
-
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.analysis.value_numbers import ValueNumbers, permuted
 from popxl_engine.ir import Block, Instr
@@ -9,13 +7,13 @@ from popxl_engine.ops.attention import attention, attention_grad, attention_grad
 from popxl_engine.passes.attention import SWAPPED
 
 
-def gradients_of_probs(block: Block) -> List[Instr]:
+def gradients_of_probs(block: Block) -> list[Instr]:
     """Gradients of attention that are given probabilities."""
     found = [i for i in block.instrs if i.definition in (attention_grad, attention_grad_packed)]
     return [instr for instr in found if instr.arguments["probs"] is not None]
 
 
-def forward_of(uses: DefUse, gradient: Instr) -> Optional[Instr]:
+def forward_of(uses: DefUse, gradient: Instr) -> Instr | None:
     """The attention whose probabilities a gradient is given."""
     probabilities = uses.source(gradient.arguments["probs"])
     maker = uses.maker.get(probabilities) if probabilities is not None else None

@@ -1,6 +1,6 @@
 """Instructions whose results nobody reads."""
 
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any
 
 from popxl.values import Constant
 
@@ -24,12 +24,12 @@ def _without_dead_code(block: Block) -> Block:
     return block.with_instrs(instrs, constants=constants)
 
 
-def _kept(block: Block) -> Optional[Tuple[List[Instr], Dict[Constant, Value]]]:
+def _kept(block: Block) -> tuple[list[Instr], dict[Constant, Value]] | None:
     """The instructions and constants that are not dead; None where none is."""
     storage = block.find(MustAlias).storage
-    live: Set[Any] = {storage(v) for v in (*block.outputs, *block.state.values())}
+    live: set[Any] = {storage(v) for v in (*block.outputs, *block.state.values())}
     live |= {storage(block.inputs[i]) for i in block.by_ref}
-    kept: List[Instr] = []
+    kept: list[Instr] = []
     for instr in reversed(block.instrs):
         touched = (*instr.outputs, *instr.written(), *instr.borrowed())
         if any(storage(v) in live for v in touched) or effects_of_instr(instr).lasts:

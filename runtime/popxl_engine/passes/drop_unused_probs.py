@@ -2,8 +2,6 @@
 them.
 """
 
-from typing import Dict
-
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr
 from popxl_engine.ops.attention import attention, attention_no_probs
@@ -14,7 +12,7 @@ def drop_unused_probs(block: Block) -> Block:
     """Where probabilities, and what dropout leaves of them, are at most copied, they are not
     written at all.
     """
-    made: Dict[Instr, Instr] = {}
+    made: dict[Instr, Instr] = {}
     for instr in block.instrs:
         if instr.definition is attention:
             *probs, y = instr.outputs

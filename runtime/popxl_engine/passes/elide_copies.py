@@ -30,8 +30,9 @@ Tests take each rule away and must fail.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
+from typing import Any
 
 from popxl_engine.analysis.aliases import must_alias_edges
 from popxl_engine.analysis.effects import NOTHING, effects_of_instr, meets
@@ -70,8 +71,8 @@ class Storage:
     __slots__ = ("reads", "writes")
 
     def __init__(self) -> None:
-        self.reads: List[int] = []
-        self.writes: List[int] = []
+        self.reads: list[int] = []
+        self.writes: list[int] = []
 
     def join(self, other: "Storage") -> None:
         """Take over what is done to another one."""
@@ -79,7 +80,7 @@ class Storage:
         self.writes = merged(self.writes, other.writes)
 
 
-def merged(positions: List[int], more: List[int]) -> List[int]:
+def merged(positions: list[int], more: list[int]) -> list[int]:
     """Two sorted lists as one; the longer one is used up."""
     few, many = sorted((positions, more), key=len)
     if len(few) * 8 > len(many):
@@ -97,7 +98,7 @@ class ElideCopies:
         rules: what keeps copies. Tests take one away.
     """
 
-    rules: FrozenSet[str]
+    rules: frozenset[str]
 
     def __call__(self, program: Block) -> Block:
         """The program with its copies marked."""
@@ -107,24 +108,24 @@ class ElideCopies:
 class _Elision:
     """Decides for one block whose bodies are done."""
 
-    def __init__(self, block: Block, rules: FrozenSet[str]):
+    def __init__(self, block: Block, rules: frozenset[str]):
         self.block, self.rules = block, rules
         self.classes: UnionFind[Any] = UnionFind()
         """Of values, remote buffers and streams."""
-        self.storage: Dict[Any, Storage] = {}
+        self.storage: dict[Any, Storage] = {}
         """By what a class goes by."""
-        self.rows: Dict[Value, Tuple[Any, Any]] = {}
+        self.rows: dict[Value, tuple[Any, Any]] = {}
         """Values that are a whole remote row: (buffer, number of the offset)."""
-        self.same: Dict[Value, Value] = {}
+        self.same: dict[Value, Value] = {}
         """In-place results and copies: the value whose memory they are, element by element."""
         self.numbers = block.find(ValueNumbers)
-        self._stores: Dict[Any, List[int]] = {}
+        self._stores: dict[Any, list[int]] = {}
         """Positions of the stores to each remote buffer."""
-        self.viewed: Set[Value] = set()
+        self.viewed: set[Value] = set()
         """Values that alias forms view, and that are written."""
-        self.copied: Set[Instr] = set()
+        self.copied: set[Instr] = set()
         """Those whose result needs a copy."""
-        self.views: Set[Instr] = set()
+        self.views: set[Instr] = set()
         """Alias forms that must view."""
 
     def of(self, key: Any) -> Storage:
@@ -286,7 +287,7 @@ class _Elision:
         read = bisect_left(old.reads, new.writes[0])
         return read < len(old.reads) and (through is None or old.reads[read] < through)
 
-    def _written_through(self, old: Storage, new: Storage, result: Value) -> Optional[int]:
+    def _written_through(self, old: Storage, new: Storage, result: Value) -> int | None:
         """Where a row that was loaded and changed is stored to its own place, after its last
         change. None if it is not.
 
@@ -308,12 +309,12 @@ class _Elision:
                 return position
         return None
 
-    def _separate_outputs(self) -> Tuple[Tuple[Value, ...], List[Instr]]:
+    def _separate_outputs(self) -> tuple[tuple[Value, ...], list[Instr]]:
         """Outputs of a body that are independent of its inputs, of state, and of each other; and
         the copies that make them so.
         """
         outputs, copies = list(self.block.outputs), []
-        taken: Set[int] = set()
+        taken: set[int] = set()
         for i, value in enumerate(outputs if "outputs_apart" in self.rules else ()):
             storage = self.of(value)
             if storage.reads and storage.reads[-1] == END or id(storage) in taken:

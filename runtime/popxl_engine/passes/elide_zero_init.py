@@ -1,7 +1,7 @@
 """Zeros that nobody reads: accumulators of a mean whose first value replaces what is there."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
@@ -32,11 +32,11 @@ def elide_zero_init(block: Block) -> Block:
     if not any(map(is_zeros, block.instrs)):
         return block
     storage = block.find(MustAlias).storage
-    unmet: Dict[Value, Instr] = {}
+    unmet: dict[Value, Instr] = {}
     """Zeros that nothing has met yet, by their storage."""
-    unwritten: Dict[Value, Instr] = {}
+    unwritten: dict[Value, Instr] = {}
     """Those that nothing has written yet."""
-    elided: Set[Instr] = set()
+    elided: set[Instr] = set()
     for instr in block.instrs:
         if is_zeros(instr):
             made = storage(instr.outputs[0])
@@ -62,7 +62,7 @@ def elide_zero_init(block: Block) -> Block:
     )
 
 
-def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
+def _first_means(instr: Instr) -> Iterator[tuple[Value, Value]]:
     """(target, counter) of a mean, or of the means with which a loop's body begins on what it takes
     by reference.
     """
@@ -74,7 +74,7 @@ def _first_means(instr: Instr) -> Iterator[Tuple[Value, Value]]:
             yield instr.arguments["t"], instr.arguments["step"]
 
 
-def _means_of_body(body: Block) -> List[Tuple[int, int]]:
+def _means_of_body(body: Block) -> list[tuple[int, int]]:
     """Inputs that a body first meets as the target of a mean, each with that of its counter."""
     aliases = body.find(MustAlias)
     steps = {i: _counter_of_first_mean(body, aliases, body.inputs[i]) for i in sorted(body.by_ref)}
@@ -86,12 +86,12 @@ def is_zeros(instr: Instr) -> bool:
     return instr.is_op("init") and instr.arguments["init_type"] == "zero"
 
 
-def _counter_of_first_mean(body: Block, aliases: MustAlias, accumulator: Value) -> Optional[int]:
+def _counter_of_first_mean(body: Block, aliases: MustAlias, accumulator: Value) -> int | None:
     """The input that counts the mean by which a body first meets an accumulator, if it is not
     written before.
     """
     target = aliases.storage(accumulator)
-    written: List[Value] = []
+    written: list[Value] = []
     for instr in body.instrs:
         if any(aliases.storage(v) is target for v in instr.inputs()):
             if instr.definition is None or instr.definition.name not in MEANS:

@@ -7,22 +7,10 @@ copy, and both sides are kept equal: what is written to one is copied to the oth
 """
 
 import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +81,7 @@ class EmulatedView:
     """An alias form that is computed as its out-of-place form, and what it views."""
 
     instr: Instr
-    parts: List[Value]
+    parts: list[Value]
     copies: int = 0
     """Instructions that keep both sides equal, so far."""
 
@@ -128,7 +116,7 @@ class EmulatedView:
         )
 
     def _writing(
-        self, definition: OpDefinition, arguments: Dict[str, Any], sources: Iterable[Value]
+        self, definition: OpDefinition, arguments: dict[str, Any], sources: Iterable[Value]
     ) -> Instr:
         target = arguments["t"]
         host = target.host and all(v.host for v in sources)
@@ -158,7 +146,7 @@ class EmulateViews:
             once.
     """
 
-    rules: FrozenSet[str]
+    rules: frozenset[str]
 
     def __call__(self, program: Block) -> Block:
         """The program with copies in place of such views."""
@@ -170,7 +158,7 @@ class _Emulated:
     """A block that is done."""
 
     block: Block
-    written: FrozenSet[int]
+    written: frozenset[int]
     """The by-reference inputs that it writes."""
 
 
@@ -186,21 +174,21 @@ class _Emulation:
     def __init__(
         self,
         block: Block,
-        rules: FrozenSet[str],
+        rules: frozenset[str],
         layouts: Mapping[Value, torch.Tensor],
-        done: Dict[Block, _Emulated],
+        done: dict[Block, _Emulated],
     ):
         self.block, self.rules, self.done = block, rules, done
-        self.layouts: Dict[Value, torch.Tensor] = dict(layouts)
-        self.homes: Dict[Value, Home] = {}
-        self.views: List[EmulatedView] = []
+        self.layouts: dict[Value, torch.Tensor] = dict(layouts)
+        self.homes: dict[Value, Home] = {}
+        self.views: list[EmulatedView] = []
         """So far; each after those that it views."""
-        self.changed: Set[Home] = set()
-        self._numbers: Dict[Home, torch.Tensor] = {}
+        self.changed: set[Home] = set()
+        self._numbers: dict[Home, torch.Tensor] = {}
 
     def run(self) -> _Emulated:
         """The block with copies in place of views, kept equal."""
-        instrs: List[Instr] = []
+        instrs: list[Instr] = []
         for instr in self.block.instrs:
             if instr.bodies:
                 instr, changed = self._in_bodies(instr)
@@ -223,10 +211,10 @@ class _Emulation:
             self.layouts[value] = torch.empty(value.spec.shape, device="meta")
         return self.layouts[value]
 
-    def _in_bodies(self, instr: Instr) -> Tuple[Instr, List[Home]]:
+    def _in_bodies(self, instr: Instr) -> tuple[Instr, list[Home]]:
         """An instruction with bodies that are done, and what they change."""
-        changed: List[Home] = []
-        bodies: List[Block] = []
+        changed: list[Home] = []
+        bodies: list[Block] = []
         for body, inputs in instr.calls():
             if body not in self.done:
                 layouts = {body.inputs[i]: self.layout(inputs[i]) for i in body.by_ref}
@@ -259,7 +247,7 @@ class _Emulation:
             self.homes[result], self.layouts[result] = self.home(parts[0]), layout
         return instr
 
-    def _view(self, definition: OpDefinition, instr: Instr) -> Optional[torch.Tensor]:
+    def _view(self, definition: OpDefinition, instr: Instr) -> torch.Tensor | None:
         """How torch's view would lie; None where torch copies."""
         (source,) = instr.inputs()
         operand = self.layout(source)
@@ -269,7 +257,7 @@ class _Emulation:
 
     # Keeping both sides equal
 
-    def _updates(self, changed: Dict[Home, None]) -> Iterator[Instr]:
+    def _updates(self, changed: dict[Home, None]) -> Iterator[Instr]:
         """What has to be copied after these homes were written: first down to where views come
         from, then up again.
         """
@@ -343,11 +331,11 @@ class _Emulation:
         """
         return bool(torch.isin(self._memory(home), self._memory(other)).any())
 
-    def _kept_equal(self, home: Home) -> Set[Home]:
+    def _kept_equal(self, home: Home) -> set[Home]:
         """Everything that is written when a home is, and what that comes from."""
-        found: Set[Home] = {home}
+        found: set[Home] = {home}
         while True:
-            linked: List[Tuple[Home, ...]] = [
+            linked: list[tuple[Home, ...]] = [
                 (v.view, *map(self.home, v.parts)) for v in self.views
             ]
             more = {h for homes in linked if not found.isdisjoint(homes) for h in homes} - found

@@ -1,7 +1,7 @@
 """Attention with a causal mask and without dropout as one kernel that keeps no probabilities."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Set
 
 import numpy as np
 from popxl import dtypes
@@ -25,7 +25,7 @@ class _Found:
     """Attention in a block whose probabilities nothing sees but gradients of it."""
 
     forward: Instr
-    gradients: List[Instr]
+    gradients: list[Instr]
 
 
 def flash_attention(program: Block) -> Block:
@@ -35,8 +35,8 @@ def flash_attention(program: Block) -> Block:
     An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the
     same bits.
     """
-    everywhere: Dict[Instr, _Found] = {}
-    refused: Set[Optional[Op]] = set()
+    everywhere: dict[Instr, _Found] = {}
+    refused: set[Op | None] = set()
     for block in blocks_of(program):
         for instr in block.instrs:
             if instr.definition is ops.attention:
@@ -45,7 +45,7 @@ def flash_attention(program: Block) -> Block:
                     everywhere[instr] = found
                 else:
                     refused.add(instr.source)
-    made: Dict[Instr, Instr] = {}
+    made: dict[Instr, Instr] = {}
     for forward, found in everywhere.items():
         if forward.source not in refused:
             made.update(_replaced(found))
@@ -77,7 +77,7 @@ def _constants(block: Block) -> Mapping[Value, Constant]:
     return {v: c for c, v in block.constants.items()}
 
 
-def _seen_by_gradients(block: Block, instr: Instr) -> Optional[_Found]:
+def _seen_by_gradients(block: Block, instr: Instr) -> _Found | None:
     """Its gradients, if nothing else sees the probabilities, and they are for the very same
     operands.
     """
@@ -104,7 +104,7 @@ def _is_gradient(block: Block, forward: Instr, gradient: Instr) -> bool:
     return are_given and a["seed_tensor"] is None and is_same
 
 
-def _replaced(found: _Found) -> Dict[Instr, Instr]:
+def _replaced(found: _Found) -> dict[Instr, Instr]:
     of, (probs, y) = found.forward.arguments, found.forward.outputs
     logsumexp = Value(f"logsumexp_of_{probs.name}", TensorSpec(y.shape[:3], dtypes.float32))
     operands = {n: of[n] for n in ("query", "key_t", "value", "scale")}

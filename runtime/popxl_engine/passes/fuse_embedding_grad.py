@@ -2,8 +2,6 @@
 once.
 """
 
-from typing import Dict, List, Optional, Set
-
 from popxl import dtypes
 
 from popxl_engine.analysis.aliases import MustAlias
@@ -22,7 +20,7 @@ def fuse_embedding_grad(block: Block) -> Block:
     if not any(instr.definition is accumulate_gather_grad_ for instr in block.instrs):
         return block
     uses = _Uses(block)
-    instrs: List[Optional[Instr]] = list(block.instrs)
+    instrs: list[Instr | None] = list(block.instrs)
     for mean, instr in enumerate(block.instrs):
         if instr.definition is accumulate_gather_grad_ and (found := uses.match(mean)):
             made, adding = found
@@ -41,13 +39,13 @@ class _Uses:
 
     def __init__(self, block: Block):
         self.block, self.storage = block, block.find(MustAlias).storage
-        self.of: Dict[Value, List[int]] = {}
+        self.of: dict[Value, list[int]] = {}
         for i, instr in enumerate(block.instrs):
             for value in {self.storage(v) for v in (*instr.inputs(), *instr.outputs)}:
                 self.of.setdefault(value, []).append(i)
         self.leaving = {self.storage(v) for v in block.outputs}
 
-    def match(self, mean: int) -> "Optional[tuple[int, int]]":
+    def match(self, mean: int) -> "tuple[int, int] | None":
         """Where the sums of a mean of rows are made, and where they are added, if its rows may go
         there at once.
         """
@@ -67,7 +65,7 @@ class _Uses:
             return None
         return made, adding
 
-    def _changes(self, first: int, last: int, values: Set[Value]) -> bool:
+    def _changes(self, first: int, last: int, values: set[Value]) -> bool:
         """Whether an instruction after the first and before the last one may write any of these."""
         return any(
             self.storage(v) in values

@@ -2,8 +2,6 @@
 for its norm.
 """
 
-from typing import Dict, List, Optional
-
 from popxl.op_records import OPS
 
 from popxl_engine.analysis.aliases import MustAlias
@@ -19,8 +17,8 @@ def fuse_grad_norm(block: Block) -> Block:
     if not any(map(_is_sumsquare, block.instrs)):
         return block
     aliases = block.find(MustAlias)
-    instrs: List[Optional[Instr]] = list(block.instrs)
-    products: Dict[Value, int] = {}
+    instrs: list[Instr | None] = list(block.instrs)
+    products: dict[Value, int] = {}
     """By storage: the product that was the last to write it."""
     for i, instr in enumerate(block.instrs):
         if _is_sumsquare(instr):

@@ -1,7 +1,6 @@
 """Logits that a program widens for the cross entropy, which computes in float32 anyway."""
 
 from dataclasses import replace
-from typing import Dict
 
 from popxl.values import TensorSpec
 
@@ -15,7 +14,7 @@ def narrow_logits(block: Block) -> Block:
 
     A gradient whose only use is a cast back comes out of the kernel rounded.
     """
-    made: Dict[Instr, Instr] = {}
+    made: dict[Instr, Instr] = {}
     for instr in block.instrs:
         is_gradient = instr.is_op("logsumexp_and_pick_grad")
         if not is_gradient and not instr.is_op("logsumexp_and_pick"):

@@ -2,7 +2,7 @@
 all three.
 """
 
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value
@@ -20,8 +20,8 @@ def pack_qkv_grads(block: Block) -> Block:
     if not any(instr.definition is attention_grad for instr in block.instrs):
         return block
     uses = block.find(DefUse)
-    made: Dict[Instr, Instr] = {}
-    packed: Set[Instr] = set()
+    made: dict[Instr, Instr] = {}
+    packed: set[Instr] = set()
     for instr in block.instrs:
         if not instr.is_op("concat") or instr.arguments["axis"] != 1:
             continue
@@ -39,9 +39,9 @@ def pack_qkv_grads(block: Block) -> Block:
     return block.with_instrs(made.get(i, i) for i in block.instrs if i not in gone)
 
 
-def _views(uses: DefUse, concat: Instr) -> List[Instr]:
+def _views(uses: DefUse, concat: Instr) -> list[Instr]:
     """What lies between three gradients and their concatenation."""
-    found: List[Instr] = []
+    found: list[Instr] = []
     values = list(concat.arguments["ts"])
     for v in values:  # it grows
         maker = uses.maker[v]
@@ -51,11 +51,11 @@ def _views(uses: DefUse, concat: Instr) -> List[Instr]:
     return found
 
 
-def _whole(uses: DefUse, v: Value, is_permuted: bool) -> Optional[Value]:
+def _whole(uses: DefUse, v: Value, is_permuted: bool) -> Value | None:
     """The [b, h, n, d], permuted the [b, h, d, n], of which a [b * n, h * d] is a view, if nobody
     uses anything in between.
     """
-    views: List[Tuple[str, Any]] = [
+    views: list[tuple[str, Any]] = [
         ("reshape", None),
         ("transpose", HEADS_THIRD),
         ("transpose", SWAPPED),

@@ -3,7 +3,6 @@ compute its probabilities again.
 """
 
 from dataclasses import replace
-from typing import Dict, Set
 
 import numpy as np
 
@@ -23,8 +22,8 @@ def recompute_probs(block: Block) -> Block:
     if not gradients:
         return block
     uses, numbers = block.find(DefUse), block.find(ValueNumbers)
-    gone: Set[Instr] = set()
-    made: Dict[Instr, Instr] = {}
+    gone: set[Instr] = set()
+    made: dict[Instr, Instr] = {}
     for instr in gradients:
         forward = forward_of(uses, instr)
         if forward is None or uses.source(forward.arguments["mask"]) is None:
@@ -43,7 +42,7 @@ def reuse_dropout(block: Block) -> Block:
     if not gradients:
         return block
     uses = block.find(DefUse)
-    made: Dict[Instr, Instr] = {}
+    made: dict[Instr, Instr] = {}
     for instr in gradients:
         forward = forward_of(uses, instr)
         if forward is None:

@@ -1,8 +1,9 @@
 """What passes need to find patterns in a block and to replace them."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any
 
 from popxl.op_records import OPS, Op, OpDefinition
 from popxl.values import Constant, TensorSpec
@@ -20,8 +21,8 @@ class Rewriter:
 
     def __init__(self, block: Block):
         self.block, self.instrs = block, list(block.instrs)
-        self.removed: Set[int] = set()
-        self._inserted: Dict[int, List[Instr]] = {}
+        self.removed: set[int] = set()
+        self._inserted: dict[int, list[Instr]] = {}
         self._is_changed = False
 
     @cached_property
@@ -29,14 +30,14 @@ class Rewriter:
         """Who makes and who uses the block's values."""
         return self.block.find(DefUse)
 
-    def ops(self, *names: str) -> List[Tuple[int, Instr]]:
+    def ops(self, *names: str) -> list[tuple[int, Instr]]:
         """The instructions that are an op of one of these names, with their positions."""
         found = self.block.find(_ops_by_name)
         return sorted(
             (pair for name in names for pair in found.get(name, ())), key=lambda pair: pair[0]
         )
 
-    def number(self, v: Any) -> Optional[float]:
+    def number(self, v: Any) -> float | None:
         """The value of a constant of one element."""
         constant = self.block.find(_constants).get(v) if isinstance(v, Value) else None
         return None if constant is None else float(constant.host_value.reshape(()))
@@ -45,7 +46,7 @@ class Rewriter:
         """The first value whose storage this one is by contract."""
         return self.block.find(MustAlias).storage(v) if isinstance(v, Value) else v
 
-    def maker(self, v: Any, name: str = "") -> Optional[int]:
+    def maker(self, v: Any, name: str = "") -> int | None:
         """The position of what makes a value, if it is still there, and an op of this name."""
         instr = self.uses.maker.get(v) if isinstance(v, Value) else None
         index = None if instr is None else self.uses.position[instr]
@@ -53,11 +54,11 @@ class Rewriter:
             return None
         return index if not name or self.instrs[index].is_op(name) else None
 
-    def users(self, v: Value) -> List[int]:
+    def users(self, v: Value) -> list[int]:
         """The positions of what uses a value, in order."""
         return [self.uses.position[instr] for instr in self.uses.users.get(v, ())]
 
-    def made_by(self, v: Any, name: str) -> Optional[int]:
+    def made_by(self, v: Any, name: str) -> int | None:
         """The position of what makes a value, if it is an op of this name and one instruction alone
         uses the value.
         """
@@ -81,7 +82,7 @@ class Rewriter:
         absorbed: Sequence[int],
         last: int,
         written: Iterable[Value],
-        except_: Optional[int] = None,
+        except_: int | None = None,
     ) -> bool:
         """Whether instructions may run at ``last`` instead of where they are.
 
@@ -97,7 +98,7 @@ class Rewriter:
                 return False
         return True
 
-    def replace(self, index: int, instr: Optional[Instr], *absorbed: int) -> None:
+    def replace(self, index: int, instr: Instr | None, *absorbed: int) -> None:
         """Put another instruction at a position; the absorbed ones go. Nothing where it is None."""
         if instr is None:
             return
@@ -133,7 +134,7 @@ class Rewriter:
         """The block with what is left, and what was inserted."""
         if not self._is_changed:
             return self.block
-        instrs: List[Instr] = []
+        instrs: list[Instr] = []
         for i, instr in enumerate(self.instrs):
             instrs += self._inserted.get(i, [])
             if i not in self.removed:
@@ -141,25 +142,25 @@ class Rewriter:
         return self.block.with_instrs(instrs)
 
 
-def _ops_by_name(block: Block) -> Dict[str, List[Tuple[int, Instr]]]:
-    found: Dict[str, List[Tuple[int, Instr]]] = {}
+def _ops_by_name(block: Block) -> dict[str, list[tuple[int, Instr]]]:
+    found: dict[str, list[tuple[int, Instr]]] = {}
     for i, instr in enumerate(block.instrs):
         if instr.definition is not None:
             found.setdefault(instr.definition.name, []).append((i, instr))
     return found
 
 
-def _constants(block: Block) -> Dict[Value, Constant]:
+def _constants(block: Block) -> dict[Value, Constant]:
     return {v: c for c, v in block.constants.items() if c.nelms == 1}
 
 
 def fused(
     instr: Instr,
     definition: OpDefinition,
-    arguments: Optional[Mapping[str, Any]] = None,
-    outputs: Optional[Sequence[Value]] = None,
-    writers: Tuple[Op, ...] = (),
-) -> Optional[Instr]:
+    arguments: Mapping[str, Any] | None = None,
+    outputs: Sequence[Value] | None = None,
+    writers: tuple[Op, ...] = (),
+) -> Instr | None:
     """An instruction as one of the engine's own ops; None where that does not take such operands.
 
     Args:

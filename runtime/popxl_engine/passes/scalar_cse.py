@@ -3,7 +3,6 @@ learning rate.
 """
 
 from dataclasses import replace
-from typing import Dict, List
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.value_numbers import ValueNumber, ValueNumbers
@@ -17,8 +16,8 @@ def scalar_cse(block: Block) -> Block:
     What the block writes anywhere is never the same.
     """
     numbers, aliases = block.find(ValueNumbers), block.find(MustAlias)
-    first: Dict[ValueNumber, Value] = {}
-    instrs: List[Instr] = []
+    first: dict[ValueNumber, Value] = {}
+    instrs: list[Instr] = []
     for instr in block.instrs:
         if _makes_number(instr):
             number = numbers.result_of(instr)

@@ -1,7 +1,8 @@
 """Operands that an op may not have, as it writes them while it reads."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
@@ -12,11 +13,11 @@ def separate_operands(block: Block) -> Block:
     all is read.
     """
     storage = block.find(MustAlias).storage
-    instrs: List[Instr] = []
+    instrs: list[Instr] = []
     for instr in block.instrs:
         if instr.definition is not None and instr.definition.writes and not instr.host:
             written = {storage(v) for v in instr.written()}
-            arguments: Dict[str, Any] = {}
+            arguments: dict[str, Any] = {}
             for name, argument in instr.arguments.items():
                 is_target = name in instr.definition.writes
                 arguments[name] = (
@@ -30,7 +31,7 @@ def separate_operands(block: Block) -> Block:
     return block.with_instrs(instrs)
 
 
-def _apart(argument: Any, is_written: Callable[[Value], bool], instrs: List[Instr]) -> Any:
+def _apart(argument: Any, is_written: Callable[[Value], bool], instrs: list[Instr]) -> Any:
     """An argument with copies, appended to ``instrs``, of the values that share storage with
     written ones.
     """

@@ -2,8 +2,9 @@
 repeats.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any
 
 from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
@@ -13,7 +14,7 @@ from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.ops.definition import declared_cost
 
-Group = Tuple[str, int, int]
+Group = tuple[str, int, int]
 """Op, size of its groups, their stride (0 where they have no constant one)."""
 
 
@@ -21,13 +22,13 @@ Group = Tuple[str, int, int]
 class Costs:
     """Sums over instructions."""
 
-    flops: Dict[str, int] = field(default_factory=dict)
+    flops: dict[str, int] = field(default_factory=dict)
     loads: int = 0
     loaded: int = 0
     stores: int = 0
     stored: int = 0
     host: int = 0
-    collectives: Dict[Group, Tuple[int, int, int]] = field(default_factory=dict)
+    collectives: dict[Group, tuple[int, int, int]] = field(default_factory=dict)
     """Calls, bytes brought, bytes sent."""
 
     def add(self, other: "Costs", times: int = 1) -> None:
@@ -42,7 +43,7 @@ class Costs:
             self.collectives[group] = calls, brought, sent
 
     @property
-    def weight(self) -> Tuple[int, int]:
+    def weight(self) -> tuple[int, int]:
         """What makes one branch costlier than another."""
         moved = self.loaded + self.stored + sum(sent for _, _, sent in self.collectives.values())
         return sum(self.flops.values()), moved
@@ -54,9 +55,9 @@ class Counter:
     """
 
     def __init__(self, program: Block) -> None:
-        self.costlier_branch: Dict[Op, bool] = {}
+        self.costlier_branch: dict[Op, bool] = {}
         self._read = frozenset(v for block in blocks_of(program) for v in _read_in(block))
-        self._bodies: Dict[Block, Costs] = {}
+        self._bodies: dict[Block, Costs] = {}
 
     def count(self, instrs: Iterable[Instr]) -> Costs:
         """The costs of instructions, with all repeats of their bodies."""
@@ -75,7 +76,7 @@ class Counter:
                 self._add_op(costs, instr)
         return costs
 
-    def _worked_out(self, instr: Instr) -> List[Optional[Value]]:
+    def _worked_out(self, instr: Instr) -> list[Value | None]:
         """An op's results, less those that it leaves out, as nothing reads them."""
         assert instr.definition is not None
         needs_all = not instr.definition.residuals

@@ -8,9 +8,10 @@ with what the first one leaves.
 import inspect
 import linecache
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ def peak_bytes(
     together: bool,
     costlier_branch: Mapping[Op, bool],
     device: torch.device,
-) -> Dict[str, int]:
+) -> dict[str, int]:
     """Most bytes of device memory that are in use at a time on one replica, by phase.
 
     Args:
@@ -86,7 +87,7 @@ def dry_run(
     together: bool,
     costlier_branch: Mapping[Op, bool],
     device: torch.device,
-) -> "Tuple[LiveBytes, List[Stage]]":
+) -> "tuple[LiveBytes, list[Stage]]":
     """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of
     `peak_bytes`.
     """
@@ -125,9 +126,9 @@ def empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
 
 
-def _state(block: Block) -> List[Any]:
+def _state(block: Block) -> list[Any]:
     """Variables of a replica."""
-    state: List[Any] = []
+    state: list[Any] = []
     for t, value in block.state.items():
         array = np.zeros(t.shape, t.dtype.as_numpy())
         state.append(array if value.host else empty(t.spec))
@@ -142,7 +143,7 @@ class Stage:
         self.rng_path = 0
         self.traffic = Traffic()
 
-    def _received(self, shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _received(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if not self.borrows:
             return torch.empty(shape, dtype=dtype)
         row = on_meta_uncounted(shape, dtype)
@@ -160,12 +161,12 @@ class Stage:
         """A row."""
         return self._received(buffer.tensor_shape, torch_dtype(buffer.tensor_dtype))
 
-    def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
+    def remote_store(self, buffer: RemoteBuffer, offset: int, held: list[torch.Tensor]) -> None:
         """The tensor in the list is the program's no more."""
         held.clear()
 
 
-def on_meta_uncounted(shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def on_meta_uncounted(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor that a mode around does not see."""
     with _disable_current_modes():
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -212,7 +213,7 @@ def _run_alone(running: Any) -> None:
 
 def _props(
     generator: Generator, live: LiveBytes, together: bool, costlier_branch: Mapping[Op, bool]
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
     printing = {
         kernel_for(definition) for definition in OPS.values() if "print" in definition.effects
@@ -222,7 +223,7 @@ def _props(
         for definition in (*OPS.values(), MARK)
         if definition.effects & NOT_REMEMBERED
     }
-    names: Dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for name, value in generator.source.names.items():
         if isinstance(value, torch.Tensor):
             names[name] = on_meta(value)
@@ -249,7 +250,7 @@ def _to_meta(value: np.ndarray) -> torch.Tensor:
 class _Truth:
     """What branches ask: a value on the host as it is; else the branch that costs more."""
 
-    def __init__(self, instrs: Dict[int, Instr], costlier_branch: Mapping[Op, bool]):
+    def __init__(self, instrs: dict[int, Instr], costlier_branch: Mapping[Op, bool]):
         self.instrs, self.costlier_branch = instrs, costlier_branch
 
     def __call__(self, condition: Any) -> bool:
@@ -265,7 +266,7 @@ def _with_marks(ir: Ir, program: Block) -> Block:
     phases = {id(instr): phase for phase, instr, _ in in_phases(ir, program)}
 
     def marked(block: Block) -> Block:
-        instrs: List[Instr] = []
+        instrs: list[Instr] = []
         current = None
         for instr in block.instrs:
             phase = phases.get(id(instr))

@@ -1,7 +1,8 @@
 """Counts the bytes of tensors that are alive, as they come and go."""
 
 import weakref
-from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,10 +24,10 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.live = self.highest = 0
         """Bytes alive now, and the most since `begin`."""
-        self.peaks: Dict[str, int] = {}
+        self.peaks: dict[str, int] = {}
         """Most bytes alive at a time, by phase."""
-        self.phase: Optional[str] = None
-        self._known: Dict[int, "weakref.ref[Any]"] = {}
+        self.phase: str | None = None
+        self._known: dict[int, weakref.ref[Any]] = {}
 
     def enter(self, phase: str) -> None:
         """What comes next counts for a phase."""
@@ -68,8 +69,8 @@ class LiveBytes(TorchDispatchMode):
         self,
         func: Any,
         types: Sequence[Any],
-        args: Tuple[Any, ...] = (),
-        kwargs: Optional[Dict[str, Any]] = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype

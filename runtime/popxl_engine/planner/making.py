@@ -1,7 +1,6 @@
 """Puts a plan together."""
 
 from collections import defaultdict
-from typing import DefaultDict, List, Set, Tuple
 
 import torch
 from popxl.ir import Ir
@@ -30,8 +29,8 @@ def make_plan(
     # work and traffic are those of the program, before any fusion
     block = compile_unfused(ir).block
     counter = Counter(block)
-    costs: DefaultDict[str, Costs] = defaultdict(Costs)
-    reached: DefaultDict[str, Set[RemoteBuffer]] = defaultdict(set)
+    costs: defaultdict[str, Costs] = defaultdict(Costs)
+    reached: defaultdict[str, set[RemoteBuffer]] = defaultdict(set)
     for name, instr, times in in_phases(ir, block):
         costs[name].add(counter.count([instr]), times)
         effects = effects_of_instr(instr)
@@ -68,7 +67,7 @@ def make_plan(
 
 
 def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase:
-    collectives: List[Tuple[Tuple[str, int, int], Tuple[int, int, int]]] = sorted(
+    collectives: list[tuple[tuple[str, int, int], tuple[int, int, int]]] = sorted(
         costs.collectives.items()
     )
     return Phase(

@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from popxl.dtypes import dtype, float32

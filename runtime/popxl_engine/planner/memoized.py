@@ -2,7 +2,8 @@
 is known.
 """
 
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +11,9 @@ import torch
 from popxl_engine.kernels.rounding import Updates
 from popxl_engine.planner.live_bytes import LiveBytes, tensors_in
 
-Form = Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]
+Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and type of a tensor in memory of its own."""
-Result = Union[int, Form]
+Result = int | Form
 """Number of the operand that is returned, or the form of a new tensor."""
 
 
@@ -21,7 +22,7 @@ class MemoizedKernel:
 
     def __init__(self, kernel: Callable[..., Any], live: LiveBytes):
         self.kernel, self.live = kernel, live
-        self._known: Dict[Hashable, Optional[Tuple[int, bool, List[Result]]]] = {}
+        self._known: dict[Hashable, tuple[int, bool, list[Result]] | None] = {}
         """(bytes needed on the way, whether there is one result, the results); None where it must
         be called.
         """
@@ -70,12 +71,12 @@ def _form_of(value: Any) -> Hashable:
     return type(value), value
 
 
-def _results(result: Any, operands: Sequence[torch.Tensor]) -> Optional[List[Result]]:
+def _results(result: Any, operands: Sequence[torch.Tensor]) -> list[Result] | None:
     """The results, if each is an operand or a tensor in memory of its own."""
     if not isinstance(result, (torch.Tensor, list, tuple)):
         return None
     taken = {t.untyped_storage()._cdata for t in operands}
-    found: List[Result] = []
+    found: list[Result] = []
     for t in (result,) if isinstance(result, torch.Tensor) else result:
         number = next((i for i, operand in enumerate(operands) if operand is t), None)
         if number is not None:

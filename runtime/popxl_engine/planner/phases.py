@@ -5,7 +5,7 @@ what it calls: all that a main graph does, or a graph that calls several of the 
 again.
 """
 
-from typing import Dict, Iterator, Set, Tuple
+from collections.abc import Iterator
 
 from popxl.graph import Graph
 from popxl.ir import Ir
@@ -17,9 +17,9 @@ MAIN = "main"
 """The phase of what the main graph does by itself."""
 
 
-def loops_of_steps(main: Graph) -> Set[Op]:
+def loops_of_steps(main: Graph) -> set[Op]:
     """The repeats in a graph, and in what these repeat, whose rounds are steps."""
-    found: Set[Op] = set()
+    found: set[Op] = set()
     graphs = [main]
     for graph in graphs:  # it grows
         called = set(graph.called_graphs)
@@ -53,7 +53,7 @@ def short_name(graph: Graph) -> str:
     return graph.name.split("_subgraph(")[0]
 
 
-def runs_of(ir: Ir) -> Dict[str, int]:
+def runs_of(ir: Ir) -> dict[str, int]:
     """How often a run goes through each phase, repeats included."""
     runs = {MAIN: steps_of_run(ir)}
     for _, name, times in _called(ir.main_graph, loops_of_steps(ir.main_graph)):
@@ -61,7 +61,7 @@ def runs_of(ir: Ir) -> Dict[str, int]:
     return runs
 
 
-def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
+def in_phases(ir: Ir, block: Block) -> Iterator[tuple[str, Instr, int]]:
     """The instructions that phases are made of, in order: each with its phase, and how often a run
     comes by.
 
@@ -71,7 +71,7 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
     names = {path: name for path, name, _ in _called(ir.main_graph, loops)}
     phases = sorted(names.items(), key=lambda found: -len(found[0]))
 
-    def of(block: Block, times: int) -> Iterator[Tuple[str, Instr, int]]:
+    def of(block: Block, times: int) -> Iterator[tuple[str, Instr, int]]:
         phase = MAIN
         for instr in block.instrs:
             if instr.kind == "repeat" and instr.source in loops:
@@ -91,8 +91,8 @@ def in_phases(ir: Ir, block: Block) -> Iterator[Tuple[str, Instr, int]]:
 
 
 def _called(
-    graph: Graph, loops: Set[Op], path: str = "", times: int = 1
-) -> Iterator[Tuple[str, str, int]]:
+    graph: Graph, loops: set[Op], path: str = "", times: int = 1
+) -> Iterator[tuple[str, str, int]]:
     """Each call of a phase: its path, through the steps around it, its name, and how often a run
     makes it.
     """

@@ -1,8 +1,9 @@
 """How much of remote memory a program has in its hands at a time."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 import torch
 from popxl.ir import Ir
@@ -24,10 +25,10 @@ class RowUsage(Stage):
 
     def __init__(self, live: LiveBytes, index: int, nbytes: Callable[[RemoteBuffer], int]):
         super().__init__(live, borrows_rows=True, index=index)
-        self.peaks: Dict[str, int] = {}
+        self.peaks: dict[str, int] = {}
         """Most bytes of rows in use at a time, by phase."""
         self._nbytes, self._lent = nbytes, 0
-        self._borrowed: "Dict[int, weakref.ref[Any]]" = {}
+        self._borrowed: dict[int, weakref.ref[Any]] = {}
 
     def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
         """A row."""
@@ -44,7 +45,7 @@ class RowUsage(Stage):
         self._note(0)
         return row
 
-    def remote_store(self, buffer: RemoteBuffer, offset: int, held: List[torch.Tensor]) -> None:
+    def remote_store(self, buffer: RemoteBuffer, offset: int, held: list[torch.Tensor]) -> None:
         """A row that is not in use already is for a moment."""
         self._note(
             0 if held[0].untyped_storage()._cdata in self._borrowed else self._nbytes(buffer)

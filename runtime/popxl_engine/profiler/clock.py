@@ -3,7 +3,8 @@ the host.
 """
 
 import time
-from typing import Any, Callable, List, Protocol, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +15,7 @@ class Clock(Protocol):
     def now(self) -> int:
         """A number for this moment."""
 
-    def times(self, numbers: Sequence[int]) -> List[int]:
+    def times(self, numbers: Sequence[int]) -> list[int]:
         """The moments in nanoseconds of `time.perf_counter_ns`. Numbers given out before mean
         nothing then.
         """
@@ -25,7 +26,7 @@ class HostClock:
 
     now = staticmethod(time.perf_counter_ns)
 
-    def times(self, numbers: Sequence[int]) -> List[int]:
+    def times(self, numbers: Sequence[int]) -> list[int]:
         """See `Clock`."""
         return list(numbers)
 
@@ -39,7 +40,7 @@ class EventClock:
 
     def __init__(self, make_event: Callable[[], Any]):
         self._make_event = make_event
-        self._events: List[Any] = []
+        self._events: list[Any] = []
         self._first = 0
 
     def now(self) -> int:
@@ -52,7 +53,7 @@ class EventClock:
         self._events.append(self._make_event())
         return len(self._events) - 1
 
-    def times(self, numbers: Sequence[int]) -> List[int]:
+    def times(self, numbers: Sequence[int]) -> list[int]:
         """See `Clock`. Waits for the device."""
         events, self._events = self._events, []
         if events:

@@ -3,7 +3,7 @@ instructions after fusion.
 """
 
 from collections import defaultdict
-from typing import DefaultDict, Dict, Iterator, Tuple
+from collections.abc import Iterator
 
 from popxl.ir import Ir
 from popxl.op_records import Op
@@ -15,7 +15,7 @@ from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases
 
-PhaseSegment = Tuple[str, int]
+PhaseSegment = tuple[str, int]
 """A phase, and which of its phase_segments in the program: a phase that is called again later has
 several.
 """
@@ -27,11 +27,11 @@ def as_work(costs: Costs) -> Work:
     return Work(sum(costs.flops.values()), costs.loaded, costs.stored, costs.host, sent)
 
 
-def phase_segments(ir: Ir, block: Block) -> Iterator[Tuple[PhaseSegment, Instr, int]]:
+def phase_segments(ir: Ir, block: Block) -> Iterator[tuple[PhaseSegment, Instr, int]]:
     """The instructions of all phases, each with its phase's segment, and how often a run comes
     by.
     """
-    count: Dict[str, int] = {}
+    count: dict[str, int] = {}
     before = None
     for phase, instr, times in in_phases(ir, block):
         if (phase, times) != before:
@@ -48,8 +48,8 @@ class PlannedWork:
     def __init__(self, ir: Ir):
         block = compile_unfused(ir).block
         self._counter = Counter(block)
-        costs: DefaultDict[PhaseSegment, Costs] = defaultdict(Costs)
-        self._times: Dict[PhaseSegment, int] = {}
+        costs: defaultdict[PhaseSegment, Costs] = defaultdict(Costs)
+        self._times: dict[PhaseSegment, int] = {}
         for segment, instr, times in phase_segments(ir, block):
             costs[segment].add(self._counter.count([instr]))
             self._times[segment] = times
@@ -61,16 +61,16 @@ class PlannedWork:
         """The work of a repeat in a program that may be fused."""
         return self._loops.get(loop_key(instr), Work())
 
-    def phases(self) -> "Dict[str, Work]":
+    def phases(self) -> "dict[str, Work]":
         """The work of each phase in a run."""
-        found: Dict[str, Work] = {}
+        found: dict[str, Work] = {}
         for segment, work in self.phase_segments.items():
             name, _ = segment
             found[name] = Work.sum([found.get(name, Work()), work.times(self._times[segment])])
         return found
 
 
-def loop_key(instr: Instr) -> Tuple[str, Op]:
+def loop_key(instr: Instr) -> tuple[str, Op]:
     """What tells a repeat from all others of its program, however it is lowered."""
     assert instr.source is not None
     return instr.bodies[0].name, instr.source

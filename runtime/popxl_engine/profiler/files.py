@@ -1,9 +1,9 @@
 """What the threads that read and write files of remote memory do while a program runs."""
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Callable, Iterator, List, Sequence
 
 import torch
 
@@ -26,7 +26,7 @@ class Transfer:
 class WatchedStore:
     """A store whose transfers are noted once they have ended."""
 
-    def __init__(self, store: Store, replica: int, log: List[Transfer]):
+    def __init__(self, store: Store, replica: int, log: list[Transfer]):
         self.store, self.replica, self.log = store, replica, log
         self.is_direct = store.is_direct
 
@@ -49,9 +49,9 @@ class WatchedStore:
 
 
 @contextmanager
-def watched(machine: Machine) -> Iterator[List[Transfer]]:
+def watched(machine: Machine) -> Iterator[list[Transfer]]:
     """The transfers of files that end while the block runs."""
-    log: List[Transfer] = []
+    log: list[Transfer] = []
     caches: Sequence[Cache] = machine.caches
     stores = [cache.store for cache in caches]
     try:

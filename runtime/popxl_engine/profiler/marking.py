@@ -4,8 +4,9 @@ Marks stand between the lines that every program has. A program that is not prof
 no room for them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Iterator, List, Literal, Optional, Tuple
+from typing import Literal
 
 import torch
 
@@ -44,9 +45,9 @@ class MarkedGenerator(Generator):
     def __init__(self, replicas: int, device: torch.device, rounds: bool = False):
         super().__init__(device, rounds)
         self.replicas = replicas
-        self.marks: List[Mark] = []
-        self.log: List[int] = []
-        self.rows: List[int] = []
+        self.marks: list[Mark] = []
+        self.log: list[int] = []
+        self.rows: list[int] = []
         self._log, self._rows = (
             self.source.bind("log", self.log),
             self.source.bind("rows", self.rows),
@@ -77,7 +78,7 @@ class MarkedGenerator(Generator):
         """Source that notes a row."""
         return f"{self._rows}.append(int({offset}))"
 
-    def unpacked(self, number: int) -> Tuple[int, Optional[int]]:
+    def unpacked(self, number: int) -> tuple[int, int | None]:
         """The replica of a negative number, and the number of the collective's mark; None where the
         replica begins.
         """

@@ -1,8 +1,8 @@
 """From the log of a run to spans of time on every replica, and to sums for every phase."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Callable, DefaultDict, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work
 
@@ -13,7 +13,7 @@ from popxl_engine.profiler.sites import Frame, Site, Sites
 
 SPANS = 100_000
 """Spans outside `PHASES` that a profile keeps: what a browser shows without trouble."""
-Unpacked = Callable[[int], Tuple[int, Optional[int]]]
+Unpacked = Callable[[int], tuple[int, int | None]]
 """See `MarkedGenerator.unpacked`."""
 FIRST = float("inf")
 """Position of a block that has not begun."""
@@ -40,7 +40,7 @@ class Log:
 class Open:
     """A frame that has not ended."""
 
-    frame: Optional[Frame]
+    frame: Frame | None
     """None: the run."""
     begin: int
     number: int = 0
@@ -52,11 +52,11 @@ class Track:
 
     def __init__(self, replica: int, now: int, sites: Sites):
         self.replica, self.now, self.sites = replica, now, sites
-        self.spans: List[Span] = []
+        self.spans: list[Span] = []
         """Of frames that have ended: those within others before those."""
-        self._open: List[Open] = [Open(None, now)]
-        self._last: Dict[Block, float] = {}
-        self._rounds: Dict[Block, int] = {}
+        self._open: list[Open] = [Open(None, now)]
+        self._last: dict[Block, float] = {}
+        self._rounds: dict[Block, int] = {}
 
     def enter(self, site: Site) -> None:
         """End the frames that a site is not in, and begin those that it is in; both at the time of
@@ -116,9 +116,9 @@ class Reading:
 
     def __init__(self, sites: Sites, marks: Sequence[Site], unpacked: Unpacked, log: Log):
         self.sites, self.unpacked, self.log = sites, unpacked, log
-        self.tracks: Dict[int, Track] = {}
-        self.spent: DefaultDict[Tuple[str, str], int] = defaultdict(int)
-        self.leaves: List[Span] = []
+        self.tracks: dict[int, Track] = {}
+        self.spent: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.leaves: list[Span] = []
         self._rows = iter(log.rows)
         self._last = log.begin
         """The time of the last mark of any replica."""
@@ -127,10 +127,10 @@ class Reading:
             track.leave()
 
     def _read(self, marks: Sequence[Site]) -> None:
-        track: Optional[Track] = None
+        track: Track | None = None
         entries = self.log.entries
         for number, time in zip(entries[::2], entries[1::2]):
-            mark: Optional[int] = number
+            mark: int | None = number
             if number < 0:
                 replica, mark = self.unpacked(number)
                 if mark is None:
@@ -206,7 +206,7 @@ class Reading:
         )
 
 
-def longest(spans: Sequence[Span], count: int) -> Tuple[Sequence[Span], int]:
+def longest(spans: Sequence[Span], count: int) -> tuple[Sequence[Span], int]:
     """The longest of many spans, in their order, and how many are left out."""
     if len(spans) <= count:
         return spans, 0

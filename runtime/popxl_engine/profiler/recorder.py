@@ -1,9 +1,9 @@
 """Records runs of a program, and reads them afterwards."""
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Iterator, List
 
 from popxl.ir import Ir
 from popxl.profile import Profile
@@ -23,7 +23,7 @@ class Recorder:
         self._ir, self._machine = ir, machine
         self._generator = MarkedGenerator(ir.replication_factor, program.device, program.rounds)
         self.program = program.written_by(self._generator)
-        self._logs: List[Log] = []
+        self._logs: list[Log] = []
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -40,7 +40,7 @@ class Recorder:
             Log(begin, time.perf_counter_ns(), to_system, entries, rows[:], transfers[:])
         )
 
-    def take(self) -> List[Profile]:
+    def take(self) -> list[Profile]:
         """What the runs did since the last time."""
         logs, self._logs = self._logs, []
         return [
@@ -53,5 +53,5 @@ class Recorder:
         return Sites(self._ir, self.program.block)
 
     @cached_property
-    def _marks(self) -> List[Site]:
+    def _marks(self) -> list[Site]:
         return [self._sites.of(mark) for mark in self._generator.marks]

@@ -3,8 +3,8 @@ it.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Tuple, Union
 
 from popxl.ir import Ir
 from popxl.profile import Work
@@ -15,7 +15,7 @@ from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_
 from popxl_engine.profiler.costs import InstructionWork, PhaseSegment, PlannedWork, phase_segments
 from popxl_engine.profiler.marking import Kind, Mark
 
-Frame = Union[Block, PhaseSegment]
+Frame = Block | PhaseSegment
 """What lasts longer than an instruction: one round of a loop's body, or a segment of a phase."""
 
 
@@ -28,16 +28,16 @@ class Site:
     name: str
     phase: str
     work: Work
-    frames: Tuple[Frame, ...]
+    frames: tuple[Frame, ...]
     """Around it, outermost first; none where `is_shared`."""
     is_shared: bool
     """Whether it is in a block that is called, maybe from several sites: it belongs to what its
     caller does.
     """
-    positions: Dict[Block, int]
+    positions: dict[Block, int]
     """For each block around it but branches, how far it has come: twice the instruction's position,
     and one more where that instruction has ended."""
-    starts: Tuple[Block, ...]
+    starts: tuple[Block, ...]
     """Bodies of the loop or call that begins here."""
     graph: str
     op: str
@@ -53,11 +53,11 @@ class Sites:
             steps_of_run(ir),
             loops_of_steps(ir.main_graph),
         )
-        self._segments: Dict[int, PhaseSegment] = {
+        self._segments: dict[int, PhaseSegment] = {
             id(instr): s for s, instr, _ in phase_segments(ir, block)
         }
-        self._around: Dict[Block, Tuple[Block, Instr]] = {}
-        self._positions: Dict[int, int] = {}
+        self._around: dict[Block, tuple[Block, Instr]] = {}
+        self._positions: dict[int, int] = {}
         self._index(block)
 
     def _index(self, main: Block) -> None:
@@ -78,8 +78,8 @@ class Sites:
     def of(self, mark: Mark) -> Site:
         """The site of a mark."""
         instr, is_shared = mark.instr, mark.block in self._shared
-        frames: List[Frame] = []
-        positions: Dict[Block, int] = {}
+        frames: list[Frame] = []
+        positions: dict[Block, int] = {}
         for block, around in () if is_shared else reversed(list(self._chain(mark))):
             kind = self._around[block][1].kind if block in self._around else None
             if kind == "repeat":
@@ -104,7 +104,7 @@ class Sites:
             op=instr.source.where if instr.source is not None else "",
         )
 
-    def _chain(self, mark: Mark) -> Iterator[Tuple[Block, Instr]]:
+    def _chain(self, mark: Mark) -> Iterator[tuple[Block, Instr]]:
         """The blocks around a mark, each with its instruction that the mark is in, innermost
         first.
         """
@@ -114,7 +114,7 @@ class Sites:
             block, instr = self._around[block]
             yield block, instr
 
-    def frame(self, frame: Frame, number: int) -> Tuple[str, Work]:
+    def frame(self, frame: Frame, number: int) -> tuple[str, Work]:
         """Name and work of a segment, or of a round of a loop."""
         if isinstance(frame, tuple):
             return frame[0], self.planned.phase_segments.get(frame, Work())

@@ -6,9 +6,10 @@ Models that Hugging Face has are compared with Hugging Face's, the others with a
 
 import runpy
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterable, List, Mapping
+from typing import Any
 
 import numpy as np
 import popxl
@@ -28,7 +29,7 @@ def example(name: str) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(EXAMPLES / f"{name}.py")))
 
 
-def random_weights(model: torch.nn.Module, scale: float = 0.2) -> Dict[str, np.ndarray]:
+def random_weights(model: torch.nn.Module, scale: float = 0.2) -> dict[str, np.ndarray]:
     """Every parameter random, gains around one: those of a fresh model would hide that they are not
     used.
     """
@@ -40,7 +41,7 @@ def random_weights(model: torch.nn.Module, scale: float = 0.2) -> Dict[str, np.n
     return by_name(model)
 
 
-def by_name(model: torch.nn.Module) -> Dict[str, np.ndarray]:
+def by_name(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
 
@@ -82,7 +83,7 @@ def clipping(
 
 def torch_losses(
     optimizer: torch.optim.Optimizer, losses: "Iterable[Callable[[], torch.Tensor]]"
-) -> List[float]:
+) -> list[float]:
     """Train: the loss before each step."""
     found = []
     for loss_of in losses:
@@ -100,7 +101,7 @@ def long(array: np.ndarray) -> torch.Tensor:
 
 def moments(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, name: str
-) -> Dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Adam's means of gradients or of their squares, which weights do not tell: Adam divides one by
     the other.
     """
@@ -152,16 +153,16 @@ def hugging_face_bert(config: Any, of: str, layers: int) -> torch.nn.Module:
     return getattr(transformers, of)(settings)
 
 
-def bert_weights(p: Mapping[str, np.ndarray], layers: int) -> Dict[str, np.ndarray]:
+def bert_weights(p: Mapping[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
     """The weights of the example by Hugging Face's."""
 
-    def linear(ours: str, *theirs: str) -> Dict[str, np.ndarray]:
+    def linear(ours: str, *theirs: str) -> dict[str, np.ndarray]:
         return {
             f"{ours}.weight": np.concatenate([p[f"{name}.weight"] for name in theirs]).T,
             f"{ours}.bias": np.concatenate([p[f"{name}.bias"] for name in theirs]),
         }
 
-    def norm(ours: str, theirs: str) -> Dict[str, np.ndarray]:
+    def norm(ours: str, theirs: str) -> dict[str, np.ndarray]:
         return {f"{ours}.{name}": p[f"{theirs}.{name}"] for name in ("weight", "bias")}
 
     found = norm("bert.norm", "bert.embeddings.LayerNorm")
@@ -183,7 +184,7 @@ def bert_weights(p: Mapping[str, np.ndarray], layers: int) -> Dict[str, np.ndarr
     return found | {"bias": p["cls.predictions.bias"]}
 
 
-def bert_runs(head: str, **options: Any) -> "tuple[Any, Any, Any, List[Dict[str, np.ndarray]]]":
+def bert_runs(head: str, **options: Any) -> "tuple[Any, Any, Any, list[dict[str, np.ndarray]]]":
     """(program, config, Hugging Face's model, batches) for a head of the example."""
     program = example("bert_encoder")
     config = program.BertConfig(micro_batch_size=8, hidden_size=24, **options)
@@ -242,6 +243,7 @@ def test_bert_in_float16_follows_hugging_faces_in_float32():
     np.testing.assert_allclose(losses, expected, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_bert_finds_answers_with_the_encoder_that_was_pretrained(capsys):
     """The encoder's weights pass to the fine-tuning session, the head's do not."""
     program = example("bert_encoder")
@@ -275,7 +277,7 @@ def interleaved(weight: np.ndarray, features: int) -> np.ndarray:
     )
 
 
-def llama_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndarray]:
+def llama_weights(p: Mapping[str, np.ndarray], config: Any) -> dict[str, np.ndarray]:
     """The weights of the example by Hugging Face's."""
     features = config.hidden_size // config.heads
     found = {
@@ -380,7 +382,7 @@ def hugging_face_t5(config: Any) -> torch.nn.Module:
     return transformers.T5ForConditionalGeneration(settings)
 
 
-def t5_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndarray]:
+def t5_weights(p: Mapping[str, np.ndarray], config: Any) -> dict[str, np.ndarray]:
     """The weights of the example by Hugging Face's."""
     attention = {"query": "q", "key": "k", "value": "v", "output": "o"}
     found = {"words": p["shared.weight"]}
@@ -489,7 +491,7 @@ def hugging_face_gptj(config: Any) -> torch.nn.Module:
     return transformers.GPTJForCausalLM(settings)
 
 
-def gptj_weights(p: Mapping[str, np.ndarray], config: Any) -> Dict[str, np.ndarray]:
+def gptj_weights(p: Mapping[str, np.ndarray], config: Any) -> dict[str, np.ndarray]:
     """The weights of the example, whole, by Hugging Face's."""
     found = {
         "words.weight": p["transformer.wte.weight"],
@@ -599,7 +601,7 @@ class TorchNet(torch.nn.Module):
         return self.linear2(torch.relu(self.linear1(x.flatten(1))))
 
 
-def net_weights(p: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+def net_weights(p: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value.T if "linear" in name else value for name, value in p.items()}
 
 
@@ -631,6 +633,7 @@ def test_data_parallel_training_is_torchs_on_the_images_of_all_replicas(replicas
     np.testing.assert_array_equal(said, model(torch.tensor(images)).argmax(1))
 
 
+@pytest.mark.slow
 def test_data_parallel_replicas_drop_different_features_and_others_in_every_step():
     program = example("mnist_data_parallel")
     images, labels = program.digits(np.random.default_rng(0), 4)
@@ -662,7 +665,7 @@ def test_the_custom_optimizer_is_torchs_also_after_a_checkpoint(tmp_path):
     }
     model = torch.nn.Sequential(OrderedDict(layers))
 
-    def ours(values: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    def ours(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name: value.T for name, value in values.items()}
 
     with program.training_session() as session:
@@ -703,7 +706,7 @@ class Recorded(popxl.Session):
     gave.
     """
 
-    sessions: "List[Recorded]" = []
+    sessions: "list[Recorded]" = []
 
     def __enter__(self) -> "Recorded":
         super().__enter__()
@@ -736,7 +739,7 @@ def perceptron(
     before: Mapping[Any, np.ndarray], *layers: Any, between: torch.nn.Module
 ) -> torch.nn.Module:
     """Linear layers with the values that these variables had before the first run."""
-    modules: List[torch.nn.Module] = []
+    modules: list[torch.nn.Module] = []
     for variables in layers:
         weight, bias = (
             torch.tensor(before[variables.weight]).T,
@@ -813,7 +816,7 @@ def test_a_custom_modules_gradients_are_torchs(recorded):
         torch.tensor(value, dtype=torch.float32, requires_grad=True) for value in inputs.values()
     )
 
-    def gated(x: torch.Tensor, variables: Any) -> "tuple[torch.Tensor, Dict[str, torch.Tensor]]":
+    def gated(x: torch.Tensor, variables: Any) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         p = {
             n: torch.tensor(session.before[v], requires_grad=True)
             for n, v in variables.to_dict().items()

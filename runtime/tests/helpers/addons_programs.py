@@ -1,13 +1,14 @@
 """Small programs for the add-ons' tests: build in the main graph, run once, read what came out."""
 
-from typing import Any, Callable, Iterable, List, Mapping, Tuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import popxl
 from popxl import ops
 
 
-def store_all(tensors: Iterable[popxl.Tensor]) -> List[popxl.DeviceToHostStream]:
+def store_all(tensors: Iterable[popxl.Tensor]) -> list[popxl.DeviceToHostStream]:
     """A stream and a store for each tensor."""
     streams = []
     for t in tensors:
@@ -18,7 +19,7 @@ def store_all(tensors: Iterable[popxl.Tensor]) -> List[popxl.DeviceToHostStream]
 
 def run_program(
     build: Callable[[popxl.Ir], Iterable[popxl.Tensor]], **options: Any
-) -> List[np.ndarray]:
+) -> list[np.ndarray]:
     """Outputs of a program whose main graph is ``build(ir)``. Options are fields of the session
     options.
     """
@@ -34,7 +35,7 @@ def run_program(
 
 def run_session(
     ir: popxl.Ir, inputs: Mapping[Any, Any], read: Iterable[Any] = ()
-) -> Tuple[Mapping[Any, np.ndarray], Mapping[Any, np.ndarray]]:
+) -> tuple[Mapping[Any, np.ndarray], Mapping[Any, np.ndarray]]:
     """One run of a finished program: (outputs by stream, values by variable)."""
     with popxl.Session(ir) as session:
         results = session.run(inputs)

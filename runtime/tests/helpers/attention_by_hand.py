@@ -1,6 +1,7 @@
 """Attention and its gradient op by op, with a twist that passes must see."""
 
-from typing import Any, Callable, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -12,8 +13,8 @@ from popxl_engine.kernels.attention import attention
 
 
 def attended(
-    shape: Tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
-) -> Tuple[Any, Any, Any]:
+    shape: tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
+) -> tuple[Any, Any, Any]:
     """Of an attention: its gradient's operands, its probabilities with what is left of them, and
     its seeds.
     """
@@ -67,7 +68,7 @@ def twisted(twist: str, is_read: bool = True) -> Callable[[popxl.Ir], Sequence[T
         )
         d = softmax_grad(d, given, -1) * (0.4 if twist == "another scale" else 0.3)
         by_key = d @ (value if twist == "another key" else key)
-        found: List[Tensor] = [
+        found: list[Tensor] = [
             by_key,
             asked.transpose((0, 1, 3, 2)) @ d,
             factors.transpose((0, 1, 3, 2)) @ dy,

@@ -1,7 +1,7 @@
 """Attention whose queries, keys and values lie in one tensor, and its gradient by autodiff."""
 
 import re
-from typing import Callable, Dict, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import popxl
@@ -34,7 +34,7 @@ def program(dtype: popxl.dtype, p: float, twist: str) -> Callable[[popxl.Ir], Se
 
 def with_gradients(
     graph: popxl.Graph, inputs: Sequence[Tensor], required: Sequence[Tensor], dy: Tensor
-) -> List[Tensor]:
+) -> list[Tensor]:
     """A graph's output, and the gradients of the required ones of its inputs."""
     grad = addons.autodiff(
         addons.GraphWithNamedArgs(graph),
@@ -50,7 +50,7 @@ def with_gradients(
 
 def results(
     build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool = False
-) -> Tuple[List[np.ndarray], Dict[str, int]]:
+) -> tuple[list[np.ndarray], dict[str, int]]:
     """(a program's results, how often its kernels of attention and concat stand in it)."""
     values, engine = observe(build, interpret)
     source = "" if engine.program is None else engine.program.source.text()

@@ -1,7 +1,8 @@
 """Operands of attention, masks, and the ways in which its kernel runs."""
 
 import math
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ MASK = np.triu(np.full((6, 6), -np.inf, np.float32), k=1)
 
 
 def textbook(
-    tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, kept: Optional[torch.Tensor]
+    tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, kept: torch.Tensor | None
 ) -> Any:
     """(probabilities, result, gradients of query, key and value), by autograd in float64."""
     query, key, value, dy = (t.double().requires_grad_() for t in tensors)

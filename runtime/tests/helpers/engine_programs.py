@@ -1,7 +1,8 @@
 """Random programs for the engine, and where its numbers are not the interpreter's."""
 
 import random
-from typing import Any, Dict, FrozenSet, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -14,8 +15,8 @@ RUNS = 2
 
 
 def observe(
-    built: Built, interpret: bool, rules: FrozenSet[str] = ALL_RULES
-) -> List[Dict[str, np.ndarray]]:
+    built: Built, interpret: bool, rules: frozenset[str] = ALL_RULES
+) -> list[dict[str, np.ndarray]]:
     """Every output and every variable after each of some runs, and the inputs, which nothing may
     change.
     """
@@ -27,7 +28,7 @@ def observe(
     for _ in range(RUNS):
         outputs = {s: np.zeros((1, replicas, *s.shape), s.dtype.as_numpy()) for s in streams}
         engine.run(inputs, outputs)
-        values: Dict[str, Any] = {s.tensor_id: a for s, a in outputs.items()}
+        values: dict[str, Any] = {s.tensor_id: a for s, a in outputs.items()}
         values.update((v.name, engine.read(v)) for v in built.ir.main_graph.variables)
         values.update((f"input {s.tensor_id}", a) for s, a in inputs.items())
         seen.append(values)
@@ -37,10 +38,10 @@ def observe(
 def differences(
     steps: Sequence[Step],
     graphs: Sequence[Sequence[Step]],
-    rules: FrozenSet[str] = ALL_RULES,
+    rules: frozenset[str] = ALL_RULES,
     replicas: int = 1,
     dtype: popxl.dtype = popxl.float32,
-) -> List[str]:
+) -> list[str]:
     """Names of values that differ between engine and interpreter."""
     expected = observe(build(steps, graphs, replicas, dtype), interpret=True)
     found = observe(build(steps, graphs, replicas, dtype), interpret=False, rules=rules)

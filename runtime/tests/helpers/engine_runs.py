@@ -1,6 +1,7 @@
 """Runs of small programs by the engine, from their results to what was generated."""
 
-from typing import Any, Callable, Dict, List, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -22,20 +23,20 @@ def prepare(
     return Engine(ir, range(1), interpret=interpret)
 
 
-def run(engine: Engine) -> Dict[str, Any]:
+def run(engine: Engine) -> dict[str, Any]:
     """Outputs and variables after a run."""
     outputs = {
         s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in engine.ir.get_all_d2h_streams()
     }
     engine.run({}, outputs)
-    values: Dict[str, Any] = {
+    values: dict[str, Any] = {
         s.tensor_id: outputs[s][0, 0].tolist() for s in sorted(outputs, key=lambda s: s.tensor_id)
     }
     values.update((v.name, engine.read(v).tolist()) for v in engine.ir.main_graph.variables)
     return values
 
 
-def both(build: Callable[[popxl.Ir], Sequence[Tensor]], runs: int = 2) -> List[Dict[str, Any]]:
+def both(build: Callable[[popxl.Ir], Sequence[Tensor]], runs: int = 2) -> list[dict[str, Any]]:
     """Values after each run, which are the interpreter's too."""
     engine, interpreter = prepare(build), prepare(build, interpret=True)
     found = [run(engine) for _ in range(runs)]

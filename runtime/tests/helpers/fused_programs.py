@@ -1,7 +1,8 @@
 """Run a program by the interpreter and by the engine; what both give, and which fused ops stand in it."""
 
 import re
-from typing import Any, Callable, Dict, Sequence, Set, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -18,7 +19,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed + sum(shape)).normal(size=shape).astype(np.float32)
 
 
-def fused_steps(engine: Engine) -> Set[str]:
+def fused_steps(engine: Engine) -> set[str]:
     """Names of the fused kernels that a program calls."""
     assert engine.program is not None
     return set(re.findall(r"k_fused_(\w+?)_*_\d+\w*\(", engine.program.source.text()))
@@ -37,7 +38,7 @@ def observe(
             streams.append(popxl.d2h_stream(t.shape, t.dtype))
             ops.host_store(streams[-1], t)
     engine = Engine(ir, range(1), interpret=interpret, **options)
-    values: Dict[str, Tuple[np.ndarray, popxl.dtype]] = {}
+    values: dict[str, tuple[np.ndarray, popxl.dtype]] = {}
     for run in range(runs):
         outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
         engine.run({}, outputs)
@@ -54,7 +55,7 @@ def check(
     runs: int = 1,
     scale: float = 1,
     **options: Any,
-) -> Set[str]:
+) -> set[str]:
     """Compare engine and interpreter; returns the names of the fused steps."""
     expected, _ = observe(build, True, runs)
     found, engine = observe(build, False, runs, **options)

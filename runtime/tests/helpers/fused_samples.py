@@ -1,9 +1,10 @@
 """Operands of the engine's own ops, and what comes of them by the textbook, in float64."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 from popxl_engine.kernels.registry import KERNELS
@@ -37,7 +38,7 @@ class Draw:
         """Of an axis: small ones often."""
         return self.random.choice((1, 2, 3, self.random.randint(1, most)))
 
-    def normal(self, *shape: int, dtype: Optional[torch.dtype] = None) -> torch.Tensor:
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Normal numbers, of the operands' type unless another is given."""
         numbers = torch.randn(*shape, generator=self._numbers)
         return lying(numbers.to(dtype or self.dtype), self.layout)
@@ -53,10 +54,10 @@ class Sample:
     that it writes, then its results after the first.
     """
 
-    arguments: Dict[str, Any]
+    arguments: dict[str, Any]
     oracle: Callable[..., Any]
 
-    def expected(self) -> List[torch.Tensor]:
+    def expected(self) -> list[torch.Tensor]:
         """In float64, from the operands as they are rounded."""
         return list(self.oracle(**{n: wide(a) for n, a in self.arguments.items()}))
 
@@ -87,7 +88,7 @@ def hidden(queries: int, keys: int) -> torch.Tensor:
     return mask
 
 
-def forward_operands(draw: Draw) -> Dict[str, Any]:
+def forward_operands(draw: Draw) -> dict[str, Any]:
     batch, heads, queries, keys = draw.size(4), draw.size(3), draw.size(), draw.size(70)
     width, seeds = draw.one_of(8, 24, 64), draw.one_of(None, 1, batch)
     seed = None if seeds is None else torch.arange(7, 7 + 2 * seeds).to(torch.uint32)
@@ -119,7 +120,7 @@ def attention_no_probs(draw: Draw) -> Sample:
     return Sample(forward_operands(draw), oracle)
 
 
-def gradients(query_t, key, value_t, dy, mask, scale, seed, p) -> Tuple[torch.Tensor, ...]:
+def gradients(query_t, key, value_t, dy, mask, scale, seed, p) -> tuple[torch.Tensor, ...]:
     """Of query, key_t and value, by autograd."""
     leaves = [t.detach().requires_grad_() for t in (query_t.mT, key.mT, value_t.mT)]
     query, key_t, value = leaves
@@ -172,7 +173,7 @@ def attention_grad_packed(draw: Draw) -> Sample:
     return Sample(of.arguments, oracle)
 
 
-def flash_operands(draw: Draw) -> Tuple[List[torch.Tensor], float]:
+def flash_operands(draw: Draw) -> tuple[list[torch.Tensor], float]:
     shape = (draw.size(4), draw.size(3), draw.size(70), draw.one_of(8, 24, 32, 96))
     return [draw.normal(*shape) for _ in range(4)], 0.7 / math.sqrt(shape[3])
 
@@ -242,7 +243,7 @@ def mean(t: torch.Tensor, value: torch.Tensor, step: Any) -> torch.Tensor:
     return (t * step + value) / (step + 1)
 
 
-def accumulate_gemm_(draw: Draw, total: Optional[torch.dtype] = None) -> Sample:
+def accumulate_gemm_(draw: Draw, total: torch.dtype | None = None) -> Sample:
     rows, inner, columns = draw.size(80), draw.size(80), draw.size(80)
     operands = {
         "t": draw.normal(rows, columns, dtype=total or draw.one_of(F32, draw.dtype)),
@@ -280,7 +281,7 @@ def table_rows(t: torch.Tensor, dy: torch.Tensor, indices: Any, zero_OOR: bool) 
     return found
 
 
-def row_operands(draw: Draw) -> Dict[str, Any]:
+def row_operands(draw: Draw) -> dict[str, Any]:
     rows, columns = draw.size(), draw.size()
     shape = [draw.size(6) for _ in range(draw.one_of(1, 2))]
     indices = [draw.random.randint(-2, rows + 1) for _ in range(math.prod(shape))]
@@ -344,7 +345,7 @@ def adamw_where_(draw: Draw) -> Sample:
     return Sample({"condition": torch.tensor(draw.one_of(True, False)), **of.arguments}, oracle)
 
 
-MAKERS: Dict[str, Callable[[Draw], Sample]] = {
+MAKERS: dict[str, Callable[[Draw], Sample]] = {
     f"fused_{make.__name__}": make
     for make in (
         attention,

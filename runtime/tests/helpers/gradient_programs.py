@@ -6,8 +6,9 @@ steps; a step is (kind, i, j). Steps of kinds "call", "conditional" and "repeat"
 program's functions, which are lists of steps themselves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -33,7 +34,7 @@ PLAIN = (
 )
 CALLS = ("call", "conditional", "repeat")
 
-Step = Tuple[str, int, int]
+Step = tuple[str, int, int]
 Steps = Sequence[Step]
 
 
@@ -50,7 +51,7 @@ class Popxl:
 
     def __init__(self, ir: popxl.Ir):
         self.ir = ir
-        self.graphs: Dict[int, popxl.Graph] = {}
+        self.graphs: dict[int, popxl.Graph] = {}
 
     tanh, detach, mul, add, sub = (
         staticmethod(f) for f in (ops.tanh, ops.detach, ops.mul, ops.add, ops.sub)
@@ -138,7 +139,7 @@ def spec(shape: Sequence[int]) -> popxl.TensorSpec:
     return popxl.TensorSpec(shape, popxl.float64)
 
 
-def function(backend: Any, program: Program, number: int, x: Any, w: Any) -> Tuple[Any, Any]:
+def function(backend: Any, program: Program, number: int, x: Any, w: Any) -> tuple[Any, Any]:
     """Run one function: (2, 3) and (3,) in, (2, 3) and (3,) out, of moderate size."""
     flag = None
     pool = run(
@@ -154,7 +155,7 @@ def function(backend: Any, program: Program, number: int, x: Any, w: Any) -> Tup
 
 def run(
     backend: Any, program: Program, inputs: Sequence[Any], flag: Any, first: int = 0
-) -> List[Any]:
+) -> list[Any]:
     """Run steps on a growing pool of values; returns the pool. ``first`` is the first function that
     may be called.
     """
@@ -196,7 +197,7 @@ def run(
     return pool
 
 
-def sample_inputs(seed: int = 0) -> List[torch.Tensor]:
+def sample_inputs(seed: int = 0) -> list[torch.Tensor]:
     """A (2, 3) and a (3,) tensor of float64 between -1 and 1."""
     rng = np.random.default_rng(seed)
     return [torch.from_numpy(rng.uniform(-1, 1, shape)) for shape in SHAPES[:2]]
@@ -208,7 +209,7 @@ def gradients(
     info: GradGraphInfo,
     values: Sequence[torch.Tensor],
     provided: Sequence[torch.Tensor],
-) -> List[torch.Tensor]:
+) -> list[torch.Tensor]:
     """Run a graph and its gradient graph as a program does: connected by ``inputs_dict`` in a graph
     that calls both.
     """

@@ -8,9 +8,10 @@ import ast
 import importlib
 import inspect
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import FunctionType
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any
 
 MODULES = (
     "passes.rewriter", "passes.accumulate", "passes.adamw", "passes.attention",
@@ -29,9 +30,9 @@ class _Guards(ast.NodeTransformer):
     """Visits the guards of a module; `removed` is replaced by what leaves the choice to others."""
 
     def __init__(self, removed: str = ""):
-        self.removed, self.names = removed, []  # type: Tuple[str, List[str]]
+        self.removed, self.names = removed, []  # type: tuple[str, list[str]]
         self._counts: Counter[str] = Counter()
-        self._inside: List[str] = []
+        self._inside: list[str] = []
 
     def _guard(self, node: ast.expr, neutral: bool) -> ast.expr:
         name = f"{'.'.join(self._inside)}: {ast.unparse(node)}"
@@ -97,7 +98,7 @@ def _module(name: str) -> Any:
 
 
 @cache
-def guards_of(module: str) -> Tuple[str, ...]:
+def guards_of(module: str) -> tuple[str, ...]:
     """The guards of a module, each as "function: condition"."""
     guards = _Guards()
     guards.visit(ast.parse(inspect.getsource(_module(module))))
@@ -113,14 +114,14 @@ def take_out(module: str, guard: str, setattr_: Callable[[Any, str, Any], None])
     original, guards = _module(module), _Guards(guard)
     tree = ast.fix_missing_locations(guards.visit(ast.parse(inspect.getsource(original))))
     assert guard in guards.names, f"{module} has no guard {guard!r}"
-    namespace: Dict[str, Any] = {"__name__": original.__name__}
+    namespace: dict[str, Any] = {"__name__": original.__name__}
     exec(compile(tree, f"{module} without {guard}", "exec"), namespace)
     changed = dict(_functions_in(namespace, original.__name__))
     for name, function in _functions_in(vars(original), original.__name__):
         setattr_(function, "__code__", changed[name].__code__)
 
 
-def _functions_in(members: Any, module: str) -> Iterator[Tuple[str, FunctionType]]:
+def _functions_in(members: Any, module: str) -> Iterator[tuple[str, FunctionType]]:
     """Functions of a module and methods of its classes, by name."""
     for name, member in list(members.items()):
         if isinstance(member, FunctionType) and member.__module__ == module:

@@ -1,6 +1,7 @@
 """Programs that are nearly what a pass looks for: one thing is not as its pattern says."""
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -44,7 +45,7 @@ def added_to_a_product(x: Sequence[int], w: Sequence[int], added: Sequence[int])
     return of(lambda: [var(*x) @ var(*w, seed=1) + var(*added, seed=2)])
 
 
-def bias_of_integers() -> List[Tensor]:
+def bias_of_integers() -> list[Tensor]:
     x, w, b = (popxl.variable(np.arange(n).reshape(s), popxl.int32) for n, s in SHAPES)
     return [x @ w + b]
 
@@ -53,18 +54,18 @@ SHAPES = ((12, (3, 4)), (20, (4, 5)), (5, (5,)))
 
 
 def masked(
-    q: Sequence[int], k: Sequence[int], mask: Sequence[int], scale: Optional[float] = 0.5
+    q: Sequence[int], k: Sequence[int], mask: Sequence[int], scale: float | None = 0.5
 ) -> Build:
     """q @ k * scale + mask, of these shapes; without a scale, times a variable."""
 
-    def make() -> List[Tensor]:
+    def make() -> list[Tensor]:
         by = number(0.5) if scale is None else scale
         return [var(*q) @ var(*k, seed=1) * by + var(*mask, seed=2)]
 
     return of(make)
 
 
-def scaled_by_an_array() -> List[Tensor]:
+def scaled_by_an_array() -> list[Tensor]:
     """Scores that are wider than their product."""
     y = var(2, 6, 6) @ var(2, 6, 6, seed=1)
     return [ops.mul(y, popxl.constant(np.full((1, 1, 1, 1), 0.5, np.float32))) + var(6, 6, seed=2)]
@@ -88,7 +89,7 @@ def half(*shape: int, seed: int = 0) -> Tensor:
 # Accumulators
 
 
-def read_between(name: str) -> List[Tensor]:
+def read_between(name: str) -> list[Tensor]:
     """The accumulator, or its counter, is read between a product and its mean."""
     total, count, x, dy = var(6, 6), number(2), var(6, 6, seed=1), var(6, 6, seed=2)
     product = x @ dy
@@ -97,7 +98,7 @@ def read_between(name: str) -> List[Tensor]:
     return [seen]
 
 
-def rows(axis: int, *shape: int) -> List[Tensor]:
+def rows(axis: int, *shape: int) -> list[Tensor]:
     """A mean of gathered rows along an axis of a table with this shape."""
     ids = popxl.variable(np.array([0, 2, 2], np.int32))
     of_rows = (*shape[:axis], 3, *shape[axis + 1 :])
@@ -105,7 +106,7 @@ def rows(axis: int, *shape: int) -> List[Tensor]:
     return [mean_(var(*shape), gradient)]
 
 
-def shared(name: str) -> List[Tensor]:
+def shared(name: str) -> list[Tensor]:
     """What is added to an accumulator is made of it."""
     total = var(6, 6)
     if name == "sum":
@@ -114,7 +115,7 @@ def shared(name: str) -> List[Tensor]:
     return [mean_(total, total.T @ var(6, 6, seed=1))]
 
 
-def fresh_twice(name: str) -> List[Tensor]:
+def fresh_twice(name: str) -> list[Tensor]:
     """Means into fresh zeros which something else meets, too."""
     if name == "one for both":
         total = zeros()
@@ -137,7 +138,7 @@ def fresh_twice(name: str) -> List[Tensor]:
 def in_a_loop(name: str) -> Build:
     """A loop's body that meets its accumulator otherwise than as the target of a first mean."""
 
-    def make(ir: popxl.Ir) -> List[Tensor]:
+    def make(ir: popxl.Ir) -> list[Tensor]:
         total, count, x, other = zeros(6, 6), zeros(), var(6, 6), var(6, 6, seed=1)
         body = ir.create_empty_graph("body")
         with body, popxl.in_sequence():
@@ -166,7 +167,7 @@ def in_a_loop(name: str) -> Build:
     return make
 
 
-def squares(name: str) -> List[Tensor]:
+def squares(name: str) -> list[Tensor]:
     """Squares of what a product was accumulated into, but not all of them to one number."""
     dtype = popxl.float16 if name == "float16" else popxl.float32
     total, x, dy = (var(6, 6, seed=i, dtype=dtype) for i in range(3))
@@ -182,14 +183,14 @@ def squares(name: str) -> List[Tensor]:
     return [ops.sumsquare(t, **how)]  # type: ignore[arg-type]
 
 
-def looked_up(name: str) -> List[Tensor]:
+def looked_up(name: str) -> list[Tensor]:
     """The gradient of a table, added to something, with one thing otherwise."""
     ids = popxl.variable(np.array([1, 5, 1, 0, 2, 2], np.int32))
     table, dy = var(6, 6), var(6, 6, seed=1)
     total, count = zeros(*((1, 6) if name == "one row for all" else (6, 6))), zeros()
     if name == "total from elsewhere":
         total = popxl.variable(normal(6, 6, seed=7)) * 2.0
-    rest: List[Tensor] = []
+    rest: list[Tensor] = []
     if name == "total is a part":
         total, second = ops.split(var(12, 6, seed=7), 2)
         rest = [second * 2.0]
@@ -221,7 +222,7 @@ def looked_up(name: str) -> List[Tensor]:
 # Adam
 
 
-def adam(name: str) -> List[Tensor]:
+def adam(name: str) -> list[Tensor]:
     """An update with one thing otherwise."""
     weight, grad, other, m, step = (*(var(6, 6, seed=i) for i in range(4)), number(3))
     v = popxl.variable(normal(6, 6, seed=4) ** 2)
@@ -236,7 +237,7 @@ def adam(name: str) -> List[Tensor]:
     g = source * (other if name == "wider by rows" else by) if by is not None or (
         name == "wider by rows"
     ) else grad * 0.5  # fmt: skip
-    seen: List[Tensor] = []
+    seen: list[Tensor] = []
     if name != "only the second moment":
         f = 0.8 if name == "another beta1" else 0.9
         result = var_updates.accumulate_moving_average_(m, g, f=f)
@@ -261,12 +262,12 @@ def adam(name: str) -> List[Tensor]:
     return [ops.scaled_add_(weight, u, a=a, b=-0.01), *(t * 2.0 for t in seen)]
 
 
-def taken_adam(name: str) -> List[Tensor]:
+def taken_adam(name: str) -> list[Tensor]:
     """An update whose condition is true, with one thing otherwise."""
     return guarded_adam(name, True)
 
 
-def guarded_adam(name: str, is_taken: bool = False) -> List[Tensor]:
+def guarded_adam(name: str, is_taken: bool = False) -> list[Tensor]:
     """An update that is undone where a condition is false, with one thing otherwise."""
     weight, grad, m, step = (*(var(6, 6, seed=i) for i in range(3)), number(3))
     v = popxl.variable(normal(6, 6, seed=4) ** 2)
@@ -298,8 +299,8 @@ def guarded_adam(name: str, is_taken: bool = False) -> List[Tensor]:
         condition = popxl.variable(normal(6, 6) > 0)
     if name == "written then restored":
         ops.add_(m, grad)
-    seen: List[Tensor] = []
-    restored: List[Tensor] = []
+    seen: list[Tensor] = []
+    restored: list[Tensor] = []
     for n, (t, before) in enumerate(zip(state, kept)):
         if name == "one is not restored" and n == 1:
             continue
@@ -323,7 +324,7 @@ def guarded_adam(name: str, is_taken: bool = False) -> List[Tensor]:
 # Loss
 
 
-def loss(name: str) -> List[Tensor]:
+def loss(name: str) -> list[Tensor]:
     """A cross entropy of widened logits, with one thing otherwise."""
     dtype = popxl.bfloat16
     narrow = popxl.float16 if name == "another narrow type" else dtype
@@ -351,7 +352,7 @@ def loss(name: str) -> List[Tensor]:
 # Attention
 
 CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
-MASKS: Dict[str, np.ndarray] = {
+MASKS: dict[str, np.ndarray] = {
     "no mask": np.zeros((6, 6), np.float32),
     "the next is seen": np.triu(np.full((6, 6), -np.inf, np.float32), 2),
     "faint": np.triu(np.full((6, 6), -1.0, np.float32), 1),
@@ -362,12 +363,12 @@ MORE = np.tril(np.full((6, 6), -np.inf, np.float32), -2)
 DRAWS = ("another seed", "another p", "no dropout", "dropout of the gradient", "p of nearly 0")
 
 
-def gradient(name: str) -> List[Tensor]:
+def gradient(name: str) -> list[Tensor]:
     """Attention whose result nobody reads, and its gradient, with one thing otherwise."""
     return attention(name)[1:]
 
 
-def attention(name: str) -> List[Tensor]:
+def attention(name: str) -> list[Tensor]:
     """Attention and its gradient in one graph, with one thing otherwise."""
     width = 6 if name == "heads that do not fit" else 8
     queries = 4 if name == "fewer queries" else 6
@@ -441,7 +442,7 @@ def attention(name: str) -> List[Tensor]:
     return [y, *seen, *found, of_value]
 
 
-def key_first() -> List[Tensor]:
+def key_first() -> list[Tensor]:
     """Gradients in another order, of a dy that is a transpose."""
     query, key, value, z = (var(2, 2, 6, 6, seed=i) for i in range(4))
     dy = z.transpose(SWAPPED)
@@ -451,7 +452,7 @@ def key_first() -> List[Tensor]:
     return [d @ key, d_key, probs.transpose(SWAPPED) @ dy]
 
 
-def long_factors(is_given: bool) -> List[Tensor]:
+def long_factors(is_given: bool) -> list[Tensor]:
     """Factors that are no zeros where a mask hides whole blocks of keys."""
     query, key, value, dy = (var(1, 1, 64, 8, seed=i) for i in range(4))
     hidden = np.zeros((64, 64), np.float32)
@@ -467,7 +468,7 @@ def long_factors(is_given: bool) -> List[Tensor]:
     return [y, d_query, d_key, factors.transpose(SWAPPED) @ dy, mask * 0.0]
 
 
-def two_calls(ir: popxl.Ir) -> List[Tensor]:
+def two_calls(ir: popxl.Ir) -> list[Tensor]:
     """A graph of attention that is called twice; one call's probabilities are read."""
     query = var(1, 1, 6, 8)
     graph = ir.create_empty_graph("attend")
@@ -480,7 +481,7 @@ def two_calls(ir: popxl.Ir) -> List[Tensor]:
     return [(y - z) * 1e6, y, probs]
 
 
-def probs_leave_a_loop(ir: popxl.Ir) -> List[Tensor]:
+def probs_leave_a_loop(ir: popxl.Ir) -> list[Tensor]:
     """Attention in a loop whose body gives its probabilities."""
     query = var(1, 1, 6, 8)
     graph = ir.create_empty_graph("attend")
@@ -492,7 +493,7 @@ def probs_leave_a_loop(ir: popxl.Ir) -> List[Tensor]:
     return list(ops.repeat(graph, 2, query, popxl.constant(CAUSAL[None, None])))
 
 
-def remote() -> List[Tensor]:
+def remote() -> list[Tensor]:
     """A row that is loaded twice, with another in between."""
     buffer = popxl.remote_buffer((1,), popxl.float32, 1)
     popxl.remote_variable(np.ones(1, np.float32), buffer, 0)
@@ -502,14 +503,14 @@ def remote() -> List[Tensor]:
     return [first + 0.0, second + 0.0]
 
 
-def wide_attention() -> List[Tensor]:
+def wide_attention() -> list[Tensor]:
     """Attention in float64."""
     q, k, v = (ops.cast(var(2, 2, 6, 8, seed=i), popxl.float64) for i in range(3))
     mask = popxl.constant(CAUSAL.astype(np.float64), popxl.float64)
     return [ops.softmax(q @ k.transpose(SWAPPED) * 0.25 + mask, axis=-1) @ v]
 
 
-def of_typed_products(name: str) -> List[Tensor]:
+def of_typed_products(name: str) -> list[Tensor]:
     """Attention of float16 with a product that comes out as float32."""
     q, k, v, dy = (half(2, 2, 6, 8, seed=i) for i in range(4))
     s = q @ k.transpose(SWAPPED)
@@ -521,7 +522,7 @@ def of_typed_products(name: str) -> List[Tensor]:
     return [y, d_query, q.transpose(SWAPPED) @ d, probs.transpose(SWAPPED) @ dy]
 
 
-def of_rank_3(name: str) -> List[Tensor]:
+def of_rank_3(name: str) -> list[Tensor]:
     """Attention without a batch."""
     q, k, v, dy = (var(2, 6, 8, seed=i) for i in range(4))
     swapped = (0, 2, 1)
@@ -533,7 +534,7 @@ def of_rank_3(name: str) -> List[Tensor]:
 HEADS_THIRD = (0, 2, 1, 3)
 
 
-def packed(name: str) -> List[Tensor]:
+def packed(name: str) -> list[Tensor]:
     """Three gradients of attention, side by side, with one thing otherwise."""
     query, key, value, dy = (var(2, 2, 6, 8, seed=i) for i in range(4))
     probs = ops.softmax(query @ key.transpose(SWAPPED) * 0.25 + popxl.constant(CAUSAL), axis=-1)
@@ -568,7 +569,7 @@ def packed(name: str) -> List[Tensor]:
     return [y, ops.concat(parts, axis=0 if name == "another axis" else 1)]
 
 
-def numbers(name: str) -> List[Tensor]:
+def numbers(name: str) -> list[Tensor]:
     """Numbers that are made twice, but not of the same."""
     x = number(2)
     if name == "rows":
@@ -609,13 +610,13 @@ def numbers(name: str) -> List[Tensor]:
     return [x * 2.0, x * 2.0]
 
 
-def host(name: str) -> List[Tensor]:
+def host(name: str) -> list[Tensor]:
     """Integers that live on the host, written and read."""
     i = popxl.variable(np.int32(1), popxl.int32)
     return [ops.add_(i, i), i * 2]
 
 
-def every(function: Callable[[str], Sequence[Tensor]], *names: str) -> Dict[str, Build]:
+def every(function: Callable[[str], Sequence[Tensor]], *names: str) -> dict[str, Build]:
     """A program for each name."""
     label = function.__name__.replace("_", " ")
     return {f"{label}: {name}": lambda ir, name=name: function(name) for name in names}
@@ -640,7 +641,7 @@ UNDONE = ( "another is kept", "kept when it is written", "kept after it is writt
     "a condition that is made late of another",
 )  # fmt: skip
 
-NEAR_MISSES: Dict[str, Build] = {
+NEAR_MISSES: dict[str, Build] = {
     "bias: of a stack": added_to_a_product((2, 3, 6, 6), (2, 3, 6, 6), (6,)),
     "bias: of a vector": added_to_a_product((1, 6), (6, 6), (1,)),
     "bias: two axes": added_to_a_product((6, 6), (6, 6), (1, 6)),

@@ -4,8 +4,9 @@ kernel.
 
 import functools
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 import popxl
@@ -109,13 +110,13 @@ class Case:
     indices.
     """
 
-    sample: Union[Sample, Refusal]
+    sample: Sample | Refusal
     dtype: popxl.dtype
-    tensors: List[torch.Tensor] = field(default_factory=list)
-    dtypes: List[popxl.dtype] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    dtypes: list[popxl.dtype] = field(default_factory=list)
     places: Any = None
 
-    def arguments(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[str, Any]]:
+    def arguments(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operands as positional and named arguments, with ``values[i]`` for the i-th
         tensor.
         """
@@ -128,13 +129,13 @@ class Case:
         return [fill(p) for p in self.places], {}
 
 
-def make_case(sample: Union[Sample, Refusal], dtype: Optional[popxl.dtype] = None) -> Case:
+def make_case(sample: Sample | Refusal, dtype: popxl.dtype | None = None) -> Case:
     """Draw the operands; the same numbers, rounded, for every dtype of one kind."""
     case = Case(sample, dtype or sample.dtype)
     # drawn from 1 to 5: no divisor is zero
     made_integers = case.dtype.is_int and not sample.dtype.is_int
     rng = np.random.default_rng(getattr(sample, "seed", 0))
-    flat: List[int] = []
+    flat: list[int] = []
 
     def place(spec: Any) -> Any:
         if isinstance(spec, list):
@@ -180,7 +181,7 @@ class Program:
     case: Case
     graph: Graph
     op: Op
-    attrs: Dict[str, Any]
+    attrs: dict[str, Any]
 
 
 def build(case: Case) -> Program:
@@ -212,7 +213,7 @@ def needs_machine(graph: Graph) -> bool:
     return any(op.definition.effects & INDIRECT for op in graph.ops)
 
 
-def run(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+def run(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Execute the graph: kernel by kernel on these very tensors, or on a machine if an op needs
     one.
 
@@ -220,7 +221,7 @@ def run(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     """
     if needs_machine(graph):
         return run_on_machine(graph, tensors)
-    env: Dict[Tensor, torch.Tensor] = dict(zip(graph.inputs, tensors))
+    env: dict[Tensor, torch.Tensor] = dict(zip(graph.inputs, tensors))
     env.update((c, constant_tensor(c)) for c in graph.constants)
     for op in graph.ops:
         results = run_kernel(op, env)
@@ -231,7 +232,7 @@ def run(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     return [env[t] for t in graph.outputs]
 
 
-def run_kernel(op: Op, env: Dict[Tensor, torch.Tensor]) -> List[torch.Tensor]:
+def run_kernel(op: Op, env: dict[Tensor, torch.Tensor]) -> list[torch.Tensor]:
     """One op's kernel. Operands that it does not declare to write must be as before."""
     definition = op.definition
     before = {t: env[t].clone() for t in op.inputs if t not in op.written}
@@ -258,7 +259,7 @@ def as_bytes(t: torch.Tensor) -> bytes:
     return bytes(t.contiguous().flatten().view(torch.uint8).numpy().tobytes()) if t.numel() else b""
 
 
-def run_on_machine(graph: Graph, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+def run_on_machine(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Execute the graph with the interpreter, on a machine of one replica with all of the program's
     streams.
     """

@@ -1,7 +1,6 @@
 """Random programs over families of ops."""
 
 import random
-from typing import Dict, List, Tuple
 
 from helpers.op_programs import OP_KINDS, usable
 from helpers.op_samples import TABLES
@@ -13,7 +12,7 @@ FAMILIES = {t.__name__.rpartition(".")[2]: usable(t.SAMPLES) for t in TABLES if 
 QUICK = ("collectives", "indexing", "linalg", "losses", "shape", "var_updates")
 
 
-def family_program(name: str, replicas: int) -> Tuple[List[Step], List[List[Step]]]:
+def family_program(name: str, replicas: int) -> tuple[list[Step], list[list[Step]]]:
     """Every op of a family once, in the main graph or in a called one, among random steps."""
     draw = random.Random(name)
     kinds = OP_KINDS + (COLLECTIVES if replicas > 1 else ())
@@ -21,10 +20,10 @@ def family_program(name: str, replicas: int) -> Tuple[List[Step], List[List[Step
     def other(kind: str) -> Step:
         return kind, draw.randrange(32), draw.randrange(32), draw.randrange(32)
 
-    by_op: Dict[str, List[int]] = {}
+    by_op: dict[str, list[int]] = {}
     for i, sample in enumerate(FAMILIES[name]):
         by_op.setdefault(sample.op, []).append(i)
-    bodies: List[List[Step]] = [[], [other("count")], [other("count")]]
+    bodies: list[list[Step]] = [[], [other("count")], [other("count")]]
     for numbers in by_op.values():
         place, number = draw.choice(bodies), draw.choice(numbers)
         place.append(("sample", number // 32, number % 32, draw.randrange(32)))

@@ -6,7 +6,8 @@ ways: as they are, into `Pool.raw`, where they are written, viewed, and compared
 settled on a coarse grid, into the pool, where everything is compared bit for bit.
 """
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -30,7 +31,7 @@ BETWEEN = 0.3711
 OP_KINDS = (*KINDS, *("sample",) * len(KINDS), *("write_raw",) * 4, *("view_raw",) * 2)
 
 
-def usable(samples: Sequence[Sample]) -> List[Sample]:
+def usable(samples: Sequence[Sample]) -> list[Sample]:
     """Samples of ops that need no other graph, stream, buffer or replica."""
     return [s for s in samples if not OPS[s.op].effects & ELSEWHERE]
 
@@ -58,10 +59,10 @@ class OpBuilder(Builder):
         dtype: popxl.dtype,
     ):
         self.samples = usable(samples)
-        self.raw: Dict[popxl.Graph, List[Tensor]] = {}
+        self.raw: dict[popxl.Graph, list[Tensor]] = {}
         super().__init__(steps, graphs, replicas, dtype)
 
-    def raw_here(self) -> List[Tensor]:
+    def raw_here(self) -> list[Tensor]:
         """Results in the current graph that are known up to rounding."""
         return self.raw.setdefault(popxl.gcg(), [])
 
@@ -108,7 +109,7 @@ class OpBuilder(Builder):
         x = fitted(ops.abs(x) + low if low >= 0 else x, shape)
         return x.reshape(shape) if own else x
 
-    def settled(self, t: Tensor, shape: Tuple[int, ...]) -> Tensor:
+    def settled(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The nearest halves at most `LIMIT` from 0, in the pool's dtype and a shape of the pool; 0
         for NaN.
         """

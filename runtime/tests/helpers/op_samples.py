@@ -2,7 +2,8 @@
 
 import importlib
 import pkgutil
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from helpers import samples
@@ -16,17 +17,17 @@ TABLES = [
 ]
 
 
-SAMPLES: List[Sample] = [s for table in TABLES for s in table.SAMPLES]
+SAMPLES: list[Sample] = [s for table in TABLES for s in table.SAMPLES]
 
 
-REFUSALS: List[Refusal] = [r for table in TABLES for r in table.REFUSALS]
+REFUSALS: list[Refusal] = [r for table in TABLES for r in table.REFUSALS]
 
 
-def ids(items: Sequence[Any]) -> List[str]:
+def ids(items: Sequence[Any]) -> list[str]:
     seen: dict = {}
     return [f"{i.op}-{seen.setdefault(i.op, []).append(i) or len(seen[i.op])}" for i in items]
 
 
-def over(samples: List[Sample]) -> Any:
+def over(samples: list[Sample]) -> Any:
     """Over all these samples; of each op one is quick."""
     return pytest.mark.parametrize("sample", cases(samples, firsts(samples), ids(samples)))

@@ -1,8 +1,9 @@
 """Programs of `pass_programs` through the interpreter and through every choice of passes."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 import popxl
@@ -28,7 +29,7 @@ BITWISE = frozenset(
 """Passes after which a program gives the same bits. The others add in another order, or leave out a
 rounding in between.
 """
-NEEDS: Dict[str, Tuple[str, ...]] = {
+NEEDS: dict[str, tuple[str, ...]] = {
     "fuse_attention": ("fuse_masked_scores",),
     "pack_qkv_grads": ("fuse_attention",),
     "recompute_probs": ("fuse_masked_scores", "fuse_attention"),
@@ -48,13 +49,13 @@ ON_DEVICES = {
 SCALE = 8
 """Roundings of a whole program, in units of `tolerance.TOLERANCE`."""
 
-Results = List[Tuple[np.ndarray, popxl.dtype]]
+Results = list[tuple[np.ndarray, popxl.dtype]]
 
 
 class PassCounts(Counter):
     """How often each pass has changed a block."""
 
-    def passes(self, names: FrozenSet[str]) -> List[Pass]:
+    def passes(self, names: frozenset[str]) -> list[Pass]:
         """The passes of these names and what code generation needs, counted."""
         chosen = [self._counted(each) for each in FUSIONS if each.name in names]
         return [*chosen, *LEGALIZATION]
@@ -68,7 +69,7 @@ class PassCounts(Counter):
         return replace(each, fn=run)
 
 
-def _instrs(program: Block) -> List[Any]:
+def _instrs(program: Block) -> list[Any]:
     """What a program runs; bodies count by what is in them."""
     return [
         (i.kind, i.definition, i.outputs, tuple(i.arguments.items()))
@@ -84,12 +85,12 @@ class Failure(AssertionError):
 class Checker:
     """One program, of scenes or that a function builds in the main graph, and what is compared."""
 
-    def __init__(self, program: Union[Program, Build]):
+    def __init__(self, program: Program | Build):
         self.program, self.ran = program, 0
         self.expected = self._run(None)
         kinds = [kind for _, kind in self.expected if kind.is_floating_point]
         self.rtol = SCALE * max((TOLERANCE[kind][0] for kind in kinds), default=0)
-        self.alone: Dict[FrozenSet[str], Results] = {}
+        self.alone: dict[frozenset[str], Results] = {}
         self.is_dense = isinstance(program, tuple) and not any(
             p.kind == "operand transposed" for scene in program for p in scene.perturbations
         )
@@ -126,7 +127,7 @@ class Checker:
         return total
 
     def _without(
-        self, what: str, name: str, names: FrozenSet[str], found: PassCounts, results: Results
+        self, what: str, name: str, names: frozenset[str], found: PassCounts, results: Results
     ) -> None:
         left = PassCounts()
         others = self._compare(f"{what} but {name}", names - {name}, left)
@@ -141,7 +142,7 @@ class Checker:
         if names not in self.alone:
             self.alone[names] = self._compare(f"{name} alone", names, PassCounts())
 
-    def _compare(self, what: str, names: FrozenSet[str], found: PassCounts) -> Results:
+    def _compare(self, what: str, names: frozenset[str], found: PassCounts) -> Results:
         """The results with these passes, which are the interpreter's."""
         try:
             results = self._run(found.passes(names))
@@ -166,7 +167,7 @@ class Checker:
         except AssertionError as error:
             raise Failure(str(error)) from error
 
-    def _run(self, passes: Optional[Sequence[Pass]]) -> Results:
+    def _run(self, passes: Sequence[Pass] | None) -> Results:
         """Every result of two runs, and every variable after them."""
         program = self.program
         ir, streams = build(program) if isinstance(program, tuple) else built_by(program)
@@ -197,7 +198,7 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.nanmax(np.abs(one.astype(np.float64) - other.astype(np.float64))))
 
 
-def why_not(program: Program) -> Optional[str]:
+def why_not(program: Program) -> str | None:
     """Why a program is not compiled right; None where it is."""
     try:
         Checker(program).check()

@@ -1,9 +1,10 @@
 """Random programs for passes: the pattern of each, perturbed so that it must or must not match."""
 
 import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import popxl
@@ -25,7 +26,7 @@ class Between:
 
     def __init__(self, scene: "Scene", operands: Mapping[str, Tensor]):
         self.scene, self.operands = scene, operands
-        self.place, self.seen = 0, []  # type: Tuple[int, List[Tensor]]
+        self.place, self.seen = 0, []  # type: tuple[int, list[Tensor]]
 
     def __call__(self, *made: Tensor) -> Any:
         """Disturb this place; returns what was made, or views or copies of it."""
@@ -101,7 +102,7 @@ def _operand_read(between: Between, t: Tensor) -> None:
     between.seen.append(doubled(t))
 
 
-OF_RESULTS: Dict[str, Callable[[Between, Tensor], Tensor]] = {
+OF_RESULTS: dict[str, Callable[[Between, Tensor], Tensor]] = {
     "another user": _used,
     "an output": _made_an_output,
     "written": _written,
@@ -111,7 +112,7 @@ OF_RESULTS: Dict[str, Callable[[Between, Tensor], Tensor]] = {
     "a copy": _copied,
     "a cast": _cast_to_its_type,
 }
-OF_OPERANDS: Dict[str, Callable[[Between, Tensor], None]] = {
+OF_OPERANDS: dict[str, Callable[[Between, Tensor], None]] = {
     "operand written": _operand_written,
     "operand written in a loop": _operand_written_in_a_loop,
     "operand read": _operand_read,
@@ -121,7 +122,7 @@ OF_WHOLE = ("another type", "operand twice", "operand transposed")
 KINDS = (*AT_PLACES, *OF_WHOLE)
 WRAPS = ("main", "call", "two calls", "loop", "branch")
 
-Outputs = List[Tensor]
+Outputs = list[Tensor]
 Body = Callable[..., Outputs]
 
 
@@ -129,13 +130,13 @@ class Pattern(NamedTuple):
     """What a pass looks for."""
 
     body: Body
-    data: Dict[str, np.ndarray]
-    free: Tuple[str, ...] = ()
+    data: dict[str, np.ndarray]
+    free: tuple[str, ...] = ()
     """Operands that may be of any floating-point type."""
-    float32: Tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()
     """Those that always are."""
-    dtypes: Tuple[popxl.dtype, ...] = (popxl.float32, popxl.bfloat16, popxl.float16)
-    kept: Tuple[str, ...] = ()
+    dtypes: tuple[popxl.dtype, ...] = (popxl.float32, popxl.bfloat16, popxl.float16)
+    kept: tuple[str, ...] = ()
     """Operands that stay what they are: others in their place make no sense."""
 
 
@@ -161,7 +162,7 @@ def bias_first(between: Between, x: Tensor, w: Tensor, b: Tensor) -> Outputs:
     return [ops.add(*same_type(b, between(x @ w)))]
 
 
-def same_type(x: Tensor, y: Tensor) -> Tuple[Tensor, Tensor]:
+def same_type(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """What an author writes where types differ."""
     return x, y if y.dtype is x.dtype else ops.cast(y, x.dtype)
 
@@ -286,7 +287,7 @@ CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
 
 def _attend(
     between: Between, q: Tensor, k: Tensor, v: Tensor, seed: Any
-) -> Tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """(probs, what dropout leaves of them, result)."""
     s = between(between(q @ k.transpose(SWAPPED)) * 0.25)
     probs = between(ops.softmax(s + popxl.constant(CAUSAL, s.dtype), axis=-1))
@@ -297,7 +298,7 @@ def _attend(
 def _gradients(
     between: Between, dy: Tensor, q: Tensor, k: Tensor, v: Tensor, probs: Tensor, dropped: Tensor,
     seed: Any,
-) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As autodiff builds them: of query, transposed key, and value."""
     d = between(dy @ v.transpose(SWAPPED))
     if seed is not None:
@@ -395,7 +396,7 @@ IDS = {"ids": np.array([[1, 0], [3, 1], [5, -1]], np.int32)}
 ADAM = {"var": X, "grad": Y, "m": Z, "v": normal(6, 6, seed=4) ** 2, "step": np.float32(3)}
 MEAN = {"t": X, "x": Y, "dy": Z, "count": TWO}
 MOMENTS = ("v", "step", "m")
-PATTERNS: Dict[str, Pattern] = {
+PATTERNS: dict[str, Pattern] = {
     "cast": Pattern(cast_, {"x": X}),
     "transposed": Pattern(transposed, {"x": X, "w": Y}, ("x", "w")),
     "bias": Pattern(bias, {"x": X, "w": Y, "b": normal(6)}, ("x", "w", "b")),
@@ -468,7 +469,7 @@ class Scene:
     name: str
     dtype: str
     wrap: str
-    perturbations: Tuple[Perturbation, ...] = ()
+    perturbations: tuple[Perturbation, ...] = ()
 
     @property
     def pattern(self) -> Pattern:
@@ -476,7 +477,7 @@ class Scene:
         return PATTERNS[self.name]
 
 
-Program = Tuple[Scene, ...]
+Program = tuple[Scene, ...]
 Build = Callable[[popxl.Ir], Sequence[Tensor]]
 
 
@@ -535,14 +536,14 @@ def shrunk(program: Program) -> Iterator[Program]:
 # Programs
 
 
-def build(program: Program) -> Tuple[popxl.Ir, List[popxl.DeviceToHostStream]]:
+def build(program: Program) -> tuple[popxl.Ir, list[popxl.DeviceToHostStream]]:
     """(a program whose main graph runs the scenes, streams of all that they make)."""
     return built_by(
         lambda ir: [t for n, scene in enumerate(program) for t in _add_scene(ir, scene, f"{n}.")]
     )
 
 
-def built_by(function: Build) -> Tuple[popxl.Ir, List[popxl.DeviceToHostStream]]:
+def built_by(function: Build) -> tuple[popxl.Ir, list[popxl.DeviceToHostStream]]:
     """(a program whose main graph a function builds, streams of all that it returns)."""
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
@@ -553,7 +554,7 @@ def built_by(function: Build) -> Tuple[popxl.Ir, List[popxl.DeviceToHostStream]]
     return ir, streams
 
 
-def variables_of(scene: Scene, prefix: str) -> Dict[str, Tensor]:
+def variables_of(scene: Scene, prefix: str) -> dict[str, Tensor]:
     """The operands of a scene: variables, or views of such."""
     pattern, types = scene.pattern, types_of(scene)
     permuted = {
@@ -561,7 +562,7 @@ def variables_of(scene: Scene, prefix: str) -> Dict[str, Tensor]:
         for p in scene.perturbations
         if p.kind == "operand transposed"
     }
-    operands: Dict[str, Tensor] = {}
+    operands: dict[str, Tensor] = {}
     for name, a in pattern.data.items():
         is_permuted = name in permuted and np.ndim(a) > 1
         given = np.ascontiguousarray(np.swapaxes(a, -1, -2)) if is_permuted else a
@@ -574,7 +575,7 @@ def variables_of(scene: Scene, prefix: str) -> Dict[str, Tensor]:
     return operands
 
 
-def types_of(scene: Scene) -> Dict[str, popxl.dtype]:
+def types_of(scene: Scene) -> dict[str, popxl.dtype]:
     """The types of a scene's operands."""
     pattern, types = scene.pattern, {}
     for name, a in pattern.data.items():
@@ -587,7 +588,7 @@ def types_of(scene: Scene) -> Dict[str, popxl.dtype]:
     return types
 
 
-def _used_twice(operands: Dict[str, Tensor], p: Perturbation, kept: Sequence[str]) -> None:
+def _used_twice(operands: dict[str, Tensor], p: Perturbation, kept: Sequence[str]) -> None:
     pairs = [
         (one, other)
         for one, t in operands.items()
@@ -625,7 +626,7 @@ def _add_scene(ir: popxl.Ir, scene: Scene, prefix: str) -> Sequence[Tensor]:
     return [t for _ in range(calls) for t in ops.call(graph, *given)]
 
 
-def _body(scene: Scene, operands: Mapping[str, Tensor]) -> List[Tensor]:
+def _body(scene: Scene, operands: Mapping[str, Tensor]) -> list[Tensor]:
     between = Between(scene, operands)
     return [*scene.pattern.body(between, **operands), *between.seen]
 

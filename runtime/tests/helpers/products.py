@@ -5,8 +5,8 @@ neither.
 import os
 import platform
 import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator
 
 import pytest
 import torch

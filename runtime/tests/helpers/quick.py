@@ -3,15 +3,16 @@ needs them.
 """
 
 import importlib
-from typing import Any, Callable, Iterable, List, Optional, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 from helpers.samples.sample import Sample
 
 
 def cases(
-    values: Iterable[Any], is_quick: Callable[[Any], bool], ids: Optional[Sequence[str]] = None
-) -> List[Any]:
+    values: Iterable[Any], is_quick: Callable[[Any], bool], ids: Sequence[str] | None = None
+) -> list[Any]:
     """Values to parametrize with; those that are not quick are marked slow. Without ids their texts
     name them.
     """

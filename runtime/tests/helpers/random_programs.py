@@ -5,8 +5,8 @@ Every list describes a valid program, so that hypothesis can shrink it, and the 
 same program again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 import popxl
@@ -26,7 +26,7 @@ COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "sha
 ROWS = 3
 
 
-def storages(t: Tensor) -> Set[Tensor]:
+def storages(t: Tensor) -> set[Tensor]:
     """What a tensor is a view of, and by-reference inputs of graphs, which may be views of each
     other.
     """
@@ -34,7 +34,7 @@ def storages(t: Tensor) -> Set[Tensor]:
     return found | t._graph._by_ref_inputs if found & t._graph._by_ref_inputs else found
 
 
-Step = Tuple[str, int, int, int]
+Step = tuple[str, int, int, int]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Built:
     """A program with what to look at after a run."""
 
     ir: popxl.Ir
-    inputs: Dict[popxl.HostToDeviceStream, np.ndarray]
+    inputs: dict[popxl.HostToDeviceStream, np.ndarray]
     """``[transfers, replicas, *stream.shape]``."""
 
 
@@ -52,9 +52,9 @@ class Pool:
     def __init__(self, tensors: Sequence[Tensor]):
         self.tensors = list(tensors)
         self.rows: set[Tensor] = set()
-        self.counter: List[Tensor] = []
+        self.counter: list[Tensor] = []
 
-    def pick(self, i: int, shape: Tuple[int, ...] = ()) -> Tensor:
+    def pick(self, i: int, shape: tuple[int, ...] = ()) -> Tensor:
         """A tensor by number, of a shape if one is given."""
         fitting = [t for t in self.tensors if not shape or t.shape == shape]
         return fitting[i % len(fitting)]
@@ -77,7 +77,7 @@ class Builder:
     ):
         self.ir, self.replicas, self.dtype = popxl.Ir(replicas), replicas, dtype
         self.count = 0
-        self.inputs: Dict[popxl.HostToDeviceStream, np.ndarray] = {}
+        self.inputs: dict[popxl.HostToDeviceStream, np.ndarray] = {}
         with self.ir.main_graph:
             self.buffers = [popxl.remote_buffer(shape, self.dtype, ROWS) for shape in SHAPES]
             for b, buffer in enumerate(self.buffers):
@@ -217,7 +217,7 @@ class Builder:
         x = pool.pick(a)
         pool.add(x.detach())
 
-    def arguments(self, graph: popxl.Graph, pool: Pool, a: int, b: int, c: int) -> List[Tensor]:
+    def arguments(self, graph: popxl.Graph, pool: Pool, a: int, b: int, c: int) -> list[Tensor]:
         counter = pool.counter[a % len(pool.counter)]
         seed = popxl.constant([b, c], popxl.uint32)
         seeds = (

@@ -2,7 +2,8 @@
 seed)``.
 """
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import popxl

@@ -1,6 +1,6 @@
 """Small programs for the tests of sessions."""
 
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -9,7 +9,7 @@ from popxl import ops
 
 def counter(
     replication: int = 1, value: Any = 0.0, **options: Any
-) -> Tuple[popxl.Ir, popxl.tensor.Variable, Any]:
+) -> tuple[popxl.Ir, popxl.tensor.Variable, Any]:
     """(program that adds one to a variable and stores it, the variable, the stream)."""
     ir = popxl.Ir(replication)
     with ir.main_graph, popxl.in_sequence():
@@ -21,7 +21,7 @@ def counter(
 
 
 def echo(
-    shape: Tuple[int, ...] = (),
+    shape: tuple[int, ...] = (),
     dtype: popxl.dtype = popxl.float32,
     transfers: int = 1,
     replication: int = 1,

@@ -1,7 +1,8 @@
 """A program that trains through causal attention."""
 
 import math
-from typing import Any, Callable, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -41,7 +42,7 @@ def attend(
 
 def training(
     dtype: popxl.dtype,
-    shape: Tuple[int, ...] = (2, 6, 16),
+    shape: tuple[int, ...] = (2, 6, 16),
     heads: int = 2,
     mask: Any = None,
     seed: bool = False,
@@ -66,7 +67,7 @@ def training(
         if recomputing:
             grad = addons.recompute_graph(grad)
 
-        def step(x: Tensor, dy: Tensor, w: Tensor, total: popxl.TensorByRef) -> List[Tensor]:
+        def step(x: Tensor, dy: Tensor, w: Tensor, total: popxl.TensorByRef) -> list[Tensor]:
             call = ops.call_with_info(graph, x, w)
             dx, dw = ops.call(grad.graph, dy, inputs_dict=grad.grad_graph_info.inputs_dict(call))
             ops.add_(total, dw)

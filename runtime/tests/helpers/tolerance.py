@@ -1,11 +1,11 @@
 """How closely results must agree, by the dtype that they were computed in."""
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
 
-TOLERANCE: Dict[popxl.dtype, Tuple[float, float]] = {
+TOLERANCE: dict[popxl.dtype, tuple[float, float]] = {
     popxl.float64: (1e-11, 1e-12),
     popxl.float32: (2e-5, 2e-6),
     popxl.float16: (4e-3, 2e-3),
@@ -28,8 +28,8 @@ def assert_close(
     expected: Any,
     dtype: popxl.dtype,
     what: str,
-    rtol: Optional[float] = None,
-    atol: Optional[float] = None,
+    rtol: float | None = None,
+    atol: float | None = None,
 ) -> None:
     """Arrays of one shape agree within ``dtype``'s tolerance; NaN and infinities must be in the
     same places.

@@ -4,7 +4,8 @@ program is accepted.
 
 import itertools
 import re
-from typing import Any, Callable, Dict, List, Set
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import popart
@@ -457,9 +458,9 @@ def test_ops_that_are_moved_keep_their_order() -> None:
 # The order of ops, against a closure
 
 
-def descendants(before: List[List[int]]) -> List[Set[int]]:
+def descendants(before: list[list[int]]) -> list[set[int]]:
     """Nodes that are reached from each, by the definition."""
-    reached: List[Set[int]] = [set() for _ in before]
+    reached: list[set[int]] = [set() for _ in before]
     for node in reversed(range(len(before))):
         for other in before[node]:
             reached[other] |= {node} | reached[node]
@@ -470,8 +471,8 @@ def descendants(before: List[List[int]]) -> List[Set[int]]:
 def test_the_order_of_random_programs_is_the_closure_of_data_and_sequence(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ir = popxl.Ir()
-    made: List[popxl.Tensor] = []
-    blocks: Dict[int, List[int]] = {}
+    made: list[popxl.Tensor] = []
+    blocks: dict[int, list[int]] = {}
     with ir.main_graph:
         v = popxl.variable(np.float32(1))
         for block in range(12):
@@ -596,6 +597,7 @@ def steps_of(ir: popxl.Ir) -> int:
     return steps.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [training, hub, wide, nested])
 def test_the_work_grows_with_the_program_and_nothing_is_left_undecided(program: Any) -> None:
     sizes = (8, 16, 32) if program is nested else (50, 100, 200)

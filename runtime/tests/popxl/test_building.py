@@ -2,8 +2,9 @@
 sessions refuse.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -40,7 +41,7 @@ def seed() -> popxl.Tensor:
     return popxl.constant([1, 2], popxl.uint32)
 
 
-FOR_FLOATS: List[Tuple[str, Callable[[popxl.Tensor], Any]]] = [
+FOR_FLOATS: list[tuple[str, Callable[[popxl.Tensor], Any]]] = [
     ("adam_updater", lambda t: adam_updater(t, t, t, step(), 0.1, 0.9, 0.999)),
     ("lamb_updater", lambda t: lamb_updater(t, t, t, step(), 0.1, 0.9, 0.999)),
     ("adamax_updater", lambda t: adamax_updater(t, t, t, step(), 0.1)),
@@ -314,7 +315,7 @@ LABELS = np.array([4, 0, 2, 1, 1, 3], np.int32)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", [(2, 3), (6,), (3, 2), (1, 6, 1)])
 def test_labels_have_any_shape_with_one_for_each_row(
-    shape: Tuple[int, ...], reduction: Any
+    shape: tuple[int, ...], reduction: Any
 ) -> None:
     probs = PROBABILITIES.clone().requires_grad_()
     loss = torch.nn.functional.nll_loss(
@@ -450,7 +451,7 @@ ONES = [((), (1,)), ((1,), ()), ((1,), (1, 1)), ((), (1, 1)), ((1, 1), (1,)), ((
 @pytest.mark.parametrize(("stream", "given"), ONES)
 @pytest.mark.parametrize(("transfers", "replicas"), [(1, 1), (3, 1), (1, 2), (3, 2)])
 def test_arrays_of_axes_of_size_one_fit_streams_of_such_axes(
-    stream: Tuple[int, ...], given: Tuple[int, ...], transfers: int, replicas: int
+    stream: tuple[int, ...], given: tuple[int, ...], transfers: int, replicas: int
 ) -> None:
     ir = popxl.Ir(replication=replicas)
     ir.num_host_transfers = transfers
@@ -602,7 +603,7 @@ def test_slices_of_an_axis_without_bounds_are_the_tensor_itself() -> None:
     ],
 )
 def test_the_constant_refinement_has_the_smallest_stride_and_the_pieces_divisor(
-    assignment: List[int], stride: int, size: int
+    assignment: list[int], stride: int, size: int
 ) -> None:
     ir = popxl.Ir(replication=len(assignment))
     grouping = ir.replica_grouping_from_assignments(assignment)

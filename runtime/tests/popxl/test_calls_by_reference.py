@@ -2,7 +2,7 @@
 the graph do not.
 """
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import popart
@@ -21,11 +21,11 @@ def add_one(x: popxl.Tensor) -> popxl.Tensor:
     return ops.add_(x, popxl.constant(1.0))
 
 
-def variables(number: int) -> List[Any]:
+def variables(number: int) -> list[Any]:
     return [popxl.variable(np.float32(10 * i), name=f"v{i}") for i in range(number)]
 
 
-def values(ir: popxl.Ir, wanted: List[Any]) -> List[float]:
+def values(ir: popxl.Ir, wanted: list[Any]) -> list[float]:
     with popxl.Session(ir) as session:
         session.run()
         return [float(value) for value in session.get_tensors_data(wanted).values()]
@@ -62,6 +62,7 @@ def test_a_call_that_is_declared_to_write_does_and_the_others_of_its_graph_do_no
         assert [float(session.get_tensor_data(t)) for t in v] == [0, 11, 20, 30]
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_loop_that_is_declared_to_write_adds_up_and_another_of_its_graph_starts_anew(

@@ -2,7 +2,8 @@
 
 import inspect
 import typing
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import popxl
 import pytest
@@ -31,9 +32,9 @@ def declared(returns: Any, count: int) -> Any:
     "returns, count, kind",
     [
         (TensorSpec, 1, Tensor),
-        (List[TensorSpec], 2, list),
+        (list[TensorSpec], 2, list),
         (list[TensorSpec], 1, list),
-        (Tuple[TensorSpec, ...], 1, tuple),
+        (tuple[TensorSpec, ...], 1, tuple),
         (tuple[TensorSpec, TensorSpec], 2, tuple),
         (None, 0, type(None)),
     ],
@@ -51,13 +52,13 @@ def test_results_come_back_as_the_rule_returns_them(returns, count, kind):
 
 POSTPONED = """
 from __future__ import annotations
-def rule(t: Tensor, n: int) -> List[TensorSpec]:
+def rule(t: Tensor, n: int) -> list[TensorSpec]:
     return [t.spec] * n
 """
 
 
 def test_annotations_that_are_read_later_are_read():
-    names = {"Tensor": Tensor, "TensorSpec": TensorSpec, "List": List, "__name__": __name__}
+    names = {"Tensor": Tensor, "TensorSpec": TensorSpec, "__name__": __name__}
     exec(compile(POSTPONED, "rules.py", "exec", dont_inherit=True), names)
     rule = op(names["rule"], name="for_this_test")
     with popxl.Ir().main_graph:
@@ -66,7 +67,7 @@ def test_annotations_that_are_read_later_are_read():
             rule(1.0, 1)
 
 
-@pytest.mark.parametrize("returns", [Sequence[TensorSpec], Optional[TensorSpec], Any])
+@pytest.mark.parametrize("returns", [Sequence[TensorSpec], TensorSpec | None, Any])
 def test_a_rule_that_does_not_say_how_many_it_returns_is_refused(returns):
     with pytest.raises(TypeError, match="for_this_test: got a rule that returns .*; expected Ten"):
         declared(returns, 1)

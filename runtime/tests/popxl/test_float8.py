@@ -2,8 +2,9 @@
 in sessions.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -60,7 +61,7 @@ def codes_of(array: np.ndarray) -> np.ndarray:
 def to_float8(x: np.ndarray, log2_scale: int, dtype: popxl.dtype) -> np.ndarray:
     """Codes that the op gives in a program."""
 
-    def build(ir: popxl.Ir) -> List[popxl.Tensor]:
+    def build(ir: popxl.Ir) -> list[popxl.Tensor]:
         by = popxl.constant(log2_scale, popxl.int32)
         return [ops.pow2scale_cast_to_fp8(popxl.variable(x), by, dtype)]
 
@@ -70,7 +71,7 @@ def to_float8(x: np.ndarray, log2_scale: int, dtype: popxl.dtype) -> np.ndarray:
 def from_float8(array: np.ndarray, log2_scale: int, dtype: popxl.dtype) -> np.ndarray:
     """Numbers that the op gives in a program."""
 
-    def build(ir: popxl.Ir) -> List[popxl.Tensor]:
+    def build(ir: popxl.Ir) -> list[popxl.Tensor]:
         by = popxl.constant(log2_scale, popxl.int32)
         return [ops.pow2scale_cast_from_fp8(popxl.variable(array), by, dtype)]
 

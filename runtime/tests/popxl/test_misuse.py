@@ -5,8 +5,9 @@ Those of ops are in the sample tables, those of sessions and add-ons in their ow
 
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Type
+from typing import Any
 
 import numpy as np
 import popxl
@@ -31,7 +32,7 @@ class Misuse:
     """What a program must not do, and what it is told."""
 
     name: str
-    error: Type[BaseException]
+    error: type[BaseException]
     says: str
     """Regular expression, matched anywhere in the message."""
     do: Callable[[], Any]
@@ -243,7 +244,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-def mapped_as(dtype: Optional[popxl.dtype] = None, downcast: bool = True, kind: str = "float32"):
+def mapped_as(dtype: popxl.dtype | None = None, downcast: bool = True, kind: str = "float32"):
     with tempfile.NamedTemporaryFile() as file:
         to_numpy(np.memmap(file.name, kind, "w+", shape=(4,)), dtype, downcast)
 

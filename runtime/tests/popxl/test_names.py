@@ -3,7 +3,7 @@ representations.
 """
 
 import importlib
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -189,7 +189,7 @@ def test_a_gradient_stays_recognisable_when_it_is_reduced(ir: popxl.Ir) -> None:
 
 def test_names_in_a_chain_of_updates_stay_short(ir: popxl.Ir) -> None:
     x, g = made("x"), made("g")
-    names: List[str] = []
+    names: list[str] = []
     for i in range(1000):
         with popxl.name_scope(f"layer{i % 7}"):
             x = updates.accumulate_(x, g)

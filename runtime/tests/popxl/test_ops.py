@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from typing import Any, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -48,7 +49,7 @@ def over_dtypes(*dtypes: popxl.dtype) -> Any:
     )
 
 
-def expected_results(program: Program) -> List[Tuple[str, List[np.ndarray]]]:
+def expected_results(program: Program) -> list[tuple[str, list[np.ndarray]]]:
     """(which oracle, its results) for each oracle of the sample."""
     case, found = program.case, []
     for name, widen in (
@@ -194,7 +195,7 @@ class Gradients:
         provided = [graph.outputs[i] for i in self.seeded]
         self.info = autodiff(graph, provided, [graph.inputs[i] for i in self.floats])
 
-    def values(self) -> List[np.ndarray]:
+    def values(self) -> list[np.ndarray]:
         """The gradient of each floating-point operand, by the graph that autodiff made."""
         results = run(self.program.graph, [t.clone() for t in self.case.tensors])
         forward = dict(zip(self.program.graph.outputs, results))
@@ -214,7 +215,7 @@ class Gradients:
         results = run(self.program.graph, tensors)
         return sum(float((self.dy[i] * results[i].double()).sum()) for i in self.seeded)
 
-    def central_differences(self) -> List[np.ndarray]:
+    def central_differences(self) -> list[np.ndarray]:
         """The gradient of each floating-point operand, two evaluations for each element."""
         found = []
         for i in self.floats:
@@ -229,7 +230,7 @@ class Gradients:
             found.append(gradient)
         return found
 
-    def torch_autograd(self) -> List[np.ndarray]:
+    def torch_autograd(self) -> list[np.ndarray]:
         """The gradient of each floating-point operand, by torch through the sample's oracle."""
         leaves = [
             t.double().clone().requires_grad_() if t.is_floating_point() else t
@@ -425,6 +426,7 @@ def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
 # Refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS, ids=ids(REFUSALS))
 def test_refusals_refuse_in_their_own_words(refusal: Refusal) -> None:
     with pytest.raises(refusal.error) as caught:

@@ -1,6 +1,6 @@
 """Sessions: attaching, several of one Ir, streams, runs."""
 
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -284,7 +284,7 @@ def test_a_scalar_stream_takes_any_single_number(value: Any) -> None:
     [(1, 1, (2,)), (3, 1, (3, 2)), (1, 4, (4, 2)), (3, 4, (3, 4, 2))],
 )
 def test_transfers_and_replicas_come_in_front(
-    transfers: int, replication: int, shape: Tuple[int, ...]
+    transfers: int, replication: int, shape: tuple[int, ...]
 ) -> None:
     ir, into, out = echo((2,), popxl.int32, transfers, replication)
     data = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
@@ -433,5 +433,5 @@ def test_inits_and_loads_are_fresh_in_every_run() -> None:
         out = popxl.d2h_stream((2,), popxl.float32)
         ops.host_store(out, x + c)
     with popxl.Session(ir) as session:
-        results: Dict[int, Any] = {i: session.run()[out].tolist() for i in range(2)}
+        results: dict[int, Any] = {i: session.run()[out].tolist() for i in range(2)}
     assert results == {0: [2, 2], 1: [2, 2]}

@@ -3,7 +3,7 @@ files.
 """
 
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -115,7 +115,7 @@ def test_each_group_of_replicas_has_its_value() -> None:
     assert session.get_tensor_data(v).tolist() == [6, 7]
 
 
-def diverging(mode: str, **session: Any) -> Tuple[popxl.Session, Any, Any]:
+def diverging(mode: str, **session: Any) -> tuple[popxl.Session, Any, Any]:
     """A variable that one group shares, to which every replica adds something else."""
     ir = popxl.Ir(4)
     with ir.main_graph, popxl.in_sequence():
@@ -166,7 +166,7 @@ def test_all_replicas_reads_every_replica_and_may_not_be_written(to_host: bool) 
 
 
 @pytest.mark.parametrize("shape, shard_over", [((2, 3), 4), ((2, 3), 2), ((8,), None), ((2, 2), 1)])
-def test_a_sharded_variable_is_whole_on_the_host(shape: Tuple[int, ...], shard_over: Any) -> None:
+def test_a_sharded_variable_is_whole_on_the_host(shape: tuple[int, ...], shard_over: Any) -> None:
     ir = popxl.Ir(8)
     groups = ir.replica_grouping(stride=2)  # two groups of four
     data = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
@@ -277,7 +277,7 @@ def test_shards_of_a_group_without_a_constant_stride_gather_to_the_whole_again(
 
 def memmap_program(
     path: Path, mode: str, remote: bool, replication: int = 1
-) -> Tuple[popxl.Ir, Any]:
+) -> tuple[popxl.Ir, Any]:
     """A program that adds one to a variable whose host value is a file."""
     ir = popxl.Ir(replication)
     file: np.ndarray = np.memmap(path, np.float32, "w+", shape=(2,))

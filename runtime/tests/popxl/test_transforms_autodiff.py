@@ -2,7 +2,7 @@
 refuses.
 """
 
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -38,7 +38,7 @@ def linear(x: popxl.Tensor, w: popxl.Tensor, b: popxl.Tensor) -> popxl.Tensor:
     return ops.tanh(ops.add(ops.matmul(x, w), b))
 
 
-def kinds(info: GradGraphInfo) -> Tuple[Any, ...]:
+def kinds(info: GradGraphInfo) -> tuple[Any, ...]:
     return tuple((c.connection_type, c.fwd_tensor.name) for c in info.expected_inputs)
 
 
@@ -240,7 +240,7 @@ def test_what_is_only_reshaped_is_kept_as_it_is_then(ir: popxl.Ir) -> None:
 
 @pytest.mark.parametrize("pieces_in_use, kept", [(3, (6, 3)), (2, (2, 3))])
 def test_pieces_are_kept_in_one_where_all_of_them_are_used(
-    pieces_in_use: int, kept: Tuple[int, ...], ir: popxl.Ir
+    pieces_in_use: int, kept: tuple[int, ...], ir: popxl.Ir
 ) -> None:
     def product(x: popxl.Tensor) -> popxl.Tensor:
         result, *rest = ops.split(ops.add(x, x), 3, axis=0)[:pieces_in_use]

@@ -1,6 +1,6 @@
 """Emitting a graph's ops again elsewhere, and removing what nothing needs."""
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -34,7 +34,7 @@ def graph() -> popxl.Graph:
 def cloned(graph: popxl.Graph) -> popxl.Graph:
     """A graph with the same inputs and ops."""
 
-    def again(x: popxl.Tensor, total: popxl.TensorByRef) -> List[popxl.Tensor]:
+    def again(x: popxl.Tensor, total: popxl.TensorByRef) -> list[popxl.Tensor]:
         values = clone_ops(graph, dict(zip(graph.inputs, (x, total))))
         return [values[t] for t in graph.outputs]
 

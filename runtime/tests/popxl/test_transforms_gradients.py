@@ -2,7 +2,7 @@
 repeats.
 """
 
-from typing import Any, List
+from typing import Any
 
 import popxl
 import pytest
@@ -36,7 +36,7 @@ def check(program: Program, flag: bool = True, last: int = 3) -> None:
     ir = popxl.Ir()
     with ir.main_graph:
 
-        def traced(x: popxl.Tensor, w: popxl.Tensor, flag: popxl.Tensor) -> List[popxl.Tensor]:
+        def traced(x: popxl.Tensor, w: popxl.Tensor, flag: popxl.Tensor) -> list[popxl.Tensor]:
             return run(Popxl(ir), program, [x, w], flag)[-last:]
 
         graph = ir.create_graph(traced, spec((2, 3)), spec((3,)), popxl.TensorSpec((), popxl.bool))
@@ -123,8 +123,8 @@ def test_every_carried_value_of_a_loop_passes_gradients_even_where_its_last_valu
 
 
 def differentiate_and_run(
-    fn: Any, values: List[torch.Tensor], provided: List[torch.Tensor]
-) -> List[torch.Tensor]:
+    fn: Any, values: list[torch.Tensor], provided: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """Gradients of all inputs of a graph function, for gradients of its outputs."""
     ir = popxl.Ir()
     with ir.main_graph:

@@ -1,6 +1,7 @@
 """verify accepts what the API builds and names the op behind each kind of damage."""
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import popxl

@@ -1,7 +1,8 @@
 """A pipeline gives what its stages give when they run one after the other, once per micro-batch."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 import numpy as np
 import popxl
@@ -26,14 +27,14 @@ class OneAfterTheOther:
         yield
 
     def stash_and_restore_tensor(
-        self, t: popxl.Tensor, from_stage: Optional[int] = None
+        self, t: popxl.Tensor, from_stage: int | None = None
     ) -> popxl.Tensor:
         ipu = get_current_context().ipu_id
         return t if ipu is None else t.copy_to_ipu(ipu, 0)
 
     def stash_and_restore_activations(
         self, call_info: Any, grad_info: Any
-    ) -> Dict[popxl.Tensor, popxl.Tensor]:
+    ) -> dict[popxl.Tensor, popxl.Tensor]:
         return grad_info.inputs_dict(call_info)
 
 
@@ -189,7 +190,7 @@ def training_program(steps: int, pipelined: bool) -> Any:
     )
 
 
-def torch_training(weights: List[np.ndarray], xs: np.ndarray, labels: np.ndarray, lr: float) -> Any:
+def torch_training(weights: list[np.ndarray], xs: np.ndarray, labels: np.ndarray, lr: float) -> Any:
     """(losses [runs, steps], final weights): the same with torch's autograd."""
     w0, b0, w1, b1 = parameters = [torch.tensor(w, requires_grad=True) for w in weights]
     losses = []
@@ -289,7 +290,7 @@ def a_pipeline(misuse: Any) -> Any:
     with popxl.Ir().main_graph as main:
 
         def build(x: popxl.Tensor) -> Any:
-            results: List[popxl.Tensor] = []
+            results: list[popxl.Tensor] = []
             with addons.pipelined_execution(6) as pipeline:
                 for i in range(3):
                     with pipeline.stage(i):

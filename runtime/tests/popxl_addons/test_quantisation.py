@@ -1,6 +1,6 @@
 """The add-ons' scales for float8, four-bit groups, and the layers that use them."""
 
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -36,7 +36,7 @@ def test_the_amax_scale_is_the_largest_without_overflow(dtype: popxl.dtype) -> N
     powers = [LARGEST[dtype] * 2.0**-k for k in range(-30, 31)]
     sizes = [*powers, *(1.01 * p for p in powers), *(0.99 * p for p in powers)]
 
-    def build(ir: popxl.Ir) -> List[popxl.Tensor]:
+    def build(ir: popxl.Ir) -> list[popxl.Tensor]:
         rows = popxl.variable(np.array([[-s, s / 3] for s in sizes], np.float32))
         return [fp8_amax_scale(rows[i], dtype) for i in range(len(sizes))]
 
@@ -51,7 +51,7 @@ def test_the_amax_scale_is_the_largest_without_overflow(dtype: popxl.dtype) -> N
     [([0.0, 0.0], 31), ([1e-30, 0], 31), ([-1e30, 1], -31), ([np.inf, 1], -31), ([np.nan, 1], 0)],
     ids=str,
 )
-def test_the_amax_scale_is_clipped(data: List[float], expected: int, dtype: popxl.dtype) -> None:
+def test_the_amax_scale_is_clipped(data: list[float], expected: int, dtype: popxl.dtype) -> None:
     (found,) = run_program(
         lambda ir: [fp8_amax_scale(popxl.variable(np.array(data, np.float32)), dtype)]
     )
@@ -96,7 +96,7 @@ def test_scales_are_for_float8_and_of_numbers(scale_of: Any) -> None:
 # Linear in float8
 
 
-def narrowed(x: np.ndarray, dtype: popxl.dtype, scale: Any) -> Tuple[torch.Tensor, int]:
+def narrowed(x: np.ndarray, dtype: popxl.dtype, scale: Any) -> tuple[torch.Tensor, int]:
     """(x as float8 holds it, in float64, without its scale's inverse; the scale: amax's unless
     given).
     """
@@ -108,17 +108,17 @@ def narrowed(x: np.ndarray, dtype: popxl.dtype, scale: Any) -> Tuple[torch.Tenso
     return torch.from_numpy(x.astype(np.float64) * 2.0**by).to(TORCH[dtype]).double(), by
 
 
-def product(lhs: Tuple[torch.Tensor, int], rhs: Tuple[torch.Tensor, int]) -> np.ndarray:
+def product(lhs: tuple[torch.Tensor, int], rhs: tuple[torch.Tensor, int]) -> np.ndarray:
     """Rounded once to float16, as float32."""
     return ((lhs[0] @ rhs[0]) * 2.0 ** -(lhs[1] + rhs[1])).to(torch.float16).float().numpy()
 
 
 def run_layer(
-    layer: Any, arrays: Dict[str, np.ndarray], names: List[str], required: Any = None
-) -> List[np.ndarray]:
+    layer: Any, arrays: dict[str, np.ndarray], names: list[str], required: Any = None
+) -> list[np.ndarray]:
     """A layer's output and gradients, with the arrays as x, dy and variables."""
 
-    def build(ir: popxl.Ir) -> List[popxl.Tensor]:
+    def build(ir: popxl.Ir) -> list[popxl.Tensor]:
         given = {name: popxl.variable(a) for name, a in arrays.items()}
         _, graph = layer.create_graph(given["x"])
         wanted = [graph.graph.inputs[0], *(getattr(graph.args, n) for n in names)]
@@ -135,7 +135,7 @@ def run_layer(
 @pytest.mark.parametrize("rows", [(6,), (2, 3)], ids=str)
 @pytest.mark.parametrize("metric, scale", [("amax", None), ("manual_scale", 3)])
 def test_linear_fp8_multiplies_rounded_operands_and_so_do_its_gradients(
-    of: Any, rows: Tuple[int, ...], metric: str, scale: Any
+    of: Any, rows: tuple[int, ...], metric: str, scale: Any
 ) -> None:
     arrays = {
         "x": normal(*rows, 8).astype(of),
@@ -260,7 +260,7 @@ def test_the_first_of_four_lies_in_the_highest_bits() -> None:
 def test_programs_unpack_what_the_host_does(axis: int, of: Any) -> None:
     packed, scale, bias = group_quantize_compress_numpy(normal(8, 16).astype(of), 8, axis)
 
-    def build(ir: popxl.Ir) -> List[popxl.Tensor]:
+    def build(ir: popxl.Ir) -> list[popxl.Tensor]:
         return [
             group_quantize_decompress(*(popxl.variable(a) for a in (packed, scale, bias)), dim=axis)
         ]

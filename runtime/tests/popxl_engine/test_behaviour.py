@@ -10,9 +10,10 @@ import re
 import threading
 import traceback
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -211,7 +212,7 @@ def test_offsets_of_one_element_are_numbers_as_scalars_are() -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         buffer = popxl.remote_buffer((2,), popxl.float32, 4)
 
-        def body(n: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:
+        def body(n: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
             ops.remote_store(buffer, n, x)
             return n + 1, ops.remote_load(buffer, n) * 2
 

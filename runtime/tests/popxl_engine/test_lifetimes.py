@@ -2,7 +2,7 @@
 tell.
 """
 
-from typing import Any, Dict, FrozenSet, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -35,7 +35,7 @@ KINDS = (
 )
 
 
-def observe(built: Built, interpret: bool, readable: bool) -> List[Dict[str, np.ndarray]]:
+def observe(built: Built, interpret: bool, readable: bool) -> list[dict[str, np.ndarray]]:
     """Every output after each of some runs, every variable on the device, and where they are
     readable all rows.
     """
@@ -64,7 +64,7 @@ def differs(program: Any, readable: bool, replicas: int = 1) -> bool:
     return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
-def with_rules(monkeypatch: Any, rules: FrozenSet[str], readable: bool) -> None:
+def with_rules(monkeypatch: Any, rules: frozenset[str], readable: bool) -> None:
     """Let sessions decide by some of the rules; with ``readable=False`` as if no row was a
     variable.
     """
@@ -84,7 +84,7 @@ def test_rows_whose_memory_is_released_change_no_number(
     readable: bool, replicas: int, monkeypatch: Any
 ) -> None:
     with_rules(monkeypatch, ALL_RULES, readable)
-    given_up: List[int] = []
+    given_up: list[int] = []
     original = Rows.release
 
     def counting(self: Rows, index: int) -> None:
@@ -143,7 +143,7 @@ class Layered:
         """A run on a tensor of one number."""
         self.engine.run({self.inputs: np.full((1, 1, *SHAPE), start, np.float32)}, {})
 
-    def expected(self, start: float) -> List[float]:
+    def expected(self, start: float) -> list[float]:
         """What is in the rows of results after it."""
         return [start * (2**LAYERS + sum(2**i for i in range(n, LAYERS))) for n in range(LAYERS)]
 
@@ -169,7 +169,7 @@ def test_what_nobody_ever_reads_has_no_memory() -> None:
 def test_what_the_host_may_read_lasts_until_the_next_run_begins(monkeypatch: Any) -> None:
     program = Layered()
     program.run(1.0)
-    held: List[int] = []
+    held: list[int] = []
     original = Rows.donate
 
     def seen(self: Rows, index: int, tensors: Any) -> None:

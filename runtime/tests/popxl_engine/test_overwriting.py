@@ -1,7 +1,8 @@
 """Kernels that may write their result over an operand do so where nobody can tell."""
 
 import random
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -20,13 +21,11 @@ from popxl_engine.kernels.registry import ALTERNATES, OVERWRITES
 from popxl_engine.machine.memory import unshared
 from popxl_engine.native import library as native
 
-overwritten: List[int] = []
+overwritten: list[int] = []
 """Elements of each operand that `adding` has written over."""
 
 
-def adding(
-    lhs: torch.Tensor, rhs: torch.Tensor, into: Optional[torch.Tensor] = None
-) -> torch.Tensor:
+def adding(lhs: torch.Tensor, rhs: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
     """A sum, which changes ``into`` before it has read ``rhs``."""
     if into is None or into.shape != torch.broadcast_shapes(lhs.shape, rhs.shape):
         return torch.add(lhs, rhs)
@@ -112,6 +111,7 @@ def whatever_the_other_operand_is(writer: BlockWriter, instr: Any) -> str:
     return name if name in writer.last_uses else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [whatever_is_needed_later, whatever_the_other_operand_is])
 def test_an_operand_that_is_needed_twice_is_not_overwritten(
     mutant: Callable[..., str], monkeypatch: Any
@@ -172,11 +172,11 @@ def cross_entropy(logits_are_read: bool) -> popxl.Ir:
     return ir
 
 
-def results(ir: popxl.Ir, interpret: bool) -> List[np.ndarray]:
+def results(ir: popxl.Ir, interpret: bool) -> list[np.ndarray]:
     """What a program gives to the host."""
     inputs, outputs = ir.get_all_h2d_streams(), ir.get_all_d2h_streams()
     draw = np.random.default_rng(1)
-    values: Dict[str, np.ndarray] = {
+    values: dict[str, np.ndarray] = {
         "x": draw.normal(size=(1, 1, ROWS, 8)).astype(np.float32),
         "labels": draw.integers(0, CLASSES, (1, 1, ROWS)).astype(np.int32),
     }

@@ -1,6 +1,7 @@
 """The engine gives the interpreter's numbers on random programs over the whole table of ops."""
 
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -28,7 +29,7 @@ def differences(
     graphs: Sequence[Sequence[Step]],
     replicas: int,
     dtype: popxl.dtype,
-) -> List[str]:
+) -> list[str]:
     """Names of values that differ between engine and interpreter: results by more than rounding,
     others by a bit.
     """

@@ -3,7 +3,8 @@
 Every rule that keeps a copy is needed.
 """
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl

@@ -1,6 +1,7 @@
 """Remote memory of one replica, without a program."""
 
-from typing import Any, Callable, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import popxl
@@ -100,20 +101,20 @@ def test_a_tensor_that_is_given_up_becomes_the_row_without_a_copy() -> None:
     assert rows.load(1).tolist() == [2, 3, 4, 5, 6, 7]
 
 
-def of_numpy() -> Tuple[torch.Tensor, np.ndarray]:
+def of_numpy() -> tuple[torch.Tensor, np.ndarray]:
     array = np.arange(6, dtype=np.float32)
     return torch.from_numpy(array), array
 
 
-def twice(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def twice(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return t, t
 
 
-def viewed(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def viewed(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return t.view(6), t
 
 
-def same_memory(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+def same_memory(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return t, torch.empty(0).set_(t.untyped_storage(), 0, (6,), (1,))  # type: ignore[call-overload, no-any-return]
 
 
@@ -135,7 +136,7 @@ def same_memory(t: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     ],
 )
 def test_a_row_is_apart_from_what_somebody_else_still_has(
-    make: Callable[[], Tuple[torch.Tensor, Any]],
+    make: Callable[[], tuple[torch.Tensor, Any]],
 ) -> None:
     with torch.no_grad():
         rows, (t, other) = Rows((6,), torch.float32, 1), make()

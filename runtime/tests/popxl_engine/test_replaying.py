@@ -2,7 +2,7 @@
 found.
 """
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -30,8 +30,8 @@ def last(buffer: popxl.RemoteBuffer) -> Any:
     ops.host_store(TOTALS[0], collectives.replicated_all_reduce(total))
 
 
-WORDS: List[popxl.HostToDeviceStream] = []
-TOTALS: List[popxl.DeviceToHostStream] = []
+WORDS: list[popxl.HostToDeviceStream] = []
+TOTALS: list[popxl.DeviceToHostStream] = []
 
 
 def session_of(replicas: int) -> popxl.Session:
@@ -74,7 +74,7 @@ def test_phases_that_run_twice_change_no_number_and_find_nothing(replicas):
 def test_a_flipped_bit_in_a_row_or_a_stream_is_found_in_the_phase_that_is_wanted(monkeypatch):
     with session_of(1) as session:
         (own,) = session._engine.machine.replicas
-        seen: List[int] = []
+        seen: list[int] = []
         for name in ("remote_store", "host_store"):
             plain = getattr(type(own), name)
 

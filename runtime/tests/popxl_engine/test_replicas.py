@@ -2,7 +2,8 @@
 deadlocks.
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -33,7 +34,7 @@ def runner(request: Any, monkeypatch: Any) -> str:
 Build = Callable[..., Sequence[popxl.Tensor]]
 
 
-def run(replicas: int, build: Build, *inputs: np.ndarray) -> List[np.ndarray]:
+def run(replicas: int, build: Build, *inputs: np.ndarray) -> list[np.ndarray]:
     """Outputs of a main graph that is ``build(ir, *loaded inputs)``; arrays are ``[replica,
     ...]``.
     """
@@ -59,7 +60,7 @@ def values(replicas: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(replicas, *shape)).astype(np.float32)
 
 
-def members(digits: str) -> List[List[int]]:
+def members(digits: str) -> list[list[int]]:
     """For each replica, its group."""
     return [[r for r, digit in enumerate(digits) if digit == own] for own in digits]
 
@@ -71,7 +72,7 @@ def shard(x: np.ndarray, i: int, size: int) -> np.ndarray:
 
 
 def by_group(
-    x: np.ndarray, groups: List[List[int]], fn: Callable[[np.ndarray, int], np.ndarray]
+    x: np.ndarray, groups: list[list[int]], fn: Callable[[np.ndarray, int], np.ndarray]
 ) -> np.ndarray:
     """``fn(the group's arrays, position in the group)`` for each replica."""
     return np.stack([fn(x[group], group.index(r)) for r, group in enumerate(groups)])
@@ -126,7 +127,7 @@ def test_every_collective_of_a_program_is_its_numpy_statement(digits: str) -> No
     np.testing.assert_array_equal(after, x)
 
 
-REDUCE: Dict[Any, Callable[[np.ndarray], np.ndarray]] = {
+REDUCE: dict[Any, Callable[[np.ndarray], np.ndarray]] = {
     "add": lambda g: g.sum(0),
     "mean": lambda g: g.mean(0),
     "mul": lambda g: g.prod(0),
@@ -156,8 +157,8 @@ def test_additions_come_in_one_order_whatever_the_group(runner: str) -> None:
 # Gradients
 
 
-Gradient = Callable[[np.ndarray, np.ndarray, List[List[int]], int], np.ndarray]
-GRADIENTS: Dict[str, Tuple[Callable[[popxl.Tensor, Any], popxl.Tensor], Gradient]] = {
+Gradient = Callable[[np.ndarray, np.ndarray, list[list[int]], int], np.ndarray]
+GRADIENTS: dict[str, tuple[Callable[[popxl.Tensor, Any], popxl.Tensor], Gradient]] = {
     "all_gather": (
         lambda x, g: collectives.replicated_all_gather(x, 0, g),
         lambda x, dy, gs, n: np.stack([np.split(dy[r], n)[g.index(r)] for r, g in enumerate(gs)]),

@@ -1,6 +1,7 @@
 """Graphs that round from a seed: the same bits wherever and whenever they are called with it."""
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -44,7 +45,7 @@ both = pytest.mark.parametrize("interpret", ["0", "1"])
 
 def built(
     program: Program, words: Sequence[int] = SEEDS[0], stochastic: bool = True
-) -> Tuple[popxl.Ir, Variable]:
+) -> tuple[popxl.Ir, Variable]:
     ir = new_ir(stochastic=stochastic)
     with ir.main_graph:
         v = popxl.variable(np.ones(SIZE, np.float32), popxl.bfloat16, name="v")
@@ -192,7 +193,7 @@ def test_a_profiled_run_gives_the_same_bits() -> None:
 
 def adamw(
     shards: bool, steps: int, runs: int, weight: popxl.dtype, moments: popxl.dtype
-) -> List[np.ndarray]:
+) -> list[np.ndarray]:
     """A variable and its moments after some runs of some steps of AdamW each, with a seed split off
     for each step.
     """
@@ -218,7 +219,7 @@ def adamw(
             carried = popxl.graph_input((2,), popxl.uint32, "seed")
             mine, following = ops.split_random_seed(carried)
             outside = {own: mine}
-            inputs: Dict[popxl.Tensor, popxl.Tensor] = {}
+            inputs: dict[popxl.Tensor, popxl.Tensor] = {}
             named = {step.args[name]: t for name, t in state.to_dict().items()}
             for inner, t in {
                 step.graph.inputs[0]: target,
@@ -340,7 +341,7 @@ def test_only_an_input_of_the_graph_is_taken() -> None:
 
 
 def test_only_two_words_are_taken() -> None:
-    def make(graph: popxl.Graph, shape: Tuple[int, ...], dtype: popxl.dtype) -> None:
+    def make(graph: popxl.Graph, shape: tuple[int, ...], dtype: popxl.dtype) -> None:
         with graph:
             extensions.round_from(graph, popxl.graph_input(shape, dtype, "other"))
 

@@ -3,7 +3,7 @@ wherever they are made.
 """
 
 import random
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -31,7 +31,7 @@ def adding(
     dtype: popxl.dtype = popxl.bfloat16,
     size: int = 4096,
     replicas: int = 1,
-) -> Tuple[popxl.Ir, popxl.tensor.Variable]:
+) -> tuple[popxl.Ir, popxl.tensor.Variable]:
     """A program that adds a little to every element of a variable of ones."""
     ir = new_ir(replicas, stochastic)
     with ir.main_graph:
@@ -158,7 +158,7 @@ def test_replicas_that_meet_between_updates_draw_the_same_each() -> None:
     np.testing.assert_array_equal(values, np.tile(values[0], (4, 1)))
 
 
-def sharded(kind: str, shape: Tuple[int, ...], runs: int = 2) -> np.ndarray:
+def sharded(kind: str, shape: tuple[int, ...], runs: int = 2) -> np.ndarray:
     """A variable of groups of four among eight replicas, updated whole or in shards."""
     ir = new_ir(8)
     data = np.stack([np.ones(shape, np.float32), np.full(shape, 2, np.float32)])
@@ -187,7 +187,7 @@ def sharded(kind: str, shape: Tuple[int, ...], runs: int = 2) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["on device", "remote"])
 @pytest.mark.parametrize("interpret", ["0", "1"])
 def test_shards_draw_what_the_whole_tensor_draws(
-    kind: str, shape: Tuple[int, ...], interpret: str, monkeypatch: Any
+    kind: str, shape: tuple[int, ...], interpret: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("POPXL_INTERPRET", interpret)
     expected = sharded("whole", shape)
@@ -198,7 +198,7 @@ def test_shards_draw_what_the_whole_tensor_draws(
 # Engine and interpreter
 
 
-def observe(steps: Any, graphs: Any, replicas: int, interpret: bool) -> List[Dict[str, np.ndarray]]:
+def observe(steps: Any, graphs: Any, replicas: int, interpret: bool) -> list[dict[str, np.ndarray]]:
     """Outputs and variables after each of two runs of a random program in bfloat16."""
     built = build(steps, graphs, replicas, popxl.bfloat16)
     built.ir._pb_ir.getSessionOptions().enableStochasticRounding = True
@@ -208,7 +208,7 @@ def observe(steps: Any, graphs: Any, replicas: int, interpret: bool) -> List[Dic
     for _ in range(2):
         outputs = {s: np.zeros((1, replicas, *s.shape), s.dtype.as_numpy()) for s in streams}
         engine.run(built.inputs, outputs)
-        values: Dict[str, np.ndarray] = {s.tensor_id: a for s, a in outputs.items()}
+        values: dict[str, np.ndarray] = {s.tensor_id: a for s, a in outputs.items()}
         values.update((v.name, engine.read(v)) for v in built.ir.main_graph.variables)
         seen.append(values)
     return seen
@@ -249,7 +249,7 @@ def adamw_program(
     moments: popxl.dtype = popxl.float32,
     stochastic: bool = True,
     **options: Any,
-) -> Tuple[popxl.Ir, List[popxl.tensor.Variable]]:
+) -> tuple[popxl.Ir, list[popxl.tensor.Variable]]:
     """A step of AdamW on a variable, whole or in shards; (variable, first moment, second
     moment).
     """
@@ -273,7 +273,7 @@ def adamw_program(
     return ir, [v, named["first_order"], named["second_order"]]
 
 
-def adamw(shards: bool, moments: popxl.dtype, weight: popxl.dtype) -> List[np.ndarray]:
+def adamw(shards: bool, moments: popxl.dtype, weight: popxl.dtype) -> list[np.ndarray]:
     """The variable and its moments after three steps."""
     # longer than a period of the noise, and uneven
     gradient = np.random.default_rng(1).normal(size=70_003)
@@ -316,6 +316,7 @@ def steps_apart(a: np.ndarray, b: np.ndarray, dtype: popxl.dtype) -> np.ndarray:
     return np.abs(first - second)
 
 
+@pytest.mark.slow
 @narrow_moments
 @both_weights
 @pytest.mark.parametrize("shards", [False, True])
@@ -336,6 +337,7 @@ def test_moments_round_as_the_interpreter_rounds_them(
     np.testing.assert_allclose(fused[0], plain[0], **tolerance)
 
 
+@pytest.mark.slow
 @both_weights
 def test_the_compiled_kernel_rounds_moments_as_the_plain_one_does(
     weight: popxl.dtype, monkeypatch: Any
@@ -350,6 +352,7 @@ def test_the_compiled_kernel_rounds_moments_as_the_plain_one_does(
             assert (found != expected).mean() < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpret", ["0", "1"])
 @narrow_moments
 def test_a_second_moment_falls_as_beta2_says_only_if_it_is_rounded_stochastically(

@@ -1,6 +1,6 @@
 """Views and references: what is written through one is seen through all, in calls and in loops."""
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import popxl

@@ -2,7 +2,8 @@
 on which replica.
 """
 
-from typing import Any, Callable, List, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -16,7 +17,7 @@ HUGE = np.array([1.0, 2.0, 3e38], np.float32)
 
 def found_in(
     build: Callable[[popxl.Ir], Sequence[popxl.Tensor]], replicas: int = 1
-) -> List[extensions.NotFinite]:
+) -> list[extensions.NotFinite]:
     """What is found in a program's run, which gives the same numbers as one that is not watched."""
     ir = popxl.Ir(replication=replicas)
     with ir.main_graph, popxl.in_sequence(True):

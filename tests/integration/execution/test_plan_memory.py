@@ -17,6 +17,7 @@ from popxl_gpt.config import override
 from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference import evaluation_program
+from popxl_gpt.execution.memory import copy_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.plan.process import process_memory
@@ -56,7 +57,7 @@ def without_scratch(
     """Less what is taken and given back inside one product: where oneDNN rearranges a factor. No
     plan knows that.
     """
-    found: "list[tuple[int, int]]" = []
+    found: list[tuple[int, int]] = []
     for moment, nbytes in changes:
         begin, end = products[max(0, bisect.bisect(products, (moment, moment)) - 1)]
         if found and begin < found[-1][0] < moment < end and nbytes == -found[-1][1]:
@@ -112,6 +113,7 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypat
     assert measured_peak(config, borrows, monkeypatch) == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid, changes",
     [((1, 1, 1), {}), ((2, 1, 1), {"device_iterations": 2}), ((1, 1, 2), {"layers": 3})],
@@ -120,7 +122,7 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypat
 def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, changes, monkeypatch):
     config = configuration(grid, **changes)
     expected = extensions.host_needs(training_program(config)[0])
-    held: "list[int]" = []
+    held: list[int] = []
 
     def noted(name: str) -> None:
         original = getattr(Replica, name)
@@ -142,6 +144,7 @@ def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, cha
     assert 0.98 * expected.rows <= max(held) <= expected.rows < expected.all_rows
 
 
+@pytest.mark.slow
 def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     config = configuration(hidden_size=180)
     needs = extensions.host_needs(training_program(config)[0])
@@ -149,6 +152,7 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     assert (found.itself, found.rows, found.tensors) == (1000, needs.rows, needs.tensors)
     layer = 3 * 4 * (12 * 180**2 + 13 * 180)  # weights and moments
     assert found.saving == 2 * layer
+    assert found.copy == copy_bytes(config, 1)  # not resident at the end
     assert found.resident == 1000 + needs.rows + needs.tensors + 2 * layer
     limited = override(config, memmap_dir="anywhere", host_memory=needs.rows // 2)
     assert process_memory(limited, 0, training_program(config)[0], None).rows == needs.rows // 2
@@ -157,6 +161,7 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     assert validated.rows > found.rows + 4 * parameter_count(config.model)
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_resident_set_and_the_plan_beside_it(monkeypatch):
     config = configuration()
     short, planned = RunMemory(config, has_planned=False), RunMemory(config, has_planned=True)
@@ -166,6 +171,7 @@ def test_a_run_tells_its_resident_set_and_the_plan_beside_it(monkeypatch):
     assert re.search(r"resident, [\d.]+ [MG]iB planned \([-+]\d+\.\d%\);", planned.text())
 
 
+@pytest.mark.slow
 def test_an_update_has_one_parameter_at_a_time_on_the_device():
     config = configuration(hidden_size=180)
     (update,) = (p for p in planned(config).program.phases if p.name == "decoder_optim_phase")

@@ -2,6 +2,7 @@
 that is being written when the run's course changes.
 """
 
+import json
 import os
 import signal
 import threading
@@ -15,10 +16,14 @@ from popxl_gpt.demo import pretraining as job
 from popxl_gpt.demo import training_run
 from popxl_gpt.execution import saving
 from popxl_gpt.execution.checkpoint_folder import folder_name
+from popxl_gpt.execution.memory import copy_bytes
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import begin_save, save
+from tests.integration.runs import TRAINED
 from tests.integration.saved_runs import BASE, train
+from tests.integration.skipping import POISON, session_of, state_of
+from tests.integration.skipping import run as run_steps
 
 SECONDS = 60
 
@@ -66,6 +71,7 @@ BEHIND = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", BEHIND, ids=str)
 def test_what_is_written_behind_is_the_step_that_it_was_begun_after(changes, tmp_path, monkeypatch):
     config, position = override(BASE, **changes), Position(2, "data")
@@ -83,6 +89,32 @@ def test_what_is_written_behind_is_the_step_that_it_was_begun_after(changes, tmp
     assert all(later[name] != expected[name] for name in expected if name != "checkpoint.json")
 
 
+def test_steps_that_are_skipped_and_spikes_while_a_checkpoint_is_written_change_no_bit_of_it(
+    poisoned, tmp_path, monkeypatch
+):
+    config = override(
+        TRAINED, steps=8, on_spike="skip", spike_window=2, spike_threshold=0.01, precision="float32",
+        stochastic_rounding=False,
+    )  # fmt: skip
+    session, position = session_of(config), Position(2, "data")
+    run_steps(session, config, 0, [1e-3])
+    run_steps(session, config, 1, [1e-3])
+    expected = files_of(save(session, config, tmp_path / "before", position))
+    gate, before = Gate(monkeypatch, 2), state_of(session)
+    with session:
+        begun = begin_save(session, config, tmp_path / "behind", position)
+        assert gate.is_holding
+        assert run_steps(session, config, 2, [POISON])[0].is_skipped
+        session.write_variables_data({session.state.norm_mean: np.float32(1e-3)})
+        assert run_steps(session, config, 3, [1e-3])[0].is_spike
+        assert state_of(session) == before
+        assert not begun.is_done
+        assert files_of(begun.finish()) == expected
+        later = save(session, config, tmp_path / "later", Position(4, "data"))
+    assert files_of(later)["head.safetensors"] == expected["head.safetensors"]
+    assert json.loads((later / "checkpoint.json").read_text())["skipped"] == 1
+
+
 @pytest.fixture(scope="module")
 def in_memory(tmp_path_factory) -> "dict[str, bytes]":
     """A checkpoint after two steps with rows in memory."""
@@ -91,6 +123,7 @@ def in_memory(tmp_path_factory) -> "dict[str, bytes]":
     return files_of(save(session, BASE, tmp_path_factory.mktemp("plain"), Position(2, "data")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, "1MiB"])
 def test_what_is_in_files_is_written_before_training_goes_on(limit, in_memory, tmp_path):
     config = override(BASE, memmap_dir=str(tmp_path / "rows"), host_memory=limit)
@@ -122,6 +155,20 @@ def test_a_copy_takes_no_more_than_half_of_the_free_memory(tmp_path, monkeypatch
     with session:
         begin_save(session, BASE, tmp_path, Position(1, "data")).finish()
     assert max(sizes.values()) <= max(most) <= free // 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"precision": "bfloat16", "stochastic_rounding": True, "moment_precision": "bfloat16"}],
+    ids=str,
+)
+def test_a_plan_counts_the_copy(changes):
+    config = override(BASE, **changes)
+    sizes = saving.layer_bytes(pretraining(config), config)
+    assert copy_bytes(config, 1) == pytest.approx(sum(sizes.values()), rel=0.01)
+    of_two = max(sum(sizes[name] for name in share) for share in saving._shares(sizes, 2))
+    assert copy_bytes(config, 2) == pytest.approx(of_two, rel=0.2)
+    assert copy_bytes(override(config, memmap_dir="anywhere"), 1) == 0
 
 
 # In a run
@@ -194,6 +241,7 @@ def check(folder: Path, undisturbed: Path, *steps: int) -> None:
             assert file == "checkpoint.json" or content == theirs[file], f"{name}/{file}"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_while_it_saves_and_its_checkpoints_are_those_of_one_that_waits(
     gate, undisturbed, tmp_path, monkeypatch
 ):
@@ -279,6 +327,7 @@ def test_a_folder_for_checkpoints_that_goes_while_one_is_written_is_made_again(
     check(tmp_path, undisturbed, 3, 4, 6)
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_goes_while_a_checkpoint_is_written_ends_the_run_which_is_saved(
     gate, undisturbed, tmp_path, monkeypatch
 ):

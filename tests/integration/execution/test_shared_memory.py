@@ -46,7 +46,7 @@ def job(config: Config) -> "tuple[list[Any], dict[str, np.ndarray]]":
     """What the training job does: validation between steps, and texts at the end."""
     alone = override(config, micro_batch_size=1, global_batch_size=1)
     training, validation = pretraining(config), evaluation(config)
-    found: "list[Any]" = []
+    found: list[Any] = []
     with training:
         for words, labels in batches(config):
             found += [result.loss for result in run_steps(training, config, words, labels, [1e-3])]

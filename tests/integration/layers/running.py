@@ -3,7 +3,6 @@ formula.
 """
 
 import dataclasses
-from typing import Optional
 
 import numpy as np
 import popxl
@@ -68,7 +67,7 @@ class Outcome:
     """Results of the layer's dropouts, in their order: [tp1, tp2, *shape] each."""
 
 
-def run_layer(case: Case, model: Model, tp1: int, tp2: int, seed: Optional[int] = None) -> Outcome:
+def run_layer(case: Case, model: Model, tp1: int, tp2: int, seed: int | None = None) -> Outcome:
     """Forward and gradient of a layer on tp1 * tp2 replicas, put together; what must be identical
     is checked to be.
 
@@ -149,7 +148,7 @@ def show_dropped(graph: popxl.Graph) -> int:
     """Make the results of a graph's dropouts, and of those of graphs that it calls, its last
     outputs. Their number.
     """
-    results: "list[popxl.Tensor]" = []
+    results: list[popxl.Tensor] = []
     for op in graph.ops:
         if op.definition.name == "dropout":
             results += op.outputs

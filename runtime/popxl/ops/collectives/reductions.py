@@ -1,7 +1,7 @@
 """The reductions that collectives do, and the groups that they do them over."""
 
 from enum import Enum
-from typing import Literal, Optional
+from typing import Literal
 
 from popxl import dtypes
 from popxl.errors import DTypeError, GraphError
@@ -58,7 +58,7 @@ def check_reduction(name: str, t: Tensor, op: CollectiveOps) -> None:
         refuse_to_execute(DTypeError(error))
 
 
-def resolve_group(name: str, t: Tensor, group: Optional[ReplicaGrouping]) -> ReplicaGrouping:
+def resolve_group(name: str, t: Tensor, group: ReplicaGrouping | None) -> ReplicaGrouping:
     """The group that a collective is over: all replicas for None.
 
     Raises:

@@ -5,7 +5,7 @@ Shards follow one layout: flatten row-major, pad with zeros at the end, cut into
 pieces; member i holds piece i.
 """
 
-from typing import Any, Literal, Optional, Tuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from popxl.replica_grouping import ReplicaGrouping
 from popxl.values import Tensor, TensorSpec
 
 OutputShape = Literal["new_axis", "concat", "meta_shape", "auto"]
-Group = Optional[ReplicaGrouping]
+Group = ReplicaGrouping | None
 
 
 def shard_length(elements: int, group_size: int) -> int:
@@ -28,7 +28,7 @@ def shard_length(elements: int, group_size: int) -> int:
 
 @op(effects=("collective",), views=("t",), differentiable=False, names="{t}_all_reduce")
 def replicated_all_reduce(
-    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> TensorSpec:
     """Reduce over the group, element by element; every member gets the result.
 
@@ -61,7 +61,7 @@ def replicated_all_reduce_cost(y: Tensor, t: Tensor, op: str, group: Group) -> C
 def replicated_reduce_scatter(
     t: Tensor,
     op: CollectiveOps = "add",
-    group: Optional[ReplicaGrouping] = None,
+    group: ReplicaGrouping | None = None,
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> TensorSpec:
     """Reduce over the group; each member keeps its shard of the result.
@@ -91,7 +91,7 @@ def replicated_reduce_scatter_cost(
 
 
 @op(effects=("collective",), views=("t",), names="{t}_sharded_slice")
-def replica_sharded_slice(t: Tensor, group: Optional[ReplicaGrouping] = None) -> TensorSpec:
+def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> TensorSpec:
     """This member's shard of a tensor that is the same on the whole group. Nothing is reduced.
 
     Shapes: t [a] -> [ceil(elements / group size)] with meta_shape a, t's dtype.
@@ -111,9 +111,7 @@ def replica_sharded_slice_vjp(dy: Tensor, y: Tensor, t: Tensor, group: Group) ->
 
 
 @op(effects=("collective",), views=("t",), names="{t}_replicated_slice")
-def replicated_slice(
-    t: Tensor, axis: int = 0, group: Optional[ReplicaGrouping] = None
-) -> TensorSpec:
+def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None) -> TensorSpec:
     """This member's equal slice of an axis, which is dropped when the slice has size 1.
 
     Shapes: t [a.., n, b..] -> [a.., n / group size, b..] or [a.., b..], t's dtype.
@@ -157,9 +155,9 @@ replicated_slice.cost(slice_cost)
 def _all_gather(
     t: Tensor,
     axis: int,
-    group: Optional[ReplicaGrouping],
+    group: ReplicaGrouping | None,
     output_shape: OutputShape,
-    whole: Tuple[int, ...],
+    whole: tuple[int, ...],
 ) -> TensorSpec:
     """Gather with a definite form of the result; ``whole`` is the unsharded shape for
     "meta_shape".
@@ -176,7 +174,7 @@ def _all_gather(
 def replicated_all_gather(
     t: Tensor,
     axis: int = 0,
-    group: Optional[ReplicaGrouping] = None,
+    group: ReplicaGrouping | None = None,
     output_shape: Literal["new_axis", "concat", "meta_shape", "auto"] = "auto",
 ) -> Tensor:
     """Join the members' tensors; every member gets the result.
@@ -227,7 +225,7 @@ def replicated_all_gather_vjp(
     axis: int,
     group: Group,
     output_shape: OutputShape,
-    whole: Tuple[int, ...],
+    whole: tuple[int, ...],
 ) -> Tensor:
     """Each member keeps its own slice; nothing is summed."""
     if output_shape == "meta_shape":
@@ -238,7 +236,7 @@ def replicated_all_gather_vjp(
 
 @_all_gather.cost
 def replicated_all_gather_cost(
-    y: Tensor, t: Tensor, axis: int, group: Group, output_shape: OutputShape, whole: Tuple[int, ...]
+    y: Tensor, t: Tensor, axis: int, group: Group, output_shape: OutputShape, whole: tuple[int, ...]
 ) -> Cost:
     """One pass of a ring, which moves the members' tensors; shards with their padding."""
     size = resolve_group("replicated_all_gather", t, group).group_size

@@ -2,7 +2,8 @@
 device.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from popxl.errors import GraphError, ShapeError, UndefinedValue
 from popxl.opdef import Cost, op
@@ -10,10 +11,10 @@ from popxl.ops.checks import check_same_dtype
 from popxl.ops.collectives.reductions import CollectiveOps, check_reduction
 from popxl.values import Tensor, TensorSpec
 
-Tensors = List[Tensor]
+Tensors = list[Tensor]
 
 
-def _checked(name: str, ts: Sequence[Tensor], op: CollectiveOps) -> List[TensorSpec]:
+def _checked(name: str, ts: Sequence[Tensor], op: CollectiveOps) -> list[TensorSpec]:
     if not ts:
         raise ShapeError(f"{name}: got no tensors; expected one per virtual device.")
     for t in ts:
@@ -26,7 +27,7 @@ def _checked(name: str, ts: Sequence[Tensor], op: CollectiveOps) -> List[TensorS
     return [t.spec for t in ts]
 
 
-def _devices(name: str, ts: Sequence[Tensor], ipus: Optional[Sequence[int]]) -> Tuple[int, ...]:
+def _devices(name: str, ts: Sequence[Tensor], ipus: Sequence[int] | None) -> tuple[int, ...]:
     """The device of each tensor. ValueError if it is not known, or if there is not one per
     tensor.
     """
@@ -51,23 +52,23 @@ def _cost(y: Any, ts: Tensors, ipus: Any, op: str) -> Cost:
 
 
 @op(name="all_reduce", across=True, names="{ts}_all_reduce")
-def _all_reduce(ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps) -> List[TensorSpec]:
+def _all_reduce(ts: list[Tensor], ipus: tuple[int, ...], op: CollectiveOps) -> list[TensorSpec]:
     """Reduction both ways; `all_reduce` documents it."""
     return _checked("all_reduce", ts, op)
 
 
 @op(name="all_reduce_identical_inputs", across=True, names="{ts}_all_reduce")
 def _identical_inputs(
-    ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps
-) -> List[TensorSpec]:
+    ts: list[Tensor], ipus: tuple[int, ...], op: CollectiveOps
+) -> list[TensorSpec]:
     """Reduction of the gradients only."""
     return _checked("all_reduce_identical_inputs", ts, op)
 
 
 @op(name="all_reduce_identical_grad_inputs", across=True, names="{ts}_all_reduce")
 def _identical_grad_inputs(
-    ts: List[Tensor], ipus: Tuple[int, ...], op: CollectiveOps
-) -> List[TensorSpec]:
+    ts: list[Tensor], ipus: tuple[int, ...], op: CollectiveOps
+) -> list[TensorSpec]:
     """Reduction of the values only."""
     return _checked("all_reduce_identical_grad_inputs", ts, op)
 
@@ -83,7 +84,7 @@ def _only_add(name: str, op: str) -> None:
 @_all_reduce.vjp
 def all_reduce_vjp(
     dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps
-) -> Tuple[Tensors]:
+) -> tuple[Tensors]:
     """Every device's tensor went into every result: the gradients are reduced too."""
     _only_add("all_reduce", op)
     return (_all_reduce(dy, ipus, op),)
@@ -92,7 +93,7 @@ def all_reduce_vjp(
 @_identical_inputs.vjp
 def identical_inputs_vjp(
     dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps
-) -> Tuple[Tensors]:
+) -> tuple[Tensors]:
     """Reduce the gradients."""
     return (_identical_grad_inputs(dy, ipus, op),)
 
@@ -100,7 +101,7 @@ def identical_inputs_vjp(
 @_identical_grad_inputs.vjp
 def identical_grad_inputs_vjp(
     dy: Tensors, y: Tensors, ts: Tensors, ipus: Any, op: CollectiveOps
-) -> Tuple[Tensors]:
+) -> tuple[Tensors]:
     """Pass the gradients on."""
     _only_add("all_reduce_identical_grad_inputs", op)
     return (_identical_inputs(dy, ipus, op),)
@@ -111,8 +112,8 @@ for _declared in (_all_reduce, _identical_inputs, _identical_grad_inputs):
 
 
 def all_reduce(
-    ts: List[Tensor], ipus: Optional[List[int]] = None, op: CollectiveOps = "add"
-) -> List[Tensor]:
+    ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
+) -> list[Tensor]:
     """Reduce across the virtual devices of one replica: one tensor per device in, the same result
     on each out.
 
@@ -129,8 +130,8 @@ def all_reduce(
 
 
 def all_reduce_identical_inputs(
-    ts: List[Tensor], ipus: Optional[List[int]] = None, op: CollectiveOps = "add"
-) -> List[Tensor]:
+    ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
+) -> list[Tensor]:
     """The same tensors; backward, their gradients are reduced as `all_reduce` does.
 
     Shapes, arguments and errors: as for `all_reduce`.
@@ -140,8 +141,8 @@ def all_reduce_identical_inputs(
 
 
 def all_reduce_identical_grad_inputs(
-    ts: List[Tensor], ipus: Optional[List[int]] = None, op: CollectiveOps = "add"
-) -> List[Tensor]:
+    ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
+) -> list[Tensor]:
     """As `all_reduce`; backward, the gradients pass unchanged.
 
     Shapes, arguments and errors: as for `all_reduce`.

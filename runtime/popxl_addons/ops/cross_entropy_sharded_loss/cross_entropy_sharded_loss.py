@@ -1,6 +1,6 @@
 """Cross entropy of logits whose classes are split over a group of replicas."""
 
-from typing import Literal, Optional, Tuple, Union
+from typing import Literal
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
@@ -15,7 +15,7 @@ EXP_FLOPS = 8
 
 
 @op
-def logsumexp_and_pick(logits: Tensor, indices: Tensor) -> Tuple[TensorSpec, TensorSpec]:
+def logsumexp_and_pick(logits: Tensor, indices: Tensor) -> tuple[TensorSpec, TensorSpec]:
     """For each row, the logarithm of the sum of exponentials, and the logit at an index.
 
     Shapes: logits [n, c], floating point; indices [n], integer -> (log-sum-exp [n], picked [n]),
@@ -40,15 +40,15 @@ def logsumexp_and_pick(logits: Tensor, indices: Tensor) -> Tuple[TensorSpec, Ten
 
 @logsumexp_and_pick.vjp
 def logsumexp_and_pick_vjp(
-    dy: Tuple[Tensor, Tensor], y: Tuple[Tensor, Tensor], logits: Tensor, indices: Tensor
-) -> Tuple[Tensor, None]:
+    dy: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], logits: Tensor, indices: Tensor
+) -> tuple[Tensor, None]:
     """Softmax times the first gradient, plus the second one at the index."""
     return logsumexp_and_pick_grad(dy[0], dy[1], y[0], logits, indices), None
 
 
 @logsumexp_and_pick.cost
 def logsumexp_and_pick_cost(
-    y: Tuple[TensorSpec, TensorSpec], logits: Tensor, indices: Tensor
+    y: tuple[TensorSpec, TensorSpec], logits: Tensor, indices: Tensor
 ) -> Cost:
     """A maximum, an exponential and a sum per logit."""
     return Cost(flops=(EXP_FLOPS + 2) * logits.nelms)
@@ -82,8 +82,8 @@ def logsumexp_and_pick_grad_cost(
 def cross_entropy_sharded_loss(
     logits: Tensor,
     indices: Tensor,
-    ignore_index: Union[None, int, Tensor] = None,
-    replica_grouping: Optional[ReplicaGrouping] = None,
+    ignore_index: None | int | Tensor = None,
+    replica_grouping: ReplicaGrouping | None = None,
     reduction: REDUCTION_TYPE = "mean",
     available_memory_proportion: float = 0.4,
 ) -> Tensor:
@@ -126,7 +126,7 @@ def cross_entropy_sharded_loss(
 
 
 def _reduced(
-    loss: Tensor, indices: Tensor, ignore_index: Union[None, int, Tensor], reduction: str
+    loss: Tensor, indices: Tensor, ignore_index: None | int | Tensor, reduction: str
 ) -> Tensor:
     """Rows' losses [n] to what is asked for, without the rows to ignore."""
     if ignore_index is None:

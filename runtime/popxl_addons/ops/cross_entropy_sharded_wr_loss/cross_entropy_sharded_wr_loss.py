@@ -1,6 +1,6 @@
 """Cross entropy of logits whose classes are split over the virtual devices of one replica."""
 
-from typing import Iterable, List, Optional
+from collections.abc import Iterable
 
 import popxl
 from popxl import Tensor, ops
@@ -12,7 +12,7 @@ from popxl_addons.ops.cross_entropy_sharded_loss.cross_entropy_sharded_loss impo
 )
 
 
-def handle_ipus(ts: List[Tensor], ipus: Optional[Iterable[int]]) -> List[int]:
+def handle_ipus(ts: list[Tensor], ipus: Iterable[int] | None) -> list[int]:
     """The virtual device of each tensor: ``ipus``, or by default those of the ops that made them.
 
     Raises:
@@ -34,7 +34,7 @@ def handle_ipus(ts: List[Tensor], ipus: Optional[Iterable[int]]) -> List[int]:
 
 
 def cross_entropy_sharded_wr_loss(
-    logits: List[Tensor], indices: List[Tensor], ipus: Optional[Iterable[int]] = None
+    logits: list[Tensor], indices: list[Tensor], ipus: Iterable[int] | None = None
 ) -> Tensor:
     """Negative log-softmax at each row's class, over classes that lie on several virtual devices.
 

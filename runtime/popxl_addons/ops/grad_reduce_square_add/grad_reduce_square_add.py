@@ -1,13 +1,11 @@
 """What one gradient adds to the square of the global norm."""
 
-from typing import Union
-
 import popxl
 from popxl import Tensor, ops
 from popxl.ops.utils import cast_if_needed
 
 
-def grad_reduce_square_add(t: Tensor, loss_scaling: Union[int, float, Tensor]) -> Tensor:
+def grad_reduce_square_add(t: Tensor, loss_scaling: int | float | Tensor) -> Tensor:
     """Sum of (t / loss_scaling)^2 over this replica's elements: a float32 scalar. No collective."""
     total = ops.sumsquare(cast_if_needed(t, popxl.float32))
     if isinstance(loss_scaling, Tensor):

@@ -4,7 +4,7 @@ A number is ``q * scale + bias`` with q from 0 to 15. Four q are packed into a u
 the highest bits.
 """
 
-from typing import Sequence, Tuple
+from collections.abc import Sequence
 
 import numpy as np
 import popxl
@@ -61,7 +61,7 @@ def group_quantize_decompress_numpy(
 
 def group_quantize_compress_numpy(
     t: np.ndarray, group_size: int, dim: int
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pack a matrix: each group of neighbours along an axis is rounded to 16 levels from its
     minimum to its maximum.
 

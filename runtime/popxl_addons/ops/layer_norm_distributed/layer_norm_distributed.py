@@ -1,7 +1,5 @@
 """Normalisation of rows that are split over a group of replicas."""
 
-from typing import Optional, Tuple
-
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.ops.utils import cast_if_needed
@@ -10,7 +8,7 @@ from popxl_addons.ops.replicated_all_reduce_TP import replicated_all_reduce_iden
 
 
 def layer_norm_distributed(
-    t: Tensor, w: Tensor, b: Tensor, epsilon: float = 1e-5, group: Optional[ReplicaGrouping] = None
+    t: Tensor, w: Tensor, b: Tensor, epsilon: float = 1e-5, group: ReplicaGrouping | None = None
 ) -> Tensor:
     """Rows to mean 0 and variance 1 over the whole group, times ``w`` plus ``b``: a gather forward,
     an all-reduce back.
@@ -26,7 +24,7 @@ def layer_norm_distributed(
     return normalised * w + b
 
 
-def _statistics(x: Tensor, group: ReplicaGrouping) -> Tuple[Tensor, Tensor, Tensor]:
+def _statistics(x: Tensor, group: ReplicaGrouping) -> tuple[Tensor, Tensor, Tensor]:
     """Of whole rows: the mean, what rounding took from it, and the variance; [N, C/size] -> [N, 1]
     each.
 

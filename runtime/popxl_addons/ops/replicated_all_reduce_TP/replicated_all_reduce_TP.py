@@ -4,8 +4,6 @@ for.
 A group of one member is the identity and adds no op.
 """
 
-from typing import Optional
-
 import popxl
 from popart import popart_exception
 from popxl import ReplicaGrouping, Tensor, ops
@@ -14,9 +12,7 @@ from popxl.ops.collectives import CollectiveOps
 from popxl_addons.ops.own_gradient import with_gradient
 
 
-def _checked_group(
-    where: str, op: CollectiveOps, group: Optional[ReplicaGrouping]
-) -> ReplicaGrouping:
+def _checked_group(where: str, op: CollectiveOps, group: ReplicaGrouping | None) -> ReplicaGrouping:
     if op != "add":
         raise popart_exception(
             f"{where}: got op {op!r}; expected 'add', the one whose gradient is defined."
@@ -25,7 +21,7 @@ def _checked_group(
 
 
 def replicated_all_reduce_identical_inputs(
-    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """``t`` itself; its gradient is summed over the group.
 
@@ -42,7 +38,7 @@ def replicated_all_reduce_identical_inputs(
 
 
 def replicated_all_reduce_identical_grad_inputs(
-    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """Sum over the group; its gradient passes unchanged.
 
@@ -57,7 +53,7 @@ def replicated_all_reduce_identical_grad_inputs(
 
 
 def replicated_all_reduce(
-    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """Sum over the group, and the gradient is summed as well. popart_exception for an op other than
     "add".

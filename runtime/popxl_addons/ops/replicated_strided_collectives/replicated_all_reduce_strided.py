@@ -1,7 +1,5 @@
 """All-reduces over a group with any stride."""
 
-from typing import List, Optional, Tuple
-
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.ops.collectives import CollectiveOps
@@ -17,7 +15,7 @@ from popxl_addons.utils import null_context
 
 
 def replicated_all_reduce_strided(
-    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """Reduce over the group, with a gradient for "add": the sum of the members' gradients."""
     if op == "add":
@@ -26,14 +24,14 @@ def replicated_all_reduce_strided(
 
 
 def replicated_all_reduce_strided_identical_inputs(
-    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """As `replicated_all_reduce_identical_inputs`."""
     return replicated_all_reduce_identical_inputs(t, op, group)
 
 
 def replicated_all_reduce_strided_identical_grad_inputs(
-    t: Tensor, op: CollectiveOps = "add", group: Optional[ReplicaGrouping] = None
+    t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """As `replicated_all_reduce_identical_grad_inputs`."""
     return replicated_all_reduce_identical_grad_inputs(t, op, group)
@@ -42,9 +40,9 @@ def replicated_all_reduce_strided_identical_grad_inputs(
 def replicated_all_reduce_strided_graph(
     tensors: NamedTensors,
     op: CollectiveOps = "add",
-    group: Optional[ReplicaGrouping] = None,
+    group: ReplicaGrouping | None = None,
     use_io_tiles: bool = False,
-) -> Tuple[GraphWithNamedArgs, List[str]]:
+) -> tuple[GraphWithNamedArgs, list[str]]:
     """A graph that all-reduces every named tensor: (graph, names of its outputs, sorted)."""
     names, found = tensors.unpack()
     graph = popxl.gir().create_empty_graph("all_reduce")

@@ -1,7 +1,5 @@
 """Reduce-scatter over a group with any stride."""
 
-from typing import Optional
-
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.ops.collectives import CollectiveOps
 
@@ -9,7 +7,7 @@ from popxl.ops.collectives import CollectiveOps
 def replicated_reduce_scatter_strided(
     t: Tensor,
     op: CollectiveOps = "add",
-    group: Optional[ReplicaGrouping] = None,
+    group: ReplicaGrouping | None = None,
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> Tensor:
     """Reduce over the group and keep this member's 1-D piece; with meta_shape if configured."""

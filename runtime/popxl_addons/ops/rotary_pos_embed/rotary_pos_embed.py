@@ -1,6 +1,6 @@
 """Rotary position embedding: pairs of features rotated by angles that grow with the position."""
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -12,7 +12,7 @@ from popxl.tensor import Constant
 
 def trig_tables(
     seq_len: int, rotary_dim: int, base: int = 10000, np_dtype: Any = "float32"
-) -> Tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """(sin, cos) of the angle of every position and pair: position * base**(-2 * pair /
     rotary_dim), in radians.
 
@@ -34,15 +34,13 @@ def trig_tables(
 
 def trig_table_constants(
     seq_len: int, rotary_dim: int, base: int = 10000, dtype: popxl.dtype = popxl.float32
-) -> Tuple[Constant, Constant]:
+) -> tuple[Constant, Constant]:
     """`trig_tables`, computed in float32, as constants "sin" and "cos" of the current graph."""
     sin, cos = trig_tables(seq_len, rotary_dim, base)
     return popxl.constant(sin, dtype, "sin"), popxl.constant(cos, dtype, "cos")
 
 
-def rotary_pos_embed(
-    t: Tensor, sin: Tensor, cos: Tensor, rotary_dim: Optional[int] = None
-) -> Tensor:
+def rotary_pos_embed(t: Tensor, sin: Tensor, cos: Tensor, rotary_dim: int | None = None) -> Tensor:
     """Turn the features (2i, 2i + 1) of each head by the angle of their position and pair i.
 
     Shapes: t [batch, sequence, heads, features]; sin and cos [sequence, rotary_dim / 2] -> t's. The

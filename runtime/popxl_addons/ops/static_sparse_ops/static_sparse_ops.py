@@ -1,6 +1,6 @@
 """Products with a sparse matrix that is known when the program is built."""
 
-from typing import Protocol, Tuple
+from typing import Protocol
 
 import numpy as np
 import popxl
@@ -17,7 +17,7 @@ class SparseRows(Protocol):
     data: np.ndarray
     indices: np.ndarray
     indptr: np.ndarray
-    shape: Tuple[int, int]
+    shape: tuple[int, int]
 
 
 def random_sparse(dense: np.ndarray, density: float = 0.5) -> np.ndarray:
@@ -53,7 +53,7 @@ def sparse_matmul_vjp(
     rows: Tensor,
     columns: Tensor,
     output_cols: int,
-) -> Tuple[Tensor, Tensor, None, None]:
+) -> tuple[Tensor, Tensor, None, None]:
     """The transposed matrix for lhs; for each value what lhs and the gradient have at its place."""
     taken = ops.gather(lhs, rows, axis=-1) * ops.gather(dy, columns, axis=-1)  # [.., entries]
     d_values = ops.sum(taken, axis=tuple(range(lhs.rank - 1))) if lhs.rank > 1 else taken

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from typing import Dict, Iterable, Sequence, Tuple
+from collections.abc import Iterable, Sequence
 
 NEVER = float("inf")
 
@@ -16,9 +16,9 @@ class AccessTrace:
         sizes: bytes of each row.
     """
 
-    def __init__(self, events: Iterable[Tuple[int, bool]], sizes: Sequence[int]):
+    def __init__(self, events: Iterable[tuple[int, bool]], sizes: Sequence[int]):
         self._rows, self._stores, self._moved = array("q"), bytearray(), array("q", [0])
-        self._uses: Dict[int, "array[int]"] = {}
+        self._uses: dict[int, array[int]] = {}
         for position, (row, stores) in enumerate(events):
             self._rows.append(row)
             self._stores.append(stores)
@@ -28,7 +28,7 @@ class AccessTrace:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def at(self, time: int) -> Tuple[int, bool]:
+    def at(self, time: int) -> tuple[int, bool]:
         """The row of an event, and whether it is a store."""
         position = time % len(self._rows)
         return self._rows[position], bool(self._stores[position])

@@ -1,8 +1,9 @@
 """Memory of a fixed size, cut into extents as rows come and go."""
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Deque, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ NEVER = float("inf")
 LARGE = 8
 """Rows of at least one part in so many of an arena are large for it."""
 
-Window = Tuple[int, int]
+Window = tuple[int, int]
 """Neighbouring extents, from one to before another."""
 
 
@@ -23,11 +24,11 @@ class Extent:
     start: int
     size: int
     row: Any = None
-    after: List[Any] = field(default_factory=list)
+    after: list[Any] = field(default_factory=list)
     """Of a free one: what must be done before it is used."""
 
 
-def until_now(device: Device) -> List[Any]:
+def until_now(device: Device) -> list[Any]:
     """What must be done before memory that a device has just given is used by anything but its
     program.
     """
@@ -41,11 +42,11 @@ class Arena:
     def __init__(self, nbytes: int, device: Device = PROCESSOR):
         self._memory = device.memory(nbytes)
         self.bytes = self._memory.bytes
-        self.extents: List[Extent] = [Extent(0, nbytes, after=until_now(device))]
+        self.extents: list[Extent] = [Extent(0, nbytes, after=until_now(device))]
 
     def find(
-        self, size: int, eviction_priority: Callable[[Any], Optional[float]], above: float
-    ) -> Optional[Window]:
+        self, size: int, eviction_priority: Callable[[Any], float | None], above: float
+    ) -> Window | None:
         """The neighbouring extents that together hold ``size`` bytes and are missed least.
 
         Args:
@@ -57,7 +58,7 @@ class Arena:
             for each other.
         """
         is_large, best, found = size * LARGE >= len(self.bytes), (False, above, 0), None
-        lowest: Deque[Tuple[float, int]] = deque()
+        lowest: deque[tuple[float, int]] = deque()
         """Priorities from the lowest on, each with its position, as far as they can still become
         the lowest of a window.
         """
@@ -89,7 +90,7 @@ class Arena:
         before = self.extents[number - 1] if number else None
         return before is None or before.row is not None and before.size >= size
 
-    def allocate(self, window: Window, size: int, row: Any, after: List[Any]) -> torch.Tensor:
+    def allocate(self, window: Window, size: int, row: Any, after: list[Any]) -> torch.Tensor:
         """Give extents to a row. Returns its memory.
 
         Args:
@@ -108,7 +109,7 @@ class Arena:
         self.extents[begin:end] = cut
         return self.bytes[start : start + size]
 
-    def pieces(self, free: Sequence[Extent], size: int) -> List[Extent]:
+    def pieces(self, free: Sequence[Extent], size: int) -> list[Extent]:
         """The first of some free extents, ``size`` bytes together. Of the last one, the others keep
         what is left.
         """

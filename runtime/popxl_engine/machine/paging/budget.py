@@ -9,8 +9,8 @@ time.
 
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, List, Sequence, Tuple, Union
 
 import torch
 
@@ -50,7 +50,7 @@ class RowMemory:
             device,
         )
         self._fixed_bytes = sum(row.size for row in staying)
-        self._store: List[Store] = []
+        self._store: list[Store] = []
         """Of the rows that stay, if they ever had to leave."""
         weakref.finalize(self, close, self._store)
         self._cut()
@@ -105,21 +105,21 @@ class RowMemory:
         for row in self._staying:
             row.set_memory(memory.bytes[row.start : row.start + row.size])
 
-    def fetched(self, row: Union[Row, Staying]) -> torch.Tensor:
+    def fetched(self, row: Row | Staying) -> torch.Tensor:
         """A copy of a row's bytes on the host, while the memory is given up."""
         memory = PROCESSOR.memory(row.size).bytes
         if row.size:
             self._store_of(row).read(row.start, memory)
         return memory
 
-    def put(self, row: Union[Row, Staying], memory: torch.Tensor) -> None:
+    def put(self, row: Row | Staying, memory: torch.Tensor) -> None:
         """Set a row from all of its bytes on the host, which start on a page, while the memory is
         given up.
         """
         if row.size:
             self._store_of(row).write(row.start, memory)
 
-    def _store_of(self, row: Union[Row, Staying]) -> Store:
+    def _store_of(self, row: Row | Staying) -> Store:
         return self.cache.store if isinstance(row, Row) else self._store[0]
 
 
@@ -138,7 +138,7 @@ class Tenant:
 
     def __init__(self, limit: int):
         self.limit, self.is_busy = limit, False
-        self.memories: List[RowMemory] = []
+        self.memories: list[RowMemory] = []
 
     @property
     def held_bytes(self) -> int:
@@ -161,7 +161,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._tenants: "List[weakref.ref[Tenant]]" = []
+        self._tenants: list[weakref.ref[Tenant]] = []
         """Who ran longest ago comes first."""
 
     @property
@@ -197,19 +197,19 @@ class Budget:
         finally:
             tenant.is_busy = False
 
-    def _others(self, tenant: Tenant) -> List[Tenant]:
+    def _others(self, tenant: Tenant) -> list[Tenant]:
         """All but one, which from now on is the last that ran."""
         others = [other for other in self._alive() if other is not tenant]
         self._tenants = [weakref.ref(one) for one in (*others, tenant)]
         return others
 
-    def _alive(self) -> List[Tenant]:
+    def _alive(self) -> list[Tenant]:
         return [
             tenant for tenant in (reference() for reference in self._tenants) if tenant is not None
         ]
 
 
-BUDGETS: Dict[Tuple[str, torch.device], Budget] = {}
+BUDGETS: dict[tuple[str, torch.device], Budget] = {}
 """Of this process, by kind of memory and device."""
 
 

@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Callable, Deque, FrozenSet, List, Optional, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from popxl.errors import RemoteMemoryError
@@ -60,9 +60,9 @@ class Cache:
         rows: Sequence[Row],
         arena: Arena,
         store: Store,
-        trace: Optional[AccessTrace] = None,
+        trace: AccessTrace | None = None,
         look_ahead: bool = True,
-        rules: FrozenSet[str] = ALL_RULES,
+        rules: frozenset[str] = ALL_RULES,
         device: Device = PROCESSOR,
     ):
         self.rows, self.arena, self.store, self.rules = rows, arena, store, rules
@@ -76,19 +76,19 @@ class Cache:
         """Time of the event that is looked at next."""
         self._passed = 0.0
         """Bytes that the trace moves before that time."""
-        self._wanted: Optional[Row] = None
+        self._wanted: Row | None = None
         """What the program waits for."""
         self._is_cramped = False
         """Whether it waits because rows in use leave no memory in one piece."""
-        self._stalled_by: Optional[Row] = None
+        self._stalled_by: Row | None = None
         """What must be given back before looking ahead can go on."""
         self._is_short = False
         """Whether it goes on with any row that is given back, as there is little memory."""
         self._margin = sum(e.size for e in arena.extents) // MARGIN
         self._in_run = self._has_begun = self._is_closed = False
-        self._failure: Optional[Exception] = None
-        self._to_read: Deque[Row] = deque()
-        self._to_write: Deque[Write] = deque()
+        self._failure: Exception | None = None
+        self._to_read: deque[Row] = deque()
+        self._to_write: deque[Write] = deque()
         # a borrowed tensor may go in the middle of anything, and then gives its row back
         lock = threading.RLock()
         self._lock, self._progress = lock, threading.Condition(lock)
@@ -214,7 +214,7 @@ class Cache:
             self.now += 1
             row.next = self.trace.next_use(row.number, self.now)
 
-    def _worth(self, row: Row) -> Optional[float]:
+    def _worth(self, row: Row) -> float | None:
         """How little a row in memory is missed: the time of its next use. None where it must
         stay.
         """
@@ -229,7 +229,7 @@ class Cache:
         """
         return not row.carries and self.trace is not None and self.trace.at(int(next_use))[1]
 
-    def _later_worth(self, row: Row) -> Optional[float]:
+    def _later_worth(self, row: Row) -> float | None:
         """How little a row is missed once the program is where it is looked ahead to. None where it
         was used last.
         """
@@ -258,7 +258,7 @@ class Cache:
         is_written = row.last is None or row.last.is_done or "reads_wait" not in self.rules
         return is_written and self._has_memory(row)
 
-    def _fences(self, row: Row) -> List[Fence]:
+    def _fences(self, row: Row) -> list[Fence]:
         """What the device still does with a row's memory."""
         return (
             [one for one in row.after if not isinstance(one, Write)]
@@ -348,7 +348,7 @@ class Cache:
 
     def _move_in(self, row: Row, window: Window) -> None:
         """Give a row memory in place of others."""
-        after: List[Before] = []
+        after: list[Before] = []
         for extent in self.arena.extents[slice(*window)]:
             after += extent.after if extent.row is None else self._leave(extent.row)
         row.holds, row.after = False, [one for one in after if not one.is_done]
@@ -361,7 +361,7 @@ class Cache:
                 before = self._leave(extent.row)
                 extent.row, extent.after = None, before
 
-    def _leave(self, row: Row) -> List[Before]:
+    def _leave(self, row: Row) -> list[Before]:
         """A row goes out of memory. Returns what must be done before that is used again."""
         before = row.after if row.fence is None else [*row.after, row.fence]
         assert row.memory is not None
@@ -441,7 +441,7 @@ class Cache:
             not r.queued and self._has_memory(r) for r in self._inside()
         )
 
-    def _inside(self) -> List[Row]:
+    def _inside(self) -> list[Row]:
         return list({id(e.row): e.row for e in self.arena.extents if e.row is not None}.values())
 
     # The threads
@@ -466,7 +466,7 @@ class Cache:
                 row.queued, row.holds, row.dirty = False, True, False
                 self._progress.notify_all()
 
-    def _next_read(self) -> Optional[Row]:
+    def _next_read(self) -> Row | None:
         """The first row in the queue that may be read; waits for it. None at the end."""
         with self._lock:
             while not self._is_closed:
@@ -490,7 +490,7 @@ class Cache:
                 self._progress.notify_all()
                 self._read_work.notify()
 
-    def _next_write(self) -> Optional[Write]:
+    def _next_write(self) -> Write | None:
         with self._lock:
             while not self._is_closed:
                 if self._to_write:

@@ -2,9 +2,9 @@
 memory.
 """
 
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import AbstractSet, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, Union
 
 import torch
 from popxl.errors import RemoteMemoryError
@@ -25,7 +25,7 @@ STAYING = 8
 is the cost.
 """
 
-RowId = Tuple[RemoteBuffer, int]
+RowId = tuple[RemoteBuffer, int]
 
 
 def in_blocks(nbytes: int) -> int:
@@ -47,16 +47,16 @@ class Paging:
     """From the bytes of a replica's rows, and those of the largest one."""
     device: Device = PROCESSOR
     """Where the memory is."""
-    events: Optional[Sequence[Tuple[RowId, bool]]] = None
+    events: Sequence[tuple[RowId, bool]] | None = None
     """The rows that a run takes, in order, and whether it stores; None where that is not
     certain.
     """
-    variables: AbstractSet[RowId] = frozenset()
+    variables: Set[RowId] = frozenset()
     """Rows that the host may read between runs."""
-    needed: Tuple[int, str] = (0, "")
+    needed: tuple[int, str] = (0, "")
     """Bytes of rows that a replica has in use at a time, and where."""
     look_ahead: bool = True
-    rules: FrozenSet[str] = field(default=ALL_RULES)
+    rules: frozenset[str] = field(default=ALL_RULES)
 
 
 class PagedBuffer:
@@ -71,7 +71,7 @@ class PagedBuffer:
         self,
         shape: Sequence[int],
         dtype: torch.dtype,
-        slots: Sequence[Union[Staying, Row]],
+        slots: Sequence[Staying | Row],
         memory: RowMemory,
     ):
         self.shape, self.dtype = tuple(shape), dtype
@@ -123,7 +123,7 @@ class PagedBuffer:
         finally:
             self._cache.filled(slot)
 
-    def donate(self, index: int, held: List[torch.Tensor]) -> None:
+    def donate(self, index: int, held: list[torch.Tensor]) -> None:
         """As `store`, of the tensor in a list, which is taken out: rows that move have memory of
         their own.
         """
@@ -144,7 +144,7 @@ def shared_bytes(paging: Paging, buffers: Sequence[RemoteBuffer], replicas: int)
 
 def make_paged_buffer(
     paging: Paging, buffers: Sequence[RemoteBuffer], replicas: int
-) -> Tuple[Dict[RemoteBuffer, PagedBuffer], RowMemory]:
+) -> tuple[dict[RemoteBuffer, PagedBuffer], RowMemory]:
     """The buffers of one of a process's replicas.
 
     Raises:
@@ -198,7 +198,7 @@ def nbytes_of(buffer: RemoteBuffer) -> int:
     return torch.Size(buffer.tensor_shape).numel() * torch_dtype(buffer.tensor_dtype).itemsize
 
 
-def smallest(sizes: Dict[RowId, int], memory: int) -> List[RowId]:
+def smallest(sizes: dict[RowId, int], memory: int) -> list[RowId]:
     """The smallest rows, as many as fit into some memory; those without elements in any case."""
     found = []
     for row, nbytes in sorted(sizes.items(), key=lambda item: item[1]):

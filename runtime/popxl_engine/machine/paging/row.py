@@ -1,6 +1,6 @@
 """What the cache knows of a row, and of a write that is under way."""
 
-from typing import List, Optional, Sequence, Union
+from collections.abc import Sequence
 
 import torch
 
@@ -24,7 +24,7 @@ class Row:
 
     def __init__(self, number: int, start: int, size: int, carries: bool):
         self.number, self.start, self.size, self.carries = number, start, size, carries
-        self.memory: Optional[torch.Tensor] = None
+        self.memory: torch.Tensor | None = None
         """Its bytes in the arena."""
         self.is_apart = False
         """Whether its memory lies beside the arena, in place of several pieces of it."""
@@ -40,11 +40,11 @@ class Row:
         self.seen, self.later, self.passed = NEVER, -NEVER, -NEVER
         """As looked ahead from times from `seen` to `later` on: when it is used next, and
         `AccessTrace.moved_until` when it was used last."""
-        self.last: Optional[Write] = None
+        self.last: Write | None = None
         """The write of its contents that was begun last."""
-        self.fence: Optional[Fence] = None
+        self.fence: Fence | None = None
         """What the device was asked to do with it, until it was last given back."""
-        self.after: List[Before] = []
+        self.after: list[Before] = []
         """What must be done with the memory that is now its own, before it is used."""
 
 
@@ -60,12 +60,12 @@ class Staying:
 
     def __init__(self, start: int, size: int, shape: Sequence[int], dtype: torch.dtype):
         self.start, self.size, self.shape, self.dtype = start, size, tuple(shape), dtype
-        self.memory: Optional[torch.Tensor] = None
+        self.memory: torch.Tensor | None = None
         """Its bytes; None while the memory is given up."""
-        self.tensor: Optional[torch.Tensor] = None
+        self.tensor: torch.Tensor | None = None
         """Its values there."""
 
-    def set_memory(self, memory: Optional[torch.Tensor]) -> None:
+    def set_memory(self, memory: torch.Tensor | None) -> None:
         """Take some bytes as its own, or none."""
         nbytes = torch.Size(self.shape).numel() * self.dtype.itemsize
         self.memory = memory
@@ -81,10 +81,10 @@ class Write:
 
     __slots__ = ("row", "memory", "fence", "is_done")
 
-    def __init__(self, row: Row, memory: torch.Tensor, fence: Optional[Fence]):
+    def __init__(self, row: Row, memory: torch.Tensor, fence: Fence | None):
         self.row, self.fence, self.is_done = row, fence, False
-        self.memory: Optional[torch.Tensor] = memory
+        self.memory: torch.Tensor | None = memory
 
 
-Before = Union[Write, Fence]
+Before = Write | Fence
 """What memory waits for: something that is written from it, or that the device does with it."""

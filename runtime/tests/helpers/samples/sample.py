@@ -18,8 +18,9 @@ its name alone.
     Refusal("matmul", operands=((3, 4), (3, 4)), error=ShapeError, says="second-to-last")
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Literal, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Literal
 
 import popxl
 
@@ -32,8 +33,8 @@ class Operand:
     coins.
     """
 
-    shape: Tuple[int, ...]
-    dtype: Optional[popxl.dtype] = None
+    shape: tuple[int, ...]
+    dtype: popxl.dtype | None = None
     """None: the sample's dtype (and float64 in gradient checks)."""
     low: float = -2.0
     high: float = 2.0
@@ -41,7 +42,7 @@ class Operand:
     """Values at least 0.05 apart, for maxima, medians and sorting, whose gradients jump where two
     values meet.
     """
-    away_from: Tuple[float, ...] = ()
+    away_from: tuple[float, ...] = ()
     """Points (kinks of the op) from which values keep a distance of 0.05."""
     layout: Literal["contiguous", "transposed", "strided", "expanded"] = "contiguous"
     """Memory layout given to the kernel: axes reversed in memory, every second element, or first
@@ -58,7 +59,7 @@ class Same:
     index: int
 
 
-Operands = Union[Sequence[Any], Mapping[str, Any]]
+Operands = Sequence[Any] | Mapping[str, Any]
 """Tensor arguments, in order or by parameter name. Each is a shape, an `Operand`, a `Same`, a numpy
 array (explicit values; the array's dtype unless it is floating point: then the sample's), or a list
 of these for a list parameter."""
@@ -78,27 +79,27 @@ class Sample:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments by name. A `Built` value is made where the op is added, e.g. a remote
     buffer or a replica grouping."""
-    oracle: Optional[Callable[..., Any]] = None
+    oracle: Callable[..., Any] | None = None
     """On numpy arrays."""
-    autograd: Optional[Callable[..., Any]] = None
+    autograd: Callable[..., Any] | None = None
     """On torch tensors: an oracle of values, and by torch's autograd of gradients."""
-    check: Optional[Callable[..., None]] = None
+    check: Callable[..., None] | None = None
     """``check(results, *operands, **attrs)`` on numpy arrays: asserts a property, where there is no
     oracle (random ops)."""
     dtype: popxl.dtype = popxl.float32
-    grads: Union[Literal["auto"], Tuple[str, ...], None] = "auto"
+    grads: Literal["auto"] | tuple[str, ...] | None = "auto"
     """Parameters with a gradient; the others must get none. "auto": all floating-point ones, if the
     op is differentiable. None: not compared (no floating-point operand or result, or a point where
     the op has no derivative: say why beside it)."""
     in_16_bits: bool = True
     """Whether a float32 sample is also run in float16 and bfloat16. Say why not beside it."""
-    build: Optional[Callable[..., Any]] = None
+    build: Callable[..., Any] | None = None
     """``build(*operands, **attrs)`` on popxl tensors: adds the op and returns its results, where
     the op's own call does not do (calls of graphs, remote memory). The op must be in the graph
     afterwards."""
-    rtol: Optional[float] = None
+    rtol: float | None = None
     """Instead of the dtype's tolerance. Say why beside it."""
-    atol: Optional[float] = None
+    atol: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -129,11 +130,11 @@ class Refusal:
     operands: Operands = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """Also for tensor parameters that are given something else than a tensor."""
-    error: Type[Exception] = ValueError
+    error: type[Exception] = ValueError
     says: str = ""
     """Regular expression, matched anywhere in the message."""
     dtype: popxl.dtype = popxl.float32
-    build: Optional[Callable[..., Any]] = None
+    build: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.says:
@@ -144,4 +145,4 @@ class Refusal:
 
 Samples = Sequence[Sample]
 Refusals = Sequence[Refusal]
-Arguments = Dict[str, Any]
+Arguments = dict[str, Any]

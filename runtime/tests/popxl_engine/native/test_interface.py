@@ -6,12 +6,12 @@ so that this needs no compiler; where there is one, the library has the same fun
 
 import ctypes
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import pytest
 from popxl_engine.native import compiling, library
 
-CTYPES: Dict[str, Any] = {
+CTYPES: dict[str, Any] = {
     "int": ctypes.c_int,
     "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_int64,
@@ -26,11 +26,11 @@ MACRO = re.compile(r"^[ \t]*#define[ \t]+(\w+)\(([^)]*)\)(.*)$", re.M)
 class Signature(NamedTuple):
     """Of a function, as ctypes says it."""
 
-    parameters: Tuple[Any, ...]
+    parameters: tuple[Any, ...]
     result: Any
 
 
-def exported(text: str) -> Dict[str, Signature]:
+def exported(text: str) -> dict[str, Signature]:
     """The functions that a source defines with C linkage, macros expanded, on any CPU."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text.replace("\\\n", " "), flags=re.S)
     found = {}
@@ -55,11 +55,11 @@ def closing(text: str, opening: int, pair: str) -> int:
     raise AssertionError(f"{text[opening : opening + 40]!r} does not close")
 
 
-def words(text: str) -> List[str]:
+def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def expanded(text: str, macros: Dict[str, Tuple[List[str], str]]) -> str:
+def expanded(text: str, macros: dict[str, tuple[list[str], str]]) -> str:
     """Text with the calls of macros replaced, and those in what replaces them."""
     call = re.compile(rf"\b({'|'.join(macros)})\(") if macros else None
     while call is not None and (found := call.search(text)):
@@ -72,7 +72,7 @@ def expanded(text: str, macros: Dict[str, Tuple[List[str], str]]) -> str:
     return text
 
 
-def functions(text: str) -> List[Tuple[str, str, str]]:
+def functions(text: str) -> list[tuple[str, str, str]]:
     """(result, name, parameters) of each function that a text defines."""
     found = []
     while body := re.search(r"([\w\s*]+?)\b(\w+)\(([^()]*)\)\s*\{", text):
@@ -86,21 +86,21 @@ def ctype(declared: str) -> Any:
     return ctypes.c_void_p if "*" in declared else CTYPES[declared.split()[0]]
 
 
-def in_sources() -> Dict[str, Signature]:
-    found: Dict[str, Signature] = {}
+def in_sources() -> dict[str, Signature]:
+    found: dict[str, Signature] = {}
     for path in sorted([*compiling.UNITS, *compiling.FOLDER.glob("*.h")]):
         found.update(exported(path.read_text(encoding="utf-8")))
     return found
 
 
-def in_python() -> Dict[str, Signature]:
+def in_python() -> dict[str, Signature]:
     return {
         symbol: Signature(tuple(parameters), result)
         for symbol, (parameters, result) in library.symbols().items()
     }
 
 
-def differences(sources: Dict[str, Signature], python: Dict[str, Signature]) -> List[str]:
+def differences(sources: dict[str, Signature], python: dict[str, Signature]) -> list[str]:
     """What does not agree, a line for each function."""
     return [
         f"{name}: the sources declare {sources.get(name)}, Python calls {python.get(name)}"
@@ -135,7 +135,7 @@ def test_a_source_is_read_with_its_macros_expanded():
     }
 
 
-def changed(name: str, **fields: Any) -> Dict[str, Signature]:
+def changed(name: str, **fields: Any) -> dict[str, Signature]:
     sources = in_sources()
     return {**sources, name: sources[name]._replace(**fields)}
 
@@ -159,7 +159,7 @@ def test_a_difference_is_seen(sources):
     assert len(differences(sources, in_python())) == 1
 
 
-def loaded() -> Optional[ctypes.CDLL]:
+def loaded() -> ctypes.CDLL | None:
     return library.library()
 
 

@@ -1,7 +1,8 @@
 """The compiled kernels: the plain ones' numbers, and the same bits for any threads and place."""
 
 import inspect
-from typing import Any, Callable, Dict, List, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,10 +57,10 @@ def gated(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([gate, random(rows, columns, seed=2)], 1).to(dtype)
 
 
-def operands(dtype: torch.dtype) -> Dict[str, List[Tuple[Any, ...]]]:
+def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
     """Calls of each kernel: small, empty, uneven, longer than a piece, with special numbers."""
     shapes = [(5,), (0,), (1,), (3, 7), (2, 33, 1031)]
-    calls: Dict[str, List[Tuple[Any, ...]]] = {
+    calls: dict[str, list[tuple[Any, ...]]] = {
         "gelu": [(with_special(random(*s, dtype=dtype)),) for s in shapes],
         "gelu_grad": [(random(*s, dtype=dtype, seed=1), random(*s, dtype=dtype)) for s in shapes],
         "relu2": [(random(*s, dtype=dtype),) for s in shapes]
@@ -256,14 +257,14 @@ def test_operands_that_the_library_does_not_take_go_to_the_plain_kernel(
     )
 
 
-def in_double(kernel: Callable[..., Any], call: Tuple[Any, ...]) -> Any:
+def in_double(kernel: Callable[..., Any], call: tuple[Any, ...]) -> Any:
     """The plain kernel's result in float64."""
     return kernel(
         *(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call)
     )
 
 
-def clones(call: Any) -> List[Any]:
+def clones(call: Any) -> list[Any]:
     return [a.clone() if isinstance(a, torch.Tensor) else a for a in call]
 
 
@@ -454,12 +455,12 @@ def test_exponentials_are_right_to_two_units_in_the_last_place() -> None:
 # AdamW
 
 
-def adam_state(weight: torch.dtype, gradient: torch.dtype, count: int) -> List[torch.Tensor]:
+def adam_state(weight: torch.dtype, gradient: torch.dtype, count: int) -> list[torch.Tensor]:
     state = [random(count, dtype=weight, scale=0.1), random(count, dtype=gradient, seed=1)]
     return [*state, random(count, seed=2), random(count, seed=3).square(), torch.tensor(4.0)]
 
 
-def update(state: List[torch.Tensor], scale: Any = 0.5) -> torch.Tensor:
+def update(state: list[torch.Tensor], scale: Any = 0.5) -> torch.Tensor:
     var, grad, first, second, step = state
     return adamw_(var, grad, scale, first, second, step, -1e-2, 0.9, 0.99, 1e-6, 0.1)
 
@@ -480,7 +481,7 @@ def test_adamw_is_torchs_own(gradient: torch.dtype) -> None:
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def with_every_float16(state: List[torch.Tensor]) -> List[torch.Tensor]:
+def with_every_float16(state: list[torch.Tensor]) -> list[torch.Tensor]:
     """Every number that float16 has among a moment's, so that each is widened, and rounded
     again.
     """
@@ -490,8 +491,8 @@ def with_every_float16(state: List[torch.Tensor]) -> List[torch.Tensor]:
 
 
 def expected_adamw(
-    state: List[torch.Tensor], to: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
-) -> List[torch.Tensor]:
+    state: list[torch.Tensor], to: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+) -> list[torch.Tensor]:
     """Weight and moments after `update`, by the formula in float32; ``to`` rounds to a type."""
     var, grad, first, second, step = (t.float() for t in state)
     types = [state[i].dtype for i in (0, 2, 3)]

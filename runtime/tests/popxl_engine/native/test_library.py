@@ -12,7 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, List, Tuple, Type
+from typing import Any
 
 import pytest
 from helpers.quick import cases
@@ -41,13 +41,13 @@ CALLS = len(build.UNITS) + 1
 
 
 @pytest.fixture
-def compiler(tmp_path: Path) -> List[str]:
+def compiler(tmp_path: Path) -> list[str]:
     script = tmp_path / "my compiler"
     script.write_text(COMPILER)
     return ["sh", str(script)]
 
 
-def calls(tmp_path: Path) -> List[List[str]]:
+def calls(tmp_path: Path) -> list[list[str]]:
     """What the compiler was asked for so far."""
     log = tmp_path / "calls"
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
@@ -59,7 +59,7 @@ def calls(tmp_path: Path) -> List[List[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("refused", build.OPTIONAL_FLAGS)
 def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
-    compiler: List[str], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: list[str], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REFUSED", refused)
     build.made(tmp_path / "cache" / "kernels.so", compiler)
@@ -74,7 +74,7 @@ def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
 
 @pytest.mark.slow
 def test_several_programs_that_build_at_once_leave_one_whole_library(
-    compiler: List[str], tmp_path: Path
+    compiler: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "cache" / "kernels.so"
     path.parent.mkdir()
@@ -86,7 +86,7 @@ def test_several_programs_that_build_at_once_leave_one_whole_library(
 
 
 def test_several_threads_that_need_the_library_at_once_build_it_once(
-    compiler: List[str], tmp_path: Path
+    compiler: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "cache" / "kernels.so"
     with ThreadPoolExecutor(6) as pool:
@@ -95,7 +95,7 @@ def test_several_threads_that_need_the_library_at_once_build_it_once(
 
 
 def test_a_folder_without_room_is_told_from_a_compiler_that_fails(
-    compiler: List[str], tmp_path: Path
+    compiler: list[str], tmp_path: Path
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (compiling.ROOM // 2, before[1]))
@@ -116,7 +116,7 @@ def test_a_folder_without_room_is_told_from_a_compiler_that_fails(
     ids=["does not end", "does not start"],
 )
 def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
-    command: List[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "TIME_LIMIT", 0.2)
     with pytest.raises(subprocess.SubprocessError, match=problem):
@@ -127,7 +127,7 @@ def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
 def test_a_user_without_home_or_temporary_folder_has_the_named_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing(kind: Type[Exception]) -> Any:
+    def missing(kind: type[Exception]) -> Any:
         raise kind("there is none")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -199,7 +199,7 @@ def start(program: str, tmp_path: Path, **environment: str) -> "subprocess.Popen
     )
 
 
-def run(program: str, tmp_path: Path, **environment: str) -> Tuple[str, str]:
+def run(program: str, tmp_path: Path, **environment: str) -> tuple[str, str]:
     with start(program, tmp_path, **environment) as process:
         out, err = process.communicate()
     assert process.returncode == 0, err
@@ -213,14 +213,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def copying(compiler: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def copying(compiler: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler of programs that quickly makes this process's library."""
     library: Any = native.library()
     monkeypatch.setenv("COPIED", os.path.realpath(library._name))
     monkeypatch.setenv("CXX", shlex.join(compiler))
 
 
-def kept(tmp_path: Path) -> List[Path]:
+def kept(tmp_path: Path) -> list[Path]:
     """Libraries and parts of them."""
     return list(tmp_path.rglob("kernels_*"))
 
@@ -236,7 +236,7 @@ def test_without_a_compiler_the_plain_kernels_run_and_the_log_says_so_once(
 
 @pytest.mark.slow
 def test_a_compiler_that_fails_late_is_reported_once_with_its_words(
-    compiler: List[str], tmp_path: Path, plain: str
+    compiler: list[str], tmp_path: Path, plain: str
 ) -> None:
     out, err = run(GELU + RUN, tmp_path, CXX=shlex.join(compiler), FAILS="1", SLOWLY="sleep 0.3")
     assert out == plain
@@ -246,7 +246,7 @@ def test_a_compiler_that_fails_late_is_reported_once_with_its_words(
 
 @pytest.mark.slow
 def test_a_compiler_that_writes_garbage_is_reported_once(
-    compiler: List[str], tmp_path: Path, plain: str
+    compiler: list[str], tmp_path: Path, plain: str
 ) -> None:
     out, err = run(GELU + RUN, tmp_path, CXX=shlex.join(compiler))
     assert out == plain
@@ -338,7 +338,7 @@ def test_a_session_begins_to_compile_and_a_program_that_is_only_built_does_not(
 def test_a_session_on_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     import popxl.extensions
 
-    begun: List[None] = []
+    begun: list[None] = []
     monkeypatch.setattr(build, "begin", lambda: begun.append(None))
     for name in ("cuda", "cuda:1"):
         popxl.extensions.expect_session(name)
@@ -391,7 +391,7 @@ def test_a_fork_leaves_its_parents_library_alone(
 
 @pytest.mark.slow
 def test_threads_that_need_the_library_at_once_hear_once_that_there_is_none(
-    compiler: List[str], tmp_path: Path
+    compiler: list[str], tmp_path: Path
 ) -> None:
     program = """
 import logging
@@ -436,7 +436,7 @@ AT_ONCE = ("the end", "an exception", "Ctrl-C", "Ctrl-C in a run")
 """Ends that Python has a say in."""
 
 
-def processes(tmp_path: Path) -> List[str]:
+def processes(tmp_path: Path) -> list[str]:
     """Commands of programs with the folder, and of all that they have started."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
@@ -449,7 +449,7 @@ def processes(tmp_path: Path) -> List[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", cases(ENDS, lambda end: end in ("the end", "SIGKILL")))
 def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(
-    compiler: List[str], end: str, tmp_path: Path
+    compiler: list[str], end: str, tmp_path: Path
 ) -> None:
     program = f"import popxl.extensions as e; e.expect_session()\n{WAIT}{ENDS[end]}"
     environment = {

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -62,7 +63,7 @@ def link_to_it(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
-DOORS: Dict[str, Callable[[Path], None]] = {
+DOORS: dict[str, Callable[[Path], None]] = {
     "a folder that the group may write to": lambda path: path.parent.chmod(0o775),
     "a folder that all may write to": lambda path: path.parent.chmod(0o707),
     "a sticky folder that all may write to": lambda path: path.parent.chmod(0o1777),
@@ -74,7 +75,7 @@ DOORS: Dict[str, Callable[[Path], None]] = {
     "a pipe": replaced_by(os.mkfifo),
     "a folder in the file's place": replaced_by(Path.mkdir),
 }
-OTHERS: Dict[str, Callable[[Path], None]] = {
+OTHERS: dict[str, Callable[[Path], None]] = {
     "a folder of another user": lambda path: give_away(path.parent),
     "a folder in another user's": lambda path: give_away(path.parent.parent),
     "a file of another user in a folder of ours": give_away,
@@ -214,7 +215,7 @@ def test_a_stack_trace_shows_what_ran_and_reads_nothing_from_the_cache(tmp_path:
             popxl.d2h_stream((1,), popxl.float32, "y"),
             ops.dynamic_slice(zeros, index, [0], [1], False),
         )
-    lines: List[str] = []
+    lines: list[str] = []
     with popxl.Session(ir, "cpu") as session:
         (source,) = tmp_path.glob("program_*.py")
         source.unlink()

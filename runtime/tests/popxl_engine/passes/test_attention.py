@@ -4,7 +4,8 @@ whole programs.
 
 import math
 import re
-from typing import Any, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -34,7 +35,7 @@ from popxl_engine.kernels.registry import KERNELS
 
 def run(
     tensors: Sequence[torch.Tensor], mask: torch.Tensor, scale: float, seed: Any, p: float
-) -> List[torch.Tensor]:
+) -> list[torch.Tensor]:
     query, key, value, dy = tensors
     probs, *dropped, y = attention(query, key.transpose(2, 3), value, mask, scale, seed, p)
     factors = (dropped or [probs])[0]
@@ -53,7 +54,7 @@ def run(
 @pytest.mark.parametrize("is_nested", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("shape", cases(SHAPES, lambda shape: shape != SHAPES[0]))
 def test_results_and_gradients_are_the_textbooks(
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     is_nested: bool,
     p: float,
     seeds: int,
@@ -181,7 +182,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, p: float, twist: str) 
 
 def observe(
     dtype: popxl.dtype, p: float, twist: str, recomputing: bool, **options: Any
-) -> Tuple[Any, Dict[str, int]]:
+) -> tuple[Any, dict[str, int]]:
     """(result and gradients, how often each fused kernel of attention stands in the program)."""
     ir = popxl.Ir()
     with ir.main_graph:

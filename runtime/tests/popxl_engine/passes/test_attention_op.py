@@ -3,7 +3,7 @@ as inputs, gradients, and what is left out where nobody needs it.
 """
 
 import math
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -41,10 +41,10 @@ def run(
     mask: np.ndarray = MASK,
     required: int = 3,
     interpret: bool = False,
-) -> Tuple[List[np.ndarray], Any]:
+) -> tuple[list[np.ndarray], Any]:
     """(result and gradients of the first inputs, the engine)."""
 
-    def build(ir: popxl.Ir) -> List[Tensor]:
+    def build(ir: popxl.Ir) -> list[Tensor]:
         q, k, v, d, added = (
             popxl.variable(a, dtype, name=n) for n, a in {**HEADS, "mask": mask}.items()
         )
@@ -97,7 +97,7 @@ def test_a_gradient_of_the_mask_costs_nothing_where_nobody_needs_it() -> None:
 
 
 def test_a_gradient_that_recomputes_keeps_no_probabilities() -> None:
-    def build(ir: popxl.Ir) -> List[Tensor]:
+    def build(ir: popxl.Ir) -> list[Tensor]:
         q, k, v, d = (popxl.variable(a, name=n) for n, a in HEADS.items())
         graph = ir.create_graph(lambda q, k, v: attention(q, k, v, causal=True), q, k, v)
         grad = addons.autodiff(
@@ -132,7 +132,7 @@ def test_random_attention_is_torchs(
     of_mask = {"rows": (q, keys), "padding": (b, 1, 1, keys)}.get(masking)
     mask = None if of_mask is None else rng.normal(size=of_mask).astype(np.float32)
 
-    def build(ir: popxl.Ir) -> List[Tensor]:
+    def build(ir: popxl.Ir) -> list[Tensor]:
         given = [popxl.variable(a, name=f"v{i}") for i, a in enumerate(arrays[:3])]
         dy, graph = popxl.variable(arrays[3], name="dy"), ir.create_empty_graph("attend")
         with graph:
@@ -147,7 +147,7 @@ def test_random_attention_is_torchs(
         np.testing.assert_allclose(one[0, 0], other, rtol=1e-4, atol=1e-5)
 
 
-def torchs(arrays: List[np.ndarray], mask: Optional[np.ndarray], causal: bool) -> List[np.ndarray]:
+def torchs(arrays: list[np.ndarray], mask: np.ndarray | None, causal: bool) -> list[np.ndarray]:
     """Result and gradients by torch, in float64."""
     q, k, v, dy = (torch.from_numpy(a).double().requires_grad_() for a in arrays)
     added = torch.zeros(q.shape[2], k.shape[2]) if mask is None else torch.from_numpy(mask)

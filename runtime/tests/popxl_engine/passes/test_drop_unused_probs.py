@@ -3,7 +3,8 @@ not there.
 """
 
 import math
-from typing import Any, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -20,7 +21,7 @@ from popxl_engine.kernels.attention import attention, attention_no_probs
 @pytest.mark.parametrize("p, seeds", [(0.0, 0), (0.2, 2)])
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], SHAPES[3]])
 def test_the_result_alone_has_the_same_bits(
-    shape: Tuple[int, ...],
+    shape: tuple[int, ...],
     p: float,
     seeds: int,
     dtype: torch.dtype,
@@ -55,7 +56,7 @@ TWISTS = [
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("twist", TWISTS)
 def test_probabilities_are_left_out_where_nobody_reads_them(twist: str, p: float) -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> List[Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         probs = ops.softmax(
             q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
         )
@@ -87,7 +88,7 @@ def test_probabilities_are_left_out_where_nobody_reads_them(twist: str, p: float
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_loop_gives_probabilities_where_somebody_reads_them(is_read: bool) -> None:
-    def body(before: Tensor, q: Tensor, k: Tensor, v: Tensor) -> List[Tensor]:
+    def body(before: Tensor, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         probs = ops.softmax(
             q @ k.transpose((0, 1, 3, 2)) * 0.25 + popxl.constant(MASK[:4, :4]), axis=-1
         )

@@ -7,7 +7,8 @@ fake tensors.
 
 import math
 import re
-from typing import Any, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -38,7 +39,7 @@ EVERY = [each for each in (*FUSIONS, *LEGALIZATION) if each.name not in NOT_FLAS
 # Kernels
 
 
-def run_kernels(tensors: Sequence[torch.Tensor], scale: float) -> List[torch.Tensor]:
+def run_kernels(tensors: Sequence[torch.Tensor], scale: float) -> list[torch.Tensor]:
     """Result and gradients of query, key and value."""
     query, key, value, dy = tensors
     y, logsumexp = flash_attention.flash_attention(query, key.transpose(2, 3), value, scale)
@@ -64,8 +65,8 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: List[str] = []
-        self.ordered: List[bool] = []
+        self.names: list[str] = []
+        self.ordered: list[bool] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().split("::")[1]
@@ -113,7 +114,7 @@ def test_on_a_gpu_rows_are_read_and_written_where_they_lie_and_sums_have_one_ord
 
 
 @pytest.mark.parametrize("setting", [(False, False), (True, True), (True, False)], ids=str)
-def test_what_the_user_says_about_the_order_of_sums_is_so_again(setting: Tuple[bool, bool]) -> None:
+def test_what_the_user_says_about_the_order_of_sums_is_so_again(setting: tuple[bool, bool]) -> None:
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -136,7 +137,7 @@ def test_what_the_user_says_about_the_order_of_sums_is_so_again(setting: Tuple[b
 
 def observe(
     build: Build, **options: Any
-) -> Tuple[List[Tuple[np.ndarray, popxl.dtype]], Dict[str, int]]:
+) -> tuple[list[tuple[np.ndarray, popxl.dtype]], dict[str, int]]:
     """(outputs, how often each fused kernel of attention stands in the program) of a main graph
     ``build(ir)``.
     """
@@ -163,7 +164,7 @@ NEAR = {popxl.float32: 2e-6, popxl.bfloat16: 0.016, popxl.float16: 0.002}
 """Distance of an output from the interpreter's, as a part of the output: a few roundings."""
 
 
-def counts_of(build: Build) -> Dict[str, int]:
+def counts_of(build: Build) -> dict[str, int]:
     """The fused kernels of a program, whose numbers are the interpreter's."""
     expected, _ = observe(build, interpret=True)
     found, counts = observe(build, passes=EVERY)
@@ -195,7 +196,7 @@ def counts_of(build: Build) -> Dict[str, int]:
     ids=str,
 )
 def test_programs_have_the_interpreters_numbers(
-    shape: Tuple[int, ...], heads: int, is_loop: bool, recomputing: bool, dtype: popxl.dtype
+    shape: tuple[int, ...], heads: int, is_loop: bool, recomputing: bool, dtype: popxl.dtype
 ) -> None:
     count = 3
     build = training(
@@ -270,7 +271,7 @@ def by_hand(twist: str) -> Build:
             results = [y + 0.0, ops.add_(y, y)]
         if twist == "result is changed in a loop":
 
-            def double(y: popxl.TensorByRef) -> List[Tensor]:
+            def double(y: popxl.TensorByRef) -> list[Tensor]:
                 ops.add_(y, y)
                 return []
 
@@ -313,7 +314,7 @@ def test_what_others_see_or_change_stays(twist: str) -> None:
 
 @pytest.mark.parametrize("is_seen", [False, True])
 def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
-    def layer(x: Tensor, w: Tensor) -> List[Tensor]:
+    def layer(x: Tensor, w: Tensor) -> list[Tensor]:
         query = (x @ w).reshape((1, 1, 6, 8))
         probs = ops.softmax(
             query @ query.transpose((0, 1, 3, 2)) * 0.3 + popxl.constant(causal(6)), axis=-1
@@ -400,7 +401,7 @@ def test_a_plan_for_a_gpu_needs_no_memory_for_probabilities(
 def test_a_plan_for_a_gpu_does_not_see_the_processors_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    called: List[str] = []
+    called: list[str] = []
     monkeypatch.setattr(native, "call", lambda name, *_: called.append(name))
     ir = program_of(training(popxl.float32, seed=True))
     plan(ir, device="cuda")

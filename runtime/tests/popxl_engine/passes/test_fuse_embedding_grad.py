@@ -2,7 +2,7 @@
 when they may.
 """
 
-from typing import Callable, List, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import popxl
@@ -33,7 +33,7 @@ def two_gradients(
             np.array(OUTSIDE if "outside" in twist else INSIDE, np.int32), name="ids"
         )
 
-        def body(sums: Ref, count: Ref, dy: Ref, ids: Ref) -> List[Tensor]:
+        def body(sums: Ref, count: Ref, dy: Ref, ids: Ref) -> list[Tensor]:
             if twist == "counted before":
                 ops.add_(count, popxl.constant(1.0))
             rows = ops.indexing.gather_grad(dy, ids, SHAPE, 0, twist != "outside, to the nearest")

@@ -2,7 +2,8 @@
 write.
 """
 
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import popxl
 import pytest
@@ -130,7 +131,7 @@ def norm(twist: str = "", dtype: popxl.dtype = popxl.float32, times: int = 1) ->
             popxl.variable(2.0, name="count"),
         )
 
-        def body(total: Ref, count: Ref, x: Tensor, dy: Tensor) -> List[Tensor]:
+        def body(total: Ref, count: Ref, x: Tensor, dy: Tensor) -> list[Tensor]:
             var_updates.accumulate_mean_(total, x.T @ dy, count)
             more = [ops.sumsquare(total)] if twist == "in the loop" else []
             if twist == "two products":
@@ -165,7 +166,7 @@ def norm(twist: str = "", dtype: popxl.dtype = popxl.float32, times: int = 1) ->
     return build
 
 
-def increase(t: Ref) -> List[Tensor]:
+def increase(t: Ref) -> list[Tensor]:
     ops.add_(t, popxl.constant(1.0, t.dtype))
     return []
 

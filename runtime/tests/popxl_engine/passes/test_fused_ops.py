@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from typing import Any, Dict, List
+from typing import Any
 
 import popxl
 import pytest
@@ -39,7 +39,7 @@ class Known:
         self.spec = spec_of(t)
 
 
-def known(arguments: Dict[str, Any]) -> Dict[str, Any]:
+def known(arguments: dict[str, Any]) -> dict[str, Any]:
     return {n: Known(a) if isinstance(a, torch.Tensor) else a for n, a in arguments.items()}
 
 
@@ -93,9 +93,9 @@ def test_every_op_has_a_maker_of_samples_and_a_name_that_programs_do_not_use() -
     assert MAKERS.keys() == FUSED_OPS.keys() and not OPS.keys() & FUSED_OPS.keys()
 
 
-def parameters_of(kernel: Any) -> List[str]:
+def parameters_of(kernel: Any) -> list[str]:
     """A kernel's, where ``*operands`` stands for the record of AdamW's."""
-    found: List[str] = []
+    found: list[str] = []
     for name, parameter in inspect.signature(kernel).parameters.items():
         is_rest = parameter.kind is inspect.Parameter.VAR_POSITIONAL
         found += AdamW._fields if is_rest else [name]
@@ -123,7 +123,7 @@ class Spec(Known):
         self.spec = spec
 
 
-def of_shapes(**shapes: Any) -> Dict[str, Any]:
+def of_shapes(**shapes: Any) -> dict[str, Any]:
     return {
         n: Spec(TensorSpec(s, popxl.float32)) if isinstance(s, tuple) else s
         for n, s in shapes.items()

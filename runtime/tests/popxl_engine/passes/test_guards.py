@@ -8,7 +8,7 @@ guards.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any
 
 import pytest
 from helpers.guards import MODULES, guards_of, take_out
@@ -17,15 +17,15 @@ from helpers.pass_checks import Checker, Failure
 from helpers.pass_programs import Build, Perturbation, Program, Scene
 
 TABLE = json.loads(Path(__file__).with_name("guards.json").read_text())
-SHOWN: Dict[Tuple[str, str], Union[str, List[Any]]] = {
+SHOWN: dict[tuple[str, str], str | list[Any]] = {
     (module, guard): program
     for module, programs in TABLE["shown"].items()
     for guard, program in programs.items()
 }
-NOT_SHOWN: Dict[str, Dict[str, List[str]]] = TABLE["not shown"]
+NOT_SHOWN: dict[str, dict[str, list[str]]] = TABLE["not shown"]
 
 
-def program_of(given: Union[str, List[Any]]) -> Union[Build, Program]:
+def program_of(given: str | list[Any]) -> Build | Program:
     """A program of the table."""
     if isinstance(given, str):
         return NEAR_MISSES[given]

@@ -2,7 +2,8 @@
 else sees them.
 """
 
-from typing import Any, Dict, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -75,7 +76,7 @@ def test_programs_join_them_and_give_the_interpreters_numbers(dtype: popxl.dtype
         ("keys are shared", {**APART, "concat": 3}),
     ],
 )
-def test_only_rows_in_order_are_joined(twist: str, counts: Dict[str, int]) -> None:
+def test_only_rows_in_order_are_joined(twist: str, counts: dict[str, int]) -> None:
     build = program(popxl.float32, 0.0, twist)
     expected, _ = results(build, interpret=True)
     found, kernels = results(build)

@@ -2,7 +2,8 @@
 must not touch.
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -117,7 +118,7 @@ def guarded_adam(
 
 FLOAT32 = {"count", "m", "v", "step"}
 IDS = np.array([[1, 0], [3, 1], [7, -1]], np.int32)
-PATTERNS: Dict[str, Tuple[Callable[..., Tensor], str, Dict[str, np.ndarray]]] = {
+PATTERNS: dict[str, tuple[Callable[..., Tensor], str, dict[str, np.ndarray]]] = {
     # name: (pattern, fused step, operands)
     "bias": (bias, "gemm_bias", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
     "bias_first": (bias_first, "gemm_bias", {"x": normal(4, 6), "w": normal(6, 5), "b": normal(5)}),
@@ -181,7 +182,7 @@ def element_type(name: str, value: np.ndarray, dtype: popxl.dtype) -> popxl.dtyp
 
 
 def program(
-    name: str, dtype: popxl.dtype, disturb: Callable[..., List[Tensor]], among_outputs: bool = False
+    name: str, dtype: popxl.dtype, disturb: Callable[..., list[Tensor]], among_outputs: bool = False
 ) -> Any:
     """A pattern in a called graph whose operands are variables by reference.
 
@@ -199,7 +200,7 @@ def program(
             inputs = {
                 n: popxl.graph_input(v.shape, v.dtype, n, by_ref=True) for n, v in variables.items()
             }
-            more: List[Tensor] = []
+            more: list[Tensor] = []
             places = iter(range(100))
             result = pattern(
                 lambda *made: more.extend(disturb(next(places), inputs, made)), **inputs
@@ -238,7 +239,7 @@ def places_of(name: str) -> int:
     """How many places between the ops of a pattern there are."""
     count = [0]
 
-    def note(place: int, inputs: Any, made: Any) -> List[Tensor]:
+    def note(place: int, inputs: Any, made: Any) -> list[Tensor]:
         count[0] = place + 1
         return []
 
@@ -250,9 +251,9 @@ def places_of(name: str) -> int:
 @pytest.mark.parametrize("use", ["used twice", "an output"])
 def test_a_value_that_others_see_is_not_fused_away(name: str, use: str) -> None:
     for chosen in range(places_of(name)):
-        seen: List[Tensor] = []
+        seen: list[Tensor] = []
 
-        def disturb(place: int, inputs: Any, made: Any) -> List[Tensor]:
+        def disturb(place: int, inputs: Any, made: Any) -> list[Tensor]:
             if place != chosen:
                 return []
             seen.extend(made)
@@ -271,7 +272,7 @@ def test_an_operand_that_is_written_in_between_is_read_before(name: str) -> None
             if data[operand].dtype != np.float32:
                 continue
 
-            def disturb(place: int, inputs: Any, made: Any) -> List[Tensor]:
+            def disturb(place: int, inputs: Any, made: Any) -> list[Tensor]:
                 if place == chosen:
                     var_updates.accumulate_(inputs[operand], inputs[operand], f=0.5)
                 return []
@@ -284,7 +285,7 @@ def test_an_operand_that_is_read_in_between_has_the_value_of_that_place(name: st
     for chosen in range(places_of(name)):
         for operand in PATTERNS[name][2]:
 
-            def disturb(place: int, inputs: Any, made: Any) -> List[Tensor]:
+            def disturb(place: int, inputs: Any, made: Any) -> list[Tensor]:
                 return [ops.cast(inputs[operand], popxl.float32) * 2.0] if place == chosen else []
 
             check(program(name, popxl.float32, disturb), popxl.float32, runs=2, scale=4)
@@ -465,7 +466,7 @@ def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dty
 # Logits that are widened for their cross entropy
 
 
-def double(t: popxl.TensorByRef) -> List[Tensor]:
+def double(t: popxl.TensorByRef) -> list[Tensor]:
     ops.add_(t, t)
     return []
 
@@ -534,7 +535,7 @@ def means_in_a_loop(kind: str, twist: str, times: int) -> Callable[[popxl.Ir], S
 
         def body(
             total: popxl.TensorByRef, count: popxl.TensorByRef, x: Tensor, dy: Tensor, ids: Tensor
-        ) -> List[Tensor]:
+        ) -> list[Tensor]:
             if twist == "counted before":
                 ops.add_(count, popxl.constant(1.0))
             if twist == "read before":
@@ -644,7 +645,7 @@ def increase_in_a_loop(t: Tensor) -> None:
     ops.repeat(graph, 3, t)
 
 
-REPEATED: Dict[str, Tuple[Callable[[Tensor, Tensor], None], Callable[[Tensor], Tensor], int]] = {
+REPEATED: dict[str, tuple[Callable[[Tensor, Tensor], None], Callable[[Tensor], Tensor], int]] = {
     # name: (what comes in between, the other number, how often a maximum is made)
     "again": (lambda x, first: None, clipped, 1),
     "its operand changes": (lambda x, first: increase(x), clipped, 2),
@@ -674,7 +675,7 @@ def test_a_number_that_is_computed_again_from_the_same_is_computed_once(name: st
 
 
 @pytest.mark.parametrize("factors", [(0.0, -0.0), (1, True), (2.0, 3.0)], ids=str)
-def test_numbers_that_only_compare_equal_are_not_the_same(factors: Tuple[Any, Any]) -> None:
+def test_numbers_that_only_compare_equal_are_not_the_same(factors: tuple[Any, Any]) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         x = popxl.variable(np.float32(2), popxl.float32, name="x")
         return [x / scale(x, f) for f in factors]

@@ -3,7 +3,8 @@ and speed stay.
 """
 
 import time
-from typing import Any, Callable, List, Optional, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -61,7 +62,7 @@ def narrow(
 
 
 def by_tiles(
-    lhs: torch.Tensor, rhs: torch.Tensor, bias: Optional[torch.Tensor] = None
+    lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """What `tile_gemm` makes by the library."""
     assert native.multiplies(lhs, rhs)
@@ -100,7 +101,7 @@ def test_products_by_tiles_are_those_in_float64_rounded_once_for_any_threads(
         narrow(inner, columns, 2, is_rhs_transposed, extra),
     )
     for bias in (None, narrow(1, 2 * columns, 3)[0, ::2]):
-        results: List[torch.Tensor] = []
+        results: list[torch.Tensor] = []
         for count in (1, 2, 3):
             threads(count)
             results.append(by_tiles(lhs, rhs, bias))

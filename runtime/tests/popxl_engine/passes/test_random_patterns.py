@@ -3,7 +3,7 @@ interpreter's numbers.
 """
 
 from collections import Counter
-from typing import Callable, List
+from collections.abc import Callable
 
 import pytest
 from helpers.pass_checks import NAMES, Checker, Failure, shrink, why_not
@@ -30,7 +30,7 @@ def test_programs_are_right_with_all_passes_each_alone_and_each_left_out(
     record_property("cases", f"{SEEDS} random programs of passes' patterns in {runs} compilations")
 
 
-ONCE_WRONG: List[Program] = [
+ONCE_WRONG: list[Program] = [
     # two views of one operand had one name
     (
         Scene(
@@ -48,6 +48,7 @@ def test_programs_that_were_wrong_are_right(program: Program) -> None:
     Checker(program).check()
 
 
+@pytest.mark.slow
 def test_every_pass_changes_some_pattern() -> None:
     fired: Counter[str] = Counter()
     for name, pattern in PATTERNS.items():

@@ -3,7 +3,8 @@ them.
 """
 
 import math
-from typing import Any, Callable, Optional, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -30,8 +31,8 @@ from popxl_engine.planner.live_bytes import LiveBytes
 
 
 def both(
-    shape: Tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
-) -> Tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    shape: tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """Gradients from probabilities that are made again, and from those of the forward pass."""
     operands, probs, seed = attended(shape, mask, dtype, p)
     kept = attention_grad(*operands, *probs, 0.2, seed, p, mask)
@@ -53,7 +54,7 @@ def check_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("band", [None, 3])
 def test_gradients_have_the_same_bits(
-    shape: Tuple[int, ...], band: Optional[int], p: float, dtype: torch.dtype, way: str, by: Any
+    shape: tuple[int, ...], band: int | None, p: float, dtype: torch.dtype, way: str, by: Any
 ) -> None:
     by(way)
     *_, queries, keys, _ = shape

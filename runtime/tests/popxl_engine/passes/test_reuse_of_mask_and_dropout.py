@@ -3,7 +3,8 @@ are the forward's.
 """
 
 import math
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import popxl
@@ -25,8 +26,8 @@ from popxl_engine.kernels.attention import attention, attention_grad
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3]])
 @pytest.mark.parametrize("band", [None, 3])
 def test_gradients_are_the_same(
-    shape: Tuple[int, ...],
-    band: Optional[int],
+    shape: tuple[int, ...],
+    band: int | None,
     p: float,
     dtype: torch.dtype,
     way: str,
@@ -83,7 +84,7 @@ def gradients_in(block: Block) -> Iterator[Instr]:
             yield instr
 
 
-def known(build: Callable[[popxl.Ir], Sequence[Tensor]]) -> List[Tuple[bool, bool]]:
+def known(build: Callable[[popxl.Ir], Sequence[Tensor]]) -> list[tuple[bool, bool]]:
     """(whether its mask is known, whether it draws) of each gradient; the program's numbers are the
     interpreter's.
     """
@@ -122,5 +123,5 @@ TWISTS = {
 
 
 @pytest.mark.parametrize("twist, expected", TWISTS.items())
-def test_only_what_is_the_forwards_is_known(twist: str, expected: Tuple[bool, bool]) -> None:
+def test_only_what_is_the_forwards_is_known(twist: str, expected: tuple[bool, bool]) -> None:
     assert known(twisted(twist)) == [expected]

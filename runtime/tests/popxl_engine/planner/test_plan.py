@@ -5,7 +5,7 @@ counters of a run.
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import popxl
@@ -107,7 +107,7 @@ def test_traffic_equals_the_counters_of_a_run(interpret: str, monkeypatch: Any):
 
 
 def test_the_sequence_is_the_order_of_a_run(monkeypatch: Any):
-    seen: List[Any] = []
+    seen: list[Any] = []
     for name in ("load", "store"):
         original = getattr(Replica, f"remote_{name}")
 
@@ -244,6 +244,7 @@ def test_of_a_branch_that_the_device_decides_the_dearer_side_is_planned():
     assert sum(p.product_flops for p in found.phases) == 2 * M**3
 
 
+@pytest.mark.slow
 def test_every_op_can_be_planned():
     for name in sorted({sample.op for sample in SAMPLES}):
         sample = next(s for s in SAMPLES if s.op == name)

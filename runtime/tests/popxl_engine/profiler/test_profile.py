@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import popxl
@@ -36,7 +36,7 @@ from popxl_engine.profiler.clock import EventClock
 from popxl_engine.profiler.reading import longest
 
 
-def inputs_of(session: popxl.Session) -> Dict[Any, np.ndarray]:
+def inputs_of(session: popxl.Session) -> dict[Any, np.ndarray]:
     rng = np.random.default_rng(7)
     return {
         s: rng.normal(size=session._full_input_shape(s.shape)).astype(np.float32)
@@ -44,7 +44,7 @@ def inputs_of(session: popxl.Session) -> Dict[Any, np.ndarray]:
     }
 
 
-def profiled(ir: popxl.Ir, runs: int = 1) -> Tuple[List[Profile], popxl.Session]:
+def profiled(ir: popxl.Ir, runs: int = 1) -> tuple[list[Profile], popxl.Session]:
     """Profiles of runs of a program."""
     session = popxl.Session(ir)
     with session, profile(session) as profiles:
@@ -53,12 +53,12 @@ def profiled(ir: popxl.Ir, runs: int = 1) -> Tuple[List[Profile], popxl.Session]
     return profiles, session
 
 
-def of(spans: Any, replica: int, lane: str) -> List[Span]:
+def of(spans: Any, replica: int, lane: str) -> list[Span]:
     """A replica's spans of one lane, in their order."""
     return [s for s in spans if s.replica == replica and s.lane == lane]
 
 
-def paths(spans: List[Span]) -> List[Tuple[str, ...]]:
+def paths(spans: list[Span]) -> list[tuple[str, ...]]:
     """For each span the names of those around it, outermost first, and its own. Fails where spans
     cross.
     """
@@ -154,7 +154,7 @@ def test_every_moment_of_a_run_goes_to_one_phase_and_one_lane():
         )
 
 
-def amounts(spans: List[Span]) -> Work:
+def amounts(spans: list[Span]) -> Work:
     return Work.sum(span.work for span in spans)
 
 

@@ -1,10 +1,10 @@
-"""Making a session makes many objects that stay, which Python's garbage collector would go through
-again and again.
+"""Programs and what is compiled of them are many objects that stay, which Python's garbage
+collector would go through again and again.
 """
 
 import gc
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 
 @contextmanager
