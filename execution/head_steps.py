@@ -26,7 +26,7 @@ class HeadStep(addons.Module):
     The rows come in pieces, and each piece's gradient right after its loss, so that the logits of
     one piece exist at a time and nothing is computed twice. Pieces of the vocabulary would need
     their logits again, once the sum over all of it is known: a product more for the three that
-    there are. Source: Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989 (its fused linear cross entropy).
+    there are. Source: Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989, for a chunked loss.
     """
 
     def build(
