@@ -171,8 +171,8 @@ class VariableFactory:
         if empty:
             return np.empty(shape, self.dtype.as_numpy())
         if shape == self._whole_shape:
-            return self._next_item()
-        items = [self._next_item() for _ in range(shape[0])]
+            return self._item(next(self.data_iter))
+        items = self._items(shape[0])
         first = items[0]
         if is_uniform(first) and all(
             i is first or is_uniform(i) and i.flat[0] == first.flat[0] for i in items
@@ -236,8 +236,23 @@ class VariableFactory:
                 "another folder."
             ) from error
 
-    def _next_item(self) -> np.ndarray:
-        item = _as_item(next(self.data_iter), self.dtype)
+    def _items(self, count: int) -> list[np.ndarray]:
+        """The next items. One that comes again and again, as zeros do for thousands of groups, is
+        looked at once; an array with memory of its own may have been filled anew.
+        """
+        items: list[np.ndarray] = []
+        last: Any = None
+        for _ in range(count):
+            data = next(self.data_iter)
+            if last is None or data is not last:
+                items.append(self._item(data))
+                last = data if is_uniform(data) else None
+            else:
+                items.append(items[-1])
+        return items
+
+    def _item(self, data: HostTensor) -> np.ndarray:
+        item = _as_item(data, self.dtype)
         if item.shape != self._whole_shape:
             raise ValueError(
                 f"variable '{self.name}': got data of shape {list(item.shape)}; expected "
