@@ -33,6 +33,7 @@ from popxl_gpt.config import (
     SpikeError,
     UserError,
     changes,
+    stage_of,
 )
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
@@ -97,7 +98,8 @@ def train(config: Config, options: Options) -> int:
             if saved is not None:
                 check_goes_on(config, saved)
             weights = None if saved is not None else first_weights(config)
-            profiler = step_profiler(config, options, folder.path)
+            begun = 0 if saved is None else saved.position.tokens or 0
+            profiler = step_profiler(stage_of(config, begun), options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:

@@ -115,7 +115,12 @@ class Declaration(Protocol):
 
 
 def source_location() -> tuple[str, int]:
-    """(file, line) of the innermost frame outside popxl and popxl_addons."""
+    """(file, line) of what a transform makes ops of, else of the innermost frame outside popxl and
+    popxl_addons.
+    """
+    known = get_current_context().source
+    if known is not None:
+        return known
     frame: Any = sys._getframe(1)
     last = (frame.f_code.co_filename, frame.f_lineno)
     while frame is not None:
