@@ -33,7 +33,7 @@ class _Peekable(Iterator[HostTensor]):
     def __init__(self, source: DataSource) -> None:
         if callable(source):
             source()  # a trial call: programs that seed numpy rely on this draw
-            self._items = starmap(source, repeat(()))
+            self._items: Iterator[HostTensor] = starmap(source, repeat(()))
         else:
             self._items = iter(source)
         self._next: list[HostTensor] = []
