@@ -14,6 +14,7 @@ from popxl_gpt.config import (
     Config,
     ConfigError,
     check_command_line,
+    given_settings,
     leaves,
     parse_command_line,
     parse_options,
@@ -232,7 +233,20 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
         program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
         default="demo",
         options=TrainOptions,
+        # where the program chooses, it finds the files to validate on
+        defaults=None if given_for_choice(arguments) is None else {"validate_every": 0},
     )
+
+
+def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
+    """The settings that a command line says where the program is to choose the rest; None where it
+    is not.
+    """
+    if not any(word.startswith("--") and "minutes" in word for word in arguments):
+        return None
+    given = given_settings(arguments, TrainOptions)
+    is_new = "config" not in given and "load" not in given
+    return given if "minutes" in given and is_new else None
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:
