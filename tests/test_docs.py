@@ -438,6 +438,7 @@ def test_the_picture_of_the_architecture_shows_what_the_compiler_does():
     assert shown == expected, "run: make docs"
 
 
+@pytest.mark.slow
 def test_the_page_of_passes_is_what_the_compiler_does():
     text = passes_page.page()
     assert text == passes_page.PAGE.read_text(), "run: make docs"

@@ -71,6 +71,7 @@ def tracked() -> "set[str]":
     return found | {"popxl_gpt/__init__.py", "popxl_gpt/py.typed"}
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_every_source_once_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == tracked()
@@ -78,6 +79,7 @@ def test_a_wheel_holds_every_source_once_and_nothing_else(wheel):
     assert top == {"popxl_gpt", *RUNTIME}
 
 
+@pytest.mark.slow
 def test_a_wheel_runs_beside_files_of_the_same_names(wheel, tmp_path):
     installed, own = tmp_path / "installed", tmp_path / "own"
     pip("install", "--no-deps", "--no-compile", "--target", installed, wheel)

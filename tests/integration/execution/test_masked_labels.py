@@ -45,6 +45,7 @@ def run(config, words, labels):
     return session, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case == "split every way"))
 def test_loss_and_every_gradient_equal_hugging_faces_with_ignored_labels(case):
     config = CASES[case]
@@ -76,6 +77,7 @@ def test_hugging_faces_own_loss_shifts_the_same_labels():
     assert theirs == pytest.approx(shifted, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_without_masked_labels_the_program_has_nothing_of_them_and_refuses_such_labels():
     config = small()
     _, io, _ = training_program(config)
@@ -84,6 +86,7 @@ def test_without_masked_labels_the_program_has_nothing_of_them_and_refuses_such_
         run(config, *masked_batch(config))
 
 
+@pytest.mark.slow
 def test_a_batch_in_which_all_labels_count_has_the_loss_of_the_unmasked_program():
     config = small(layers=1)
     words, labels = random_batch(config)
@@ -93,6 +96,7 @@ def test_a_batch_in_which_all_labels_count_has_the_loss_of_the_unmasked_program(
     assert masked.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_in_which_no_label_counts_has_no_loss_and_no_gradient():
     config = small(layers=1, masked_labels=True)
     words, labels = random_batch(config)
