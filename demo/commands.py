@@ -226,6 +226,10 @@ GENERATE = TrainedModelCommand(
 )
 
 
+BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
+"""Settings of a run whose size the program chooses: it finds the files to validate on."""
+
+
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
     """The configuration of a run, and what else is asked for."""
     return parse_command_line(
@@ -233,8 +237,7 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
         program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
         default="demo",
         options=TrainOptions,
-        # where the program chooses, it finds the files to validate on
-        defaults=None if given_for_choice(arguments) is None else {"validate_every": 0},
+        defaults=None if given_for_choice(arguments) is None else BY_THE_CLOCK,
     )
 
 
