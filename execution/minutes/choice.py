@@ -25,7 +25,7 @@ from popxl_gpt.utils.runtime import host_bytes
 from popxl_gpt.utils.units import duration, si
 
 SHAPES = (
-    (2, 128), (3, 192), (4, 256), (6, 384), (8, 512), (10, 640), (12, 768), (16, 1024), (20, 1280),
+    (2, 128), (4, 192), (4, 256), (6, 384), (8, 512), (10, 640), (12, 768), (16, 1024), (20, 1280),
     (24, 1536), (28, 1792), (32, 2048),
 )  # fmt: skip
 """Layers and hidden sizes, from the smallest model on."""
