@@ -47,7 +47,7 @@ from popxl_gpt.data.tokenisation import token_bytes  # noqa: E402
 
 TEXT = ROOT / "data" / "files" / "stdlib"
 RESULTS = ROOT / "build" / "time_to_loss"
-OURS = "--config demo"
+OURS = "--config modern"
 """What the application is given, as flags; the axes of its search are settings, too."""
 MODES = ("eager-float32", "eager-bfloat16", "compiled-float32", "compiled-bfloat16")
 """How a baseline may run; without instructions for bfloat16, float32 is faster."""

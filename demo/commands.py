@@ -232,12 +232,13 @@ BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
 
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
     """The configuration of a run, and what else is asked for."""
+    given = given_for_choice(arguments)
     return parse_command_line(
         arguments,
         program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
-        default="demo",
+        default="demo" if given is None else "modern",
         options=TrainOptions,
-        defaults=None if given_for_choice(arguments) is None else BY_THE_CLOCK,
+        defaults=None if given is None else BY_THE_CLOCK,
     )
 
 

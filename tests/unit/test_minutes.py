@@ -101,7 +101,12 @@ TEXT = Text(
 
 def choose(seconds: float, speed: float = 6e10, given=(), text=TEXT, **settings):
     config = preset(
-        "demo", input_files=("train",), validate_every=0, minutes=seconds / 60, **settings
+        "modern",
+        schedule="wsd",
+        input_files=("train",),
+        validate_every=0,
+        minutes=seconds / 60,
+        **settings,
     )
     return chosen(config, {"input_files", "minutes", *given}, text, seconds, Machine(speed))
 
