@@ -333,6 +333,10 @@ class Execution:
     """Compute activations again in the backward phase instead of keeping them; attention's
     probabilities either way.
     """
+    head_serialisation: Count = 1
+    """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
+    gradient: only one piece's logits are held at once.
+    """
     replicated_tensor_sharding: bool = True
     """Split weights, gradients, optimizer state and stored activations over the replicas that would
     hold them twice.

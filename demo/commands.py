@@ -213,7 +213,7 @@ EVALUATE = TrainedModelCommand(
     options=EvaluateOptions,
     used=(
         "precision", "sequence_length", "attention_serialisation", "input_files", "tokenizer",
-        "skip_damaged", "micro_batch_size", "widening", *LAYOUT,
+        "skip_damaged", "micro_batch_size", "widening", "head_serialisation", *LAYOUT,
     ),
 )  # fmt: skip
 GENERATE = TrainedModelCommand(
@@ -222,7 +222,7 @@ GENERATE = TrainedModelCommand(
     about="text that a trained model writes",
     options=GenerateOptions,
     used=("precision", "seed", "tokenizer", *LAYOUT),
-    defaults={**ONE_REPLICA, "widening": 1},
+    defaults={**ONE_REPLICA, "widening": 1, "head_serialisation": 1},
 )
 
 

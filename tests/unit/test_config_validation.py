@@ -107,6 +107,11 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"head_serialisation": 12},
+        "head_serialisation: got 12; expected a divisor of the rows of a run of the head, "
+        "widening * micro_batch_size * sequence_length = 8. Use 4.",
+    ),
+    (
         {"key_value_heads": 3},
         "heads: got 4; expected a multiple of key_value_heads = 3. Use 3 or 6",
     ),
