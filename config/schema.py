@@ -154,6 +154,11 @@ class Training:
 
     steps: Count = 1000
     """Optimizer steps of the whole run; the schedule ends there."""
+    minutes: Positive | None = None
+    """Minutes that the run may take, with start-up, validation and the last checkpoint: the
+    schedule wsd ends with them, whatever steps says. Without --config and --checkpoint.load the
+    program chooses what is trained, too, but what other flags say; none: as many as steps take.
+    """
     global_batch_size: Count = 8
     """Sequences per optimizer step, over all replicas."""
     rampup_batch_size: Count | None = None
