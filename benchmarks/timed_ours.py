@@ -26,7 +26,9 @@ class Ours:
         self.sequences = self.config.training.global_batch_size
         self.steps_at_once = self.config.execution.device_iterations
         sizes = {"global_batch_size": EVALUATED, "micro_batch_size": EVALUATED, **NO_RAMPUP}
-        self.forward_config = override(self.config, **sizes, widening=1, device_iterations=1)
+        self.forward_config = override(
+            self.config, **sizes, widening=1, head_serialisation=1, device_iterations=1
+        )
         self.forward = None
         self.session = pretraining(self.config)
         self.session.__enter__()  # the process ends with the run

@@ -127,6 +127,17 @@ def _read(
     return words
 
 
+def given_settings(arguments: Sequence[str], options: type) -> set[str]:
+    """Names of what a command line says itself, `config` among them, right or wrong.
+
+    Args:
+        options: as of `parse_command_line`.
+    """
+    words = _Words(arguments, (*leaves(Config), *leaves(options)), has_presets=True)
+    words.read()
+    return {*words.values, *words.bad, *(["config"] if words.config is not None else [])}
+
+
 def parse_options(
     arguments: Sequence[str], *, program: str, options: type[Record], words: str | None = None
 ) -> Record:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from popxl_gpt.config.errors import ConfigError
@@ -19,6 +20,7 @@ LARGEST = {
     **dict.fromkeys(("hidden_size", "heads", "sequence_length", "vocabulary_size"), 2**31 - 1),
     **dict.fromkeys(("max_positions", "feed_forward_size", "attention_serialisation"), 2**31 - 1),
     "device_iterations": 2**20,
+    "head_serialisation": 2**10,
 }
 """Far beyond any run: a program has objects for each layer, replica and iteration, and tensors
 count in 32 bits.
@@ -208,6 +210,14 @@ def _batch(config: Config) -> Iterator[Problem]:
         )
     elif config.gradient_accumulation % execution.widening:
         yield _widening(config)
+    rows = execution.widening * execution.micro_batch_size * config.model.sequence_length
+    if rows % execution.head_serialisation:
+        yield _problem(
+            "head_serialisation widening micro_batch_size sequence_length",
+            f"head_serialisation: got {execution.head_serialisation}; expected a divisor of the "
+            f"rows of a run of the head, widening * micro_batch_size * sequence_length = {rows}. "
+            f"Use {gcd(rows, execution.head_serialisation)}.",
+        )
 
 
 def _rampup(config: Config) -> Iterator[Problem]:
@@ -327,6 +337,12 @@ def _schedule(config: Config) -> Iterator[Problem]:
             f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most "
             f"learning_rate = {training.learning_rate:g}. Lower it or raise learning_rate.",
         )
+    if training.minutes is not None and training.schedule != "wsd":
+        yield _problem(
+            "minutes schedule",
+            f"minutes: got {training.minutes:g} with schedule {training.schedule}; expected "
+            "wsd, which ends when it is told. Give --schedule wsd, or leave --minutes out.",
+        )
     if training.decay_steps is None:
         return
     most = training.steps - training.warmup_steps
@@ -336,7 +352,7 @@ def _schedule(config: Config) -> Iterator[Problem]:
             f"decay_steps: got {training.decay_steps} with schedule {training.schedule}; expected "
             "schedule wsd, which has them. Give --schedule wsd, or leave --decay_steps out.",
         )
-    elif training.decay_steps > max(0, most):
+    elif training.decay_steps > max(0, most) and training.minutes is None:
         yield _problem(
             "decay_steps steps warmup_steps",
             f"decay_steps: got {training.decay_steps}; expected at most steps - warmup_steps = "

@@ -272,6 +272,7 @@ class CachedModel:
             global_batch_size=batch,
             **NO_RAMPUP,
             widening=1,
+            head_serialisation=1,  # logits are of one row per text
             device_iterations=1,
             document_attention=False,  # a text is one document
         )

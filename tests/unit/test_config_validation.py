@@ -107,6 +107,11 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"head_serialisation": 12},
+        "head_serialisation: got 12; expected a divisor of the rows of a run of the head, "
+        "widening * micro_batch_size * sequence_length = 8. Use 4.",
+    ),
+    (
         {"key_value_heads": 3},
         "heads: got 4; expected a multiple of key_value_heads = 3. Use 3 or 6",
     ),
@@ -156,6 +161,11 @@ REFUSALS = [
     ),
     ({"widening": 8}, "(data_parallel * micro_batch_size) = 4. Use 4."),
     ({"widening": 2, "micro_batch_size": 4}, "(data_parallel * micro_batch_size) = 1. Use 1."),
+    (
+        {"minutes": 3.0},
+        "minutes: got 3 with schedule constant; expected wsd, which ends when it is told. Give",
+    ),
+    ({"minutes": 0.0}, "minutes: got 0.0; expected a number, more than 0"),
     (
         {"rampup_batch_size": 2},
         "rampup_tokens: got none with rampup_batch_size = 2; expected the tokens over which the",

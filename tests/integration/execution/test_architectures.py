@@ -48,7 +48,12 @@ MODELS = {
 }
 LAYOUTS = {
     "one": {},
-    "together": {"recomputation": False, "widening": 2, "micro_batch_size": 1},
+    "together": {
+        "recomputation": False,
+        "widening": 2,
+        "micro_batch_size": 1,
+        "head_serialisation": 3,
+    },
     "all": {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
 }
 
