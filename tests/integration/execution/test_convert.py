@@ -228,7 +228,7 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
         (("from_hugging_fase",), "Did you mean 'from_hugging_face'?"),
         ((), "command: got none"),
         (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
-        (("to_hugging_face", "nothing", "out"), "got nothing, no folder"),
+        (("to_hugging_face", "nothing", "out"), "CHECKPOINT: got nothing, no folder"),
         (("to_hugging_face", "ours", "out", "--positons", 3), "Did you mean '--positions'?"),
     ):
         done = convert(*words)
