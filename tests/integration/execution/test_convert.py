@@ -241,3 +241,7 @@ def test_a_whole_checkpoint_is_read_by_name(theirs, tmp_path):
     main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
     saved = find_trained(tmp_path / "ours")
     assert isinstance(saved, SavedRun) and saved.position.step == 0
+    with pytest.raises(
+        UserError, match=r"got \S+, a model of Hugging Face's; expected a checkpoint"
+    ):
+        find_trained(theirs)
