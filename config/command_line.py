@@ -94,6 +94,13 @@ def check_command_line(
         raise ConfigError(words.problems)
 
 
+def given_settings(arguments: Sequence[str], options: type) -> frozenset[str]:
+    """Names of the settings that a command line that `parse_command_line` takes gives by flags."""
+    words = _Words(arguments, (*leaves(Config), *leaves(options)), has_presets=True)
+    words.read()
+    return frozenset(words.values) & {leaf.name for leaf in leaves(Config)}
+
+
 def _read(
     arguments: Sequence[str],
     program: str,

@@ -33,6 +33,7 @@ from popxl_gpt.config import (
     SpikeError,
     UserError,
     changes,
+    given_settings,
 )
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
@@ -46,6 +47,7 @@ from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import best_in
 from popxl_gpt.execution.inference import evaluation_program
@@ -53,7 +55,7 @@ from popxl_gpt.execution.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.model_size import parameter_count, trained_count
-from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.folder import written_to
 from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
@@ -70,17 +72,33 @@ SAMPLE_TOKENS = 100
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
     config, options = parse_training(arguments)
-    if options.is_plan():
-        check_instances(config)
+    is_plan, given = options.is_plan(), given_settings(arguments, Options)
+    if options.auto:
+        config = executable(config, given)
+    if is_plan:
+        _, config = begun(config, options, given)
         plan_and_show(training_program, config, options, evaluation_program)
         return 0
     with lasting_output():
-        return train(config, options)
+        return train(config, options, given)
 
 
-def train(config: Config, options: Options) -> int:
-    """Train, and leave a run folder. Returns the exit code."""
+def begun(config: Config, options: Options, given: frozenset[str]) -> tuple[bool, Config]:
+    """Let processes meet. Whether this is the first one, and the configuration as it is executed.
+
+    Args:
+        given: settings that `--auto` leaves as they are.
+    """
     is_leader = check_instances(config)
+    if not options.auto:
+        return is_leader, config
+    programs = (pretraining, training_program, evaluation_program)
+    return is_leader, resolved(config, given, options, *programs)
+
+
+def train(config: Config, options: Options, given: frozenset[str] = frozenset()) -> int:
+    """Train, and leave a run folder. Returns the exit code. `given` is that of `begun`."""
+    is_leader, config = begun(config, options, given)
     check_memory(config, popdist.getNumInstances())
     with (
         Interruption() as interruption,
