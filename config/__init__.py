@@ -32,11 +32,12 @@ from popxl_gpt.config.saving import (
     to_mapping,
     to_yaml,
 )
-from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schedules import NO_RAMPUP, learning_rate, stage_of, tokens_ahead
 from popxl_gpt.config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
 from popxl_gpt.config.validation import validate
 
 __all__ = [
+    "NO_RAMPUP",
     "Checkpoint",
     "Config",
     "ConfigError",
@@ -69,7 +70,9 @@ __all__ = [
     "preset_names",
     "reference",
     "save",
+    "stage_of",
     "to_mapping",
     "to_yaml",
+    "tokens_ahead",
     "validate",
 ]

@@ -94,13 +94,6 @@ def check_command_line(
         raise ConfigError(words.problems)
 
 
-def given_settings(arguments: Sequence[str], options: type) -> frozenset[str]:
-    """Names of the settings that a command line that `parse_command_line` takes gives by flags."""
-    words = _Words(arguments, (*leaves(Config), *leaves(options)), has_presets=True)
-    words.read()
-    return frozenset(words.values) & {leaf.name for leaf in leaves(Config)}
-
-
 def _read(
     arguments: Sequence[str],
     program: str,
@@ -121,6 +114,17 @@ def _read(
         [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
     )
     return words
+
+
+def given_settings(arguments: Sequence[str], options: type) -> set[str]:
+    """Names of what a command line says itself, `config` among them, right or wrong.
+
+    Args:
+        options: as of `parse_command_line`.
+    """
+    words = _Words(arguments, (*leaves(Config), *leaves(options)), has_presets=True)
+    words.read()
+    return {*words.values, *words.bad, *(["config"] if words.config is not None else [])}
 
 
 def parse_options(

@@ -154,8 +154,22 @@ class Training:
 
     steps: Count = 1000
     """Optimizer steps of the whole run; the schedule ends there."""
+    minutes: Positive | None = None
+    """Minutes that the run may take, with start-up, validation and the last checkpoint: the
+    schedule wsd ends with them, whatever steps says. Without --config and --checkpoint.load the
+    program chooses what is trained, too, but what other flags say; none: as many as steps take.
+    """
     global_batch_size: Count = 8
     """Sequences per optimizer step, over all replicas."""
+    rampup_batch_size: Count | None = None
+    """Sequences per optimizer step at the beginning, which grow in stages to global_batch_size;
+    none: global_batch_size from the first step on. Each stage is a program of its own, which goes
+    on from a checkpoint.
+    """
+    rampup_increment: Count | None = None
+    """Sequences that each stage adds; none: each stage doubles them."""
+    rampup_tokens: Count | None = None
+    """Tokens over which the batch grows, for each stage as many."""
     learning_rate: Positive = 6e-4
     """Highest learning rate, reached after warm-up."""
     minimum_learning_rate: PositiveOrZero = 0.0
@@ -318,6 +332,10 @@ class Execution:
     recomputation: bool = True
     """Compute activations again in the backward phase instead of keeping them; attention's
     probabilities either way.
+    """
+    head_serialisation: Count = 1
+    """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
+    gradient: only one piece's logits are held at once.
     """
     replicated_tensor_sharding: bool = True
     """Split weights, gradients, optimizer state and stored activations over the replicas that would

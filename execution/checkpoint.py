@@ -103,6 +103,7 @@ class SavedRun:
             manifest.get("metrics"),
             manifest.get("validation_loss"),
             _tokens(manifest),
+            manifest.get("schedule"),
         )
         _check_fits(folder, manifest, config)
         self._verify()
@@ -426,6 +427,7 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         for section in ("model", "training", "execution")
         for name, value in now[section].items()
         if name != "master_weights"  # what follows from it is told
+        and (name != "steps" or config.training.minutes is None)  # expected ones then
         and (old := saved[section].get(name, before[section][name])) != value
     ]
     old_kept, kept = _weight_precision(saved), config.weight_precision

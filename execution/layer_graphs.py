@@ -3,13 +3,11 @@ buffers and transfers.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-import numpy as np
 import popxl
 import popxl_addons as addons
-from popxl import Tensor, TensorSpec, ops
-from popxl.transforms.autodiff import GradGraphInfo
+from popxl import TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
@@ -27,6 +25,8 @@ from popxl_gpt.execution.graphs import (
     Weights,
     summed,
 )
+from popxl_gpt.execution.head_steps import LOSS_SCALE, HeadStep, forward_head
+from popxl_gpt.execution.layer_gradients import layer_gradient
 from popxl_gpt.execution.layer_plan import (
     POSITIONS,
     WORDS,
@@ -63,10 +63,7 @@ from popxl_gpt.modelling.head import (
     ScoreHead,
     TokenLossHead,
 )
-from popxl_gpt.utils.runtime import accumulator_options, data_type, seed_spec
-
-LOSS_SCALE = "loss_scale"
-"""The head's input by name that is the loss scale, where the program finds it."""
+from popxl_gpt.utils.runtime import data_type, seed_spec
 
 
 def activation_spec(config: Config) -> TensorSpec:
@@ -113,7 +110,7 @@ def embedding_graphs(
     if config.model.lora_rank:
         weights = layer_weights(config, layout, factories, 1, None)
         return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
-    accumulators, grad = _gradient(fwd, factories, layer, required=0)
+    accumulators, grad = layer_gradient(fwd, factories, layer, required=0)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     graphs = _training_graphs(config, layout, table, 1, factories, accumulators, grad_all)
     return TwoPassGraphs.of(graphs, fwd_all)
@@ -128,7 +125,7 @@ def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs
     is_whole = config.model.attention_serialisation == 1
     # A layer that is computed again makes the probabilities of whole attention anyway.
     again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
-    accumulators, grad = _gradient(fwd, factories, layer, required=1, gradients=again)
+    accumulators, grad = layer_gradient(fwd, factories, layer, required=1, gradients=again)
     if config.execution.recomputation:
         grad = addons.recompute_graph(grad)
     plan = decoder_plan(config.model)
@@ -149,8 +146,9 @@ def head_graphs(
     head = (MaskedLossHead if is_masked else LossHead)(config.model, layout)
     weight = TensorSpec((), popxl.float32) if is_masked else None
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
+    pieces = config.execution.head_serialisation
     factories, both = HeadStep().create_graph(
-        activation_spec(config), words_spec(config), weight, head, scaling
+        activation_spec(config), words_spec(config), weight, head, scaling, pieces
     )
     args = both.args.fwd.copy()
     args.update(both.args.grad)
@@ -170,41 +168,6 @@ def head_graphs(
         graph,
         tied_to=embedding if config.model.tied_head else None,
     )
-
-
-class HeadStep(addons.Module):
-    """Loss and gradients of one run of the head. Variables `fwd.*` are the head's, `grad.*` its
-    accumulators.
-
-    Without a fixed loss scale, `loss_scale` is a further input by name.
-    """
-
-    def build(
-        self,
-        x: Tensor,
-        labels: Tensor,
-        weight: Tensor | None,
-        head: LossHead,
-        loss_scaling: float | None,
-    ) -> tuple[Tensor, Tensor]:
-        """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
-        [N, H/tp2].
-
-        Args:
-            weight: of `MaskedLossHead`.
-        """
-        inputs = (x, labels) if weight is None else (x, labels, weight)
-        factories, fwd = head.create_graph(*inputs)
-        accumulators, grad = _gradient(fwd, factories, head, required=1)
-        weights = self.add_variable_inputs("fwd", factories)
-        sums = self.add_variable_inputs("grad", accumulators)
-        site = fwd.bind(weights).call_with_info(*inputs)
-        if loss_scaling is None:
-            scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
-        else:
-            scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
-        (dx,) = grad.bind(sums).call(scale, args=grad.grad_graph_info.inputs_dict(site))
-        return site.outputs[0], dx
 
 
 HEADS: "dict[type[Head], Callable[[int], LayerPlan]]" = {
@@ -238,42 +201,19 @@ def fwd_graphs(
         without_seed(decoder_plan(model)),
         HEADS[head](model.layers),
     )
+    pieces = config.execution.head_serialisation if rows is None else 1
     result: list[InferenceGraphs] = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
-        factories, fwd = layer.create_graph(*specs)
+        if isinstance(layer, Head):
+            factories, fwd = forward_head(layer, x, labels, pieces)
+        else:
+            factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
         weights = layer_weights(config, layout, factories, count, tied_to)
         result.append(
             InferenceGraphs(table=table, rows=count, weights=weights, fwd=serialise(fwd, plan, io))
         )
     return result[0], result[1], result[2]
-
-
-def _gradient(
-    fwd: addons.GraphWithNamedArgs,
-    factories: NamedVariableFactories,
-    layer: Layer,
-    required: int,
-    gradients: Mapping[popxl.Graph, GradGraphInfo] | None = None,
-) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """Accumulators and gradient graph for every parameter that the layer names and that is trained,
-    and for its first `required` inputs.
-
-    gradients: those of graphs that the layer calls, where they are given.
-    """
-    names = trained(layer.table, layer.model.lora_rank > 0)
-    if not names:
-        graph = addons.autodiff(fwd, fwd.graph.outputs[:1], fwd.graph.inputs[:required], gradients)
-        return NamedVariableFactories(), graph
-    return addons.autodiff_with_accumulation(
-        fwd,
-        [fwd.args[name] for name in names],
-        grads_provided=fwd.graph.outputs[:1],
-        grads_required=fwd.graph.inputs[:required],
-        called_graphs_grad_info=gradients,
-        replica_groupings=factories.replica_groupings,
-        **accumulator_options(layer.dtype),
-    )
 
 
 def layer_weights(

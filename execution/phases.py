@@ -19,7 +19,7 @@ from popxl_gpt.execution.graphs import (
     TwoPassGraphs,
     summed,
 )
-from popxl_gpt.execution.layer_graphs import LOSS_SCALE
+from popxl_gpt.execution.head_steps import LOSS_SCALE
 from popxl_gpt.execution.spikes import is_at_most
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.transfers import first_row

@@ -29,6 +29,7 @@ print(json.dumps(found), file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_help_and_wrong_flags_are_answered_before_anything_slow_is_loaded():
     named = ("train", "evaluate", "generate", "report", "convert", "prepare")
     calls = [(name, [flag]) for name in named for flag in ("--help", "--layer")]

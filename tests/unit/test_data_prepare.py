@@ -232,6 +232,7 @@ def test_an_existing_tokenizer_is_used_and_must_end_documents(tmp_path):
             prepare(source, tmp_path / "bad", given, report=quiet)
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(max_size=30), max_size=12), st.integers(1, 40))
 def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
@@ -724,6 +725,7 @@ def test_characters_are_asked_for_on_the_command_line(tmp_path):
     assert content["model"]["type"] == "WordLevel"
 
 
+@pytest.mark.slow
 def test_nanogpts_files_hold_the_tokens_of_the_records_in_both_directions(tmp_path):
     tokens = {
         name: np.random.default_rng(size).integers(0, 400, size).astype("<u2")

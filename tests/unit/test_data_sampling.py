@@ -35,6 +35,7 @@ class Numbers:
         return (samples[:, None] + np.arange(3)).astype(np.int32)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1))
 def test_permute_is_a_permutation(size, key):

@@ -36,6 +36,7 @@ def functions(text: str) -> "list[str]":
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "expected"), [(MOST, ["main"]), (MOST + 1, ["half", "main"])])
 def test_a_graph_that_is_called_very_often_is_one_function(
     count: int, expected: "list[str]"
@@ -76,6 +77,7 @@ def test_a_graph_below_one_that_is_not_inlined_is_inlined_less_often(
     assert functions(source(prepare(build))) == ["half", "halves", "main"][-expected:]
 
 
+@pytest.mark.slow
 def test_a_graph_counts_where_its_callers_are_inlined() -> None:
     def inner(t: Tensor) -> Tensor:
         return t + 1.0
@@ -96,6 +98,7 @@ def test_a_graph_counts_where_its_callers_are_inlined() -> None:
     both(build)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_inlined")
 @pytest.mark.parametrize(
     "dtype", [popxl.float32, popxl.int32], ids=["floats", "integers on the host"]

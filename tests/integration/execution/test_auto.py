@@ -96,9 +96,16 @@ def test_flags_that_do_not_go_together_are_refused(flags, says):
         parse_training(["--config", "tiny", *flags])[1].is_plan()
 
 
+def test_two_choices_at_once_are_refused():
+    with pytest.raises(ConfigError, match="--auto: got it with --minutes"):
+        program.main(["--minutes", "1", "--auto"])
+
+
 def test_what_flags_give_is_known_by_name():
     words = ["--config", "tiny", "--auto", "--no-recomputation", "--execution.widening", "2"]
-    assert given_settings(words, TrainOptions) == {"recomputation", "widening"}
+    assert given_settings(words, TrainOptions) == {
+        "auto", "config", "recomputation", "widening"
+    }  # fmt: skip
 
 
 # Times

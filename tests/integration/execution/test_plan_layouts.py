@@ -73,6 +73,7 @@ def test_the_fastest_layouts_come_first_and_their_plans_are_those_of_each_alone(
     assert [p.seconds for p in found.shown] == [p.seconds for p in alone]
 
 
+@pytest.mark.slow
 def test_the_text_names_the_flags_of_the_fastest_layout(alone):
     first, text = alone[0].config.execution, layouts_text(Search(alone[:2], alone[2:]))
     assert f"--tensor_parallel_1 {first.tensor_parallel_1} --tensor_parallel_2" in text
