@@ -38,7 +38,7 @@ from popxl_gpt.config import (
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.demo.commands import TrainOptions as Options
-from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.description import describe
 from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
@@ -53,6 +53,7 @@ from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
+from popxl_gpt.execution.minutes import chosen, since_start, text_of
 from popxl_gpt.execution.model_size import parameter_count, trained_count
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.reports.folder import written_to
@@ -66,17 +67,47 @@ from popxl_gpt.utils.units import si
 _LOG = logging.getLogger(__name__)
 PROMPT_TOKENS = 64
 SAMPLE_TOKENS = 100
+LEAST_SECONDS = 10.0
+"""In which what is trained is chosen, and something is learned."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
     config, options = parse_training(arguments)
+    given = given_for_choice(arguments)
+    if given is not None:
+        with data_errors_are_user_errors():
+            config = choose(config, given)
     if options.is_plan():
         check_instances(config)
         plan_and_show(training_program, config, options, evaluation_program)
         return 0
     with lasting_output():
         return train(config, options)
+
+
+def choose(config: Config, given: "set[str]") -> Config:
+    """What to train in the minutes that the configuration has; prints why.
+
+    Raises:
+        UserError: there are several processes, or fewer seconds than choosing takes.
+    """
+    if popdist.getNumInstances() > 1 or config.execution.replication_factor > 1:
+        raise UserError(
+            "--minutes: got several replicas without --config; expected one, on which the program "
+            "tries what it chooses. Choose with one replica, and go on with its config.yml."
+        )
+    seconds = 60.0 * (config.training.minutes or 0.0)
+    left = seconds - since_start()
+    if left < LEAST_SECONDS:
+        raise UserError(
+            f"--minutes: got {config.training.minutes:g}; expected at least "
+            f"{(seconds - left + LEAST_SECONDS) / 60:.2g}, for trials of the program take some of "
+            "them. Give more, or say with --config what is trained."
+        )
+    choice = chosen(config, given, text_of(config), left)
+    print("\n".join(choice.reasons), flush=True)
+    return choice.config
 
 
 def train(config: Config, options: Options) -> int:
@@ -173,6 +204,8 @@ def check_goes_on(config: Config, saved: SavedRun) -> None:
     """Raise ConfigError where whole runs of the session do not lead from a checkpoint to the last
     step.
     """
+    if config.training.minutes is not None:
+        return  # the clock says which step is the last
     done, total, iterations = (
         saved.position.step,
         config.training.steps,
