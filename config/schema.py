@@ -379,8 +379,8 @@ class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
     load: PathText | None = None
-    """Checkpoint folder to continue from; auto: the newest whole one in the run's folder; best:
-    that with the lowest validation loss there; none: start afresh.
+    """Checkpoint to continue from, or a run's folder, of which the newest whole one; auto: that of
+    this run's folder; best: the one with the lowest validation loss there; none: start afresh.
     """
     init_from: PathText | None = None
     """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,

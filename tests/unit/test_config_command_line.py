@@ -184,6 +184,8 @@ def test_a_negative_number_is_a_value_and_no_flag():
 
 MISTAKES = [
     ("--layer 3", "--layer: unknown flag. Did you mean '--layers'?"),
+    ("--resume auto", "--resume: unknown flag. Did you mean '--load'?"),
+    ("--n_layer=3", "--n_layer: unknown flag. Did you mean '--layers'?"),
     ("--confg tiny", "--confg: unknown flag. Did you mean '--config'?"),
     ("--qqq", "--qqq: unknown flag. See --help for all of them."),
     ("--no-layers", "--no-layers: unknown flag. Did you mean '--layers'?"),
