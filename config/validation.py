@@ -18,6 +18,7 @@ LARGEST = {
     **dict.fromkeys(("hidden_size", "heads", "sequence_length", "vocabulary_size"), 2**31 - 1),
     **dict.fromkeys(("max_positions", "feed_forward_size", "attention_serialisation"), 2**31 - 1),
     "device_iterations": 2**20,
+    "global_batch_size": 2**31 - 1,
 }
 """Far beyond any run: a program has objects for each layer, replica and iteration, and tensors
 count in 32 bits.
@@ -114,7 +115,7 @@ def _name(config: Config) -> Iterator[Problem]:
 
 
 def _largest(config: Config) -> Iterator[Problem]:
-    for record in (config.model, config.execution):
+    for record in (config.model, config.training, config.execution):
         for name, most in LARGEST.items():
             value = getattr(record, name, None)
             if value is not None and value > most:
