@@ -5,7 +5,12 @@ Imports the standard library and yaml only. A new setting is a field with a docs
 `pretraining.yml`. `--help` and the reference follow.
 """
 
-from popxl_gpt.config.command_line import check_command_line, parse_command_line, parse_options
+from popxl_gpt.config.command_line import (
+    check_command_line,
+    given_settings,
+    parse_command_line,
+    parse_options,
+)
 from popxl_gpt.config.errors import (
     ConfigError,
     CorruptedError,
@@ -52,6 +57,7 @@ __all__ = [
     "config_hash",
     "exit_on_user_error",
     "from_mapping",
+    "given_settings",
     "hear_ctrl_c",
     "learning_rate",
     "leaves",

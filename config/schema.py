@@ -154,6 +154,11 @@ class Training:
 
     steps: Count = 1000
     """Optimizer steps of the whole run; the schedule ends there."""
+    minutes: Positive | None = None
+    """Minutes that the run may take, with start-up, validation and the last checkpoint: the
+    schedule wsd ends with them, whatever steps says. Without --config and --checkpoint.load the
+    program chooses what is trained, too, but what other flags say; none: as many as steps take.
+    """
     global_batch_size: Count = 8
     """Sequences per optimizer step, over all replicas."""
     rampup_batch_size: Count | None = None
@@ -379,8 +384,8 @@ class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
     load: PathText | None = None
-    """Checkpoint folder to continue from; auto: the newest whole one in the run's folder; best:
-    that with the lowest validation loss there; none: start afresh.
+    """Checkpoint to continue from, or a run's folder, of which the newest whole one; auto: that of
+    this run's folder; best: the one with the lowest validation loss there; none: start afresh.
     """
     init_from: PathText | None = None
     """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,

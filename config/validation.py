@@ -338,6 +338,12 @@ def _schedule(config: Config) -> Iterator[Problem]:
             f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most "
             f"learning_rate = {training.learning_rate:g}. Lower it or raise learning_rate.",
         )
+    if training.minutes is not None and training.schedule != "wsd":
+        yield _problem(
+            "minutes schedule",
+            f"minutes: got {training.minutes:g} with schedule {training.schedule}; expected "
+            "wsd, which ends when it is told. Give --schedule wsd, or leave --minutes out.",
+        )
     if training.decay_steps is None:
         return
     most = training.steps - training.warmup_steps
@@ -347,7 +353,7 @@ def _schedule(config: Config) -> Iterator[Problem]:
             f"decay_steps: got {training.decay_steps} with schedule {training.schedule}; expected "
             "schedule wsd, which has them. Give --schedule wsd, or leave --decay_steps out.",
         )
-    elif training.decay_steps > max(0, most):
+    elif training.decay_steps > max(0, most) and training.minutes is None:
         yield _problem(
             "decay_steps steps warmup_steps",
             f"decay_steps: got {training.decay_steps}; expected at most steps - warmup_steps = "

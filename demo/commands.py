@@ -14,6 +14,7 @@ from popxl_gpt.config import (
     Config,
     ConfigError,
     check_command_line,
+    given_settings,
     leaves,
     parse_command_line,
     parse_options,
@@ -225,14 +226,31 @@ GENERATE = TrainedModelCommand(
 )
 
 
+BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
+"""Settings of a run whose size the program chooses: it finds the files to validate on."""
+
+
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
     """The configuration of a run, and what else is asked for."""
+    given = given_for_choice(arguments)
     return parse_command_line(
         arguments,
         program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
-        default="demo",
+        default="demo" if given is None else "modern",
         options=TrainOptions,
+        defaults=None if given is None else BY_THE_CLOCK,
     )
+
+
+def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
+    """The settings that a command line says where the program is to choose the rest; None where it
+    is not.
+    """
+    if not any(word.startswith("--") and "minutes" in word for word in arguments):
+        return None
+    given = given_settings(arguments, TrainOptions)
+    is_new = "config" not in given and "load" not in given
+    return given if "minutes" in given and is_new else None
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:

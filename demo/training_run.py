@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,12 +14,13 @@ import popdist
 import popxl_addons as addons
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import Config, UserError, learning_rate, stage_of
+from popxl_gpt.config import Config, UserError, stage_of
 from popxl_gpt.data import BatchLoader, DataError, Dataset
 from popxl_gpt.data.tokenisation import token_bytes
 from popxl_gpt.demo.interruption import Interruption, first
 from popxl_gpt.demo.progress import Progress, validation_parts
 from popxl_gpt.demo.progress_line import Part, ProgressLine, whole
+from popxl_gpt.demo.run_clock import RunClock
 from popxl_gpt.demo.run_folder import RunFolder, for_rescue
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.demo.wandb_log import WandbLog
@@ -129,8 +131,7 @@ class TrainingRun:
         """``limit_seconds``: of a step at the machine's physical limit, where that is known.
         ``after_steps``: is called after each call of the session, with its number of steps.
         """
-        self.config = config
-        self._after_steps = after_steps
+        self.config, self._after_steps = config, after_steps
         self.folder = folder
         self.tokenizer = tokenizer
         self.data = data
@@ -171,9 +172,8 @@ class TrainingRun:
             else None
         )
         self._first_step = self.step
-        last = (None if self.metrics is None else self.metrics.last) or {}
-        self._begin = time.monotonic() - last.get("seconds", 0.0)
-        """When the run would have begun had nothing stopped it."""
+        self.clock = RunClock(config, self.metrics, saved, has_texts=tokenizer is not None)
+        self._take_steps(self.clock.steps)
         self._saved_step, self._saved_at = None if saved is None else self.step, time.monotonic()
         self._saving: Saving | None = None
         """A checkpoint that is written while training goes on."""
@@ -230,7 +230,8 @@ class TrainingRun:
 
     def _is_stage_over(self) -> bool:
         """Whether the next step has another batch than the one before."""
-        return stage_of(self.config, self._tokens) != self.stage
+        stage = stage_of(self.config, self._tokens)
+        return stage.training.global_batch_size != self.stage.training.global_batch_size
 
     def _save_surely(self) -> int | None:
         """Save this step, also where the folder was lost meanwhile. Returns the signal that ends
@@ -342,11 +343,11 @@ class TrainingRun:
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""
-        iterations, training = self.config.execution.device_iterations, self.config.training
+        iterations, total = self.config.execution.device_iterations, self.config.training.steps
         batches = [self.loader.batch(self.step + i) for i in range(iterations)]
-        rates = [learning_rate(training, self.step + i) for i in range(iterations)]
+        rates = [self.clock.learning_rate(self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
-        is_last = self.step + iterations >= training.steps
+        is_last = self.step + iterations >= total
         with self._watched(iterations, is_last):
             begin = time.perf_counter()
             results = run_steps(self.session, self.stage, words, labels, rates)
@@ -367,6 +368,16 @@ class TrainingRun:
             self._checked_step = self.step
         every = self.config.checkpoint.every
         self._is_save_due |= every > 0 and self.step % every == 0
+        self._take_steps(self.clock.called(self.step))
+
+    def _take_steps(self, steps: int) -> None:
+        """Take the steps of the run, which those of so many minutes come to know on the way."""
+        if steps == self.config.training.steps:
+            return
+        self.config = replace(self.config, training=replace(self.config.training, steps=steps))
+        self.progress.config = self.config
+        if self.is_leader and self.clock.state is not None:
+            self.folder.keep_config(self.config)
 
     @contextmanager
     def _watched(self, iterations: int, is_last: bool) -> Iterator[None]:
@@ -490,16 +501,17 @@ class TrainingRun:
             self.step % training.validate_every and self.step != training.steps
         ):
             return None
-        found = self.validation.measure(
-            self.session, lambda: self._interruption.agree() is not None
-        )
+        with self.clock.validating():
+            found = self.validation.measure(
+                self.session, lambda: self._interruption.agree() is not None
+            )
         if found is not None:
             self._last_validation, self._validated_step = found, self.step
         return found
 
     def _seconds(self) -> float:
         """Since the run began, as if nothing had stopped it."""
-        return round(time.monotonic() - self._begin, 3)
+        return round(self.clock.seconds, 3)
 
     def _record(self, result: StepResult, rate: float) -> None:
         validation = self._validate()
@@ -668,7 +680,8 @@ class TrainingRun:
         loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):
             loss = None
-        return Position(self.step, self._fingerprint, lines, loss, self._tokens)
+        schedule = self.clock.state
+        return Position(self.step, self._fingerprint, lines, loss, self._tokens, schedule)
 
 
 def _loader(config: Config, dataset: Dataset, step: int, tokens: int) -> BatchLoader:

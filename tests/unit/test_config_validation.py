@@ -166,6 +166,11 @@ REFUSALS = [
     ({"widening": 8}, "(data_parallel * micro_batch_size) = 4. Use 4."),
     ({"widening": 2, "micro_batch_size": 4}, "(data_parallel * micro_batch_size) = 1. Use 1."),
     (
+        {"minutes": 3.0},
+        "minutes: got 3 with schedule constant; expected wsd, which ends when it is told. Give",
+    ),
+    ({"minutes": 0.0}, "minutes: got 0.0; expected a number, more than 0"),
+    (
         {"rampup_batch_size": 2},
         "rampup_tokens: got none with rampup_batch_size = 2; expected the tokens over which the",
     ),
