@@ -20,17 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from popxl_engine.planner.measuring import (  # noqa: E402
-    WIDTHS,
-    copy_rate,
-    multiply_rate,
-    product_rate,
-    read_rate,
-)
 
 from benchmarks.harness import ROOT, Figures, machine, print_json, table  # noqa: E402
 
@@ -41,6 +31,15 @@ BLOCK = 1 << 22
 
 def cpu_rates(threads: int) -> Figures:
     """FLOP/s and bytes/s with so many threads."""
+    import torch  # not at the top: `--help` is answered at once
+    from popxl_engine.planner.measuring import (
+        WIDTHS,
+        copy_rate,
+        multiply_rate,
+        product_rate,
+        read_rate,
+    )
+
     torch.set_num_threads(threads)
     found: Figures = {"read": read_rate(), "copy": copy_rate()}
     for name in DTYPES:

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from popxl.extensions import host_memory
-
 ROOT = Path(__file__).resolve().parent.parent
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
@@ -241,6 +239,8 @@ def measure(
 
 def free_bytes() -> int:
     """Memory that processes may still take, of the machine's and of this process's limits."""
+    from popxl.extensions import host_memory  # not at the top: `--help` is answered at once
+
     return host_memory().available
 
 
@@ -340,6 +340,7 @@ def machine() -> Figures:
     No host names.
     """
     import torch  # not at the top: the benchmark's own process has no other use for it
+    from popxl.extensions import host_memory
 
     information = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in information if line.startswith("model name")]

@@ -7,6 +7,7 @@ The two take turns in the same processes. The least time of several rounds count
 both ways, and the processor time that it takes in one process.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -79,8 +80,12 @@ def run_instance(folder: Path) -> None:
 
 
 def main() -> None:
+    """Measure and print a line for each size."""
     if "RANK" in os.environ:
         return run_instance(Path(sys.argv[1]))
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(
         "| bytes | messages, µs | Gloo, µs | ratio | messages, processor µs | Gloo, processor µs |",
         flush=True,

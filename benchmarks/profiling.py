@@ -4,7 +4,7 @@ process.
     python benchmarks/profiling.py
     python benchmarks/profiling.py --presets tiny --rounds 100
 
-Preset tiny is the worst case, with kernels of a few microseconds; demo is a small model that people
+Preset tiny is the worst case, with kernels of a few microseconds; mini is a small model that people
 do train. Both run on one replica. The bar is on processor time, which other work on the machine
 distorts least.
 """
@@ -83,7 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--presets", nargs="+", default=["tiny", "demo"], help="models to run")
+    parser.add_argument("--presets", nargs="+", default=["tiny", "mini"], help="models to run")
     parser.add_argument("--rounds", type=int, default=10, help="measured steps of each kind")
     parser.add_argument("--warmup", type=int, default=2, help="steps of each kind before them")
     parser.add_argument("--check", action="store_true", help="exit with 1 when the bar is missed")

@@ -109,7 +109,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--presets", nargs="+", default=["demo", "wide", "files"], help="models to run"
+        "--presets", nargs="+", default=["mini", "wide", "files"], help="models to run"
     )
     parser.add_argument("--rounds", type=int, default=5, help="checkpoints of each kind")
     parser.add_argument("--steps", type=int, default=3, help="undisturbed steps before and after")

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.harness import Figures
 from benchmarks.timed_runs import EVALUATED, Batch, Losses
-from popxl_gpt.config import from_mapping, override
+from popxl_gpt.config import NO_RAMPUP, from_mapping, override
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference import evaluation, token_losses
@@ -25,8 +25,10 @@ class Ours:
         self.config = override(from_mapping(options["config"]), seed=options["seed"])
         self.sequences = self.config.training.global_batch_size
         self.steps_at_once = self.config.execution.device_iterations
-        sizes = {"global_batch_size": EVALUATED, "micro_batch_size": EVALUATED}
-        self.forward_config = override(self.config, **sizes, widening=1, device_iterations=1)
+        sizes = {"global_batch_size": EVALUATED, "micro_batch_size": EVALUATED, **NO_RAMPUP}
+        self.forward_config = override(
+            self.config, **sizes, widening=1, head_serialisation=1, device_iterations=1
+        )
         self.forward = None
         self.session = pretraining(self.config)
         self.session.__enter__()  # the process ends with the run

@@ -45,7 +45,7 @@ WIDE = {
 def named(name: str) -> Config:
     """A preset on one replica, or the wide model."""
     if name == "wide":
-        return override(preset("demo", **ALONE, warmup_steps=0), **WIDE)
+        return override(preset("mini", **ALONE, warmup_steps=0), **WIDE)
     return preset(name, **ALONE, warmup_steps=0)
 
 
@@ -84,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--presets", nargs="+", default=["demo", "wide"], help="models to run")
+    parser.add_argument("--presets", nargs="+", default=["mini", "wide"], help="models to run")
     parser.add_argument("--rounds", type=int, default=5, help="measured steps of each kind")
     parser.add_argument("--warmup", type=int, default=1, help="steps of each kind before them")
     parser.add_argument("--check", action="store_true", help="exit with 1 when the bar is missed")

@@ -5,7 +5,12 @@ Imports the standard library and yaml only. A new setting is a field with a docs
 `pretraining.yml`. `--help` and the reference follow.
 """
 
-from popxl_gpt.config.command_line import check_command_line, parse_command_line, parse_options
+from popxl_gpt.config.command_line import (
+    check_command_line,
+    given_settings,
+    parse_command_line,
+    parse_options,
+)
 from popxl_gpt.config.errors import (
     ConfigError,
     CorruptedError,
@@ -27,11 +32,12 @@ from popxl_gpt.config.saving import (
     to_mapping,
     to_yaml,
 )
-from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schedules import NO_RAMPUP, learning_rate, stage_of, tokens_ahead
 from popxl_gpt.config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
 from popxl_gpt.config.validation import validate
 
 __all__ = [
+    "NO_RAMPUP",
     "Checkpoint",
     "Config",
     "ConfigError",
@@ -51,6 +57,7 @@ __all__ = [
     "config_hash",
     "exit_on_user_error",
     "from_mapping",
+    "given_settings",
     "hear_ctrl_c",
     "learning_rate",
     "leaves",
@@ -63,7 +70,9 @@ __all__ = [
     "preset_names",
     "reference",
     "save",
+    "stage_of",
     "to_mapping",
     "to_yaml",
+    "tokens_ahead",
     "validate",
 ]

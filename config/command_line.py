@@ -15,6 +15,17 @@ from popxl_gpt.config.texts import user_path
 from popxl_gpt.config.yaml_files import read_yaml
 
 HELP_FLAGS = ("--help", "-h")
+ELSEWHERE = {
+    "batch_size": "global_batch_size", "block_size": "sequence_length", "ckpt": "checkpoint",
+    "context_length": "sequence_length", "dataset": "input_files", "dtype": "precision",
+    "eval_interval": "validate_every", "grad_clip": "max_norm", "lora_r": "lora_rank",
+    "lr": "learning_rate", "max_iters": "steps", "max_new_tokens": "tokens", "max_steps": "steps",
+    "min_lr": "minimum_learning_rate", "n_embd": "hidden_size", "n_head": "heads",
+    "n_layer": "layers", "num_heads": "heads", "num_layers": "layers", "num_samples": "samples",
+    "out_dir": "run_folder", "resume": "load", "seq_len": "sequence_length", "start": "prompt",
+    "warmup_iters": "warmup_steps",
+}  # fmt: skip
+"""What other programs that train and use GPTs call a flag: what it is here."""
 Record = TypeVar("Record")
 
 
@@ -114,6 +125,17 @@ def _read(
         [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
     )
     return words
+
+
+def given_settings(arguments: Sequence[str], options: type) -> set[str]:
+    """Names of what a command line says itself, `config` among them, right or wrong.
+
+    Args:
+        options: as of `parse_command_line`.
+    """
+    words = _Words(arguments, (*leaves(Config), *leaves(options)), has_presets=True)
+    words.read()
+    return {*words.values, *words.bad, *(["config"] if words.config is not None else [])}
 
 
 def parse_options(
@@ -252,7 +274,12 @@ class _Words:
         if len(self.problems) < SHOWN:  # others are counted only
             leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
             known = {**leaf_names, **({"config": None} if self.has_presets else {})}
-            hint = did_you_mean(flag, known).replace("mean '", "mean '--")
+            same = ELSEWHERE.get(flag)
+            hint = (
+                f"Did you mean '--{same}'?"
+                if same in known
+                else did_you_mean(flag, known).replace("mean '", "mean '--")
+            )
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
         while self.rest and not self.rest[0].startswith("--"):
             self.rest.pop(0)

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ OUT_OF_MEMORY = (
 """What numpy and PyTorch say, in errors of several types, of what no memory holds."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
+
+HOLD_SECONDS = 5.0
+"""For which other processes of a machine leave the word to the first, where torchrun has started
+them. `poprun` does that by itself.
+"""
 
 
 class UserError(ValueError):
@@ -232,8 +238,20 @@ def repair_standard_streams() -> None:
 
 
 def _end(message: str, code: int) -> NoReturn:
+    _leave_word_to_first()
     _say(message)
     sys.exit(code)
+
+
+def _leave_word_to_first() -> None:
+    """Let the first process of a machine tell what all of them fail by: torchrun then ends this
+    one. Where it does not, the failure is of this process alone.
+    """
+    is_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and "POPDIST_RENDEZVOUS" not in os.environ
+    if is_by_torchrun and os.environ.get("LOCAL_RANK", "0") != "0":
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to be saved
+        time.sleep(HOLD_SECONDS)
 
 
 def _say(message: str) -> None:

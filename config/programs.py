@@ -10,7 +10,7 @@ from typing import NoReturn
 from popxl_gpt.config.errors import exit_on_user_error
 
 
-def start(module: str, check: "Callable[[Sequence[str]], object] | None" = None) -> NoReturn:
+def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:
     """Answer the command line, or load a program and run it.
 
     Help, and flags that are wrong, need little code; the program needs numpy, PyTorch and much of
@@ -22,9 +22,8 @@ def start(module: str, check: "Callable[[Sequence[str]], object] | None" = None)
         check: prints the help and exits, or raises ConfigError for a wrong command line.
     """
     arguments = sys.argv[1:]
-    if check is not None:
-        with exit_on_user_error():
-            check(arguments)
+    with exit_on_user_error():
+        check(arguments)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # while modules load, Ctrl-C ends the process without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,8 +1,13 @@
-"""Learning rates as pure functions of the optimizer step, counted from 0."""
+"""Learning rates as pure functions of the optimizer step, counted from 0, and batches as such of
+the tokens seen.
+"""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from popxl_gpt.config.schema import Training
+from popxl_gpt.config.schema import Config, Training
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -30,3 +35,44 @@ def learning_rate(training: Training, step: int) -> float:
     if training.schedule == "cosine":
         return lowest + (highest - lowest) * 0.5 * (1.0 + math.cos(math.pi * progress))
     return highest
+
+
+NO_RAMPUP = {"rampup_batch_size": None, "rampup_increment": None, "rampup_tokens": None}
+"""Settings of a program whose batch does not grow."""
+
+
+def rampup_sizes(training: Training) -> Sequence[int]:
+    """The global batches of a ramp's stages, before that of the whole run."""
+    first, last = training.rampup_batch_size, training.global_batch_size
+    if first is None or first >= last:
+        return ()
+    if training.rampup_increment is not None:
+        return range(first, last, training.rampup_increment)
+    return [first << n for n in range(((last - 1) // first).bit_length())]
+
+
+def stage_of(config: Config, tokens: int) -> Config:
+    """The configuration of the steps that begin after so many tokens: with the batch that they
+    have, and without a ramp.
+
+    Source: Shoeybi et al. 2019, "Megatron-LM", github.com/NVIDIA/Megatron-LM, rampup_batch_size.
+    """
+    sizes, whole = rampup_sizes(config.training), config.training.rampup_tokens or 0
+    size = config.training.global_batch_size
+    if sizes and tokens < whole:
+        size = sizes[tokens * len(sizes) // whole]
+    changes: dict[str, Any] = {"global_batch_size": size, **NO_RAMPUP}
+    return replace(config, training=replace(config.training, **changes))
+
+
+def tokens_ahead(config: Config, tokens: int, steps: int) -> int:
+    """Tokens of so many steps that follow after so many tokens."""
+    sizes, whole = rampup_sizes(config.training), config.training.rampup_tokens or 0
+    iterations, seen = config.execution.device_iterations, tokens
+    while steps > 0 and sizes and seen < whole:
+        stage = seen * len(sizes) // whole
+        per_call = sizes[stage] * config.model.sequence_length * iterations
+        end = -(-(stage + 1) * whole // len(sizes))
+        calls = min(-(-(end - seen) // per_call), -(-steps // iterations))
+        seen, steps = seen + calls * per_call, steps - calls * iterations
+    return seen - tokens + max(0, steps) * config.tokens_per_step

@@ -154,8 +154,22 @@ class Training:
 
     steps: Count = 1000
     """Optimizer steps of the whole run; the schedule ends there."""
+    minutes: Positive | None = None
+    """Minutes that the run may take, with start-up, validation and the last checkpoint: the
+    schedule wsd ends with them, whatever steps says. Without --config and --checkpoint.load the
+    program chooses what is trained, too, but what other flags say; none: as many as steps take.
+    """
     global_batch_size: Count = 8
     """Sequences per optimizer step, over all replicas."""
+    rampup_batch_size: Count | None = None
+    """Sequences per optimizer step at the beginning, which grow in stages to global_batch_size;
+    none: global_batch_size from the first step on. Each stage is a program of its own, which goes
+    on from a checkpoint.
+    """
+    rampup_increment: Count | None = None
+    """Sequences that each stage adds; none: each stage doubles them."""
+    rampup_tokens: Count | None = None
+    """Tokens over which the batch grows, for each stage as many."""
     learning_rate: Positive = 6e-4
     """Highest learning rate, reached after warm-up."""
     minimum_learning_rate: PositiveOrZero = 0.0
@@ -319,6 +333,15 @@ class Execution:
     """Compute activations again in the backward phase instead of keeping them; attention's
     probabilities either way.
     """
+    activation_memory: Memory | None = None
+    """Remote memory of each replica for what decoder blocks keep of their forward pass, of all
+    micro-batches: as many of the last blocks as it holds keep it, and the others compute it again;
+    none: recomputation decides for all.
+    """
+    head_serialisation: Count = 1
+    """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
+    gradient: only one piece's logits are held at once.
+    """
     replicated_tensor_sharding: bool = True
     """Split weights, gradients, optimizer state and stored activations over the replicas that would
     hold them twice.
@@ -361,8 +384,8 @@ class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
     load: PathText | None = None
-    """Checkpoint folder to continue from; auto: the newest whole one in the run's folder; best:
-    that with the lowest validation loss there; none: start afresh.
+    """Checkpoint to continue from, or a run's folder, of which the newest whole one; auto: that of
+    this run's folder; best: the one with the lowest validation loss there; none: start afresh.
     """
     init_from: PathText | None = None
     """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.leaves import assemble, flatten, leaves
-from popxl_gpt.config.schema import Config
+from popxl_gpt.config.schedules import rampup_sizes
+from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.config.texts import shown_text
 
 SEARCHED = 100_000
@@ -19,10 +21,13 @@ LARGEST = {
     **dict.fromkeys(("max_positions", "feed_forward_size", "attention_serialisation"), 2**31 - 1),
     "device_iterations": 2**20,
     "global_batch_size": 2**31 - 1,
+    "head_serialisation": 2**10,
 }
 """Far beyond any run: a program has objects for each layer, replica and iteration, and tensors
 count in 32 bits.
 """
+MOST_STAGES = 64
+"""Of a batch that grows."""
 LONGEST_NAME = 200
 """Bytes of a run's name: file systems take 255, and some go to what is appended."""
 
@@ -79,6 +84,7 @@ def combination_problems(config: Config, bad: Set[str], replicas: int | None = N
         _largest,
         _model,
         _batch,
+        _rampup,
         _moments,
         _master_weights,
         _scaling,
@@ -87,6 +93,7 @@ def combination_problems(config: Config, bad: Set[str], replicas: int | None = N
         _validation,
         _mix,
         _device,
+        _activations,
         _files,
     ]
     found = [problem for rule in rules for problem in rule(config)]
@@ -205,6 +212,69 @@ def _batch(config: Config) -> Iterator[Problem]:
         )
     elif config.gradient_accumulation % execution.widening:
         yield _widening(config)
+    rows = execution.widening * execution.micro_batch_size * config.model.sequence_length
+    if rows % execution.head_serialisation:
+        yield _problem(
+            "head_serialisation widening micro_batch_size sequence_length",
+            f"head_serialisation: got {execution.head_serialisation}; expected a divisor of the "
+            f"rows of a run of the head, widening * micro_batch_size * sequence_length = {rows}. "
+            f"Use {gcd(rows, execution.head_serialisation)}.",
+        )
+
+
+def _rampup(config: Config) -> Iterator[Problem]:
+    training, execution = config.training, config.execution
+    first, last = training.rampup_batch_size, training.global_batch_size
+    if first is None:
+        yield from _without_rampup(training)
+        return
+    if training.rampup_tokens is None:
+        yield _problem(
+            "rampup_tokens rampup_batch_size",
+            f"rampup_tokens: got none with rampup_batch_size = {first}; expected the tokens over "
+            "which the batch grows. Give --rampup_tokens.",
+        )
+    if first >= last:
+        yield _problem(
+            "rampup_batch_size global_batch_size",
+            f"rampup_batch_size: got {first}; expected fewer than global_batch_size = {last}. "
+            "Lower it, or leave it out.",
+        )
+        return
+    step, sizes = training.rampup_increment, rampup_sizes(training)
+    if len(sizes) > MOST_STAGES:
+        yield _problem(
+            "rampup_increment rampup_batch_size global_batch_size",
+            f"rampup_increment: got {step}, which makes {len(sizes)} stages; expected at most "
+            f"{MOST_STAGES}, for each is a program of its own. Raise it.",
+        )
+    elif (last - first) % step if step is not None else sizes[-1] * 2 != last:
+        how = f"in steps of rampup_increment = {step}" if step else "by doubling"
+        yield _problem(
+            "rampup_batch_size rampup_increment global_batch_size",
+            f"rampup_batch_size: got {first}; expected a number from which global_batch_size = "
+            f"{last} is reached {how}. Change it, or --rampup_increment.",
+        )
+    at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
+    wrong = next((size for size in sizes[:MOST_STAGES] if size % at_once), None)
+    if wrong is not None:
+        yield _problem(
+            "rampup_batch_size rampup_increment data_parallel micro_batch_size widening",
+            f"rampup_batch_size: got {first}, and so a stage of {wrong} sequences; expected "
+            f"multiples of data_parallel * micro_batch_size * widening = {at_once}. Use "
+            f"{_multiples(first, at_once)}, or change one of the three.",
+        )
+
+
+def _without_rampup(training: Training) -> Iterator[Problem]:
+    for name in ("rampup_increment", "rampup_tokens"):
+        value = getattr(training, name)
+        if value is not None:
+            yield _problem(
+                f"{name} rampup_batch_size",
+                f"{name}: got {value} without rampup_batch_size; expected the batch that a ramp "
+                f"begins with. Give --rampup_batch_size, or leave --{name} out.",
+            )
 
 
 def _widening(config: Config) -> Problem:
@@ -269,6 +339,12 @@ def _schedule(config: Config) -> Iterator[Problem]:
             f"minimum_learning_rate: got {training.minimum_learning_rate:g}; expected at most "
             f"learning_rate = {training.learning_rate:g}. Lower it or raise learning_rate.",
         )
+    if training.minutes is not None and training.schedule != "wsd":
+        yield _problem(
+            "minutes schedule",
+            f"minutes: got {training.minutes:g} with schedule {training.schedule}; expected "
+            "wsd, which ends when it is told. Give --schedule wsd, or leave --minutes out.",
+        )
     if training.decay_steps is None:
         return
     most = training.steps - training.warmup_steps
@@ -278,7 +354,7 @@ def _schedule(config: Config) -> Iterator[Problem]:
             f"decay_steps: got {training.decay_steps} with schedule {training.schedule}; expected "
             "schedule wsd, which has them. Give --schedule wsd, or leave --decay_steps out.",
         )
-    elif training.decay_steps > max(0, most):
+    elif training.decay_steps > max(0, most) and training.minutes is None:
         yield _problem(
             "decay_steps steps warmup_steps",
             f"decay_steps: got {training.decay_steps}; expected at most steps - warmup_steps = "
@@ -352,6 +428,17 @@ def _device(config: Config) -> Iterator[Problem]:
             "device",
             f"device: got {config.execution.device!r}; expected auto, cpu, cuda or cuda:N. "
             "Give one of these.",
+        )
+
+
+def _activations(config: Config) -> Iterator[Problem]:
+    execution = config.execution
+    if execution.activation_memory is not None and not execution.recomputation:
+        yield _problem(
+            "activation_memory recomputation",
+            f"activation_memory: got {execution.activation_memory} while recomputation is false, "
+            "which keeps all there is; expected true, for what the memory does not hold. Leave out "
+            "one of the two.",
         )
 
 

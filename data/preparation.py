@@ -21,6 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
@@ -58,7 +59,7 @@ Report = Callable[[str], None]
 class Settings:
     """What shapes the prepared files."""
 
-    sequence_length: int = 1024
+    sequence_length: int = Preparation.sequence_length
     """Tokens per sample; a record has one more."""
     vocabulary_size: int | None = None
     """Of the tokenizer to train, tokens; None where `tokenizer` is given."""
@@ -66,15 +67,15 @@ class Settings:
     """A tokenizer.json to use; None trains one."""
     characters: bool = False
     """Make a token of each character."""
-    tokenizer_bytes: int = 64 * 2**20
+    tokenizer_bytes: int = Preparation.tokenizer_bytes
     """Text that the tokenizer is trained on, from the first document on, bytes."""
     validation: float = 0.05
     """Share of the tokens that is held out, to 1 % of it: a document that is longer is cut."""
-    seed: int = 0
+    seed: int = Preparation.seed
     """Chooses the order of documents and which are held out."""
     max_bytes: int | None = None
     """Stop reading after this many bytes of text; None reads all."""
-    shard_bytes: int = 256 * 2**20
+    shard_bytes: int = Preparation.shard_bytes
     """A file takes no more records when it has reached this many bytes."""
 
     @property

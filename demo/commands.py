@@ -16,12 +16,14 @@ from popxl_gpt.config import (
     ConfigError,
     UserError,
     check_command_line,
+    given_settings,
     leaves,
     parse_command_line,
     parse_options,
 )
 from popxl_gpt.config.bounds import Within
 from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.config.programs import called_as, start
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero
@@ -214,7 +216,7 @@ EVALUATE = TrainedModelCommand(
     options=EvaluateOptions,
     used=(
         "precision", "sequence_length", "attention_serialisation", "input_files", "tokenizer",
-        "skip_damaged", "micro_batch_size", "widening", *LAYOUT,
+        "skip_damaged", "micro_batch_size", "widening", "head_serialisation", *LAYOUT,
     ),
 )  # fmt: skip
 GENERATE = TrainedModelCommand(
@@ -223,17 +225,23 @@ GENERATE = TrainedModelCommand(
     about="text that a trained model writes",
     options=GenerateOptions,
     used=("precision", "seed", "tokenizer", *LAYOUT),
-    defaults={**ONE_REPLICA, "widening": 1},
+    defaults={**ONE_REPLICA, "widening": 1, "head_serialisation": 1},
 )
+
+
+BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
+"""Settings of a run whose size the program chooses: it finds the files to validate on."""
 
 
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
     """The configuration of a run, and what else is asked for."""
+    given = given_for_choice(arguments)
     return parse_command_line(
         arguments,
         program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
-        default="demo",
+        default="demo" if given is None else "modern",
         options=TrainOptions,
+        defaults=None if given is None else BY_THE_CLOCK,
     )
 
 
@@ -254,6 +262,17 @@ def unreadable_tokenizer(path: Path, error: OSError) -> UserError:
         f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. "
         "Check the path."
     )
+
+
+def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
+    """The settings that a command line says where the program is to choose the rest; None where it
+    is not.
+    """
+    if not any(word.startswith("--") and "minutes" in word for word in arguments):
+        return None
+    given = given_settings(arguments, TrainOptions)
+    is_new = "config" not in given and "load" not in given
+    return given if "minutes" in given and is_new else None
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:
@@ -309,5 +328,4 @@ def report() -> NoReturn:
 
 def prepare() -> NoReturn:
     """`popxl-gpt-prepare`, `data/prepare.py`."""
-    # its flags are beside its readers, which load quickly
-    start("popxl_gpt.data.prepare")
+    start("popxl_gpt.data.prepare", parse_preparation)

@@ -25,6 +25,7 @@ import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import (
+    NO_RAMPUP,
     Config,
     ConfigError,
     NotFiniteError,
@@ -234,6 +235,7 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
         "validate_first": False,
         "validate_training": False,
         "validation_batches": 1,
+        **NO_RAMPUP,
     }
     execution.update(ONE_REPLICA)
     sequence = values.get("sequence_length", saved.config.model.sequence_length)

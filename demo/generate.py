@@ -21,6 +21,7 @@ import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import (
+    NO_RAMPUP,
     Config,
     ConfigError,
     UserError,
@@ -115,7 +116,8 @@ def generate(
     refused = sorted(set(settings) - set(GENERATE.used))
     if refused:
         raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(GENERATE.used)}."])
-    config = override(saved.config, global_batch_size=batch, **{**GENERATE.defaults, **settings})
+    changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
+    config = override(saved.config, **changes)
     trained = Trained(saved, config, find_tokenizer(saved, config))
     found = [trained.tokens(text, "prompts") for text in prompts] or [trained.begin()]
     sampling = sampling or Sampling(seed=config.training.seed)
@@ -154,7 +156,8 @@ def main(arguments: Sequence[str]) -> int:
 def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     """The sections of a checkpoint's configuration, with a batch that these values allow."""
     mapping = to_mapping(saved.config)
-    mapping["training"]["global_batch_size"] = values.get("data_parallel", 1)
+    batch = values.get("data_parallel", 1)
+    mapping["training"] |= {"global_batch_size": batch, **NO_RAMPUP}
     return mapping
 
 

@@ -16,7 +16,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -33,11 +33,13 @@ from popxl_gpt.config import (
     SpikeError,
     UserError,
     changes,
+    given_settings,
+    stage_of,
 )
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.demo.commands import TrainOptions as Options
-from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.description import describe
 from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
@@ -46,14 +48,16 @@ from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import best_in
 from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
+from popxl_gpt.execution.minutes import chosen, since_start, text_of
 from popxl_gpt.execution.model_size import parameter_count, trained_count
-from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.folder import written_to
 from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
@@ -65,22 +69,75 @@ from popxl_gpt.utils.units import si
 _LOG = logging.getLogger(__name__)
 PROMPT_TOKENS = 64
 SAMPLE_TOKENS = 100
+LEAST_SECONDS = 10.0
+"""In which what is trained is chosen, and something is learned."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
     config, options = parse_training(arguments)
-    if options.is_plan():
-        check_instances(config)
+    to_choose = given_for_choice(arguments)
+    if to_choose is not None:
+        if options.auto:
+            raise ConfigError(
+                [
+                    "--auto: got it with --minutes, which chooses how to execute what it chooses; "
+                    "expected one of them. Leave --auto out, or say with --config what is trained."
+                ]
+            )
+        with data_errors_are_user_errors():
+            config = choose(config, to_choose)
+    is_plan, given = options.is_plan(), given_settings(arguments, Options)
+    if options.auto:
+        config = executable(config, given)
+    if is_plan:
+        _, config = begun(config, options, given)
         plan_and_show(training_program, config, options, evaluation_program)
         return 0
     with lasting_output():
-        return train(config, options)
+        return train(config, options, given)
 
 
-def train(config: Config, options: Options) -> int:
-    """Train, and leave a run folder. Returns the exit code."""
+def choose(config: Config, given: "set[str]") -> Config:
+    """What to train in the minutes that the configuration has; prints why.
+
+    Raises:
+        UserError: there are several processes, or fewer seconds than choosing takes.
+    """
+    if popdist.getNumInstances() > 1 or config.execution.replication_factor > 1:
+        raise UserError(
+            "--minutes: got several replicas without --config; expected one, on which the program "
+            "tries what it chooses. Choose with one replica, and go on with its config.yml."
+        )
+    seconds = 60.0 * (config.training.minutes or 0.0)
+    left = seconds - since_start()
+    if left < LEAST_SECONDS:
+        raise UserError(
+            f"--minutes: got {config.training.minutes:g}; expected at least "
+            f"{(seconds - left + LEAST_SECONDS) / 60:.2g}, for trials of the program take some of "
+            "them. Give more, or say with --config what is trained."
+        )
+    choice = chosen(config, given, text_of(config), left)
+    print("\n".join(choice.reasons), flush=True)
+    return choice.config
+
+
+def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Config]:
+    """Let processes meet. Whether this is the first one, and the configuration as it is executed.
+
+    Args:
+        given: settings that `--auto` leaves as they are.
+    """
     is_leader = check_instances(config)
+    if not options.auto:
+        return is_leader, config
+    programs = (pretraining, training_program, evaluation_program)
+    return is_leader, resolved(config, given, options, *programs)
+
+
+def train(config: Config, options: Options, given: Set[str] = frozenset()) -> int:
+    """Train, and leave a run folder. Returns the exit code. `given` is that of `begun`."""
+    is_leader, config = begun(config, options, given)
     check_memory(config, popdist.getNumInstances())
     with (
         Interruption() as interruption,
@@ -97,7 +154,8 @@ def train(config: Config, options: Options) -> int:
             if saved is not None:
                 check_goes_on(config, saved)
             weights = None if saved is not None else first_weights(config)
-            profiler = step_profiler(config, options, folder.path)
+            seen = 0 if saved is None else saved.position.tokens or 0
+            profiler = step_profiler(stage_of(config, seen), options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
@@ -171,6 +229,8 @@ def check_goes_on(config: Config, saved: SavedRun) -> None:
     """Raise ConfigError where whole runs of the session do not lead from a checkpoint to the last
     step.
     """
+    if config.training.minutes is not None:
+        return  # the clock says which step is the last
     done, total, iterations = (
         saved.position.step,
         config.training.steps,

@@ -4,9 +4,9 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from popxl_gpt.config import Config
+from popxl_gpt.config import Config, stage_of, tokens_ahead
 from popxl_gpt.demo.progress_line import Part
-from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.model_size import flops_per_token
 from popxl_gpt.execution.reports.run.curves import RunningMean
 from popxl_gpt.utils.units import duration, si
 
@@ -19,15 +19,29 @@ class Progress:
     speed.
     """
 
-    def __init__(self, config: Config, first_step: int, limit_seconds: float | None = None):
-        """``limit_seconds``: of a step at the machine's physical limit, where that is known."""
+    def __init__(
+        self,
+        config: Config,
+        first_step: int,
+        limit_seconds: float | None = None,
+        first_tokens: int = 0,
+    ):
+        """``limit_seconds``: of a step at the machine's physical limit, where that is known.
+        ``first_tokens``: seen before.
+        """
         self.config = config
         self.limit_seconds = limit_seconds
         self.loss = RunningMean()
-        self.flops = flops_per_step(config)
+        self._flops = flops_per_token(config.model)
         self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._begin = time.perf_counter()
-        self._first_step = first_step
+        self._first_step, self._first_tokens = first_step, first_tokens
+        self._stage = stage_of(config, first_tokens)
+
+    def begin_stage(self, stage: Config) -> None:
+        """Forget times of steps with another batch."""
+        self._stage = stage
+        self._times.clear()
 
     def ran(self, steps: int, seconds: float) -> None:
         """Count a session run."""
@@ -52,19 +66,19 @@ class Progress:
     @property
     def tokens_per_second(self) -> float:
         """Training tokens per second over all replicas."""
-        return self.config.tokens_per_step / self.seconds_per_step
+        return self._stage.tokens_per_step / self.seconds_per_step
 
     @property
     def flops_per_second(self) -> float:
         """The model's floating-point operations per second over all replicas."""
-        return self.flops / self.seconds_per_step
+        return self._flops * self.tokens_per_second
 
-    def seconds_left(self, step: int) -> float:
+    def seconds_left(self, step: int, tokens: int) -> float:
         """Expected time until the last step, at the pace of this run with everything in it."""
         if step <= self._first_step:
             return 0.0
-        pace = (time.perf_counter() - self._begin) / (step - self._first_step)
-        return pace * (self.config.training.steps - step)
+        pace = (time.perf_counter() - self._begin) / (tokens - self._first_tokens)
+        return pace * tokens_ahead(self.config, tokens, self.config.training.steps - step)
 
     def parts(
         self,
@@ -96,9 +110,10 @@ class Progress:
             Part(si(self.tokens_per_second, "tokens/s"), 4),
             Part(si(self.flops_per_second, "FLOP/s"), 9),
         ]
-        if self.limit_seconds is not None:
+        is_whole = self._stage.tokens_per_step == self.config.tokens_per_step
+        if self.limit_seconds is not None and is_whole:
             parts.append(Part(f"{self.limit_seconds / self.seconds_per_step:.0%} of the limit", 4))
-        return [*parts, Part(f"{duration(self.seconds_left(step))} left", 2)]
+        return [*parts, Part(f"{duration(self.seconds_left(step, tokens))} left", 2)]
 
 
 def validation_parts(found: "Mapping[str, float]") -> "list[Part]":

@@ -135,6 +135,16 @@ class RunFolder:
                 raise _takes_no_files(self.path, error) from error
             yield
 
+    def keep_config(self, config: Config) -> None:
+        """Write the configuration anew, with what the run has come to know; training goes on where
+        the disk does not take it.
+        """
+        try:
+            with written_whole(self.config) as partial:
+                partial.write_text(to_yaml(config), encoding="utf-8")
+        except OSError as error:
+            _LOG.warning("%s: not written: '%s'.", self.config, error.strerror)
+
 
 @contextmanager
 def _removed_where_it_fails(path: Path) -> Iterator[None]:

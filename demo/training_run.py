@@ -1,10 +1,12 @@
 """The training loop: steps, validation, checkpoints, and an end that loses nothing."""
 
+import gc
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,16 +14,18 @@ import popdist
 import popxl_addons as addons
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import Config, UserError, learning_rate
+from popxl_gpt.config import Config, UserError, stage_of
 from popxl_gpt.data import BatchLoader, DataError, Dataset
 from popxl_gpt.data.tokenisation import token_bytes
 from popxl_gpt.demo.interruption import Interruption, first
 from popxl_gpt.demo.progress import Progress, validation_parts
 from popxl_gpt.demo.progress_line import Part, ProgressLine, whole
+from popxl_gpt.demo.run_clock import RunClock
 from popxl_gpt.demo.run_folder import RunFolder, for_rescue
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.demo.wandb_log import WandbLog
 from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoint_folder import folder_name
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.host import StepResult, data_share, run_steps
 from popxl_gpt.execution.inference import evaluation
@@ -107,6 +111,8 @@ class TrainingRun:
     spike: str | None = None
     """At which spike training stopped, where it is to."""
     _checked_step: int | None = None
+    _validated_step: int | None = None
+    _last_validation: "dict[str, float]" = {}
     _is_save_due = False
 
     def __init__(
@@ -125,14 +131,17 @@ class TrainingRun:
         """``limit_seconds``: of a step at the machine's physical limit, where that is known.
         ``after_steps``: is called after each call of the session, with its number of steps.
         """
-        self.config = config
-        self._after_steps = after_steps
+        self.config, self._after_steps = config, after_steps
         self.folder = folder
         self.tokenizer = tokenizer
         self.data = data
-        self.step = 0 if saved is None else saved.position.step
-        """Optimizer steps done."""
-        self.session = pretraining(config)
+        self.step, self._tokens = 0, 0
+        """Optimizer steps done, and tokens seen."""
+        if saved is not None:
+            self.step, self._tokens = saved.position.step, saved.position.tokens or 0
+        self.stage = stage_of(config, self._tokens)
+        """The configuration of the steps from here on, which a batch that grows changes."""
+        self.session = pretraining(self.stage)
         self._fingerprint = data.fingerprint  # of the data as it is now
         if saved is not None:
             saved.check_data(self._fingerprint)
@@ -140,8 +149,7 @@ class TrainingRun:
         self.skipped = Skipped.of(self.session)
         self.diverged: str | None = None
         """Why training did not succeed, once it has come to numbers that are not finite."""
-        self._tokens = 0 if saved is None else saved.position.tokens or 0
-        self.loader = _loader(config, data, self.step, self._tokens)
+        self.loader = _loader(self.stage, data, self.step, self._tokens)
         self.validation = (
             Validation(config, validation_data, data, bytes_of_tokens(config, tokenizer))
             if validation_data is not None and config.training.validate_every > 0
@@ -152,7 +160,7 @@ class TrainingRun:
         if self.metrics is not None and saved is not None and folder.holds(saved):
             self.metrics.tell_of_lost_lines(saved.position.metrics)
         self.report = RunReport(folder.path) if self.is_leader else None
-        self.progress = Progress(config, self.step, limit_seconds)
+        self.progress = Progress(config, self.step, limit_seconds, self._tokens)
         self.line = ProgressLine() if self.is_leader else None
         self.profiler = profiler
         self.wandb = (
@@ -164,15 +172,11 @@ class TrainingRun:
             else None
         )
         self._first_step = self.step
-        last = (None if self.metrics is None else self.metrics.last) or {}
-        self._begin = time.monotonic() - last.get("seconds", 0.0)
-        """When the run would have begun had nothing stopped it."""
-        self._saved_step = self.step if saved is not None else None
-        self._saved_at = time.monotonic()
+        self.clock = RunClock(config, self.metrics, saved, has_texts=tokenizer is not None)
+        self._take_steps(self.clock.steps)
+        self._saved_step, self._saved_at = None if saved is None else self.step, time.monotonic()
         self._saving: Saving | None = None
         """A checkpoint that is written while training goes on."""
-        self._last_validation: dict[str, float] = {}
-        self._validated_step: int | None = None
         self._interruption = interruption
 
     def run(self) -> int | None:
@@ -187,7 +191,8 @@ class TrainingRun:
         """
         with self._interruption.training():
             try:
-                with self.session:
+                with ExitStack() as entered:
+                    entered.enter_context(self.session)
                     self._catch_up()
                     ending = self._agree()
                     while ending is None and not self._is_over():
@@ -198,9 +203,11 @@ class TrainingRun:
                         if self._is_save_due and goes_on and not is_doubtful:
                             self._save()
                             ending = self._agree()
-                    self._save_last()
-                    ending = self._agree()
-                    self._save_last()  # where the folder was lost meanwhile
+                        if goes_on and self._is_stage_over():
+                            ending = self._save_surely()
+                            if ending is None:
+                                self._begin_stage(entered)
+                    ending = self._save_surely()
                     if self.diverged is not None:
                         self.diverged += self._first_place()
             except KeyboardInterrupt:  # the second Ctrl-C, which does not wait
@@ -220,6 +227,44 @@ class TrainingRun:
         """Whether training has come to its last step, or can or shall not go on to it."""
         is_done = self.step >= self.config.training.steps
         return is_done or self.diverged is not None or self.spike is not None
+
+    def _is_stage_over(self) -> bool:
+        """Whether the next step has another batch than the one before."""
+        stage = stage_of(self.config, self._tokens)
+        return stage.training.global_batch_size != self.stage.training.global_batch_size
+
+    def _save_surely(self) -> int | None:
+        """Save this step, also where the folder was lost meanwhile. Returns the signal that ends
+        the run, if one does.
+        """
+        self._save_last()
+        ending = self._agree()
+        self._save_last()
+        return ending
+
+    def _begin_stage(self, entered: ExitStack) -> None:
+        """Go on with the next stage's batch: a program of its own takes this step's checkpoint, as
+        that of a run that goes on. The state exists once.
+
+        Args:
+            entered: has the session, and gets the next one.
+        """
+        saved = SavedRun(self.folder.checkpoints / folder_name(self.step), self.config)
+        before, self.stage = self.stage, stage_of(self.config, self._tokens)
+        entered.close()
+        del self.session
+        gc.collect()  # what holds the rows refers to itself
+        self.session = pretraining(self.stage)
+        saved.restore(self.session)
+        entered.enter_context(self.session)
+        self.loader.close()
+        self.loader = _loader(self.stage, self.data, self.step, self._tokens)
+        self.progress.begin_stage(self.stage)
+        if self.profiler is not None:
+            self.profiler.begin_again(self.stage)
+        if self.line is not None:
+            old, new = (each.training.global_batch_size for each in (before, self.stage))
+            self.line.tell(f"step {self.step}: the batch grows from {old} to {new} sequences")
 
     def _agree(self) -> int | None:
         """Let all processes do the same after this step: note whether to save, and return the
@@ -298,20 +343,20 @@ class TrainingRun:
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""
-        iterations, training = self.config.execution.device_iterations, self.config.training
+        iterations, total = self.config.execution.device_iterations, self.config.training.steps
         batches = [self.loader.batch(self.step + i) for i in range(iterations)]
-        rates = [learning_rate(training, self.step + i) for i in range(iterations)]
+        rates = [self.clock.learning_rate(self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
-        is_last = self.step + iterations >= training.steps
+        is_last = self.step + iterations >= total
         with self._watched(iterations, is_last):
             begin = time.perf_counter()
-            results = run_steps(self.session, self.config, words, labels, rates)
+            results = run_steps(self.session, self.stage, words, labels, rates)
             seconds = time.perf_counter() - begin
         self._last_call = words, labels, results
         self.progress.ran(iterations, seconds)
         for result, rate in zip(results, rates):
             self.step += 1
-            self._tokens += self.config.tokens_per_step
+            self._tokens += self.stage.tokens_per_step
             self.skipped.count(result)
             self._record(result, rate)
             self._judge(result)
@@ -323,6 +368,16 @@ class TrainingRun:
             self._checked_step = self.step
         every = self.config.checkpoint.every
         self._is_save_due |= every > 0 and self.step % every == 0
+        self._take_steps(self.clock.called(self.step))
+
+    def _take_steps(self, steps: int) -> None:
+        """Take the steps of the run, which those of so many minutes come to know on the way."""
+        if steps == self.config.training.steps:
+            return
+        self.config = replace(self.config, training=replace(self.config.training, steps=steps))
+        self.progress.config = self.config
+        if self.is_leader and self.clock.state is not None:
+            self.folder.keep_config(self.config)
 
     @contextmanager
     def _watched(self, iterations: int, is_last: bool) -> Iterator[None]:
@@ -336,7 +391,7 @@ class TrainingRun:
                 stack.enter_context(self.profiler.around(self.session, is_last))
             elif numbers:
                 step = self.step + iterations
-                stack.enter_context(verified(self.session, self.config, step, numbers))
+                stack.enter_context(verified(self.session, self.stage, step, numbers))
             yield
 
     def _first_place(self) -> str:
@@ -347,7 +402,7 @@ class TrainingRun:
         # weights have changed since its first step
         if not all(result.is_skipped for result in results):
             return ""
-        place = name_the_first(self.session, self.config, *self._last_call)
+        place = name_the_first(self.session, self.stage, *self._last_call)
         return "" if place is None else f" The first number that was not finite: {place}."
 
     def _judge(self, result: StepResult) -> None:
@@ -446,21 +501,23 @@ class TrainingRun:
             self.step % training.validate_every and self.step != training.steps
         ):
             return None
-        found = self.validation.measure(
-            self.session, lambda: self._interruption.agree() is not None
-        )
+        with self.clock.validating():
+            found = self.validation.measure(
+                self.session, lambda: self._interruption.agree() is not None
+            )
         if found is not None:
             self._last_validation, self._validated_step = found, self.step
         return found
 
     def _seconds(self) -> float:
         """Since the run began, as if nothing had stopped it."""
-        return round(time.monotonic() - self._begin, 3)
+        return round(self.clock.seconds, 3)
 
     def _record(self, result: StepResult, rate: float) -> None:
         validation = self._validate()
         if self.metrics is None:
             return
+        size = self.stage.training.global_batch_size
         values = {
             "step": self.step,
             "tokens": self._tokens,
@@ -474,6 +531,7 @@ class TrainingRun:
             "skipped": self.skipped.total,
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
             **({} if result.norm_limit is None else {"spikes": self.skipped.spikes}),
+            **({"global_batch_size": size} if self.config.training.rampup_batch_size else {}),
         }
         values |= validation or {}  # in the order of `_catch_up`
         self.metrics.write(values)
@@ -622,7 +680,8 @@ class TrainingRun:
         loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):
             loss = None
-        return Position(self.step, self._fingerprint, lines, loss, self._tokens)
+        schedule = self.clock.state
+        return Position(self.step, self._fingerprint, lines, loss, self._tokens, schedule)
 
 
 def _loader(config: Config, dataset: Dataset, step: int, tokens: int) -> BatchLoader:

@@ -16,7 +16,7 @@ import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorSpec, ops
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config import NO_RAMPUP, Config, override
 from popxl_gpt.execution.graphs import ForwardGraphs, InferenceGraphs
 from popxl_gpt.execution.host import own_samples, token_array
 from popxl_gpt.execution.layer_graphs import layer_weights
@@ -270,7 +270,9 @@ class CachedModel:
             config,
             micro_batch_size=self.sizes.texts,
             global_batch_size=batch,
+            **NO_RAMPUP,
             widening=1,
+            head_serialisation=1,  # logits are of one row per text
             device_iterations=1,
             document_attention=False,  # a text is one document
         )

@@ -3,20 +3,26 @@ buffers and transfers.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cache
 
-import numpy as np
+import popdist
 import popxl
 import popxl_addons as addons
-from popxl import Tensor, TensorSpec, ops
-from popxl.transforms.autodiff import GradGraphInfo
+from popxl import TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config import Config
-from popxl_gpt.execution.batch_serialisation import LayerIO, serialise, serialise_with_gradient
+from popxl_gpt.config import Config, Execution
+from popxl_gpt.execution.batch_serialisation import (
+    LayerIO,
+    kept_activations,
+    serialise,
+    serialise_with_gradient,
+)
 from popxl_gpt.execution.graphs import (
     Gradients,
     InferenceGraphs,
@@ -27,6 +33,8 @@ from popxl_gpt.execution.graphs import (
     Weights,
     summed,
 )
+from popxl_gpt.execution.head_steps import LOSS_SCALE, HeadStep, forward_head
+from popxl_gpt.execution.layer_gradients import layer_gradient
 from popxl_gpt.execution.layer_plan import (
     POSITIONS,
     WORDS,
@@ -63,10 +71,7 @@ from popxl_gpt.modelling.head import (
     ScoreHead,
     TokenLossHead,
 )
-from popxl_gpt.utils.runtime import accumulator_options, data_type, seed_spec
-
-LOSS_SCALE = "loss_scale"
-"""The head's input by name that is the loss scale, where the program finds it."""
+from popxl_gpt.utils.runtime import data_type, seed_spec
 
 
 def activation_spec(config: Config) -> TensorSpec:
@@ -113,29 +118,104 @@ def embedding_graphs(
     if config.model.lora_rank:
         weights = layer_weights(config, layout, factories, 1, None)
         return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
-    accumulators, grad = _gradient(fwd, factories, layer, required=0)
+    accumulators, grad = layer_gradient(fwd, factories, layer, required=0)
     fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
     graphs = _training_graphs(config, layout, table, 1, factories, accumulators, grad_all)
     return TwoPassGraphs.of(graphs, fwd_all)
 
 
-def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs:
-    """The decoder blocks' part of a training step."""
-    layers = config.model.layers
-    layer = DecoderBlock(config.model, layout)
-    seed = seed_spec(config.execution.widening)
-    factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
-    is_whole = config.model.attention_serialisation == 1
-    # A layer that is computed again makes the probabilities of whole attention anyway.
-    again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
-    accumulators, grad = _gradient(fwd, factories, layer, required=1, gradients=again)
-    if config.execution.recomputation:
-        grad = addons.recompute_graph(grad)
-    plan = decoder_plan(config.model)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
-    table = DecoderBlock.parameters(config.model)
-    graphs = _training_graphs(config, layout, table, layers, factories, accumulators, grad_all)
-    return TwoPassGraphs.of(graphs, fwd_all)
+@dataclass(frozen=True, eq=False)
+class BlockGraphs:
+    """A decoder block's graphs over one micro-batch."""
+
+    factories: NamedVariableFactories
+    fwd: addons.GraphWithNamedArgs
+    accumulators: NamedVariableFactories
+    grad: addons.GraphWithNamedArgs
+
+    @classmethod
+    def of(cls, config: Config, layout: Layout, keeps: bool) -> "BlockGraphs":
+        """Call it in the main graph.
+
+        Args:
+            keeps: whether the gradient takes activations of the forward pass, or computes them
+                again.
+        """
+        layer = DecoderBlock(config.model, layout)
+        seed = seed_spec(config.execution.widening)
+        factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
+        # A layer that is computed again makes the probabilities of whole attention anyway.
+        is_whole = config.model.attention_serialisation == 1
+        again = {} if is_whole and not keeps else recomputing_gradients(fwd.graph)
+        accumulators, grad = layer_gradient(fwd, factories, layer, required=1, gradients=again)
+        return cls(factories, fwd, accumulators, grad if keeps else addons.recompute_graph(grad))
+
+    def kept_bytes(self, config: Config) -> int:
+        """Bytes of what the gradient takes of the forward pass, of all micro-batches."""
+        loaded = self.fwd.graph.inputs[: len(decoder_plan(config.model).inputs)]
+        kept = kept_activations(self.fwd, self.grad, loaded)
+        return config.runs_per_phase * sum(t.nelms * t.dtype.itemsize for t in kept)
+
+
+def decoder_graphs(
+    config: Config, layout: Layout, io: LayerIO
+) -> tuple[TwoPassGraphs, TwoPassGraphs | None, int]:
+    """The decoder blocks' part of a training step. Where only some, the last ones, keep their
+    activations: that of the others, that of these, and how many there are. All but their passes is
+    the same.
+    """
+    model, execution = config.model, config.execution
+    plan, kept, keeping = decoder_plan(model), 0, None
+    if execution.activation_memory is not None or not execution.recomputation:
+        keeping = BlockGraphs.of(config, layout, keeps=True)
+        kept = layers_within(config, keeping.kept_bytes(config))
+    if keeping is not None and kept == model.layers:
+        block, keeping, kept = keeping, None, 0
+    else:
+        block = BlockGraphs.of(config, layout, keeps=False)
+    fwd, grad = serialise_with_gradient(block.fwd, block.grad, plan, io)
+    table = DecoderBlock.parameters(model)
+    graphs = _training_graphs(
+        config, layout, table, model.layers, block.factories, block.accumulators, grad
+    )
+    decoder = TwoPassGraphs.of(graphs, fwd)
+    if keeping is None or kept == 0:
+        return decoder, None, 0
+    first = model.layers - kept
+    fwd, grad = serialise_with_gradient(keeping.fwd, keeping.grad, plan, io, first)
+    return decoder, replace(decoder, fwd=fwd, grad=grad), kept
+
+
+def layers_within(config: Config, kept_bytes: int) -> int:
+    """How many decoder blocks, the last ones, keep their activations for the gradient.
+
+    The last ones, for the backward pass begins there: they have given the memory up again when most
+    gradients wait for the update.
+    """
+    layers, budget = config.model.layers, config.execution.activation_memory
+    if budget is None:
+        return 0 if config.execution.recomputation else layers
+    return min(layers, budget // kept_bytes)
+
+
+@cache
+def kept_bytes(config: Config) -> int:
+    """`BlockGraphs.kept_bytes` of a configuration, on a replica. Not for graphs to call."""
+    ir = replicated_ir(config.execution)
+    with ir.main_graph:
+        block = BlockGraphs.of(config, Layout.of(ir, config.execution), keeps=True)
+    return block.kept_bytes(config)
+
+
+def kept_layers(config: Config) -> int:
+    """`layers_within` of a configuration. Not for graphs to call."""
+    return layers_within(config, kept_bytes(config))
+
+
+def replicated_ir(execution: Execution) -> popxl.Ir:
+    """An empty program for so many replicas, wherever the launcher put them."""
+    replicas = execution.replication_factor
+    return popxl.Ir(replication="popdist" if popdist.isPopdistEnvSet() else replicas)
 
 
 def head_graphs(
@@ -149,8 +229,9 @@ def head_graphs(
     head = (MaskedLossHead if is_masked else LossHead)(config.model, layout)
     weight = TensorSpec((), popxl.float32) if is_masked else None
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
+    pieces = config.execution.head_serialisation
     factories, both = HeadStep().create_graph(
-        activation_spec(config), words_spec(config), weight, head, scaling
+        activation_spec(config), words_spec(config), weight, head, scaling, pieces
     )
     args = both.args.fwd.copy()
     args.update(both.args.grad)
@@ -170,41 +251,6 @@ def head_graphs(
         graph,
         tied_to=embedding if config.model.tied_head else None,
     )
-
-
-class HeadStep(addons.Module):
-    """Loss and gradients of one run of the head. Variables `fwd.*` are the head's, `grad.*` its
-    accumulators.
-
-    Without a fixed loss scale, `loss_scale` is a further input by name.
-    """
-
-    def build(
-        self,
-        x: Tensor,
-        labels: Tensor,
-        weight: Tensor | None,
-        head: LossHead,
-        loss_scaling: float | None,
-    ) -> tuple[Tensor, Tensor]:
-        """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
-        [N, H/tp2].
-
-        Args:
-            weight: of `MaskedLossHead`.
-        """
-        inputs = (x, labels) if weight is None else (x, labels, weight)
-        factories, fwd = head.create_graph(*inputs)
-        accumulators, grad = _gradient(fwd, factories, head, required=1)
-        weights = self.add_variable_inputs("fwd", factories)
-        sums = self.add_variable_inputs("grad", accumulators)
-        site = fwd.bind(weights).call_with_info(*inputs)
-        if loss_scaling is None:
-            scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
-        else:
-            scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
-        (dx,) = grad.bind(sums).call(scale, args=grad.grad_graph_info.inputs_dict(site))
-        return site.outputs[0], dx
 
 
 HEADS: "dict[type[Head], Callable[[int], LayerPlan]]" = {
@@ -238,42 +284,19 @@ def fwd_graphs(
         without_seed(decoder_plan(model)),
         HEADS[head](model.layers),
     )
+    pieces = config.execution.head_serialisation if rows is None else 1
     result: list[InferenceGraphs] = []
     for (layer, table, count), specs, plan in zip(layers, inputs, plans):
-        factories, fwd = layer.create_graph(*specs)
+        if isinstance(layer, Head):
+            factories, fwd = forward_head(layer, x, labels, pieces)
+        else:
+            factories, fwd = layer.create_graph(*specs)
         tied_to = result[0] if TIED in factories and result else None
         weights = layer_weights(config, layout, factories, count, tied_to)
         result.append(
             InferenceGraphs(table=table, rows=count, weights=weights, fwd=serialise(fwd, plan, io))
         )
     return result[0], result[1], result[2]
-
-
-def _gradient(
-    fwd: addons.GraphWithNamedArgs,
-    factories: NamedVariableFactories,
-    layer: Layer,
-    required: int,
-    gradients: Mapping[popxl.Graph, GradGraphInfo] | None = None,
-) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """Accumulators and gradient graph for every parameter that the layer names and that is trained,
-    and for its first `required` inputs.
-
-    gradients: those of graphs that the layer calls, where they are given.
-    """
-    names = trained(layer.table, layer.model.lora_rank > 0)
-    if not names:
-        graph = addons.autodiff(fwd, fwd.graph.outputs[:1], fwd.graph.inputs[:required], gradients)
-        return NamedVariableFactories(), graph
-    return addons.autodiff_with_accumulation(
-        fwd,
-        [fwd.args[name] for name in names],
-        grads_provided=fwd.graph.outputs[:1],
-        grads_required=fwd.graph.inputs[:required],
-        called_graphs_grad_info=gradients,
-        replica_groupings=factories.replica_groupings,
-        **accumulator_options(layer.dtype),
-    )
 
 
 def layer_weights(

@@ -133,6 +133,16 @@ def _files(name: str, value: Any) -> None:
             _whole(f"{where}.tensors.{tensor}", checksum, 0, 2**32 - 1)
 
 
+def _schedule(values: "dict[str, Any]") -> None:
+    """Of a run that ends by the clock."""
+    for name in ("begin", "end"):
+        _whole(f"schedule.{name}", values.get(name), 0, LARGEST_STEP)
+    for name in ("seconds", "rate"):
+        number = values.get(name)
+        if type(number) is not float or not 0 <= number < 1e30:
+            raise _odd(f"schedule.{name}", number, "a number of 0 or more")
+
+
 def _check_sections(values: "dict[str, Any]") -> None:
     config = _object("config", values.get("config"))
     for section in ("model", "training", "execution"):
@@ -154,6 +164,8 @@ def _check_sections(values: "dict[str, Any]") -> None:
         raise _odd("weights_only", values["weights_only"], "true or false")
     if "metrics" in values:
         _whole("metrics", values["metrics"], 0, LARGEST_STEP)
+    if "schedule" in values:
+        _schedule(_object("schedule", values["schedule"]))
     loss = values.get("validation_loss", 0.0)
     if not isinstance(loss, (int, float)) or isinstance(loss, bool):
         raise _odd("validation_loss", loss, "a number")

@@ -28,6 +28,8 @@ class Position:
     """The loss on held-out text after this step, where it was measured and is a number."""
     tokens: int | None = None
     """Seen so far; None: as many as so many steps of the configuration's batch have."""
+    schedule: dict[str, Any] | None = None
+    """Of a run that ends by the clock, once its end is fixed: see `minutes.schedule`."""
 
 
 def layers_of(config: Config) -> "list[str]":

@@ -347,6 +347,7 @@ def _write_manifest(
             for name, value in (
                 ("metrics", position.metrics),
                 ("validation_loss", position.validation_loss),
+                ("schedule", position.schedule),
             )
             if value is not None
         },

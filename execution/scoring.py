@@ -65,6 +65,7 @@ def score(
             document_attention=False,  # a text is one document
             micro_batch_size=1,
             widening=width,
+            head_serialisation=gcd(width * length, config.execution.head_serialisation),
             global_batch_size=width * each,
         )
         session = scoring(batch)

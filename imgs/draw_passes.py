@@ -41,7 +41,7 @@ The compiler runs these passes in this order. Each takes a program, as blocks of
 gives another one that does the same. Those of a graph work on the block of a single graph, before
 calls are inlined: they do the same wherever it is called. `POPXL_PASSES=-name,-name` turns passes
 off, `POPXL_PRINT_AFTER=name` prints the program after one, `POPXL_VERIFY=1` checks it after each.
-The lines below are from training steps of the `demo` preset, and from attention that a program
+The lines below are from training steps of the `mini` preset, and from attention that a program
 composes of products and a softmax: what was there, and what a pass puts there.
 """
 STEPS = (
@@ -114,7 +114,7 @@ def composed_attention() -> popxl.Ir:
 def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
     """Compile all steps, and attention as programs compose it."""
     steps = [
-        (training_program(override(preset("demo"), **changes))[0], device, left_out)
+        (training_program(override(preset("mini"), **changes))[0], device, left_out)
         for changes, device, left_out in STEPS
     ]
     for ir, device, left_out in [*steps, (composed_attention(), "cpu", ())]:

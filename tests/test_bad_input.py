@@ -222,6 +222,10 @@ ROWS = [
         lambda folder: shutil.rmtree(folder / NEWEST)),
     Row("validation loss that is a text", LOAD, ("got str 'low' for validation_loss; expected a number", "damaged"),
         json_entry(MANIFEST, "validation_loss", "low")),
+    Row("schedule without its end", LOAD, ("got nothing for schedule.end; expected", "damaged"),
+        json_entry(MANIFEST, "schedule", {"seconds": 60.0, "begin": 3, "rate": 0.1})),
+    Row("schedule with a rate below zero", LOAD, ("got float -0.1 for schedule.rate; expected a number of 0", "damaged"),
+        json_entry(MANIFEST, "schedule", {"seconds": 60.0, "begin": 3, "end": 9, "rate": -0.1})),
     # What the system does not take, and what is something else
     Row("home of nobody", f"{RUN} --run_folder ~nosuchuser/x", ("--run_folder: got '~nosuchuser/x'", "no home folder")),
     Row("long path", f"{RUN} --checkpoint.load {'x/' * 3000}", ("--load: got ", "of 6000 bytes", "at most")),

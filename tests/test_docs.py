@@ -67,6 +67,8 @@ SHORTER = {
     "python demo/pretraining.py --config runs/base/config.yml ...": "+ --steps 2 --samples 0",
     "python demo/pretraining.py --config demo ...": "+ {small} --steps 4 --vocabulary_size 300",
     "python demo/pretraining.py --config runs/mine/config.yml ...": "+ --steps 6",
+    "python demo/pretraining.py --minutes ...": "+ --config tiny --schedule wsd --minutes 0.1 "
+    "--vocabulary_size 300 --steps 20",
     # The launcher by its module: an environment made before it has no `poprun`.
     "poprun --num-replicas 8 ...": f"{ON_TWO} --num-replicas 8 {{python}} "
     "demo/pretraining.py --config tiny --steps 2",
@@ -84,7 +86,7 @@ SHORTER = {
     "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
     "--layers 1 --hidden_size 96",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
-    "python execution/pretraining.py --config demo --profile": "+ --layers 1 --sequence_length 16 "
+    "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
     # test_benchmarks_*.py.
@@ -317,7 +319,7 @@ def check_train(printed: "dict[str, str]", folder: Path) -> None:
 
 
 def check_plan(printed: "dict[str, str]", folder: Path) -> None:
-    assert (folder / "runs/demo-profile/timeline.json").is_file()
+    assert (folder / "runs/mini-profile/timeline.json").is_file()
 
 
 def check_checkpoints(printed: "dict[str, str]", folder: Path) -> None:
@@ -438,6 +440,7 @@ def test_the_picture_of_the_architecture_shows_what_the_compiler_does():
     assert shown == expected, "run: make docs"
 
 
+@pytest.mark.slow
 def test_the_page_of_passes_is_what_the_compiler_does():
     text = passes_page.page()
     assert text == passes_page.PAGE.read_text(), "run: make docs"

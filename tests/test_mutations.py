@@ -188,6 +188,7 @@ BASE = ["--config", "tiny", "--data_parallel=1", "--tensor_parallel_1=1", "--ten
 DATA = ["--input_files=tokens/train-00000.tfrecord", "--vocabulary_size=300", "--sequence_length=8"]
 
 
+@pytest.mark.slow
 def test_flags_at_random_are_used_or_refused_in_words(program):
     known = [*leaves(), *leaves(Options)]
     for number in range(TRIES):
@@ -203,6 +204,7 @@ def test_flags_at_random_are_used_or_refused_in_words(program):
         check_program(program, arguments, f"flags, seed {SEED}, number {number}")
 
 
+@pytest.mark.slow
 def test_configuration_files_at_random_are_used_or_refused_in_words(program, tmp_path):
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
     lines = to_yaml(config).splitlines()
@@ -373,6 +375,7 @@ def saved(tmp_path_factory):
     return save(session, config, folder, Position(2, "the data", 2)), config
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found_and_its_file_named(saved, tmp_path):
     folder, config = saved
     copy = tmp_path / folder.name

@@ -24,6 +24,7 @@ def rows() -> "list[list[str]]":
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0].split("**")[1])
 def test_a_promise_names_tests_that_are_there_and_a_figure(row):
     _, tests, figure = row

@@ -79,6 +79,10 @@ class Context:
         self._io_tiles = 0
         self._in_sequence: list[tuple[bool | str, SequenceBlock | None]] = []
         self._executions: list[ExecutionContext] = []
+        self.source: tuple[str, int] | None = None
+        """(file, line) of the ops that are built now, where a transform makes them of others; None:
+        of the caller.
+        """
         self.refusal: Exception | None = None
         """Why the op that is being added cannot be executed, if so."""
         self._hooks = Hooks()
@@ -271,6 +275,16 @@ def _execution_context(context: ExecutionContext) -> Iterator[None]:
         yield
     finally:
         _CONTEXT._executions.pop()
+
+
+@contextmanager
+def from_source(source: tuple[str, int]) -> Iterator[None]:
+    """Ops made inside are of this (file, line)."""
+    before, _CONTEXT.source = _CONTEXT.source, source
+    try:
+        yield
+    finally:
+        _CONTEXT.source = before
 
 
 @contextmanager

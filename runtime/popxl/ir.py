@@ -12,6 +12,7 @@ import popdist
 import popdist.popart
 from popart import DataFlow, DeviceInfo
 
+from popxl.collection import without_collection
 from popxl.context import get_current_context
 from popxl.dtypes import dtype
 from popxl.graph import Graph
@@ -216,7 +217,7 @@ class Ir:
             ) from None
         bound.apply_defaults()
         graph = self._new_graph(_name_of(fn))
-        with graph:
+        with graph, without_collection():
             for name, value in bound.arguments.items():
                 bound.arguments[name] = _make_inputs(graph, name, value, signature.parameters[name])
             result = build(*bound.args, **bound.kwargs)

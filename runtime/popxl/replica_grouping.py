@@ -70,12 +70,13 @@ class ReplicaGrouping:
 
     @classmethod
     def _from_assignment(cls, ir: Replicated, assignment: list[int]) -> "ReplicaGrouping":
-        numbers = list(dict.fromkeys(assignment))
-        sizes = {assignment.count(n) for n in numbers}
+        members: dict[int, list[int]] = {}
+        for replica, number in enumerate(assignment):
+            members.setdefault(number, []).append(replica)
         if (
             len(assignment) != ir.replication_factor
-            or numbers != list(range(len(numbers)))
-            or len(sizes) != 1
+            or list(members) != list(range(len(members)))
+            or len({len(group) for group in members.values()}) != 1
         ):
             raise ValueError(
                 f"replica_grouping: got assignment {assignment} for {ir.replication_factor} "
@@ -84,7 +85,7 @@ class ReplicaGrouping:
             )
         self = cls.__new__(cls)
         self._ir, self._assignment = ir, list(assignment)
-        self._groups = [[r for r, g in enumerate(assignment) if g == n] for n in numbers]
+        self._groups = list(members.values())
         self._stride = _constant_stride(self._groups)
         self._shard_groups = {}
         return self

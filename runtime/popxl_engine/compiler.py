@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
+from popxl.collection import without_collection
 from popxl.ir import Ir
 from popxl.op_records import Op
 
 from popxl_engine.checks import check_offsets
-from popxl_engine.collection import without_collection
 from popxl_engine.ir import Block
 from popxl_engine.lowering import Lowering
 from popxl_engine.passes import CPU, LEGALIZATION, Pass, PassManager, enabled_passes

@@ -2,21 +2,22 @@
 memory, and tensors, phase by phase.
 """
 
+from collections.abc import Sequence
+
 from popxl.context import ExecutionContext
 from popxl.ir import Ir
+from popxl.plan import Event
 from popxl.remote_files import HostNeeds
 
 from popxl_engine.checks import check_executable
 from popxl_engine.compiler import compile, compile_unfused  # noqa: A004
-from popxl_engine.ir import Block
 from popxl_engine.machine.device import PROCESSOR
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.paging.paged_buffer import RowId, nbytes_of
 from popxl_engine.planner.costs import Counter
 from popxl_engine.planner.dry_run import peak_bytes
-from popxl_engine.planner.phases import MAIN, in_phases
-from popxl_engine.planner.sequence import Walk
-from popxl_engine.residency import lifetimes_of, readable_rows
+from popxl_engine.planner.phases import MAIN
+from popxl_engine.residency import readable_rows, row_events, stays, uses_of
 
 FROM_HOST = ExecutionContext.WeightsFromHostFragment
 TOGETHER = 16
@@ -32,12 +33,12 @@ def host_needs(ir: Ir) -> HostNeeds:
     here, replicas = ir.instance_replication_factor, ir.replication_factor
     tensors = _tensors(ir, together=1 < replicas <= TOGETHER)
     share = here / replicas if 1 < replicas <= TOGETHER else here
-    lifetimes = lifetimes_of(ir, block, preparation, PROCESSOR)
     everything = sum(nbytes_of(b) * b.entries for b in ir.remote_buffers)
-    if lifetimes is None:
-        rows = dict.fromkeys(tensors, everything)
+    events = row_events(ir, block) if stays(ir, PROCESSOR) else None
+    if events:
+        rows = most_held(ir, events, readable_rows(ir, preparation))
     else:
-        rows = most_held(ir, block, preparation, lifetimes)
+        rows = dict.fromkeys(tensors, everything)
     found = {
         phase: (here * rows.get(phase, 0), round(share * tensors.get(phase, 0)))
         for phase in {*rows, *tensors}
@@ -54,24 +55,23 @@ def _tensors(ir: Ir, together: bool) -> dict[str, int]:
     return peak_bytes(ir, True, together, counter.costlier_branch, PROCESSOR.where)
 
 
-def most_held(
-    ir: Ir, block: Block, preparation: Block | None, lifetimes: Lifetimes
-) -> dict[str, int]:
+def most_held(ir: Ir, events: Sequence[Event], readable: set[RowId]) -> dict[str, int]:
     """Most bytes of rows that have memory at a time on one replica, by phase.
 
     A row has memory from its first use until its contents are over; those that pass something on
     from run to run always have.
+
+    Args:
+        readable: rows that may be read between runs.
     """
     sizes = {b: nbytes_of(b) for b in ir.remote_buffers}
-    names = {str(b.remote_buffer_id): b for b in ir.remote_buffers}
-    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
-    events = [e for e in Walk(phases).block(block, {}) if e.kind != "collective"]
-    used = {(names[event.name], event.row) for event in events}
-    held = (used | readable_rows(ir, preparation)) - set(lifetimes.over_before)
+    uses = uses_of(ir, events)
+    used = {row for row, _ in uses}
+    lifetimes = Lifetimes(uses, readable)
+    held = (used | readable) - set(lifetimes.over_before)
     total = sum(sizes[buffer] for buffer, _ in held)
     most = {MAIN: total}
-    for time, event in enumerate(events, start=1):
-        row: RowId = (names[event.name], event.row)
+    for time, (event, (row, _)) in enumerate(zip(events, uses), start=1):
         if row not in held:
             held.add(row)
             total += sizes[row[0]]

@@ -7,10 +7,11 @@ import linecache
 import weakref
 from typing import Any
 
+from popxl.collection import without_collection
+
 from popxl_engine.analysis.effects import effects_of
 from popxl_engine.cache import cache_folder, save_source
 from popxl_engine.codegen import Generator as SourceGenerator
-from popxl_engine.collection import without_collection
 from popxl_engine.compiler import Compiled
 from popxl_engine.ir import Block
 from popxl_engine.kernels.dtypes import as_array

@@ -7,11 +7,13 @@ Rows come and go between files and the host's memory
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from popxl.errors import GraphError, RemoteMemoryError
 from popxl.ir import Ir
+from popxl.plan import Event
 from popxl.remote_files import DeviceNeeds
 
 from popxl_engine.analysis.effects import instrs_run
@@ -20,7 +22,7 @@ from popxl_engine.machine.device import Device
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.paging import FileStore, HostStore, Paging, StagedStore, Store, budget_of
 from popxl_engine.machine.paging.paged_buffer import RowId, in_blocks, nbytes_of
-from popxl_engine.planner.phases import MAIN
+from popxl_engine.planner.phases import MAIN, in_phases
 from popxl_engine.planner.row_usage import InUse, in_use
 from popxl_engine.planner.sequence import Walk
 
@@ -46,7 +48,7 @@ def paging_of(
     Raises:
         RemoteMemoryError: a limit on the device's memory that the program does not fit into.
     """
-    if not ir.remote_buffers or _stay(ir, device):
+    if not ir.remote_buffers or stays(ir, device):
         return None
     on_host = _on_host(ir, device)
 
@@ -57,6 +59,7 @@ def paging_of(
         return store if on_host else StagedStore(store, largest, device)
 
     found = _in_use(ir, device.where)
+    events = row_events(ir, block) if block is not None else None
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Paging(
         what=HOST if on_host else DEVICE,
@@ -64,7 +67,7 @@ def paging_of(
         memory=memory,
         open_store=open_store,
         device=device,
-        events=_events(ir, block) if block is not None else None,
+        events=uses_of(ir, events) if events is not None else None,
         variables=readable_rows(ir, preparation),
         needed=(found.rows, f"phase {found.phase}"),
         look_ahead=os.environ.get("POPXL_LOOK_AHEAD", "1") not in ("", "0"),
@@ -79,19 +82,17 @@ def lifetimes_of(
 
     Arguments as of `paging_of`.
     """
-    events = (
-        _events(ir, block)
-        if block is not None and ir.remote_buffers and _stay(ir, device)
-        else None
-    )
-    return Lifetimes(events, readable_rows(ir, preparation)) if events else None
+    if block is None or not ir.remote_buffers or not stays(ir, device):
+        return None
+    events = row_events(ir, block)
+    return Lifetimes(uses_of(ir, events), readable_rows(ir, preparation)) if events else None
 
 
 def _on_host(ir: Ir, device: Device) -> bool:
     return device.where.type == "cpu" and ir.device_memory is None
 
 
-def _stay(ir: Ir, device: Device) -> bool:
+def stays(ir: Ir, device: Device) -> bool:
     """Whether rows are used where they are."""
     return _on_host(ir, device) and ir.remote_files is None
 
@@ -103,9 +104,11 @@ def readable_rows(ir: Ir, preparation: Block | None) -> set[RowId]:
     locations = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
     found = {(location.buffer, location.offset) for location in locations}
     if preparation is not None:
-        taken = _events(ir, preparation)
-        everything = [((b, i), False) for b in ir.remote_buffers for i in range(b.entries)]
-        found |= {row for row, _ in (everything if taken is None else taken)}
+        events = row_events(ir, preparation)
+        if events is None:
+            found |= {(b, i) for b in ir.remote_buffers for i in range(b.entries)}
+        else:
+            found |= {row for row, _ in uses_of(ir, events)}
     return found
 
 
@@ -169,7 +172,7 @@ def _device_memory(ir: Ir, device: Device, replicas: int, needed: InUse) -> int:
     return limit - working
 
 
-def _events(ir: Ir, block: Block) -> list[tuple[RowId, bool]] | None:
+def row_events(ir: Ir, block: Block) -> list[Event] | None:
     """The rows that every run takes, as far as they follow from constants and loop counters alone.
 
     None, too, where a run is very long: one of nested calls may be longer than anybody can wait
@@ -177,12 +180,14 @@ def _events(ir: Ir, block: Block) -> list[tuple[RowId, bool]] | None:
     """
     if instrs_run(block) > LONGEST:
         return None
-    buffers = {str(b.remote_buffer_id): b for b in ir.remote_buffers}
-    found = []
+    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
     try:
-        for event in Walk({}).block(block, {}):
-            if event.kind != "collective":
-                found.append(((buffers[event.name], event.row), event.kind == "store"))
+        return [e for e in Walk(phases).block(block, {}) if e.kind != "collective"]
     except GraphError:  # a row whose number is in a variable, or on the device
         return None
-    return found
+
+
+def uses_of(ir: Ir, events: Sequence[Event]) -> list[tuple[RowId, bool]]:
+    """The rows of events of a program, each with whether it is stored."""
+    buffers = {str(b.remote_buffer_id): b for b in ir.remote_buffers}
+    return [((buffers[event.name], event.row), event.kind == "store") for event in events]

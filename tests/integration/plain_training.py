@@ -1,6 +1,6 @@
 """The plain PyTorch loop that runs are compared with, and a run to compare."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -45,8 +45,15 @@ def train_plainly(
     config: Config,
     skipped: Collection[int] = (),
     is_spike: Callable[[float], bool] = lambda norm: False,
+    weights: "Mapping[str, np.ndarray] | None" = None,
+    data: "Sequence[tuple[np.ndarray, np.ndarray]] | None" = None,
 ) -> "tuple[list[StepResult], dict[str, np.ndarray]]":
-    """The same in a plain PyTorch loop, in float64, whose optimizer leaves some steps out."""
+    """The same in a plain PyTorch loop, in float64, whose optimizer leaves some steps out.
+
+    Args:
+        weights: those it begins with; None: random ones.
+        data: words and labels of each step; None: those of `batches`.
+    """
     model, training = config.model, config.training
     gpt = PlainGPT(
         PlainModel(
@@ -60,13 +67,13 @@ def train_plainly(
     ours = {
         hugging_face_name(name).removeprefix("transformer."): name for name in random_weights(model)
     }
-    weights = random_weights(model)
+    weights = random_weights(model) if weights is None else weights
     gpt.load_state_dict(
         {theirs: torch.from_numpy(weights[name]).double() for theirs, name in ours.items()}
     )
     optimizer = plain_optimizer(gpt, training)
     results = []
-    for step, (words, labels) in enumerate(batches(config)):
+    for step, (words, labels) in enumerate(batches(config) if data is None else data):
         gpt.zero_grad()
         loss = gpt(torch.from_numpy(words), torch.from_numpy(labels))
         loss.backward()

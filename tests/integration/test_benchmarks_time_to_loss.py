@@ -86,6 +86,7 @@ def options_of(kind: str, text: Path, folder: Path, steps: int) -> dict:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_run_that_is_told_to_end_goes_on_to_the_same_loss(kind, text, tmp_path):
     whole = Run(options_of(kind, text, tmp_path / "whole", steps=4))

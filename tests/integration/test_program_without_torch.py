@@ -31,6 +31,7 @@ print(len(ir.main_graph.called_graphs))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", cases([(1, 1, 1), (2, 2, 2)], lambda grid: grid == (2, 2, 2)))
 def test_the_gpt_program_is_built_where_torch_and_the_engine_are_forbidden(grid):
     command = [sys.executable, "-c", PROGRAM, *map(str, grid)]

@@ -78,6 +78,7 @@ def tip(browser: Browser, share: float) -> "list[str]":
     return browser.ask("document.querySelector('.tip').innerText").split("\n")
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_and_told_where_the_mouse_is(browser, run):
     browser.open(run / "report.html")
     titles = browser.ask("[...document.querySelectorAll('#charts h3')].map(e => e.innerText)")

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
@@ -46,6 +47,17 @@ def pip(*words: object) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+USER = """
+import popdist, popxl, popxl_addons
+from popxl_gpt.config import preset
+
+graph: popxl.Graph = popxl.Ir().main_graph
+replicas: int = popdist.getNumTotalReplicas()
+layers: str = preset("tiny").model.layers
+"""
+"""A user's module: a type checker finds all types, and the wrong one in the last line."""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel of a copy of the sources, which holds nothing that was built before."""
@@ -68,9 +80,11 @@ def tracked() -> "set[str]":
             place = path.relative_to(base)
             if path.suffix in (".py", *READ_BY_CODE) and place.parts[:2] != ("data", "files"):
                 found.add(f"{above}{place}")
-    return found | {"popxl_gpt/__init__.py", "popxl_gpt/py.typed"}
+    typed = {f"{package}/py.typed" for package in ("popxl_gpt", *RUNTIME)}
+    return found | typed | {"popxl_gpt/__init__.py"}
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_every_source_once_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == tracked()
@@ -78,6 +92,25 @@ def test_a_wheel_holds_every_source_once_and_nothing_else(wheel):
     assert top == {"popxl_gpt", *RUNTIME}
 
 
+@pytest.mark.slow
+def test_a_type_checker_reads_the_types_of_an_installed_wheel(wheel, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site)
+    (tmp_path / "user.py").write_text(USER)
+    where = ("--python-executable", "venv/bin/python", "--cache-dir", "cache")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", *where, "user.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("user.py:7: error: Incompatible types in assignment"), done
+
+
+@pytest.mark.slow
 def test_a_wheel_runs_beside_files_of_the_same_names(wheel, tmp_path):
     installed, own = tmp_path / "installed", tmp_path / "own"
     pip("install", "--no-deps", "--no-compile", "--target", installed, wheel)

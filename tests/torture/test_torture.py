@@ -115,6 +115,7 @@ def test_nothing_broken_is_exit_code_0(shop, capsys):
     assert report(spend(0, [breaks_at()], 0, shop, is_full=True), 0, None) == 0
 
 
+@pytest.mark.slow
 def test_the_command_of_make_torture_runs_without_anything_of_pytest(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [sys.executable, "-m", "tests.torture", "--minutes", "0", "--json", tmp_path / "found"]
@@ -123,6 +124,7 @@ def test_the_command_of_make_torture_runs_without_anything_of_pytest(tmp_path):
     assert [torture["name"] for torture in found] == [kind.name for kind in KINDS]
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_breaks_its_promise_and_gets_the_seed(tmp_path):
     test = tmp_path / "test_seed.py"
     test.write_text("import os\ndef test_seed(): assert os.environ['MUTATION_SEED'] == '6'\n")
@@ -171,6 +173,7 @@ def changes(shop, folder, **settings):
     return subprocess.run(words, cwd=below, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_each_call_that_changes_something_is_counted(shop, tmp_path):
     assert changes(shop, tmp_path, log=str(tmp_path / "log")).returncode == 0
     found = calls.read_log(tmp_path / "log")

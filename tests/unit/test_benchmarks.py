@@ -63,6 +63,7 @@ def variant(tmp_path, name: str, **options) -> Variant:
     return Variant(name=name, options={"name": name, "log": str(tmp_path / "log"), **options})
 
 
+@pytest.mark.slow
 def test_variants_alternate_and_turn_round(script, tmp_path):
     measured = measure(
         script,
@@ -121,6 +122,7 @@ def test_a_variant_that_dies_is_named_with_its_last_words(script, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_variant_that_the_system_kills_between_two_steps_is_named(script, tmp_path):
     process = VariantProcess(script, variant(tmp_path, "a"), 60.0)
     process.ask("build")
@@ -131,6 +133,7 @@ def test_a_variant_that_the_system_kills_between_two_steps_is_named(script, tmp_
     process.stop()
 
 
+@pytest.mark.slow
 def test_variants_that_memory_will_not_do_for_are_refused_before_they_step(
     script, tmp_path, monkeypatch
 ):
@@ -149,6 +152,7 @@ def test_a_variant_that_hangs_is_given_up(script, tmp_path):
         measure(script, [variant(tmp_path, "a", sleep=60.0)], rounds=1, warmup=0, timeout=1.0)
 
 
+@pytest.mark.slow
 def test_a_variant_of_another_checkout_runs_there(tmp_path):
     script = tmp_path / "benchmarks" / "there.py"
     script.parent.mkdir()
@@ -269,6 +273,7 @@ def test_text_is_cut_and_windows_cover_the_validation_part(tmp_path):
     np.testing.assert_array_equal(batch[:, 1:], following[:, :-1])
 
 
+@pytest.mark.slow
 def test_missing_text_is_the_users_mistake(tmp_path):
     command = [sys.executable, "benchmarks/shakespeare.py", "--text", str(tmp_path / "none.txt")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -365,3 +370,37 @@ def test_rounds_after_a_variants_last_step_are_not_its_time():
     assert figures["seconds"] == 2 * CHUNK * 2.0 and figures["milliseconds_per_step"] == 2000.0
     assert preset_steps(2000) == preset("shakespeare").training.steps
     assert preset_steps(2 * CHUNK) == 2 * CHUNK
+
+
+HELP = """
+import contextlib, io, runpy, sys
+
+class Forbid:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "popxl_engine", "transformers", "matplotlib"}:
+            raise ImportError(f"{name} may not be imported before the command line is read")
+
+sys.meta_path.insert(0, Forbid())
+for script in sys.argv[1:]:
+    sys.argv = [script, "--help"]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (script, end.code)
+    else:
+        raise AssertionError(f"{script} --help runs it")
+    assert "usage:" in said.getvalue(), script
+"""
+
+
+def test_benchmarks_answer_help_before_anything_slow_is_loaded():
+    """All but `kernels.py`, whose sections are beside the kernels that they call."""
+    folder = ROOT / "benchmarks"
+    scripts = [path for path in folder.glob("*.py") if '"__main__"' in path.read_text()]
+    named = [str(path) for path in sorted(scripts) if path.name != "kernels.py"]
+    assert len(named) > 15
+    command = [sys.executable, "-c", HELP, *named]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -66,6 +66,7 @@ def test_both_make_the_same_tokens_or_the_benchmark_says_no(tmp_path, extra):
     assert figures["speed"] == figures["seconds"]["datasets"][0] / figures["seconds"]["prepare"][0]
 
 
+@pytest.mark.slow
 def test_a_python_without_datasets_is_told():
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/preparing.py"), "--datasets_python", "/bin/false"],

@@ -134,6 +134,7 @@ def test_a_widening_that_does_not_divide_even_a_huge_batch_is_told_of_at_once(
     assert f" = {batch}. Use {uses}." in str(error.value)
 
 
+@pytest.mark.slow
 def test_20000_unknown_flags_are_counted_and_the_first_ones_named():
     with pytest.raises(ConfigError) as error:
         parse_command_line([f"--flag{i}=1" for i in range(20_000)], program="p", default="tiny")

@@ -79,7 +79,10 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
     extra += " --stochastic_rounding" if leaf.name == "moment_precision" else ""
     extra += " --precision bfloat16" if leaf.name == "master_weights" else ""
-    extra += " --schedule wsd" if leaf.name == "decay_steps" else ""
+    extra += " --schedule wsd" if leaf.name in ("decay_steps", "minutes") else ""
+    if leaf.name.startswith("rampup_"):
+        rest = {"rampup_batch_size": 2, "rampup_tokens": 9}
+        extra += "".join(f" --{name} {n}" for name, n in rest.items() if name != leaf.name)
     needs_validation = leaf.name in ("validate_first", "validate_training")
     extra += " --validate_every 2" if needs_validation else ""
     spellings = [
@@ -181,6 +184,8 @@ def test_a_negative_number_is_a_value_and_no_flag():
 
 MISTAKES = [
     ("--layer 3", "--layer: unknown flag. Did you mean '--layers'?"),
+    ("--resume auto", "--resume: unknown flag. Did you mean '--load'?"),
+    ("--n_layer=3", "--n_layer: unknown flag. Did you mean '--layers'?"),
     ("--confg tiny", "--confg: unknown flag. Did you mean '--config'?"),
     ("--qqq", "--qqq: unknown flag. See --help for all of them."),
     ("--no-layers", "--no-layers: unknown flag. Did you mean '--layers'?"),

@@ -154,7 +154,7 @@ def test_changes_are_the_leaves_that_are_not_the_presets():
 
 
 def test_a_run_may_end_while_it_warms_up():
-    training = config.preset("demo", steps=1).training
+    training = config.preset("mini", steps=1).training
     assert config.learning_rate(training, 0) == pytest.approx(3e-3 / 41)
 
 

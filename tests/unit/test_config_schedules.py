@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from popxl_gpt.config import Training, learning_rate
+from popxl_gpt.config import Config, Training, learning_rate, preset, stage_of, tokens_ahead
 
 STEPS, WARMUP, HIGH, LOW = 100, 10, 1e-3, 1e-4
 
@@ -81,3 +81,33 @@ def test_a_run_may_be_warm_up_alone_or_have_none():
         HIGH * STEPS / (STEPS + 1)
     )
     assert learning_rate(training("cosine", warmup_steps=0), 0) == HIGH
+
+
+def growing(**values) -> Config:
+    sizes = {"global_batch_size": 20, "rampup_batch_size": 4, "rampup_tokens": 1000}
+    return preset("tiny", data_parallel=1, sequence_length=16, **{**sizes, **values})
+
+
+def test_a_batch_that_grows_has_the_sizes_of_megatrons_formula():
+    # rampup_batch_size 4 4 samples: start + consumed // (samples / increments) * increment
+    for tokens in range(0, 1200, 7):
+        expected = 20 if tokens >= 1000 else 4 + int(tokens / (1000 / ((20 - 4) / 4))) * 4
+        stage = stage_of(growing(rampup_increment=4), tokens)
+        assert stage.training.global_batch_size == expected, tokens
+
+
+def test_a_batch_without_an_increment_doubles():
+    sizes = [
+        stage_of(growing(global_batch_size=32), tokens).training.global_batch_size
+        for tokens in (0, 333, 334, 666, 667, 999, 1000, 10**15)
+    ]
+    assert sizes == [4, 4, 8, 8, 16, 16, 32, 32]
+
+
+@pytest.mark.parametrize("iterations", [1, 5])
+@pytest.mark.parametrize("begin", [0, 64, 900, 1000])
+def test_tokens_ahead_are_those_of_steps_one_by_one(begin, iterations):
+    settings, seen = growing(rampup_increment=4, device_iterations=iterations), begin
+    for calls in range(1, 12):
+        seen += stage_of(settings, seen).tokens_per_step * iterations
+        assert tokens_ahead(settings, begin, calls * iterations) == seen - begin

@@ -107,6 +107,15 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"activation_memory": 1024, "recomputation": False},
+        "activation_memory: got 1024 while recomputation is false, which keeps all there is",
+    ),
+    (
+        {"head_serialisation": 12},
+        "head_serialisation: got 12; expected a divisor of the rows of a run of the head, "
+        "widening * micro_batch_size * sequence_length = 8. Use 4.",
+    ),
+    (
         {"key_value_heads": 3},
         "heads: got 4; expected a multiple of key_value_heads = 3. Use 3 or 6",
     ),
@@ -156,6 +165,50 @@ REFUSALS = [
     ),
     ({"widening": 8}, "(data_parallel * micro_batch_size) = 4. Use 4."),
     ({"widening": 2, "micro_batch_size": 4}, "(data_parallel * micro_batch_size) = 1. Use 1."),
+    (
+        {"minutes": 3.0},
+        "minutes: got 3 with schedule constant; expected wsd, which ends when it is told. Give",
+    ),
+    ({"minutes": 0.0}, "minutes: got 0.0; expected a number, more than 0"),
+    (
+        {"rampup_batch_size": 2},
+        "rampup_tokens: got none with rampup_batch_size = 2; expected the tokens over which the",
+    ),
+    (
+        {"rampup_tokens": 100},
+        "rampup_tokens: got 100 without rampup_batch_size; expected the batch that a ramp begins",
+    ),
+    (
+        {"rampup_increment": 2},
+        "rampup_increment: got 2 without rampup_batch_size; expected the batch that a ramp begins",
+    ),
+    (
+        {"rampup_batch_size": 8, "rampup_tokens": 100},
+        "rampup_batch_size: got 8; expected fewer than global_batch_size = 8. Lower it, or leave",
+    ),
+    (
+        {"rampup_batch_size": 6, "rampup_tokens": 100},
+        "rampup_batch_size: got 6; expected a number from which global_batch_size = 8 is reached "
+        "by doubling. Change it, or --rampup_increment.",
+    ),
+    (
+        {"rampup_batch_size": 2, "rampup_increment": 4, "rampup_tokens": 100},
+        "global_batch_size = 8 is reached in steps of rampup_increment = 4. Change it",
+    ),
+    (
+        {"rampup_batch_size": 1, "rampup_tokens": 100},
+        "rampup_batch_size: got 1, and so a stage of 1 sequences; expected multiples of "
+        "data_parallel * micro_batch_size * widening = 2. Use 2, or change one of the three.",
+    ),
+    (
+        {
+            "global_batch_size": 2**62,
+            "rampup_batch_size": 2,
+            "rampup_increment": 2,
+            "rampup_tokens": 9,
+        },
+        "stages; expected at most 64, for each is a program of its own. Raise it.",
+    ),
     (
         {"minimum_learning_rate": 1.0},
         "minimum_learning_rate: got 1; expected at most learning_rate = 0.001.",

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pytest
+from helpers.quick import Later
 from tokenizers import Tokenizer
-from transformers import GPT2TokenizerFast
 
 import popxl_gpt.data.merges
 import popxl_gpt.data.shuffle
@@ -29,6 +29,8 @@ from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.throughput import Throughput
 from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer, train_tokenizer
+
+transformers = Later("transformers")
 
 SMALL = ("--sequence_length", "8", "--workers", "1", "--vocabulary_size", "300")
 
@@ -194,7 +196,7 @@ def gpt2_like(tmp_path_factory) -> Path:
 
 
 def test_a_list_of_merges_gives_the_tokens_of_gpt2s_tokenizer(gpt2_like):
-    theirs = GPT2TokenizerFast(
+    theirs = transformers.GPT2TokenizerFast(
         vocab=str(gpt2_like / "vocab.json"), merges=str(gpt2_like / "merges.txt")
     )
     ours = load_tokenizer(gpt2_like / "merges.txt")

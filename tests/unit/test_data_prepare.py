@@ -232,6 +232,7 @@ def test_an_existing_tokenizer_is_used_and_must_end_documents(tmp_path):
             prepare(source, tmp_path / "bad", given, report=quiet)
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(max_size=30), max_size=12), st.integers(1, 40))
 def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
@@ -546,6 +547,7 @@ def corrupt(path):
             ["text", "bad.jsonl"],
             "bad.jsonl, line 2 at byte 14: got no text in 'text' (fields: 'text'); expected",
         ),
+        (["text", "asked.jsonl"], "Prompts with answers are for `prepare.py conversations`."),
         (["text", "text", "--documents", "json"], "000.txt, line 1 at byte 0: got '0 the"),
         (["text", "cut.txt.gz"], "cut.txt.gz: got compressed data that are damaged"),
         (
@@ -571,6 +573,7 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"text " * 99)[:-9])
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(b"text " * 99)[:-2])
     (tmp_path / "a.txt.zip").write_bytes(b"PK")
@@ -724,6 +727,7 @@ def test_characters_are_asked_for_on_the_command_line(tmp_path):
     assert content["model"]["type"] == "WordLevel"
 
 
+@pytest.mark.slow
 def test_nanogpts_files_hold_the_tokens_of_the_records_in_both_directions(tmp_path):
     tokens = {
         name: np.random.default_rng(size).integers(0, 400, size).astype("<u2")

@@ -118,6 +118,7 @@ def test_markup_becomes_text(markup, text):
     assert strip_markup(markup) == text
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(MARKS), max_size=30))
 def test_stripping_ends_and_keeps_words_outside_of_markup(parts):
@@ -125,6 +126,7 @@ def test_stripping_ends_and_keeps_words_outside_of_markup(parts):
     assert stripped.startswith("first") and stripped.count("word") <= parts.count("word")
 
 
+@pytest.mark.slow
 def test_a_dump_becomes_token_files_with_clean_text(tmp_path):
     pages = [
         page(f"Title {number}", f"'''Bold''' [[a|word]] {{{{box}}}} number {number}.")

@@ -7,7 +7,7 @@ import struct
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -29,11 +29,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = COLUMNS) -> "Iterat
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "stderr", stream)
         yield screen
-        stream.flush()
-        os.set_blocking(outside, False)
-        content = os.read(outside, 2**16).decode()
+    content = b""
+    with suppress(OSError):  # the other side is closed, and all of it read
+        while part := os.read(outside, 2**16):
+            content += part
     os.close(outside)
-    screen += shown(content)
+    screen += shown(content.decode())
 
 
 def shown(content: str) -> "list[str]":

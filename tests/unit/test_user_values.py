@@ -317,3 +317,42 @@ def test_a_thread_that_fails_says_so_in_one_line(capsys, tmp_path, monkeypatch):
         thread.start()
         thread.join()
     assert capsys.readouterr().err.startswith("internal error: KeyError at test_user_values.py:")
+
+
+FAILING = """
+import sys
+from popxl_gpt.config import UserError, exit_on_user_error
+
+with exit_on_user_error():
+    raise UserError("steps: got none.")
+"""
+
+
+def started_by_torchrun(rank: int, **variables: str) -> subprocess.Popen:
+    own = {"LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none", **variables}
+    return subprocess.Popen(
+        [sys.executable, "-c", FAILING],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **own},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_under_torchrun_the_first_process_of_a_machine_tells_what_all_fail_by():
+    first, other = started_by_torchrun(0), started_by_torchrun(1)
+    by_poprun = started_by_torchrun(1, POPDIST_RENDEZVOUS="here")
+    for process in (first, by_poprun):  # poprun leaves out itself what all say
+        assert process.communicate(timeout=60)[1] == "error: steps: got none.\n"
+        assert process.returncode == 2
+    other.terminate()  # as torchrun does when one has failed
+    assert other.communicate(timeout=60) == (None, "")
+
+
+def test_under_torchrun_a_process_that_fails_alone_is_heard(monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setattr("popxl_gpt.config.errors.HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit), exit_on_user_error():
+        raise UserError("mine alone.")
+    assert capsys.readouterr().err == "error: mine alone.\n"

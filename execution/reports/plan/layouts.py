@@ -1,7 +1,9 @@
 """`--plan --devices N`: the fastest layouts of a model over N devices, by their plans."""
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -58,10 +60,22 @@ def layouts(config: Config, devices: int) -> list[Config]:
     return found
 
 
-def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> list[StepPlan]:
-    """Plans of all layouts over `options.devices`, the fastest first; of equally fast ones that
-    which needs less memory. With `--device_memory` only those that fit.
+@dataclass(frozen=True)
+class Search:
+    """What a search has found. Peak memory, which takes longest to find, is that of the layouts
+    that are shown, and of those that were looked at and did not fit; elsewhere it is 0.
     """
+
+    shown: list[StepPlan]
+    """The fastest ones that fit, the fastest first; of equally fast ones that which needs less
+    memory.
+    """
+    others: list[StepPlan]
+    """All the others, the fastest first."""
+
+
+def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Search:
+    """The fastest layouts over `options.devices`; with `--device_memory` the fastest that fit."""
     assert options.devices is not None
     if popdist.isPopdistEnvSet():
         raise ConfigError(
@@ -80,25 +94,55 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> list[
     plan = partial(plan_step, build, machine=machine, measured=measured)
     workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        found = sorted(pool.map(plan, chosen), key=lambda p: (p.seconds, p.program.peak_bytes))
-    return found if memory is None else that_fit(found, memory)
+
+        def planned(configs: Sequence[Config], with_peaks: bool) -> list[StepPlan]:
+            return list(pool.map(partial(plan, with_peaks=with_peaks), configs))
+
+        found = sorted(planned(chosen, False), key=lambda p: p.seconds)
+        return that_fit(found, memory, lambda configs: planned(configs, True))
 
 
-def that_fit(found: list[StepPlan], memory: int) -> list[StepPlan]:
-    """Those whose peak is at most so many bytes. UserError where none is."""
-    fitting = [p for p in found if p.program.peak_bytes <= memory]
-    if not fitting:
-        least = min(p.program.peak_bytes for p in found)
+def that_fit(
+    found: list[StepPlan],
+    memory: int | None,
+    with_peaks: Callable[[Sequence[Config]], list[StepPlan]],
+) -> Search:
+    """The first layouts whose peak is at most so many bytes; peaks are found for as many as it
+    takes.
+
+    Args:
+        found: plans without peaks, the fastest first.
+        with_peaks: plans configurations with their peaks.
+
+    Raises:
+        UserError: none fits.
+    """
+    rest = list(found)
+    shown: list[StepPlan] = []
+    too_large: list[StepPlan] = []
+    while rest and len(shown) < SHOWN:
+        last = rest[min(SHOWN - len(shown), len(rest)) - 1].seconds
+        next_ones = [p for p in rest if p.seconds <= last]  # equally fast ones together
+        rest = rest[len(next_ones) :]
+        for plan in with_peaks([p.config for p in next_ones]):
+            fits = memory is None or plan.program.peak_bytes <= memory
+            (shown if fits else too_large).append(plan)
+    if not shown:
+        assert memory is not None
+        least = min(p.program.peak_bytes for p in too_large)
         raise UserError(
             f"device_memory: got {bytes_text(memory)}; expected at least {bytes_text(least)}, as "
             f"the smallest of {len(found)} layouts over {found[0].program.replicas} devices takes. "
             "Lower --micro_batch_size, raise --attention_serialisation, or use more devices."
         )
-    return fitting
+    shown.sort(key=lambda p: (p.seconds, p.program.peak_bytes))
+    others = [*shown[SHOWN:], *too_large, *rest]
+    return Search(shown[:SHOWN], sorted(others, key=lambda p: p.seconds))
 
 
-def layouts_text(found: list[StepPlan]) -> str:
-    """The first ones as a table, and the flags of the first."""
+def layouts_text(search: Search) -> str:
+    """The fastest ones as a table, and the flags of the first."""
+    found = search.shown
     rows = [
         (
             "dp x tp1 x tp2",
@@ -113,7 +157,7 @@ def layouts_text(found: list[StepPlan]) -> str:
             "remote memory",
         )
     ]
-    for p in found[:SHOWN]:
+    for p in found:
         steps = p.program.steps
         rows.append(
             (
@@ -134,16 +178,15 @@ def layouts_text(found: list[StepPlan]) -> str:
         f"--data_parallel {best.data_parallel} --tensor_parallel_1 {best.tensor_parallel_1} "
         f"--tensor_parallel_2 {best.tensor_parallel_2}"
     )
-    shown = min(SHOWN, len(found))
     return (
         f"layouts of {found[0].config.name} over {found[0].program.replicas} devices: the fastest "
-        f"{shown} of {len(found)}\n\n{table(rows)}\n\n"
+        f"{len(found)} of {len(found) + len(search.others)}\n\n{table(rows)}\n\n"
         f"Bounds are seconds per step, memory is per device.\nThe first one's flags: {flags}"
     )
 
 
-def layouts_values(found: list[StepPlan]) -> "list[dict[str, Any]]":
-    """All layouts as plain values, the fastest first."""
+def layouts_values(search: Search) -> "list[dict[str, Any]]":
+    """All layouts as plain values: those that are shown, then the others, the fastest first."""
     return [
         {
             "data_parallel": p.config.execution.data_parallel,
@@ -153,8 +196,8 @@ def layouts_values(found: list[StepPlan]) -> "list[dict[str, Any]]":
             "limit_seconds": p.limit,
             "bound": p.bound,
             "tokens_per_second": p.tokens_per_second,
-            "device_peak_bytes": p.program.peak_bytes,
+            "device_peak_bytes": p.program.peak_bytes or None,
             "remote_bytes_per_replica": p.program.remote_memory_bytes,
         }
-        for p in found
+        for p in (*search.shown, *search.others)
     ]

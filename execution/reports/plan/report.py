@@ -48,14 +48,14 @@ def plan_and_show(
     with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)
     if options.devices is not None:
-        fastest = fastest_layouts(build, config, options)
-        print(layouts_text(fastest), end="\n\n")
-        config = fastest[0].config
+        search = fastest_layouts(build, config, options)
+        print(layouts_text(search), end="\n\n")
+        config = search.shown[0].config
     found = make_run_plan(build, config, options, validation)
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
         write_plan(found, folder)
         draw_plan(found, folder / "plan.png")
         if options.devices is not None:
-            _write(layouts_values(fastest), folder / "layouts.json")
+            _write(layouts_values(search), folder / "layouts.json")
     print(f"\nwritten to {folder}")

@@ -74,13 +74,20 @@ class RunPlan(StepPlan):
     """Of the host, as this process would take it."""
 
 
-def plan_step(build: Build, config: Config, machine: Any, measured: tuple[str, ...]) -> StepPlan:
+def plan_step(
+    build: Build,
+    config: Config,
+    machine: Any,
+    measured: tuple[str, ...],
+    with_peaks: bool = True,
+) -> StepPlan:
     """Build a training program and plan it for a machine. Files of remote memory are not made.
 
     Args:
         measured: the flags of those speeds that were measured.
+        with_peaks: find peak memory, which takes longest; else it is 0.
     """
-    return _timed(config, build(without_files(config))[0], machine, measured)
+    return _timed(config, build(without_files(config))[0], machine, measured, with_peaks)
 
 
 def make_run_plan(
@@ -99,8 +106,14 @@ def make_run_plan(
     return RunPlan(step.config, step.program, step.machine, step.measured, step.times, process)
 
 
-def _timed(config: Config, ir: popxl.Ir, machine: Any, measured: tuple[str, ...]) -> StepPlan:
-    tools = planner()
-    program = tools.plan(ir, device="cuda" if config.execution.device.startswith("cuda") else "cpu")
+def _timed(
+    config: Config,
+    ir: popxl.Ir,
+    machine: Any,
+    measured: tuple[str, ...],
+    with_peaks: bool = True,
+) -> StepPlan:
+    tools, kind = planner(), "cuda" if config.execution.device.startswith("cuda") else "cpu"
+    program = tools.plan(ir, device=kind, with_peaks=with_peaks)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
     return StepPlan(config, program, machine, measured, times)

@@ -47,6 +47,10 @@ class StepProfiler:
                 tempfile.TemporaryFile(dir=self.folder).close()
         self._runs, self.is_done = 0, False
 
+    def begin_again(self, config: Config) -> None:
+        """Count runs anew, of a session with another batch."""
+        self.config, self._runs = config, 0
+
     @contextmanager
     def around(self, session: popxl.Session, is_last: bool) -> Iterator[None]:
         """Around each run of the session. After the one whose record counts, that is printed and

@@ -5,6 +5,7 @@ as outputs.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from popxl import ops
+from popxl.collection import without_collection
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.opdef import Op
@@ -24,6 +25,7 @@ INDEX = (
 )
 
 
+@without_collection()
 def autodiff(
     graph: Graph,
     grads_provided: Iterable[Tensor] | None = None,
@@ -278,7 +280,6 @@ class GradientBuilder:
         if isinstance(rule, str):
             self.block(op.inputs, rule)
             return
-        first = len(self.graph._ops)
         with placed_like(op):
             for t, gradient in rule(self, op):
                 if blocked is not None and gradient is not None:
@@ -286,8 +287,6 @@ class GradientBuilder:
                     self.block([t], blocked)
                 else:
                     self._accumulate(op, t, gradient)
-        for new in self.graph._ops[first:]:
-            new.source = op.source
 
     def block(self, tensors: Iterable[Tensor], reason: str) -> None:
         """Note that the gradients of these forward tensors cannot be produced."""

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from popxl.context import _execution_context, get_current_context, io_tiles, ipu, name_scope
+from popxl.context import (
+    _execution_context,
+    from_source,
+    get_current_context,
+    io_tiles,
+    ipu,
+    name_scope,
+)
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, map_tensors
@@ -14,7 +21,9 @@ from popxl.values import Constant, Tensor, make_constant
 
 @contextmanager
 def placed_like(op: Op) -> Iterator[None]:
-    """Ops made inside get the op's name scope, virtual device, tile set and execution context."""
+    """Ops made inside get the op's name scope, virtual device, tile set, execution context and
+    source line.
+    """
     scope = op.name.rpartition("/")[0]
     with ExitStack() as stack:
         if scope:
@@ -24,6 +33,7 @@ def placed_like(op: Op) -> Iterator[None]:
         if op.io_tiles:
             stack.enter_context(io_tiles())
         stack.enter_context(_execution_context(op.execution))
+        stack.enter_context(from_source(op.source))
         yield
 
 
@@ -36,7 +46,6 @@ def clone_op(op: Op, value: Callable[[Tensor], Tensor]) -> Op:
     arguments = {name: map_tensors(argument, value) for name, argument in op.arguments.items()}
     with placed_like(op):
         new = emit(op.definition, arguments)
-    new.source = op.source
     new._modified_here = set(op._modified_here)
     if new.sequence_block is None:
         new.sequence_block = op.sequence_block

@@ -2,12 +2,14 @@
 
 import popxl
 from popxl import Tensor, ops
+from popxl.collection import without_collection
 from popxl.transforms.autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
 
 from popxl_addons.graph import GraphWithNamedArgs, input_like
 from popxl_addons.utils import suffix_graph_name
 
 
+@without_collection()
 def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
     """A gradient graph that first runs the forward graph, and takes from it what the given one
     takes from its caller.

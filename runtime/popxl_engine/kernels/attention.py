@@ -299,6 +299,32 @@ def composed_attention(
     return probs, dropped, product(dropped, value, value.dtype)
 
 
+FEW_QUERIES = 8
+"""That attend to keys whose reading takes the time: a step of generation."""
+
+
+@kernel("attention", device="cpu")
+def attention_of_few_queries(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+) -> tuple[torch.Tensor, ...]:
+    """`composed_attention` in one pass over keys and values, of which none are copied."""
+    key, sizes = key_t.transpose(2, 3), (*query.shape[:3], key_t.shape[3])
+    is_step = query.shape[2] <= FEW_QUERIES and seed_tensor is None and mask.dim() == 4
+    if not (is_step and mask.shape[3] == sizes[3] and _has_rows(query, key, value, mask)):
+        return composed_attention(query, key_t, value, mask, scale, seed_tensor, p)
+    probs, y = query.new_empty(sizes), query.new_empty(query.shape)
+    views, hiding = _views(query, key, value), mask.expand(sizes)
+    rest = (hiding, *hiding.stride()[:3], scale, probs, y, *sizes, query.shape[3])
+    native.call("attend_few", (query.dtype,), *views, *rest)
+    return probs, y
+
+
 @kernel("attention_grad")
 def composed_attention_grad(
     dy: torch.Tensor,

@@ -15,44 +15,30 @@ from popxl_engine.kernels.var_updates import mean_factors
 from popxl_engine.native import library as native
 
 
-@kernel("gelu", device="cpu")
-def gelu(t: torch.Tensor) -> torch.Tensor:
-    """GELU's tanh form, through a sigmoid."""
-    if not native.takes(t):
-        return KERNELS["gelu"](t)
-    result = torch.empty_like(t)
-    native.call("gelu", (t.dtype,), t, result, t.numel())
-    return result
+def _pointwise(name: str) -> None:
+    """An op that makes each element of one, and its gradient."""
+
+    @kernel(name, device="cpu")
+    def forward(t: torch.Tensor) -> torch.Tensor:
+        if not native.takes(t):
+            return KERNELS[name](t)
+        result = torch.empty_like(t)
+        native.call(name, (t.dtype,), t, result, t.numel())
+        return result
+
+    gradient_name = f"{name}_grad"
+
+    @kernel(gradient_name, device="cpu")
+    def gradient(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
+            return KERNELS[gradient_name](dy, at)
+        result = torch.empty_like(at)
+        native.call(gradient_name, (at.dtype,), dy, at, result, at.numel())
+        return result
 
 
-@kernel("gelu_grad", device="cpu")
-def gelu_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Its gradient."""
-    if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
-        return KERNELS["gelu_grad"](dy, at)
-    result = torch.empty_like(at)
-    native.call("gelu_grad", (at.dtype,), dy, at, result, at.numel())
-    return result
-
-
-@kernel("relu2", device="cpu")
-def relu2(t: torch.Tensor) -> torch.Tensor:
-    """max(t, 0)**2."""
-    if not native.takes(t):
-        return KERNELS["relu2"](t)
-    result = torch.empty_like(t)
-    native.call("relu2", (t.dtype,), t, result, t.numel())
-    return result
-
-
-@kernel("relu2_grad", device="cpu")
-def relu2_grad(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Its gradient."""
-    if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
-        return KERNELS["relu2_grad"](dy, at)
-    result = torch.empty_like(at)
-    native.call("relu2_grad", (at.dtype,), dy, at, result, at.numel())
-    return result
+_pointwise("gelu")
+_pointwise("relu2")
 
 
 @kernel("swiglu", device="cpu")

@@ -64,10 +64,11 @@ def slice_grad(
 
 
 @kernel("split")
-def split(t: torch.Tensor, splits: int | tuple[int, ...], axis: int) -> list[torch.Tensor]:
+def split(t: torch.Tensor, splits: int | tuple[int, ...], axis: int) -> tuple[torch.Tensor, ...]:
     """Views of the pieces."""
-    lengths = list(splits) if isinstance(splits, tuple) else t.shape[axis] // int(splits)
-    return list(t.split(lengths, axis))
+    if not isinstance(splits, tuple):
+        splits = (t.shape[axis] // int(splits),) * int(splits)
+    return t.split_with_sizes(splits, axis)
 
 
 @kernel("concat")

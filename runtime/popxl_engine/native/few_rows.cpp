@@ -8,8 +8,14 @@
 
 namespace {
 
-constexpr int64_t MOST = 512;  // columns of a piece, at most
-constexpr int LINES = 8;       // of the matrix that are added at a time
+constexpr int64_t SUMS = 4096;  // that stay in the first cache, beside lines of the matrix
+constexpr int64_t DEPTH = 384;  // lines of a part of the matrix: parts are summed up by themselves
+constexpr int LINES = 8;        // of the matrix that are read side by side
+
+// Whether what is read next is fetched in words. A row of float32 leaves the CPU time to see it by
+// itself, and sums of several lines in registers: with words it takes a fifth longer.
+template <int ROWS, class T>
+constexpr bool FETCHES = ROWS > 1 || sizeof(T) < sizeof(float);
 
 // What is multiplied: x float32 [rows, inner], rows `stride` apart, with a matrix whose element (k,
 // j) lies at w[k * along + j * across].
@@ -19,104 +25,134 @@ struct Factors {
   const T *w, *bias;
   T* y;
   int64_t stride, along, across, columns, inner;
+  int rows;
 };
 
-// Adds to sums of each row the first `count` numbers of COUNT lines, and fetches those of the next
+// Adds to sums of each row, `apart` numbers from one another, the first `count` numbers of COUNT
 // lines.
 template <int ROWS, int COUNT, class T>
 void add_lines(const float* x, int64_t stride, const T* w, int64_t along, float* sums,
-               int64_t count) {
+               int64_t apart, int64_t count) {
   in_lanes(count, [=](auto n, int64_t i) {
     using N = decltype(n);
     N line[COUNT];
     for (int r = 0; r < COUNT; ++r) {
       line[r] = load_as<N>(w + r * along + i);
-      prefetch<N>(w + (COUNT + r) * along + i);
+      if constexpr (FETCHES<ROWS, T>) prefetch<N>(w + (COUNT + r) * along + i);
     }
     for (int m = 0; m < ROWS; ++m) {
-      N sum = load_as<N>(sums + m * MOST + i);
+      N sum = load_as<N>(sums + m * apart + i);
       for (int r = 0; r < COUNT; ++r) sum = fused(line[r], x[m * stride + r], sum);
-      store(sum, sums + m * MOST + i);
+      store(sum, sums + m * apart + i);
     }
   });
 }
 
-// Lines of the matrix have its columns side by side.
+// Lines k .. end of the matrix, whose columns lie side by side, into sums of `count` of them.
 template <int ROWS, class T>
-void by_columns(const Factors<T>& f, int64_t first, int64_t end) {
-  alignas(64) float sums[ROWS * MOST];
-  const int64_t count = end - first;
-  for (int m = 0; m < ROWS; ++m)
-    for (int64_t j = 0; j < count; ++j)
-      sums[m * MOST + j] = f.bias == nullptr ? 0.0f : wide(f.bias[first + j]);
-  const T* w = f.w + first;
-  int64_t k = 0;
-  for (; k + LINES <= f.inner; k += LINES, w += LINES * f.along)
-    add_lines<ROWS, LINES>(f.x + k, f.stride, w, f.along, sums, count);
-  for (; k < f.inner; ++k, w += f.along)
-    add_lines<ROWS, 1>(f.x + k, f.stride, w, f.along, sums, count);
-  for (int m = 0; m < ROWS; ++m) narrow(sums + m * MOST, f.y + m * f.columns + first, count);
+void sum_lines(const Factors<T>& f, int64_t k, int64_t end, const T* w, float* sums, int64_t apart,
+               int64_t count) {
+  for (int m = 0; m < ROWS; ++m) std::fill_n(sums + m * apart, count, 0.0f);
+  for (w += k * f.along; k + LINES <= end; k += LINES, w += LINES * f.along)
+    add_lines<ROWS, LINES>(f.x + k, f.stride, w, f.along, sums, apart, count);
+  for (; k < end; ++k, w += f.along)
+    add_lines<ROWS, 1>(f.x + k, f.stride, w, f.along, sums, apart, count);
 }
 
-// Lines of the matrix have what is summed side by side.
+// Lines of the matrix have its columns side by side. Threads share parts of lines, and columns
+// where there are more threads than parts, so that each reads memory in one piece.
 template <int ROWS, class T>
-void by_sums(const Factors<T>& f, int64_t first, int64_t end) {
-  for (int64_t j = first; j < end; ++j) {
-    const T* w = f.w + j * f.across;
-    Lanes sums[ROWS] = {};
-    int64_t k = 0;
-    for (; k + LANES <= f.inner; k += LANES) {
-      prefetch<Lanes>(w + k + AHEAD);
-      const Lanes line = load_as<Lanes>(w + k);
-      for (int m = 0; m < ROWS; ++m)
-        sums[m] = fused(line, load_as<Lanes>(f.x + m * f.stride + k), sums[m]);
-    }
-    for (int m = 0; m < ROWS; ++m) {
-      float sum = sum_of(sums[m]) + (f.bias == nullptr ? 0.0f : wide(f.bias[j]));
-      for (int64_t i = k; i < f.inner; ++i) sum = fused(wide(w[i]), f.x[m * f.stride + i], sum);
-      narrow(sum, f.y[m * f.columns + j]);
-    }
+void by_columns(const Factors<T>& f, int threads) {
+  const int64_t depths = (f.inner + DEPTH - 1) / DEPTH, spread = (threads + depths - 1) / depths;
+  const int64_t most = std::min(SUMS / ROWS, (f.columns + spread - 1) / spread);
+  const int64_t width = (most + LANES - 1) / LANES * LANES;
+  const int64_t across = (f.columns + width - 1) / width;
+  const int64_t apart = f.columns + LANES;  // not by a power of two, which one place of a cache has
+  std::vector<float> sums(std::size_t(depths * ROWS * apart));
+  float* const parts = sums.data();
+  in_pieces(depths * across, 1, threads, [=](int64_t piece, int64_t) {
+    const int64_t k = piece / across * DEPTH, j = piece % across * width;
+    sum_lines<ROWS>(f, k, std::min(f.inner, k + DEPTH), f.w + j,
+                    parts + piece / across * ROWS * apart + j, apart,
+                    std::min(width, f.columns - j));
+  });
+  for (int m = 0; m < f.rows; ++m) {
+    float* const row = parts + m * apart;
+    for (int64_t part = 1; part < depths; ++part)
+      in_lanes(f.columns, [=](auto n, int64_t j) {
+        using N = decltype(n);
+        store(load_as<N>(row + j) + load_as<N>(row + part * ROWS * apart + j), row + j);
+      });
+    if (f.bias != nullptr)
+      in_lanes(f.columns, [=](auto n, int64_t j) {
+        using N = decltype(n);
+        store(load_as<N>(row + j) + load_as<N>(f.bias + j), row + j);
+      });
+    narrow(row, f.y + m * f.columns, f.columns);
   }
+}
+
+// COUNT lines of the matrix, from j on, which have what is summed side by side.
+template <int ROWS, int COUNT, class T>
+void sum_along(const Factors<T>& f, int64_t j) {
+  const T* const w = f.w + j * f.across;
+  Lanes sums[COUNT][ROWS] = {};
+  int64_t k = 0;
+  for (; k + LANES <= f.inner; k += LANES)
+    for (int r = 0; r < COUNT; ++r) {
+      if constexpr (COUNT == 1) prefetch<Lanes>(w + k + AHEAD);
+      const Lanes line = load_as<Lanes>(w + r * f.across + k);
+      for (int m = 0; m < ROWS; ++m)
+        sums[r][m] = fused(line, load_as<Lanes>(f.x + m * f.stride + k), sums[r][m]);
+    }
+  for (int r = 0; r < COUNT; ++r)
+    for (int m = 0; m < f.rows; ++m) {
+      float sum = sum_of(sums[r][m]) + (f.bias == nullptr ? 0.0f : wide(f.bias[j + r]));
+      for (int64_t i = k; i < f.inner; ++i)
+        sum = fused(wide(w[r * f.across + i]), f.x[m * f.stride + i], sum);
+      narrow(sum, f.y[m * f.columns + j + r]);
+    }
+}
+
+template <int ROWS, class T>
+void by_sums(const Factors<T>& f, int threads) {
+  constexpr int COUNT = FETCHES<ROWS, T> ? 1 : LINES;
+  const int64_t width = ((f.columns + threads - 1) / threads + COUNT - 1) / COUNT * COUNT;
+  in_pieces(f.columns, width, threads, [=](int64_t j, int64_t end) {
+    for (; j + COUNT <= end; j += COUNT) sum_along<ROWS, COUNT>(f, j);
+    for (; j < end; ++j) sum_along<ROWS, 1>(f, j);
+  });
 }
 
 template <int ROWS, class T>
 void multiply_rows(const Factors<T>& f, int threads) {
-  const int64_t pieces = (f.columns + threads * MOST - 1) / (threads * MOST) * threads;
-  const int64_t width = ((f.columns + pieces - 1) / pieces + LANES - 1) / LANES * LANES;
-  in_pieces(f.columns, width, threads, [=](int64_t first, int64_t end) {
-    if (f.across == 1)
-      by_columns<ROWS>(f, first, end);
-    else
-      by_sums<ROWS>(f, first, end);
-  });
+  if (f.across == 1)
+    by_columns<ROWS>(f, threads);
+  else
+    by_sums<ROWS>(f, threads);
 }
 
+// Rows that are compiled for are powers of two; what is missing to one are zeros whose sums nobody
+// takes. A sum does not depend on other rows.
 template <class T>
 void multiply_few(const T* x, int64_t stride, const T* w, int64_t along, int64_t across,
                   const T* bias, T* y, int64_t rows, int64_t columns, int64_t inner, int threads) {
   const int64_t row = (inner + LANES - 1) / LANES * LANES, line = 64 / sizeof(float);
-  std::vector<float> memory(std::size_t(rows * row + line));
+  const int64_t all = rows <= 2 ? rows : rows <= 4 ? 4 : 8;
+  std::vector<float> memory(std::size_t(all * row + line));
   const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float)) % line;
   float* const left =
       memory.data() + (line - beyond) % line;  // vectors that begin with a line load twice as fast
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t k = 0; k < inner; ++k) left[i * row + k] = wide(x[i * stride + k]);
-  const Factors<T> f{left, w, bias, y, row, along, across, columns, inner};
-  switch (rows) {
+  const Factors<T> f{left, w, bias, y, row, along, across, columns, inner, int(rows)};
+  switch (all) {
     case 1:
       return multiply_rows<1>(f, threads);
     case 2:
       return multiply_rows<2>(f, threads);
-    case 3:
-      return multiply_rows<3>(f, threads);
     case 4:
       return multiply_rows<4>(f, threads);
-    case 5:
-      return multiply_rows<5>(f, threads);
-    case 6:
-      return multiply_rows<6>(f, threads);
-    case 7:
-      return multiply_rows<7>(f, threads);
     default:
       return multiply_rows<8>(f, threads);
   }

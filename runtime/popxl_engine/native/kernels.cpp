@@ -15,60 +15,37 @@
 
 namespace {
 
-template <class T>
-void gelu_of(const T* x, T* y, int64_t count, int threads) {
+// y = of(x), element by element.
+template <class T, class F>
+void pointwise(const T* x, T* y, int64_t count, int threads, F of) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    in_lanes(end - first, [x = x + first, y = y + first](auto n, int64_t i) {
+    in_lanes(end - first, [of, x = x + first, y = y + first](auto n, int64_t i) {
       using N = decltype(n);
       prefetch<N>(x + i + AHEAD);
       prefetch<N, true>(y + i + AHEAD);
-      store(each(load_as<N>(x + i), [](auto at) { return gelu(at, T{}); }), y + i);
+      store(each(load_as<N>(x + i), of), y + i);
     });
   });
 }
 
-template <class T>
-void gelu_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
+// dx = dy * slope(x), element by element.
+template <class T, class F>
+void pointwise_grad(const T* dy, const T* x, T* dx, int64_t count, int threads, F slope) {
   in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    in_lanes(end - first, [dy = dy + first, x = x + first, dx = dx + first](auto n, int64_t i) {
-      using N = decltype(n);
-      prefetch<N>(dy + i + AHEAD);
-      prefetch<N>(x + i + AHEAD);
-      prefetch<N, true>(dx + i + AHEAD);
-      store(
-          load_as<N>(dy + i) * each(load_as<N>(x + i), [](auto at) { return gelu_slope(at, T{}); }),
-          dx + i);
-    });
+    in_lanes(end - first,
+             [slope, dy = dy + first, x = x + first, dx = dx + first](auto n, int64_t i) {
+               using N = decltype(n);
+               prefetch<N>(dy + i + AHEAD);
+               prefetch<N>(x + i + AHEAD);
+               prefetch<N, true>(dx + i + AHEAD);
+               store(load_as<N>(dy + i) * each(load_as<N>(x + i), slope), dx + i);
+             });
   });
 }
 
-// max(x, 0)^2
-template <class T>
-void relu2_of(const T* x, T* y, int64_t count, int threads) {
-  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    in_lanes(end - first, [x = x + first, y = y + first](auto n, int64_t i) {
-      using N = decltype(n);
-      prefetch<N>(x + i + AHEAD);
-      prefetch<N, true>(y + i + AHEAD);
-      store(each(load_as<N>(x + i), [](auto at) { return zero_below(at, 0.0f, at * at); }), y + i);
-    });
-  });
-}
-
-template <class T>
-void relu2_grad(const T* dy, const T* x, T* dx, int64_t count, int threads) {
-  in_pieces(count, PIECE, threads, [=](int64_t first, int64_t end) {
-    in_lanes(end - first, [dy = dy + first, x = x + first, dx = dx + first](auto n, int64_t i) {
-      using N = decltype(n);
-      prefetch<N>(dy + i + AHEAD);
-      prefetch<N>(x + i + AHEAD);
-      prefetch<N, true>(dx + i + AHEAD);
-      const auto slope =
-          each(load_as<N>(x + i), [](auto at) { return zero_below(at, 0.0f, at + at); });
-      store(load_as<N>(dy + i) * slope, dx + i);
-    });
-  });
-}
+// max(x, 0)^2 and its slope.
+const auto relu2 = [](auto at) { return zero_below(at, 0.0f, at * at); };
+const auto relu2_slope = [](auto at) { return zero_below(at, 0.0f, at + at); };
 
 // Rows of a gate and as many values, side by side: swish(gate) * values.
 template <class T>
@@ -343,16 +320,16 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
 
 #define FOR_TYPE(T, NAME)                                                                         \
   void gelu_##NAME(const T* x, T* y, int64_t count, int threads) {                                \
-    gelu_of(x, y, count, threads);                                                                \
+    pointwise(x, y, count, threads, [](auto at) { return gelu(at, T{}); });                       \
   }                                                                                               \
   void gelu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {             \
-    gelu_grad(dy, x, dx, count, threads);                                                         \
+    pointwise_grad(dy, x, dx, count, threads, [](auto at) { return gelu_slope(at, T{}); });       \
   }                                                                                               \
   void relu2_##NAME(const T* x, T* y, int64_t count, int threads) {                               \
-    relu2_of(x, y, count, threads);                                                               \
+    pointwise(x, y, count, threads, relu2);                                                       \
   }                                                                                               \
   void relu2_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {            \
-    relu2_grad(dy, x, dx, count, threads);                                                        \
+    pointwise_grad(dy, x, dx, count, threads, relu2_slope);                                       \
   }                                                                                               \
   void swiglu_##NAME(const T* x, T* y, int64_t rows, int64_t columns, int threads) {              \
     swiglu(x, y, rows, columns, threads);                                                         \

@@ -43,6 +43,7 @@ SIGNATURES = {
     "multiply_add": ("pnnpnnppnnnn", 0),
     "multiply_few": ("pnpnnppnnn", 1),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
+    "attend_few": ("pnnn" * 4 + "fpp" + "nnnnn", 1),
     "attend_grad": ("pnnn" * 4 + "pppf" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
     "attend_grad_scratch": ("nnnn", 0),
     "multiply_ceiling": ("pnnnp", 1),

@@ -12,9 +12,10 @@ def _infer(
     name: str, lhs: TensorSpec, rhs: TensorSpec, bias: TensorSpec | None = None
 ) -> TensorSpec:
     fits = lhs.rank == rhs.rank == 2 and lhs.shape[1] == rhs.shape[0] and lhs.dtype is rhs.dtype
+    fits = fits and lhs.dtype.is_floating_point
     if bias is not None:
         fits = fits and bias.shape == rhs.shape[1:] and bias.dtype is lhs.dtype
-    expected = "[m, k], [k, n] and a bias [n] of one dtype"
+    expected = "[m, k], [k, n] and a bias [n] of one floating-point dtype"
     check(fits, name, expected, lhs=lhs, rhs=rhs, bias=bias)
     return TensorSpec((lhs.shape[0], rhs.shape[1]), lhs.dtype)
 

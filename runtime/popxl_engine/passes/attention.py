@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.ops.attention import attention, attention_grad
 from popxl_engine.ops.gemm import masked_scores
-from popxl_engine.passes.rewriter import Rewriter, fused
+from popxl_engine.passes.rewriter import Rewriter, fused, kept, made
 
 SWAPPED = (0, 1, 3, 2)
+LAST = (-1, 3)
+"""What says that an axis of four is the last one."""
 
 
 def fuse_attention(block: Block) -> Block:
@@ -30,36 +32,24 @@ def _declared(block: Block) -> Block:
 
 def _composed(block: Block) -> Block:
     """Scores with scale and mask, their softmax, dropout of it, and its product with values."""
+    scores = made(masked_scores.name, lhs="query", rhs="key_t", mask="mask", scale="scale")
+    probs = kept("softmax", t=scores, axis="axis")
+    dropped = kept("dropout", t=probs, seed_tensor="seed_tensor", p="p")
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("matmul"):
-        if instr.arguments["output_type"] is not None:
-            continue
-        dropping = rewriter.maker(instr.arguments["lhs"], "dropout")
-        probs = instr.arguments["lhs"] if dropping is None else _argument(rewriter, dropping, "t")
-        normalising = rewriter.maker(probs, "softmax")
-        if (
-            normalising is None
-            or probs.rank != 4
-            or _argument(rewriter, normalising, "axis") not in (-1, 3)
-        ):
-            continue
-        scoring = rewriter.made_by(_argument(rewriter, normalising, "t"), masked_scores.name)
-        value = instr.arguments["rhs"]
-        if (
-            scoring is None
-            or value.shape[:2] != probs.shape[:2]
-            or value.shape[3] != _argument(rewriter, scoring, "lhs").shape[3]
-            or rewriter.writes_between(scoring, i)
-        ):
-            continue
-        absorbed = [n for n in (scoring, normalising, dropping) if n is not None]
-        outputs = tuple(v for n in absorbed[1:] for v in rewriter.instrs[n].outputs)
-        if _only_after(rewriter, outputs, i, absorbed):
-            of = rewriter.instrs[scoring].arguments
-            arguments = {"query": of["lhs"], "key_t": of["rhs"], "value": value, "mask": of["mask"]}
-            arguments |= {"scale": of["scale"], **_dropped(rewriter, dropping)}
-            results = (*outputs, *instr.outputs)
-            rewriter.replace(i, fused(instr, attention, arguments, results), *absorbed)
+        for factor in (probs, dropped):
+            found = rewriter.match(i, lhs=factor, rhs="value", output_type=None)
+            if found is None:
+                continue
+            arguments = {"seed_tensor": None, "p": 0.0, **found.arguments}
+            makers = reversed(found.absorbed[:-1])
+            outputs = [v for n in makers for v in rewriter.instrs[n].outputs]
+            is_last = arguments.pop("axis") in LAST
+            if is_last and _only_after(rewriter, outputs, i, found.absorbed):
+                results = (*outputs, *instr.outputs)
+                together = fused(instr, attention, arguments, results)
+                rewriter.replace(i, together, *found.absorbed)
+                break
     return rewriter.result()
 
 
@@ -127,7 +117,7 @@ def _gradient(rewriter: Rewriter, i: int) -> _Gradient | None:
 
 
 def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
-    """Whether the parts are those of one attention, stacked over batch and heads."""
+    """Whether the parts are those of one attention, as far as their shapes do not tell."""
     a = rewriter.instrs[found.softmax_grad].arguments
     products = (found.d_dropped_probs, found.d_query, found.d_key_t, found.d_value)
     if any(
@@ -135,15 +125,8 @@ def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
         for n in products
     ):
         return False
-    probs = a["y"]
-    if probs.rank != 4 or a["axis"] not in (-1, 3):
-        return False
-    if rewriter.number(_argument(rewriter, found.scaling, "rhs")) is None:
-        return False
-    operands = _gradient_arguments(rewriter, found)
-    stacked = [operands[name] for name in ("dy", "query_t", "key", "value_t")]
-    are_stacked = all(v.rank == 4 and v.shape[:2] == probs.shape[:2] for v in stacked)
-    return are_stacked and operands["dy"].shape[3] == operands["key"].shape[3]
+    scale = rewriter.number(_argument(rewriter, found.scaling, "rhs"))
+    return scale is not None and a["axis"] in LAST
 
 
 def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from popxl.op_records import OPS
 
 from popxl_engine.ir import Block
-from popxl_engine.passes.rewriter import Rewriter
+from popxl_engine.passes.rewriter import Rewriter, made
 
 
 def drop_casts(block: Block) -> Block:
@@ -23,20 +23,17 @@ def swap_transposed_gemm(block: Block) -> Block:
     """(a^T b)^T is b^T a: the product comes out in the order in which it is used."""
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("transpose"):
-        made = rewriter.made_by(instr.arguments["t"], "matmul")
-        if (
-            made is None
-            or instr.outputs[0].rank != 2
-            or rewriter.writes_between(made, i)
-            or tuple(instr.arguments["permutation"] or (1, 0)) != (1, 0)
-        ):
+        found = rewriter.match(i, t=made("matmul", lhs="lhs", rhs="rhs"))
+        if found is None or (instr.arguments["permutation"] or (1, 0)) != (1, 0):
             continue
-        product = rewriter.instrs[made]
-        lhs, rhs = product.arguments["lhs"], product.arguments["rhs"]
+        (position,), (lhs, rhs) = found.absorbed, found.arguments.values()
         if lhs.rank == rhs.rank == 2:
+            product = rewriter.instrs[position]
             factors = {"lhs": rewriter.transposed(rhs, i), "rhs": rewriter.transposed(lhs, i)}
-            arguments = {**product.arguments, **factors}
-            rewriter.replace(
-                i, replace(instr, definition=product.definition, arguments=arguments), made
+            swapped = replace(
+                instr,
+                definition=product.definition,
+                arguments={**product.arguments, **factors},
             )
+            rewriter.replace(i, swapped, position)
     return rewriter.result()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from popxl.op_records import OPS, Op, OpDefinition
 from popxl.values import Constant, TensorSpec
@@ -12,6 +12,41 @@ from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.ops.definition import check_results, takes
+
+
+class Made(NamedTuple):
+    """A pattern: what an op makes. ``is_kept``: the fused op gives it, and others may use it."""
+
+    name: str
+    operands: Mapping[str, Any]
+    is_kept: bool = False
+
+
+class Number(NamedTuple):
+    """A pattern: a constant number that broadens nothing, found under this name."""
+
+    name: str
+
+
+def made(op: str, **operands: Any) -> Made:
+    """The pattern of what an op of this name makes for one instruction alone. Each argument is to
+    match a pattern, or is found under the name that is given, or is what is given.
+    """
+    return Made(op, operands)
+
+
+def kept(op: str, **operands: Any) -> Made:
+    """As `made`, of what the fused op gives, so that others may use it."""
+    return Made(op, operands, is_kept=True)
+
+
+class Match(NamedTuple):
+    """Where a pattern is found. ``arguments``: by the names in it; ``absorbed``: the positions of
+    what makes the instruction's operands.
+    """
+
+    arguments: dict[str, Any]
+    absorbed: list[int]
 
 
 class Rewriter:
@@ -67,6 +102,34 @@ class Rewriter:
             return None
         return index
 
+    def match(self, index: int, /, **operands: Any) -> Match | None:
+        """Where the operands of an instruction match patterns, and nothing writes between what
+        makes them and the instruction.
+        """
+        found = Match({}, [])
+        pending: list[tuple[int, Mapping[str, Any]]] = [(index, operands)]
+        for position, patterns in pending:  # it grows
+            for name, pattern in patterns.items():
+                argument = self.instrs[position].arguments[name]
+                if isinstance(pattern, Made):
+                    made_by = self.maker if pattern.is_kept else self.made_by
+                    maker = made_by(argument, pattern.name)
+                    if maker is None:
+                        return None
+                    found.absorbed.append(maker)
+                    pending.append((maker, pattern.operands))
+                elif isinstance(pattern, Number):
+                    number = self.number(argument)
+                    if number is None or argument.rank > 1:
+                        return None
+                    found.arguments[pattern.name] = number
+                elif isinstance(pattern, str):
+                    found.arguments[pattern] = argument
+                elif argument != pattern:
+                    return None
+        is_whole = not self.writes_between(min(found.absorbed), index)
+        return found if is_whole else None
+
     def used_only_by(self, v: Value, users: Iterable[int]) -> bool:
         """Whether nothing but these instructions sees a value."""
         return v not in self.uses.outputs and set(self.users(v)) <= set(users)
@@ -98,13 +161,16 @@ class Rewriter:
                 return False
         return True
 
-    def replace(self, index: int, instr: Instr | None, *absorbed: int) -> None:
-        """Put another instruction at a position; the absorbed ones go. Nothing where it is None."""
+    def replace(self, index: int, instr: Instr | None, *absorbed: int) -> bool:
+        """Put another instruction at a position; the absorbed ones go. Nothing, and False, where it
+        is None.
+        """
         if instr is None:
-            return
+            return False
         self._is_changed = True
         self.instrs[index] = instr
         self.removed.update(absorbed)
+        return True
 
     def transposed(self, v: Value, before: int) -> Value:
         """The transpose of a matrix: what it is the transpose of, or a new view made before a
@@ -140,6 +206,19 @@ class Rewriter:
             if i not in self.removed:
                 instrs.append(instr)
         return self.block.with_instrs(instrs)
+
+
+def fuse(block: Block, name: str, definition: OpDefinition, *patterns: Mapping[str, Any]) -> Block:
+    """A block where each op of a name whose operands match one of the patterns is, with what it
+    absorbs, one of the engine's own ops.
+    """
+    rewriter = Rewriter(block)
+    for i, instr in rewriter.ops(name):
+        for found in filter(None, (rewriter.match(i, **pattern) for pattern in patterns)):
+            arguments = {name: found.arguments[name] for name in definition.signature.parameters}
+            if rewriter.replace(i, fused(instr, definition, arguments), *found.absorbed):
+                break
+    return rewriter.result()
 
 
 def _ops_by_name(block: Block) -> dict[str, list[tuple[int, Instr]]]:

@@ -41,13 +41,16 @@ class Walk:
 
     def __init__(self, phases: dict[int, str]):
         self.phases, self.phase = phases, MAIN
+        self._kept: dict[Block, list[Instr]] = {}
 
     def block(self, block: Block, scalars: Scalars) -> Iterator[Event]:
         """What happens in a block; its host scalars are added to those of its inputs."""
         for constant, value in block.constants.items():
             if value.host:
                 scalars[value] = np.array(constant.host_value).reshape(constant.shape)
-        for instr in block.instrs:
+        if block not in self._kept:
+            self._kept[block] = [instr for instr in block.instrs if self._matters(instr)]
+        for instr in self._kept[block]:
             self.phase = self.phases.get(id(instr), self.phase)
             if instr.kind == "copy":
                 if instr.outputs[0].host and instr.arguments["t"] in scalars:
@@ -62,6 +65,12 @@ class Walk:
             else:
                 yield from self._op(instr, scalars)
 
+    def _matters(self, instr: Instr) -> bool:
+        """Whether an instruction starts a phase, moves something or has to do with host scalars."""
+        if id(instr) in self.phases or instr.host or any(v.host for v in instr.outputs):
+            return True
+        return any(not _is_silent(body) for body in instr.bodies) or _moves(instr)
+
     def _repeat(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
         body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
         given: list[np.ndarray | None] = [scalars.get(v) for v in inputs]
@@ -70,7 +79,7 @@ class Walk:
             if instr.kind == "repeat"
             else (1, 0)
         )
-        if self._is_silent(body) and not any(v.host for v in instr.outputs):
+        if _is_silent(body) and not any(v.host for v in instr.outputs):
             return
         for _ in range(count):
             inner: Scalars = {v: g for v, g in zip(body.inputs, given) if g is not None}
@@ -82,7 +91,7 @@ class Walk:
                 scalars[value] = result
 
     def _conditional(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
-        if all(self._is_silent(body) for body in instr.bodies):
+        if all(_is_silent(body) for body in instr.bodies):
             return
         condition = scalars.get(instr.arguments["cond"])
         if condition is not None:
@@ -117,13 +126,22 @@ class Walk:
             kind = "load" if "load" in definition.name else "store"
             name = str(arguments["remote_buffer"].remote_buffer_id)
             yield Event(self.phase, kind, name, int(np.asarray(row).reshape(())))
-        elif meets(instr) and READS.get(definition.name) != "own":
+        elif _moves(instr):
             yield Event(self.phase, "collective", definition.name)
 
-    def _is_silent(self, block: Block) -> bool:
-        """Whether a block moves nothing."""
-        effects = effects_of(block)
-        return not (effects.loads or effects.stores or effects.meets)
+
+def _is_silent(block: Block) -> bool:
+    """Whether a block moves nothing."""
+    effects = effects_of(block)
+    return not (effects.loads or effects.stores or effects.meets)
+
+
+def _moves(instr: Instr) -> bool:
+    """Whether an instruction without bodies moves a row, or tensors between replicas."""
+    definition = instr.definition
+    if definition is None:
+        return False
+    return "remote" in definition.effects or (meets(instr) and READS.get(definition.name) != "own")
 
 
 def _evaluate(instr: Instr, scalars: Scalars) -> None:

@@ -243,6 +243,7 @@ def test_bert_in_float16_follows_hugging_faces_in_float32():
     np.testing.assert_allclose(losses, expected, rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_bert_finds_answers_with_the_encoder_that_was_pretrained(capsys):
     """The encoder's weights pass to the fine-tuning session, the head's do not."""
     program = example("bert_encoder")
@@ -632,6 +633,7 @@ def test_data_parallel_training_is_torchs_on_the_images_of_all_replicas(replicas
     np.testing.assert_array_equal(said, model(torch.tensor(images)).argmax(1))
 
 
+@pytest.mark.slow
 def test_data_parallel_replicas_drop_different_features_and_others_in_every_step():
     program = example("mnist_data_parallel")
     images, labels = program.digits(np.random.default_rng(0), 4)

@@ -1,7 +1,8 @@
 """The conditions of the compiler's passes, and passes without one of them.
 
-A guard is an operand of ``and`` or ``or``, the condition of an ``if`` or of a comprehension, or a
-comparison that a function returns. Without it, the others decide.
+A guard is an operand of ``and`` or ``or``, the condition of an ``if`` or of a comprehension, a
+comparison that a function returns, or an argument that a pattern fixes. Without it, the others
+decide.
 """
 
 import ast
@@ -80,6 +81,21 @@ class _Guards(ast.NodeTransformer):
         node.iter = self.visit(node.iter)
         node.ifs = [self._condition(test, True) for test in node.ifs]
         return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        if ast.unparse(node.func).rpartition(".")[2] in ("match", "made", "kept"):
+            node.keywords = [keyword for keyword in node.keywords if self._is_left(keyword)]
+        return node
+
+    def _is_left(self, keyword: ast.keyword) -> bool:
+        """Whether an argument of a pattern stays; a name leaves it open what it is."""
+        is_fixed = isinstance(keyword.value, ast.Constant) and not isinstance(
+            keyword.value.value, str
+        )
+        if is_fixed:
+            self.names.append(f"{'.'.join(self._inside)}: {ast.unparse(keyword)}")
+        return not is_fixed or self.names[-1] != self.removed
 
     def visit_Return(self, node: ast.Return) -> ast.Return:
         if isinstance(node.value, ast.Compare):

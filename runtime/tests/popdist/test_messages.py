@@ -58,6 +58,7 @@ def content(source, target, tag, size):
     return np.random.default_rng([source, target, tag]).integers(0, 256, size, np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_messages_arrive_whole_in_whatever_order_the_ends_begin_them(three, seed):
     plan = [
@@ -135,6 +136,7 @@ def test_an_end_that_does_not_come_in_time_is_told_of(three):
     assert time.monotonic() - begin < 2
 
 
+@pytest.mark.slow
 def test_a_slow_message_is_waited_for_as_long_as_it_moves(two):
     end, far = two
     buffer = bytearray(20)

@@ -102,6 +102,7 @@ def garbage(path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(7))
 def test_garbage_is_neither_read_further_nor_answered(keeper, tmp_path, number):
     text = garbage(tmp_path / "mark")[number]
@@ -118,6 +119,7 @@ def test_garbage_is_neither_read_further_nor_answered(keeper, tmp_path, number):
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 def test_a_thousand_silent_connections_keep_no_member_waiting_and_no_descriptor(keeper):
     before = len(os.listdir("/proc/self/fd"))
     strangers = []
@@ -372,6 +374,7 @@ def test_a_second_run_with_one_address_is_refused_in_words(tmp_path):
     assert [process.wait(timeout=SECONDS) for process in started] == [0, 0]
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_folder_that_another_user_has_made_first_is_refused_in_words_and_poprun_takes_another(
     tmp_path,
@@ -567,6 +570,7 @@ def test_secrets_from_the_environment_are_neither_short_nor_missing(
     assert rendezvous.find_secret() == b""
 
 
+@pytest.mark.slow
 def test_nothing_in_the_repository_unpickles_or_evaluates():
     root = Path(__file__).parents[3]
     words = r"pickle\.|import pickle|gather_object|object_list\(|torch\.load|\beval\(|(unsafe|full)_load|marshal|shelve"

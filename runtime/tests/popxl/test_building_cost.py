@@ -185,6 +185,7 @@ def test_building_nested_graphs_is_linear_in_their_depth(kind: str) -> None:
     grows_linearly(lambda depth: lambda: called(depth, kind), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["calls", "calls by reference", "conditionals"])
 def test_differentiating_nested_graphs_is_linear_in_their_depth(kind: str) -> None:
     leaf = _reading if kind == "calls by reference" else None
@@ -194,6 +195,14 @@ def test_differentiating_nested_graphs_is_linear_in_their_depth(kind: str) -> No
         return lambda: autodiff(graph)
 
     grows_linearly(prepared, 40)
+
+
+def test_differentiating_does_not_look_through_a_stack_that_is_as_deep_as_the_calls() -> None:
+    def steps(depth: int) -> int:
+        graph = nested(depth, "calls")[1]
+        return lines(lambda: autodiff(graph))
+
+    assert steps(64) < 2.2 * steps(32)
 
 
 @pytest.mark.parametrize("kind", CALLERS)
@@ -212,11 +221,13 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "leaf"), PROGRAMS)
 def test_making_a_session_is_linear_in_the_depth_of_calls(
     kind: str, leaf: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(outlining, "MOST_INLINED", 2)
+    monkeypatch.setattr(outlining, "MOST_INLINED_BELOW", 2)
 
     def prepared(depth: int) -> Callable[[], Any]:
         ir = called(depth, kind, leaf)
@@ -248,6 +259,7 @@ def test_transfers_of_weights_look_at_nested_graphs_once() -> None:
     grows_linearly(prepared, 40)
 
 
+@pytest.mark.slow
 def test_an_offset_outside_its_buffer_is_found_below_deep_calls() -> None:
     def leaf(t: Tensor, row: Tensor) -> Tensor:
         return t + ops.remote_load(popxl.gcg().ir.remote_buffers[0], row)
@@ -272,6 +284,7 @@ def test_an_offset_outside_its_buffer_is_found_below_deep_calls() -> None:
         popxl.Session(program(4), "cpu")
 
 
+@pytest.mark.slow
 def test_a_plan_says_when_a_program_runs_for_too_long_to_dry_run() -> None:
     with pytest.raises(
         GraphError, match=r"plan: got a program whose dry run runs \d+ instructions"
@@ -323,6 +336,7 @@ def test_sessions_of_flat_programs_are_linear_in_their_size(
     grows_linearly(prepared, 2000)
 
 
+@pytest.mark.slow
 def test_a_call_more_costs_a_session_less_than_the_ops_that_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -332,6 +346,7 @@ def test_a_call_more_costs_a_session_less_than_the_ops_that_it_runs(
     assert (work(lambda: popxl.Session(many, "cpu")) - before) / 600 < 300
 
 
+@pytest.mark.slow
 def test_chains_of_views_are_looked_at_once() -> None:
     def prepared(size: int) -> Callable[[], Any]:
         ir = popxl.Ir()
@@ -357,6 +372,7 @@ def test_chains_of_views_are_looked_at_once() -> None:
     grows_linearly(prepared, 2000)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_what_a_long_chain_of_views_shows_is_found() -> None:
     def shown(t: Tensor) -> Tensor:
         views = t
@@ -380,6 +396,7 @@ def test_the_gradient_of_what_a_long_chain_of_views_shows_is_found() -> None:
         )
 
 
+@pytest.mark.slow
 def test_many_graphs_of_one_name_are_numbered_without_looking_at_each_other() -> None:
     def prepared(size: int) -> Callable[[], Any]:
         ir = popxl.Ir()

@@ -62,6 +62,7 @@ def test_a_call_that_is_declared_to_write_does_and_the_others_of_its_graph_do_no
         assert [float(session.get_tensor_data(t)) for t in v] == [0, 11, 20, 30]
 
 
+@pytest.mark.slow
 @both_ways
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_loop_that_is_declared_to_write_adds_up_and_another_of_its_graph_starts_anew(

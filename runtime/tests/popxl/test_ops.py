@@ -426,6 +426,7 @@ def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
 # Refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS, ids=ids(REFUSALS))
 def test_refusals_refuse_in_their_own_words(refusal: Refusal) -> None:
     with pytest.raises(refusal.error) as caught:

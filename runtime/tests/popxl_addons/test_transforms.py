@@ -151,6 +151,7 @@ def test_a_tensor_may_be_accumulated_and_come_out_and_unreached_ones_get_zeros()
     np.testing.assert_array_equal(unused, np.zeros(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_recomputation_needs_forward_inputs_only_and_changes_no_bit(accumulate):
     def build(ir):

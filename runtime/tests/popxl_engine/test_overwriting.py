@@ -111,6 +111,7 @@ def whatever_the_other_operand_is(writer: BlockWriter, instr: Any) -> str:
     return name if name in writer.last_uses else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [whatever_is_needed_later, whatever_the_other_operand_is])
 def test_an_operand_that_is_needed_twice_is_not_overwritten(
     mutant: Callable[..., str], monkeypatch: Any

@@ -18,12 +18,13 @@ from popxl.ops import collectives
 from popxl.values import Tensor
 from popxl_engine.lowering import outlining
 
-MOST = outlining.MOST_INLINED
+MOST, BELOW = outlining.MOST_INLINED, outlining.MOST_INLINED_BELOW
 
 
 @pytest.fixture
 def nothing_is_inlined(monkeypatch: Any) -> None:
     monkeypatch.setattr(outlining, "MOST_INLINED", 0)
+    monkeypatch.setattr(outlining, "MOST_INLINED_BELOW", 0)
 
 
 def functions(text: str) -> "list[str]":
@@ -35,6 +36,7 @@ def functions(text: str) -> "list[str]":
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "expected"), [(MOST, ["main"]), (MOST + 1, ["half", "main"])])
 def test_a_graph_that_is_called_very_often_is_one_function(
     count: int, expected: "list[str]"
@@ -53,6 +55,29 @@ def test_a_graph_that_is_called_very_often_is_one_function(
     both(build)
 
 
+@pytest.mark.parametrize(("count", "expected"), [(BELOW, 2), (BELOW + 1, 3)])
+def test_a_graph_below_one_that_is_not_inlined_is_inlined_less_often(
+    count: int, expected: int
+) -> None:
+    def half(t: Tensor) -> Tensor:
+        return t * 0.5 + 1.0
+
+    def halves(t: Tensor, inner: popxl.Graph) -> Tensor:
+        for _ in range(count):
+            (t,) = ops.call(inner, t)
+        return t
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        x = popxl.variable([1.0, 5.0])
+        graph = ir.create_graph(halves, x, ir.create_graph(half, x))
+        for _ in range(MOST + 1):
+            (x,) = ops.call(graph, x)
+        return [x]
+
+    assert functions(source(prepare(build))) == ["half", "halves", "main"][-expected:]
+
+
+@pytest.mark.slow
 def test_a_graph_counts_where_its_callers_are_inlined() -> None:
     def inner(t: Tensor) -> Tensor:
         return t + 1.0
@@ -73,6 +98,7 @@ def test_a_graph_counts_where_its_callers_are_inlined() -> None:
     both(build)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_inlined")
 @pytest.mark.parametrize(
     "dtype", [popxl.float32, popxl.int32], ids=["floats", "integers on the host"]

@@ -316,6 +316,7 @@ def steps_apart(a: np.ndarray, b: np.ndarray, dtype: popxl.dtype) -> np.ndarray:
     return np.abs(first - second)
 
 
+@pytest.mark.slow
 @narrow_moments
 @both_weights
 @pytest.mark.parametrize("shards", [False, True])
@@ -336,6 +337,7 @@ def test_moments_round_as_the_interpreter_rounds_them(
     np.testing.assert_allclose(fused[0], plain[0], **tolerance)
 
 
+@pytest.mark.slow
 @both_weights
 def test_the_compiled_kernel_rounds_moments_as_the_plain_one_does(
     weight: popxl.dtype, monkeypatch: Any
@@ -350,6 +352,7 @@ def test_the_compiled_kernel_rounds_moments_as_the_plain_one_does(
             assert (found != expected).mean() < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpret", ["0", "1"])
 @narrow_moments
 def test_a_second_moment_falls_as_beta2_says_only_if_it_is_rounded_stochastically(

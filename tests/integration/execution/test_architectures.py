@@ -48,7 +48,12 @@ MODELS = {
 }
 LAYOUTS = {
     "one": {},
-    "together": {"recomputation": False, "widening": 2, "micro_batch_size": 1},
+    "together": {
+        "recomputation": False,
+        "widening": 2,
+        "micro_batch_size": 1,
+        "head_serialisation": 3,
+    },
     "all": {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
 }
 
@@ -91,6 +96,7 @@ def leaves(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
     return {n: w.requires_grad_() for n, w in doubles(weights).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_every_gradient_equal_the_formula(name, layout):
@@ -107,6 +113,7 @@ def test_loss_and_every_gradient_equal_the_formula(name, layout):
     assert norm == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path):
     config = small_model(name, steps=2, optimizer="muon", learning_rate=0.01)
@@ -134,6 +141,7 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
         convert(["to_hugging_face", str(place), str(tmp_path / "theirs")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, layout, monkeypatch):
@@ -173,6 +181,7 @@ def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn():
         )
 
 
+@pytest.mark.slow
 def test_adapters_have_the_gradients_of_what_they_add_to_each_projection():
     changes = {"lora_rank": 3, "lora_alpha": 5.0}
     for name in list(MODELS)[1:]:
@@ -192,6 +201,7 @@ def test_adapters_have_the_gradients_of_what_they_add_to_each_projection():
         assert max(distance(g, weights[n].grad.numpy()) for n, g in gradients.items()) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_muon_moves_each_matrix_that_stands_beside_others_by_itself():
     config = small_model(
         "rms_norm, swiglu, grouped queries", **LAYOUTS["all"], optimizer="muon", steps=1

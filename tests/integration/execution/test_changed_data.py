@@ -27,6 +27,7 @@ def write_tokens(path, seed: int) -> None:
                 writer.write(payload)
 
 
+@pytest.mark.slow
 def test_data_that_changes_under_a_run_ends_it_with_all_steps_saved(tmp_path, monkeypatch, capsys):
     data = tmp_path / "train.tfrecord"
     write_tokens(data, seed=1)

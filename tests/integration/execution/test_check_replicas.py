@@ -33,6 +33,7 @@ def session():
     return pretraining(GRID)
 
 
+@pytest.mark.slow
 def test_replicas_of_a_sound_run_are_alike_in_all_layouts(session):
     words, labels = batches(GRID)[0]
     sharded = override(GRID, replicated_tensor_sharding=True)
@@ -42,6 +43,7 @@ def test_replicas_of_a_sound_run_are_alike_in_all_layouts(session):
             check_replicas(each, 1)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_any_tensor_is_found_and_tensor_layer_and_replica_are_named(session):
     flipped = []
     with session:
@@ -117,6 +119,7 @@ def test_a_run_whose_replicas_differ_ends_with_its_own_exit_code_and_saves_nothi
     assert saved == ["step_00000001", "step_00000002"]
 
 
+@pytest.mark.slow
 def test_checks_change_no_number(tmp_path):
     texts = []
     for check in ("0", "1"):

@@ -33,6 +33,7 @@ RESTORED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", cases(RESTORED, lambda changes: not changes or "master_weights" in changes)
 )
@@ -172,6 +173,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert find("auto", tmp_path / "nothing", config) is None
 
 
+@pytest.mark.slow
 def test_what_killed_runs_left_is_removed_and_never_loaded(tmp_path):
     (tmp_path / ".step_00000009.partial-123-4").mkdir(parents=True)
     assert find("auto", tmp_path, BASE) is None

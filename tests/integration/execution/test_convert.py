@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.quick import Later
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from popxl_gpt.config import UserError, preset
 from popxl_gpt.data.tokenisation import train_tokenizer
@@ -22,14 +22,16 @@ from popxl_gpt.execution.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.runs import run_job
 
+transformers = Later("transformers")
+
 ROOT = Path(__file__).parents[3]
 SIZES = {"vocab_size": 270, "n_positions": 12, "n_embd": 24, "n_layer": 2, "n_head": 3}
 
 
-def gpt2(seed: int = 1, **changes) -> GPT2LMHeadModel:
+def gpt2(seed: int = 1, **changes) -> torch.nn.Module:
     torch.manual_seed(seed)
     values = {**SIZES, "bos_token_id": 0, "eos_token_id": 0, **changes}
-    model = GPT2LMHeadModel(GPT2Config(**values)).eval()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**values)).eval()
     with torch.no_grad():  # nothing is zero or one
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -72,11 +74,12 @@ def test_there_and_back_is_the_same_bits(tmp_path, dtype, sharded):
         assert after[name].dtype == wide and torch.equal(after[name], tensor.to(wide)), name
 
 
+@pytest.mark.slow
 def test_a_trained_model_gives_its_logits_in_transformers(tmp_path):
     flags = ("--config", "tiny", "--steps", 3, "--validate_every", 0, "--run_folder", tmp_path)
     run_job(*flags, "--learning_rate", 0.05, "--name", "run")
     main(["to_hugging_face", str(tmp_path / "run"), str(tmp_path / "theirs")])
-    model = GPT2LMHeadModel.from_pretrained(tmp_path / "theirs").eval()
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "theirs").eval()
     config = preset("tiny", global_batch_size=8, micro_batch_size=4)
     words = np.random.default_rng(1).integers(0, 128, (8, 8)).astype(np.int32)
     session = generation(config, 32)
@@ -99,7 +102,7 @@ def test_the_tokenizer_goes_both_ways(theirs, tmp_path):
 
     loaded = AutoTokenizer.from_pretrained(tmp_path / "back")
     assert loaded.decode(loaded("def f():")["input_ids"]) == "def f():"
-    model = GPT2LMHeadModel.from_pretrained(tmp_path / "back")
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "back")
     ends = (loaded.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id)
     assert ends == (loaded.convert_tokens_to_ids("<|endoftext|>"),) * 3
     assert loaded.bos_token == loaded.eos_token == "<|endoftext|>"
@@ -117,6 +120,7 @@ def test_positions_are_cropped_or_extended_where_that_is_asked_for(theirs, tmp_p
     assert np.isfinite(found).all() and (found[12:].std() > 0.01 if positions > 12 else True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["theirs", "ours"])
 @pytest.mark.parametrize("layout", [(), ("--tensor_parallel_1", 3, "--tensor_parallel_2", 2)])
 def test_a_run_begins_with_the_weights_of_another_model(theirs, tmp_path, source, layout):
@@ -209,6 +213,7 @@ def test_a_run_refuses_weights_of_another_model(theirs, tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_is_answered_in_one_line(theirs, tmp_path):
     def convert(*words):
         command = [sys.executable, str(ROOT / "demo/convert.py"), *map(str, words)]

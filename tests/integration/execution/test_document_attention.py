@@ -69,6 +69,7 @@ def per_document(gpt, words, labels):
     return torch.cat(rows).reshape(words.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", cases(CASES, lambda case: case in ("serialised attention", "split every way"))
 )
@@ -89,6 +90,7 @@ def test_loss_and_every_gradient_equal_hugging_faces_document_by_document(case):
     assert worst[0] < TOLERANCE, worst
 
 
+@pytest.mark.slow
 def test_evaluation_and_logits_are_those_of_each_document():
     config = small(**ON, layers=1, tensor_parallel_1=3)
     words, labels = batch(config)
@@ -108,6 +110,7 @@ def test_evaluation_and_logits_are_those_of_each_document():
     assert distance(found[0, 0], last) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_losses_of_steps_do_not_depend_on_the_layout():
     """The loss of a second step follows from the update of all layers."""
     losses = []
@@ -127,6 +130,7 @@ def test_positions_count_from_the_token_after_each_end():
     assert document_positions(words, 0).tolist() == expected
 
 
+@pytest.mark.slow
 def test_a_program_without_it_has_nothing_of_it():
     _, io, _ = training_program(small())
     assert set(io.buffers) == {"x", "dx"}

@@ -308,6 +308,23 @@ def test_auto_takes_the_newest_whole_checkpoint_and_says_what_it_passed_over(
     assert steps_in(run) == 4
 
 
+def test_a_runs_folder_is_loaded_from_as_its_newest_whole_checkpoint(validated, tmp_path, capfd):
+    shutil.copytree(validated / "runs", tmp_path / "runs")
+    run = tmp_path / "runs/run"
+    here(tmp_path, checkpoint__load=str(run), steps=5)
+    said = capfd.readouterr().out
+    assert f"run folder {run}\n" in said
+    assert f"continuing after step 4, 128 tokens, from {run}/checkpoints/step_00000004" in said
+    damage(run / "checkpoints/step_00000005")
+    before = saved_in(run / "checkpoints")
+    here(tmp_path, checkpoint__load=str(run), steps=5)
+    said = capfd.readouterr()
+    assert f"from {run}/checkpoints/step_00000004" in said.out and "run folder" in said.out
+    assert "It is passed over for step_00000004." in said.err
+    assert saved_in(run / "checkpoints") == before  # those of another run stay as they are
+    assert saved_in(tmp_path / "runs/run-2/checkpoints") == ["step_00000005"]
+
+
 def losses_in(run: Path) -> "dict[int, float]":
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line["validation_loss"] for line in lines}

@@ -90,6 +90,7 @@ def plain_loss(gpt, tokens, sequence, stride):
     return total, labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -285,6 +286,7 @@ def metrics_of(folder, name):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_validation_of_all_is_the_evaluation_of_the_checkpoint(folder, tmp_path, capsys):
     words = (
         f"--config {folder}/runs/run/config.yml --run_folder {tmp_path} --validation_batches all "
@@ -308,6 +310,7 @@ def test_validation_of_all_is_the_evaluation_of_the_checkpoint(folder, tmp_path,
     assert "step 0/2  validation N  on training data N  N bits/byte" in told
 
 
+@pytest.mark.slow
 def test_a_part_has_a_standard_error_and_one_order_whatever_the_seed(folder, tmp_path):
     words = f"--config {folder}/runs/run/config.yml --run_folder {tmp_path} --learning_rate 1e-9"
     found = []

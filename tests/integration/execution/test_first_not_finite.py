@@ -54,6 +54,7 @@ def first_place(session, config: Config, words: np.ndarray, labels: np.ndarray) 
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes, micro_batch", LAYOUTS)
 def test_the_micro_batch_of_an_overflow_is_named(changes, micro_batch):
     config = override(HALF, **changes)
@@ -71,6 +72,7 @@ def test_the_micro_batch_of_an_overflow_is_named(changes, micro_batch):
     assert "(inf), by add of replica" in place and "embedding.py" in place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"layers": 1}, {"device_iterations": 2}])
 def test_the_layer_of_an_overflow_in_the_backward_pass_is_named(changes, monkeypatch):
     config = override(HALF, **changes)
@@ -91,6 +93,7 @@ def test_the_layer_of_an_overflow_in_the_backward_pass_is_named(changes, monkeyp
     assert "(inf), by mul of replica 0" in place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("changes", [{}, {"tensor_parallel_1": 2}, {"device_iterations": 2}])
 def test_the_layer_of_a_weight_that_is_not_finite_is_named(layer, changes):
@@ -105,6 +108,7 @@ def test_the_layer_of_a_weight_that_is_not_finite_is_named(layer, changes):
     assert "(nan), by remote_load" in place
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_names_the_place(tmp_path):
     words = (
         "--precision",

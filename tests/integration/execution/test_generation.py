@@ -47,6 +47,7 @@ def greedy(config, prompts, tokens):
     return every.argmax(axis=2), every
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_that_hugging_face_generates():
     config, tokens = small(**ODD), 200
     prompts = prompts_of(PROMPTS, 101)
@@ -86,6 +87,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", cases(LAYOUTS, lambda changes: len(changes) == 3))
 def test_layouts_and_memories_agree(changes, tmp_path):
     prompts = prompts_of((9, 2, 4), 37)
@@ -97,6 +99,7 @@ def test_layouts_and_memories_agree(changes, tmp_path):
     np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_rows_come_in_an_order_that_is_known_whichever_tokens_a_run_takes():
     model = CachedModel(small(layers=5), 2, 6, 4)
     events = list(sequence(model.session.ir))
@@ -105,6 +108,7 @@ def test_rows_come_in_an_order_that_is_known_whichever_tokens_a_run_takes():
     assert sum(event.kind == "store" for event in events) == 2 * 5
 
 
+@pytest.mark.slow
 def test_a_text_beyond_the_positions_goes_on_from_the_second_half_of_what_was_seen():
     config = small(max_positions=16)
     prompts = prompts_of((20, 13, 3), 37)
@@ -227,6 +231,7 @@ def written(config, tokenizer, prompts, tokens, sampling, weights=None, **more):
         return write(model, tokenizer, prompts, tokens, sampling, **more)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_a_text_its_text_whatever_others_there_are(tokenizer):
     config = small(vocabulary_size=300, max_positions=40)
     prompts, sampling = prompts_of((3, 8, 8), 290), Sampling(temperature=2.0, seed=5)

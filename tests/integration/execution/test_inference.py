@@ -21,6 +21,7 @@ EVALUATED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", cases(EVALUATED, lambda changes: "widening" in changes or "precision" in changes)
 )

@@ -47,6 +47,7 @@ def check_same(
     assert found[2] == pytest.approx(expected[2], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", cases(GRIDS, lambda grid: grid == (2, 2, 2)))
 def test_loss_and_gradients_are_those_of_one_replica(grid, alone):
     check_same(gradients_of(laid_out(SMALL, grid)), alone)

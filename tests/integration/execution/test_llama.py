@@ -75,6 +75,7 @@ def with_weights(
     return model.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", cases([{}, ALL], bool, ["one", "all"]))
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_every_gradient_equal_those_of_transformers(name, layout):
@@ -142,6 +143,7 @@ def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tm
         assert torch.equal(again(torch.from_numpy(words)).logits, torch.from_numpy(expected))
 
 
+@pytest.mark.slow
 def test_greedy_texts_are_those_of_transformers(folder, tmp_path):
     path, model = folder
     convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
@@ -214,6 +216,7 @@ def test_a_base_of_positions_is_read_in_the_older_form_too(tmp_path):
     assert find_trained(tmp_path / "ours").config.model.rotary_base == 321.0
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_a_llama_and_its_model_loads_in_transformers(tmp_path):
     model = their_model(LLAMA)
     model.save_pretrained(tmp_path / "theirs")

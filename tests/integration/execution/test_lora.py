@@ -101,6 +101,7 @@ def train_plainly(config):
     return found, {name: tensor.detach().numpy() for name, tensor in adapters.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda name: name == "split every way, whole"))
 def test_training_adapters_equals_a_plain_loop_and_leaves_the_rest_as_it_is(layout):
     config = override(TRAINED, **LAYOUTS[layout])
@@ -117,6 +118,7 @@ def test_training_adapters_equals_a_plain_loop_and_leaves_the_rest_as_it_is(layo
             np.testing.assert_array_equal(array, begun[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_has_no_gradient_no_moments_and_no_update():
     config = TRAINED
     ir, io, state = training_program(config)
@@ -147,6 +149,7 @@ def test_what_is_frozen_has_no_gradient_no_moments_and_no_update():
     assert state_bytes(config) < state_bytes(whole)
 
 
+@pytest.mark.slow
 def test_in_sixteen_bits_adapters_alone_have_float32_rows_and_learn():
     config = override(TRAINED, precision="bfloat16", loss_scaling=1.0, tensor_parallel_2=2)
     results, session = train_session(config)
@@ -177,6 +180,7 @@ def test_fresh_adapters_add_nothing_and_evaluation_has_them():
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_adapters_and_users_of_the_model_get_them_merged(tmp_path):
     config = override(TRAINED, tensor_parallel_1=2, steps=2)
     _, session = train_session(config)
@@ -209,6 +213,7 @@ def test_checkpoints_hold_adapters_and_users_of_the_model_get_them_merged(tmp_pa
         SavedRun(whole, saved.config)
 
 
+@pytest.mark.slow
 def test_a_run_adapts_the_weights_it_begins_with_and_is_exported_whole(
     tmp_path, monkeypatch, capsys
 ):

@@ -83,6 +83,7 @@ def plain_loop(config: Config) -> "tuple[list[StepResult], object]":
     return results, last
 
 
+@pytest.mark.slow
 @every_layout
 def test_a_scale_that_the_program_finds_gives_the_bits_of_a_plain_loop(name):
     config = override(HALF, **LAYOUTS[name])
@@ -94,6 +95,7 @@ def test_a_scale_that_the_program_finds_gives_the_bits_of_a_plain_loop(name):
     assert state_of(session) == state_of(last)
 
 
+@pytest.mark.slow
 def test_bfloat16_takes_a_scale_too():
     auto = override(TRAINED, steps=4, **AUTO)
     session, fixed = session_of(auto), session_of(override(TRAINED, loss_scaling=INITIAL))
@@ -105,6 +107,7 @@ def test_bfloat16_takes_a_scale_too():
             assert (result.loss, result.gradient_norm) == (expected.loss, expected.gradient_norm)
 
 
+@pytest.mark.slow
 def test_the_scale_stays_between_its_limits():
     config = override(HALF, **AUTO)
     session = session_of(config)
@@ -133,6 +136,7 @@ def test_the_scale_stays_between_its_limits():
     assert result.is_skipped and session.get_tensor_data(session.state.loss_scale) == FLOOR
 
 
+@pytest.mark.slow
 def test_the_scale_goes_on_from_a_checkpoint(tmp_path):
     config = override(HALF, **AUTO)
     session = session_of(config)
@@ -156,6 +160,7 @@ def test_the_scale_goes_on_from_a_checkpoint(tmp_path):
     assert second.get_tensor_data(second.state.loss_scale) == INITIAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -190,6 +195,7 @@ def saved_run(tmp_path_factory):
     ), config
 
 
+@pytest.mark.slow
 def test_a_run_whose_scale_is_at_its_floor_ends(tmp_path):
     words = (
         "--precision",

@@ -25,7 +25,7 @@ SCRIPT = ROOT / "demo" / "pretraining.py"
 TIMEOUT = 5
 """Seconds that a collective waits."""
 SECONDS = 120
-FLAGS = "--config tiny --steps 24 --checkpoint.every 2 --checkpoint.keep 100 --checkpoint.load auto".split()
+FLAGS = "--config tiny --steps 10 --checkpoint.every 2 --checkpoint.keep 100 --checkpoint.load auto".split()
 
 
 def environment():
@@ -127,7 +127,7 @@ def start(machines, folder):
 
 
 def tensors(folder):
-    checkpoint = folder / "tiny" / "checkpoints" / "step_00000024"
+    checkpoint = folder / "tiny" / "checkpoints" / "step_00000010"
     return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
 
 

@@ -23,8 +23,13 @@ CASES = {
     "micro-batches together": small(masked_labels=True, widening=2, loss_scaling=512.0),
     "data parallel": small(masked_labels=True, data_parallel=2),
     "padded vocabulary": small(masked_labels=True, tensor_parallel_1=3),
-    "split every way": small(
-        masked_labels=True, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, heads=4
+    "split every way, head in pieces": small(
+        masked_labels=True,
+        data_parallel=2,
+        tensor_parallel_1=2,
+        tensor_parallel_2=2,
+        heads=4,
+        head_serialisation=6,
     ),
 }
 
@@ -45,7 +50,8 @@ def run(config, words, labels):
     return session, result
 
 
-@pytest.mark.parametrize("case", cases(CASES, lambda case: case == "split every way"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases(CASES, lambda case: "head" in case))
 def test_loss_and_every_gradient_equal_hugging_faces_with_ignored_labels(case):
     config = CASES[case]
     words, labels = masked_batch(config)
@@ -76,6 +82,7 @@ def test_hugging_faces_own_loss_shifts_the_same_labels():
     assert theirs == pytest.approx(shifted, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_without_masked_labels_the_program_has_nothing_of_them_and_refuses_such_labels():
     config = small()
     _, io, _ = training_program(config)
@@ -84,6 +91,7 @@ def test_without_masked_labels_the_program_has_nothing_of_them_and_refuses_such_
         run(config, *masked_batch(config))
 
 
+@pytest.mark.slow
 def test_a_batch_in_which_all_labels_count_has_the_loss_of_the_unmasked_program():
     config = small(layers=1)
     words, labels = random_batch(config)
@@ -93,6 +101,7 @@ def test_a_batch_in_which_all_labels_count_has_the_loss_of_the_unmasked_program(
     assert masked.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_in_which_no_label_counts_has_no_loss_and_no_gradient():
     config = small(layers=1, masked_labels=True)
     words, labels = random_batch(config)

@@ -81,6 +81,7 @@ class Masters:
             update_(self.weights[name], momentum, blocks, self.training, rate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name in ("one", "all", "all, float16, by Muon"))
 )
@@ -140,6 +141,7 @@ def train_plainly(config: Config) -> "list[float]":
     return losses
 
 
+@pytest.mark.slow
 def test_a_run_follows_a_plain_pytorch_loop_with_master_weights():
     config = override(
         KEPT, steps=40, dropout=0.0, learning_rate=3e-3, max_positions=12, micro_batch_size=8
@@ -151,6 +153,7 @@ def test_a_run_follows_a_plain_pytorch_loop_with_master_weights():
     np.testing.assert_allclose(losses, expected, atol=0.02)
 
 
+@pytest.mark.slow
 def test_updates_too_small_for_sixteen_bits_are_not_lost():
     config = override(KEPT, steps=4, learning_rate=1e-6, schedule="constant")
     before = rounded(random_weights(config.model), "bfloat16")
@@ -164,6 +167,7 @@ def test_updates_too_small_for_sixteen_bits_are_not_lost():
     assert moved[True] > 0.9 and moved[False] < 0.2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_rows_of_the_other_type_and_says_so(tmp_path, caplog):
     narrow = override(KEPT, master_weights=False)
     session = pretraining(narrow)
@@ -188,6 +192,7 @@ def test_a_checkpoint_goes_on_with_rows_of_the_other_type_and_says_so(tmp_path, 
     assert not caplog.records, "the same, asked for by name"
 
 
+@pytest.mark.slow
 def test_weights_beyond_float16_are_refused_for_master_weights_too(tmp_path):
     wide = override(KEPT, precision="float32")
     session = pretraining(wide)

@@ -9,6 +9,7 @@ from popxl_gpt.execution.model_size import flops_per_token, parameter_count
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 
 
+@pytest.mark.slow
 def test_parameters_equal_gpt2s_published_counts():
     counts = {
         "gpt2_small": 124_439_808,

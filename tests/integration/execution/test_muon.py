@@ -29,6 +29,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name in ("one", "all, two steps a run"))
 )
@@ -59,6 +60,7 @@ def test_an_update_keeps_singular_vectors_and_brings_singular_values_near_one():
         assert s.max() / s.min() > 3 and 0.67 < values.min() and values.max() < 1.14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 390, 400), (2, 96, 40), (1, 384, 800)])
 def test_products_of_which_a_part_is_computed_and_steps_on_the_small_side_change_nothing(shape):
     """Blocks of square products, and long matrices, whose steps are done on X X^T."""
@@ -74,6 +76,7 @@ def test_products_of_which_a_part_is_computed_and_steps_on_the_small_side_change
         assert np.abs(moved - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_shards_and_whole_matrices_give_the_same_bits():
     """Where the norm, whose sum has another order, scales nothing."""
     several = {"data_parallel": 2, "micro_batch_size": 1, "tensor_parallel_1": 2}
@@ -85,6 +88,7 @@ def test_shards_and_whole_matrices_give_the_same_bits():
         np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_of_another_layout_and_not_by_another_optimizer(tmp_path):
     config = override(TRAINED, **EXACT, optimizer="muon", steps=4)
     _, session = train_session(config)

@@ -54,6 +54,7 @@ def test_a_step_is_seven_phases_in_order(changes):
     assert named(calls(program(**changes).main_graph)) == STEP
 
 
+@pytest.mark.slow
 def test_later_steps_update_each_layer_of_the_decoder_before_it_runs_forward():
     *first, (later, times), last = calls(program(device_iterations=3).main_graph)
     assert named(first) == STEP[:-1]

@@ -55,6 +55,7 @@ def expected_of(config: Config) -> Expected:
 QUICK = ("plain", "serialised attention", "split every way")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case in QUICK))
 def test_loss_and_every_gradient_equal_hugging_faces(case):
     config = CASES[case]
@@ -117,6 +118,7 @@ def test_a_program_that_drops_the_tied_gradient_is_noticed(monkeypatch):
     assert max(distances.values()) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     cases(sorted(random_weights(small(layers=1).model)), lambda name: name.endswith("qkv.weight")),

@@ -280,6 +280,7 @@ def test_speeds_that_are_not_given_are_measured_here():
     assert "links 2.50 GB/s," in plan_text(found) and "FLOP/s (measured here)" in plan_text(found)
 
 
+@pytest.mark.slow
 def test_the_text_has_a_line_for_each_phase_and_each_collective():
     found = planned(configuration((2, 2, 2)))
     lines = plan_text(found).splitlines()
@@ -365,6 +366,7 @@ assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_neither_a_session_nor_counting_flops_loads_the_compiler_of_pytorch():
     """It takes 70 MiB and more than a second."""
     subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], cwd=ROOT, check=True, timeout=120)

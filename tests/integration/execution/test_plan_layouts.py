@@ -1,13 +1,16 @@
 """`--plan --devices N`: the search for layouts against a plan of each, and against counting."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from popxl_gpt.config import ConfigError, UserError
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan import layouts as module
 from popxl_gpt.execution.reports.plan.layouts import (
+    Search,
     fastest_layouts,
     layouts,
     layouts_text,
@@ -64,24 +67,64 @@ def alone():
 @pytest.mark.slow
 def test_the_fastest_layouts_come_first_and_their_plans_are_those_of_each_alone(alone):
     found = search(device_memory=2**40)
-    assert [p.config for p in found] == [p.config for p in alone]
-    assert [p.program for p in found] == [p.program for p in alone]
-    assert [p.seconds for p in found] == [p.seconds for p in alone]
+    assert found.others == []
+    assert [p.config for p in found.shown] == [p.config for p in alone]
+    assert [p.program for p in found.shown] == [p.program for p in alone]
+    assert [p.seconds for p in found.shown] == [p.seconds for p in alone]
 
 
+@pytest.mark.slow
 def test_the_text_names_the_flags_of_the_fastest_layout(alone):
-    first, text = alone[0].config.execution, layouts_text(alone)
+    first, text = alone[0].config.execution, layouts_text(Search(alone[:2], alone[2:]))
     assert f"--tensor_parallel_1 {first.tensor_parallel_1} --tensor_parallel_2" in text
-    assert "the fastest 3 of 3" in text
-    assert json.loads(json.dumps(layouts_values(alone)))[0]["seconds"] == alone[0].seconds
+    assert "the fastest 2 of 3" in text
 
 
-def test_layouts_that_do_not_fit_device_memory_are_left_out(alone):
+def without_peaks(plan):
+    phases = tuple(replace(phase, peak_bytes=0) for phase in plan.program.phases)
+    return replace(plan, program=replace(plan.program, phases=phases))
+
+
+def chosen(alone, memory, monkeypatch, shown):
+    """What fits, and the configurations whose peaks were asked for."""
+    asked = []
+
+    def with_peaks(configs):
+        asked.extend(configs)
+        return [next(p for p in alone if p.config == config) for config in configs]
+
+    monkeypatch.setattr(module, "SHOWN", shown)
+    return that_fit([without_peaks(p) for p in alone], memory, with_peaks), asked
+
+
+def test_peaks_are_found_of_the_layouts_that_are_shown_alone(alone, monkeypatch):
+    found, asked = chosen(alone, None, monkeypatch, shown=1)
+    assert found.shown == alone[:1] and asked == [alone[0].config]
+    values = json.loads(json.dumps(layouts_values(found)))
+    assert [v["seconds"] for v in values] == [p.seconds for p in alone]
+    peaks = [v["device_peak_bytes"] for v in values]
+    assert peaks == [alone[0].program.peak_bytes, None, None]
+
+
+def test_layouts_that_do_not_fit_device_memory_are_left_out(alone, monkeypatch):
     peaks = sorted(p.program.peak_bytes for p in alone)
     assert len(set(peaks)) == 3
-    assert that_fit(alone, peaks[1]) == [p for p in alone if p.program.peak_bytes < peaks[2]]
+    fitting = [p for p in alone if p.program.peak_bytes < peaks[2]]
+    for shown in (1, 2, 3):
+        found, asked = chosen(alone, peaks[1], monkeypatch, shown)
+        assert found.shown == fitting[:shown]
+        # no more are looked at than it takes
+        needed = alone.index(fitting[:shown][-1]) + 1 if shown < 3 else 3
+        assert asked == [p.config for p in alone[:needed]]
     with pytest.raises(UserError, match="expected at least .* smallest of 3 layouts over 2"):
-        that_fit(alone, peaks[0] - 1)
+        chosen(alone, peaks[0] - 1, monkeypatch, 1)
+
+
+def test_of_equally_fast_layouts_that_which_needs_less_memory_comes_first(alone, monkeypatch):
+    equal = [replace(p, times=alone[0].times) for p in alone]
+    found, _ = chosen(equal, None, monkeypatch, shown=1)
+    least = min(equal, key=lambda p: p.program.peak_bytes)
+    assert found.shown == [least] and len(found.others) == 2
 
 
 def test_a_share_of_memory_that_nobody_knows_is_refused():

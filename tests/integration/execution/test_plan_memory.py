@@ -113,6 +113,7 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, borrows, monkeypat
     assert measured_peak(config, borrows, monkeypatch) == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid, changes",
     [((1, 1, 1), {}), ((2, 1, 1), {"device_iterations": 2}), ((1, 1, 2), {"layers": 3})],
@@ -143,6 +144,7 @@ def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, cha
     assert 0.98 * expected.rows <= max(held) <= expected.rows < expected.all_rows
 
 
+@pytest.mark.slow
 def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     config = configuration(hidden_size=180)
     needs = extensions.host_needs(training_program(config)[0])
@@ -159,6 +161,7 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     assert validated.rows > found.rows + 4 * parameter_count(config.model)
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_resident_set_and_the_plan_beside_it(monkeypatch):
     config = configuration()
     short, planned = RunMemory(config, has_planned=False), RunMemory(config, has_planned=True)
@@ -168,6 +171,7 @@ def test_a_run_tells_its_resident_set_and_the_plan_beside_it(monkeypatch):
     assert re.search(r"resident, [\d.]+ [MG]iB planned \([-+]\d+\.\d%\);", planned.text())
 
 
+@pytest.mark.slow
 def test_an_update_has_one_parameter_at_a_time_on_the_device():
     config = configuration(hidden_size=180)
     (update,) = (p for p in planned(config).program.phases if p.name == "decoder_optim_phase")

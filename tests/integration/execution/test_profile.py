@@ -104,6 +104,7 @@ def test_what_instructions_do_adds_up_to_the_plan(changes, monkeypatch):
     assert found.left_out == 0
 
 
+@pytest.mark.slow
 def test_instructions_do_less_than_the_plan_only_by_scalars_that_are_computed_once(monkeypatch):
     config = preset("tiny", **ALONE)
     found, _ = recorded(config)
@@ -117,6 +118,7 @@ def test_instructions_do_less_than_the_plan_only_by_scalars_that_are_computed_on
     assert fewer.keys() == {Work(flops=1)}
 
 
+@pytest.mark.slow
 def test_layers_are_spans_with_their_share_of_the_work():
     found, _ = recorded(preset("tiny", **ALONE, layers=3))
     for phase in ("decoder_fwd_phase", "decoder_bwd_phase", "decoder_optim_phase"):
@@ -355,6 +357,7 @@ def test_flags_that_make_no_sense_are_refused(flags, says):
     assert says in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_interpreted_run_cannot_be_profiled(tmp_path, monkeypatch):
     monkeypatch.setenv("POPXL_INTERPRET", "1")
     config = preset("tiny", **ALONE)

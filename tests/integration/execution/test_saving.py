@@ -71,6 +71,7 @@ BEHIND = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", BEHIND, ids=str)
 def test_what_is_written_behind_is_the_step_that_it_was_begun_after(changes, tmp_path, monkeypatch):
     config, position = override(BASE, **changes), Position(2, "data")
@@ -122,6 +123,7 @@ def in_memory(tmp_path_factory) -> "dict[str, bytes]":
     return files_of(save(session, BASE, tmp_path_factory.mktemp("plain"), Position(2, "data")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, "1MiB"])
 def test_what_is_in_files_is_written_before_training_goes_on(limit, in_memory, tmp_path):
     config = override(BASE, memmap_dir=str(tmp_path / "rows"), host_memory=limit)
@@ -239,6 +241,7 @@ def check(folder: Path, undisturbed: Path, *steps: int) -> None:
             assert file == "checkpoint.json" or content == theirs[file], f"{name}/{file}"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_while_it_saves_and_its_checkpoints_are_those_of_one_that_waits(
     gate, undisturbed, tmp_path, monkeypatch
 ):
@@ -324,6 +327,7 @@ def test_a_folder_for_checkpoints_that_goes_while_one_is_written_is_made_again(
     check(tmp_path, undisturbed, 3, 4, 6)
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_goes_while_a_checkpoint_is_written_ends_the_run_which_is_saved(
     gate, undisturbed, tmp_path, monkeypatch
 ):

@@ -60,6 +60,7 @@ every_layout = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_layout
 def test_a_step_with_an_infinite_gradient_changes_no_bit_of_the_state(name, poisoned):
     config = LAYOUTS[name]
@@ -83,6 +84,7 @@ def test_a_step_with_an_infinite_gradient_changes_no_bit_of_the_state(name, pois
     )
 
 
+@pytest.mark.slow
 @every_layout
 def test_skipped_steps_are_the_same_with_several_device_iterations(name, poisoned):
     config, rates = LAYOUTS[name], [1e-3, POISON, 1e-3, 1e-3, POISON, POISON]
@@ -99,6 +101,7 @@ def test_skipped_steps_are_the_same_with_several_device_iterations(name, poisone
     assert Skipped.of(together) == Skipped.of(alone) == Skipped(3, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     cases(
@@ -131,6 +134,7 @@ def test_a_run_with_skipped_steps_equals_a_plain_loop_that_leaves_them_out(chang
 UNROUNDED = [name for name, config in LAYOUTS.items() if not config.training.stochastic_rounding]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(UNROUNDED, lambda name: name == "float32"))
 def test_plain_popxls_optimizer_skips_with_the_same_bits(name, poisoned, monkeypatch):
     """Its updates always happen, so the application puts back what was there. What is rounded at
@@ -147,6 +151,7 @@ def test_plain_popxls_optimizer_skips_with_the_same_bits(name, poisoned, monkeyp
     assert state_of(plain) == state_of(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_a_learning_rate_without_sense_leaves_finite_weights(iterations):
     config = override(TRAINED, steps=6, device_iterations=iterations, precision="float32")
@@ -159,6 +164,7 @@ def test_a_learning_rate_without_sense_leaves_finite_weights(iterations):
     assert all(np.isfinite(array).all() for array in read_weights(session, config).values())
 
 
+@pytest.mark.slow
 def test_a_loss_scaling_that_overflows_leaves_fresh_weights():
     config = override(TRAINED, precision="float16", loss_scaling=3e5)
     session = session_of(config)
@@ -168,6 +174,7 @@ def test_a_loss_scaling_that_overflows_leaves_fresh_weights():
     assert state_of(session) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_norm", [0.0, 1e30])
 def test_a_norm_that_nothing_reaches_changes_no_bit(max_norm):
     configs = (override(EXACT, max_norm=limit) for limit in (1e3, max_norm))
@@ -175,6 +182,7 @@ def test_a_norm_that_nothing_reaches_changes_no_bit(max_norm):
     assert first[1] == second[1] and state_of(first[0]) == state_of(second[0])
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_to_the_smallest_norm():
     config = override(EXACT, max_norm=1e-30, weight_decay=0.0)
     session = session_of(config)
@@ -226,6 +234,7 @@ def strictly(line: str) -> dict:
     return json.loads(line, parse_constant=refuse)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_ends_in_words_with_an_exit_code_of_its_own(tmp_path):
     words = flags(
         tmp_path, "--checkpoint.every", 1, "--checkpoint.keep", 1, "--learning_rate", 1e30
@@ -251,6 +260,7 @@ def test_a_diverged_run_ends_in_words_with_an_exit_code_of_its_own(tmp_path):
     assert [path.name for path in kept] == ["step_00000001", "step_00000005"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_steps_have_no_loss_has_not_succeeded(tmp_path):
     with pytest.raises(DivergedError, match="step 3, the last: got loss nan"):
         main(flags(tmp_path, "--steps", 3, "--learning_rate", 1e30))
@@ -306,6 +316,7 @@ def test_metrics_keep_what_a_null_stands_for(tmp_path):
 SAVED = small(steps=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tensor", ["weights.decoder.1.attention.qkv.weight", "optimizer.head.norm.bias.second_order"]
 )
@@ -339,6 +350,7 @@ def filled(value: float):
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, change, says",
     [
@@ -368,6 +380,7 @@ def test_tensors_that_no_run_saves_are_refused_by_file_and_name(name, change, sa
         SavedRun(saved, SAVED).restore(session)
 
 
+@pytest.mark.slow
 def test_weights_beyond_float16_are_refused(tmp_path):
     session = session_of(SAVED)
     saved = save(session, SAVED, tmp_path, Position(1, "data"))
@@ -379,6 +392,7 @@ def test_weights_beyond_float16_are_refused(tmp_path):
         SavedRun(saved, narrow).restore(pretraining(narrow))
 
 
+@pytest.mark.slow
 def test_counts_of_skipped_steps_go_on_from_a_checkpoint(tmp_path, poisoned):
     config = override(SAVED, device_iterations=2)
     session = session_of(config)

@@ -60,6 +60,7 @@ class PlainSpikes:
         return norm > limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(LAYOUTS, lambda name: name in ("one", "all")))
 def test_spikes_are_left_out_as_in_a_plain_loop(name):
     config = override(PLAIN, **LAYOUTS[name], **SPIKES, steps=20)
@@ -75,6 +76,7 @@ def test_spikes_are_left_out_as_in_a_plain_loop(name):
     assert max(distance(ours[n], weights[n]) for n in compared) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", cases([{}, GRID], lambda changes: not changes))
 def test_a_spike_changes_no_bit_and_an_overflow_none_of_what_is_known_of_norms(changes, poisoned):
     config = override(TRAINED, **changes, **{**SPIKES, "spike_window": 2, "spike_threshold": 0.01})
@@ -99,6 +101,7 @@ def test_a_spike_changes_no_bit_and_an_overflow_none_of_what_is_known_of_norms(c
     assert Skipped.of(session) == Skipped(1, 1, 1)
 
 
+@pytest.mark.slow
 def test_what_is_known_of_norms_goes_on_from_a_checkpoint_bitwise(tmp_path):
     config = override(TRAINED, **SPIKES, steps=12)
     session = session_of(config)
@@ -116,6 +119,7 @@ def test_what_is_known_of_norms_goes_on_from_a_checkpoint_bitwise(tmp_path):
     SavedRun(saved, off).restore(pretraining(off))
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_at_a_spike_says_so_saves_and_goes_on(tmp_path, capsys):
     # a window of one step: every norm above the one before it is a spike
     words = flags(tmp_path, "--steps", 12, "--spike_window", 1)

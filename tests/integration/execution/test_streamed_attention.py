@@ -65,6 +65,7 @@ def with_and_without(config, on_a_processor):
     return kept, streamed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", cases([{}, {"widening": 2}, {"tensor_parallel_1": 3}], lambda changes: not changes)
 )
@@ -113,6 +114,7 @@ def steps_of(config, device=CUDA):
     return names, squares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     cases(
@@ -130,11 +132,13 @@ def test_on_a_gpu_nothing_has_a_number_for_each_query_and_key(changes):
     assert not squares
 
 
+@pytest.mark.slow
 def test_with_dropout_they_are_kept():
     names, squares = steps_of(override(CONFIG, dropout=0.1))
     assert set(names) == {"fused_attention", "fused_attention_grad"} and squares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_without_recomputation_a_processor_has_nothing_like_it_but_the_mask(dropout):
     names, squares = steps_of(

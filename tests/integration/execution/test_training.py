@@ -17,6 +17,7 @@ from tests.integration.runs import TRAINED as RANDOM
 from tests.integration.runs import batches, train, train_session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     cases(
@@ -45,6 +46,7 @@ def test_fifty_steps_equal_a_plain_pytorch_loop(changes):
 SOME = {"data_parallel": 2, "micro_batch_size": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     cases(
@@ -162,6 +164,7 @@ def test_remote_memory_on_files_gives_the_same_bits(tmp_path):
         np.testing.assert_array_equal(weights[name], array, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_fresh_run_takes_nothing_from_the_files_of_an_earlier_one(tmp_path):
     config = override(TRAINED, steps=2, warmup_steps=0)
     expected, expected_weights = train(config)

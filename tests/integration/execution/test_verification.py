@@ -37,6 +37,7 @@ def train(config, numbers) -> "tuple[list, dict[str, np.ndarray]]":
     return results, read_weights(session, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -92,6 +93,7 @@ def named(message: str) -> "tuple[str, str, str]":
     return found[1], found[2], found[3] or ""
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_anything_that_a_phase_leaves_is_found_and_named(flips):
     config = override(TRAINED, layers=2, global_batch_size=2, hidden_size=24, heads=3)
     session, found = pretraining(config), []

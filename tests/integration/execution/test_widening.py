@@ -149,6 +149,7 @@ def test_a_checkpoint_loads_with_another_width(before, after, tmp_path, caplog):
     np.testing.assert_allclose(losses_of(going_on, other, range(2, 5)), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_popxl_that_draws_from_one_seed_at_a_time_is_refused(monkeypatch):
     monkeypatch.delattr(runtime.extensions, "stack_seeds")
     with pytest.raises(

@@ -53,6 +53,7 @@ def test_without_the_extensions_of_popxl_layers_equal_their_formulas(choice, mon
         check(case, dataclasses.replace(MODEL, **CHOICES[choice]), 2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", cases([2, 3, 6], lambda pieces: pieces == 3))
 @pytest.mark.parametrize("split", [(1, 1), (2, 2)], ids=str)
 def test_attention_in_pieces_equals_its_formula(pieces, split):

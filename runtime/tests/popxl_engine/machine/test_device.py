@@ -52,6 +52,7 @@ class Gpu(Processor):
     where = torch.device("cuda", 0)
 
 
+@pytest.mark.slow
 def test_memory_is_page_locked_as_long_as_it_is_there_and_no_longer(monkeypatch):
     cudart = Cudart(monkeypatch)
     store = HostStore(10_000, Gpu())

@@ -66,6 +66,7 @@ def read(session, variables):
     return [found[v] for v in variables]
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_sessions_that_take_turns_have_the_limit_together_and_compute_what_each_does_alone(

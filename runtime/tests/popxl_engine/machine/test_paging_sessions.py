@@ -45,6 +45,7 @@ INTERPRETED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @INTERPRETED
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("memory", cases([70_000, 120_000, 10**7], lambda memory: memory == 70_000))
@@ -86,6 +87,7 @@ def test_a_program_gives_the_same_bits_on_a_device_with_less_memory(
     assert traffic.memory_bytes <= memory * replicas
 
 
+@pytest.mark.slow
 def test_a_device_memory_that_does_not_hold_what_is_in_use_says_how_much_does():
     with pytest.raises(
         RemoteMemoryError, match=r"got 20000 bytes of cpu; expected at least \d+: (\d+) .* mixing"
@@ -163,6 +165,7 @@ def test_a_row_stays_where_it_is_while_a_tensor_has_its_memory(tmp_path):
         rows.load(10)
 
 
+@pytest.mark.slow
 def test_a_session_that_is_gone_leaves_no_thread_and_no_file(tmp_path):
     ir, _ = program()
     keep_remote_memory_in_files(ir, str(tmp_path), 80_000)

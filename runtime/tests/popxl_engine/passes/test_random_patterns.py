@@ -48,6 +48,7 @@ def test_programs_that_were_wrong_are_right(program: Program) -> None:
     Checker(program).check()
 
 
+@pytest.mark.slow
 def test_every_pass_changes_some_pattern() -> None:
     fired: Counter[str] = Counter()
     for name, pattern in PATTERNS.items():

@@ -244,6 +244,7 @@ def test_of_a_branch_that_the_device_decides_the_dearer_side_is_planned():
     assert sum(p.product_flops for p in found.phases) == 2 * M**3
 
 
+@pytest.mark.slow
 def test_every_op_can_be_planned():
     for name in sorted({sample.op for sample in SAMPLES}):
         sample = next(s for s in SAMPLES if s.op == name)

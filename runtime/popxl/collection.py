@@ -1,5 +1,5 @@
-"""Making a session makes many objects that stay, which Python's garbage collector would go through
-again and again.
+"""Programs and what is compiled of them are many objects that stay, which Python's garbage
+collector would go through again and again.
 """
 
 import gc

@@ -1,0 +1,206 @@
+"""The command line of `data/prepare.py`: its commands, and what each takes.
+
+It stands apart from what reads and tokenises, so that help and wrong flags are answered at once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
+from popxl_gpt.config.errors import ConfigError
+from popxl_gpt.config.presets import did_you_mean
+from popxl_gpt.config.programs import called_as
+from popxl_gpt.config.schema import PathText
+
+CHARACTERS, GPT2 = "characters", "gpt2"
+"""Tokenizers that are made, or found, in place of a file."""
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What every preparation takes."""
+
+    trained: ClassVar[int] = 50257
+    output: PathText = "data/files/text"
+    """Folder to make; it appears when it is complete."""
+    sequence_length: int = 1024
+    """Tokens of a record, but one; a model may have another sequence length."""
+    vocabulary_size: int | None = None
+    """Of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has."""
+    tokenizer: PathText | None = None
+    """A tokenizer.json to use instead of training one, or GPT-2's vocab.bpe; characters: a token
+    for each character; gpt2: GPT-2's, from the files that tiktoken keeps.
+    """
+    tokenizer_bytes: int = 64 * 2**20
+    """Bytes of text to train the tokenizer on."""
+    validation: float | None = None
+    """Share of the tokens to hold out; long documents are cut for it; none: 0.05, or what is given
+    to be held out.
+    """
+    seed: int = 0
+    """Chooses the order of documents and which are held out."""
+    max_bytes: int | None = None
+    """Stop reading after this many bytes of text."""
+    shard_bytes: int = 256 * 2**20
+    """Start another file after this many bytes."""
+    workers: int = field(default_factory=_cores)
+    """Processes that tokenise; they do not change the result."""
+    overwrite: bool = False
+    """Replace an output folder prepared from something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfFiles(Preparation):
+    """What preparations of one's own files take."""
+
+    inputs: tuple[PathText, ...]
+    """Files, folders or quoted globs."""
+    validation_files: tuple[PathText, ...] = ()
+    """Files, folders or quoted globs to hold out, all of them, in place of a share; those that are
+    among the inputs, too, are not trained on.
+    """
+    skip_damaged: bool = False
+    """Leave out JSON lines that cannot be read, and say how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(OfFiles):
+    """Text in UTF-8 or JSON lines (.jsonl, .ndjson), plain or compressed (.gz, .bz2, .xz, .zst);
+    Parquet (.parquet), Arrow (.arrow), and folders that save_to_disk of Hugging Face's datasets
+    wrote.
+    """
+
+    documents: Literal["file", "paragraph", "line", "json"] = "file"
+    """What one document is; json: a line, of whose JSON object one field is read. So are .jsonl and
+    .ndjson in any case.
+    """
+    text_field: str = "text"
+    """The field of JSON lines, or the column of Parquet and Arrow files, that holds the text."""
+    document_bytes: int = 2**20
+    """Longer documents are cut at a line's end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversations(OfFiles):
+    """JSON lines with prompt and answer, or with messages of role and content. The answers count in
+    the loss, the rest does not; records hold whole conversations.
+    """
+
+    output: PathText = "data/files/conversations"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stdlib(Preparation):
+    """The source of this Python's standard library."""
+
+    trained: ClassVar[int] = 4096
+    output: PathText = "data/files/stdlib"
+    sequence_length: int = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wikipedia(Preparation):
+    """A Wikipedia XML dump, bz2 or plain."""
+
+    dump: PathText
+    """Such as enwiki-latest-pages-articles.xml.bz2."""
+    output: PathText = "data/files/wikipedia"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromBins:
+    """nanoGPT's train.bin and val.bin (uint16) as token files."""
+
+    folder: PathText
+    """The folder that holds them."""
+    output: PathText = "data/files/nanogpt"
+    """Folder to make."""
+    sequence_length: int = 1024
+    """Tokens of a record, but one; a model may have another sequence length."""
+    vocabulary_size: int | None = None
+    """Of the tokens; none: the tokenizer's, or GPT-2's, 50257."""
+    tokenizer: PathText | None = None
+    """The tokenizer.json that made the tokens."""
+    overwrite: bool = False
+    """Replace an output folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToBins:
+    """A prepared folder as nanoGPT's train.bin and val.bin (uint16)."""
+
+    folder: PathText
+    """What this program has prepared."""
+    output: PathText = "data/files/bins"
+    """Folder to make."""
+    overwrite: bool = False
+    """Replace an output folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Checks every checksum of TFRecord files."""
+
+    files: tuple[PathText, ...]
+    """TFRecord files, folders or quoted globs."""
+
+
+class Command(NamedTuple):
+    """One of the program's commands."""
+
+    about: str
+    options: type
+    words: str | None = None
+    """The option that words without a flag go to."""
+
+
+COMMANDS = {
+    "text": Command("prepare text files or JSON lines", Text, "inputs"),
+    "conversations": Command("prepare JSON lines of prompts and answers", Conversations, "inputs"),
+    "stdlib": Command("prepare the source of the standard library", Stdlib),
+    "wikipedia": Command("prepare a Wikipedia XML dump", Wikipedia, "dump"),
+    "from_bins": Command("turn nanoGPT's files into token files", FromBins, "folder"),
+    "to_bins": Command("turn token files into nanoGPT's", ToBins, "folder"),
+    "check": Command("check every checksum of TFRecord files", Check, "files"),
+}
+
+
+def parse_preparation(arguments: Sequence[str]) -> Any:
+    """What a command takes, an instance of one of the dataclasses above.
+
+    Raises:
+        ConfigError: lists every problem.
+        SystemExit: with code 0 after printing the help.
+    """
+    program = called_as("popxl-gpt-prepare", "data/prepare.py")
+    name, *words = list(arguments) or [""]
+    if name in HELP_FLAGS:
+        print(_help_text(program))
+        sys.exit(0)
+    if name not in COMMANDS:
+        hint = did_you_mean(name, dict.fromkeys(COMMANDS), listed=True)
+        raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"])
+    about, options, named = COMMANDS[name]
+    return parse_options(words, program=f"{program} {name}: {about}", options=options, words=named)
+
+
+def _help_text(program: str) -> str:
+    """What there is, one command a line."""
+    lines = [f"  {name:<15}{command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"{program} COMMAND: turn text into TFRecords for pretraining",
+            "",
+            *lines,
+            "",
+            f"{program} COMMAND --help tells what each takes.",
+        ]
+    )

@@ -1,0 +1,313 @@
+"""What to train in a given time: sizes, batch, rate, precision, chosen from data and machine.
+
+The program itself is run for a moment, which tells its speed. The largest model is taken that sees
+enough tokens for each of its parameters in the time, and no token more often than is of use.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from popxl_gpt.config import Config, override
+from popxl_gpt.data.dataset import find_files
+from popxl_gpt.data.description import read_info
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.memory import state_bytes
+from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.utils.runtime import host_bytes
+from popxl_gpt.utils.units import duration, si
+
+SHAPES = (
+    (2, 128), (4, 192), (4, 256), (6, 384), (8, 512), (10, 640), (12, 768), (16, 1024), (20, 1280),
+    (24, 1536), (28, 1792), (32, 2048),
+)  # fmt: skip
+"""Layers and hidden sizes, from the smallest model on."""
+HEAD_SIZE = 64
+TOKENS_PER_PARAMETER = 0.2
+"""Of the matrices of decoder blocks: a model that sees fewer in its time learns less than a smaller
+one.
+"""
+EPOCHS = 4
+"""That a text is seen: up to the fourth time it is worth nearly as much. Source: Muennighoff et al.
+2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264.
+"""
+STEPS = 1500
+"""That a run has about, where its batch may be chosen."""
+ROWS = 2048
+"""Tokens of the smallest batch, and of a micro-batch at most: products of fewer are slower."""
+RATE, RATE_WIDTH = 6e-3, 256
+"""The highest learning rate that a search found for so wide a model; it falls with the root of the
+width.
+"""
+VALIDATED = 20
+"""Steps between validations, at least: one takes as long as three steps."""
+TRIED_STEPS = 3
+"""Of a trial, after one that compiles."""
+TRIAL_SHARE = 0.1
+"""Of the time: another trial is made while those before took less."""
+LENGTHS = ((8 * 3600.0, 1024), (3600.0, 512), (0.0, 256))
+"""From so many seconds on, tokens of a sequence."""
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
+
+
+@dataclass(frozen=True)
+class Text:
+    """The data, as `dataset.json` beside them has it."""
+
+    tokens: int
+    vocabulary_size: int
+    tokenizer: str | None = None
+    validation_files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a moment of the real program took, in seconds."""
+
+    build: float
+    """Until the end of the first step."""
+    step: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The configuration, why it is this one, and what is expected of it."""
+
+    config: Config
+    reasons: tuple[str, ...]
+
+
+def text_of(config: Config) -> Text | None:
+    """What is known of the training data beside their files; None for random tokens, or where
+    nothing is.
+    """
+    if not config.data.input_files:
+        return None
+    paths = find_files(config.data.input_files)
+    folder = paths[0].parent
+    info = read_info(folder)
+    if info is None or "train" not in info.get("splits", {}):
+        return None
+    validation = sorted(str(path) for path in folder.glob("validation-*.tfrecord"))
+    name = info.get("tokenizer")
+    tokenizer = folder / name if isinstance(name, str) else None
+    return Text(
+        tokens=info["splits"]["train"]["tokens"],
+        vocabulary_size=info["vocabulary_size"],
+        tokenizer=str(tokenizer) if tokenizer is not None and tokenizer.is_file() else None,
+        validation_files=tuple(validation),
+    )
+
+
+def tried(config: Config) -> Trial:
+    """Build the training program, and run some steps of it on tokens that mean nothing."""
+    begin = time.perf_counter()
+    words = _some_tokens(config)
+    rates = [config.training.learning_rate] * config.execution.device_iterations
+    times = []
+    with pretraining(config) as session:
+        run_steps(session, config, words, words, rates)
+        build = time.perf_counter() - begin
+        for _ in range(TRIED_STEPS):
+            before = time.perf_counter()
+            run_steps(session, config, words, words, rates)
+            times.append((time.perf_counter() - before) / len(rates))
+    return Trial(build, statistics.median(times))
+
+
+def chosen(
+    config: Config,
+    given: Set[str],
+    text: Text | None,
+    seconds: float,
+    try_out: Callable[[Config], Trial] = tried,
+) -> Choice:
+    """Choose what was not given for a run of so many seconds.
+
+    Args:
+        config: what was given, and the recipe for the rest: a preset.
+        given: names of settings that stay as they are.
+        text: what is known of the data.
+        try_out: measures a configuration.
+    """
+    chooser = _Chooser(config, given, text, seconds)
+    speed, trials, spent, trial = _GUESS, 0, 0.0, None
+    tried_ones: dict[Config, Trial] = {}
+    candidate = chooser.sized(speed, seconds)
+    while candidate not in tried_ones and spent < TRIAL_SHARE * seconds:
+        begin = time.perf_counter()
+        trial = tried_ones[candidate] = try_out(candidate)
+        spent += max(time.perf_counter() - begin, trial.build + TRIED_STEPS * trial.step)
+        trials += 1
+        speed = _flops(candidate) * candidate.tokens_per_step / trial.step
+        candidate = chooser.sized(speed, seconds - spent)
+    if "precision" not in given and _has_bfloat16() and spent < TRIAL_SHARE * seconds:
+        narrow = override(candidate, precision="bfloat16")
+        other = try_out(narrow)
+        spent += other.build + TRIED_STEPS * other.step
+        known = tried_ones.get(candidate)
+        if known is None or other.step < known.step:
+            candidate, speed = narrow, _flops(narrow) * narrow.tokens_per_step / other.step
+    assert trial is not None, "a run has time for one trial"
+    step = candidate.tokens_per_step * _flops(candidate) / speed
+    steps = max(1, int((seconds - spent - 2 * trial.build) / step))
+    final = chooser.finished(candidate, steps)
+    return Choice(final, chooser.reasons(final, speed, trials, spent, steps))
+
+
+_GUESS = 5e10
+"""FLOP/s, before the first trial: of two cores."""
+
+
+def _matrices(layers: int, hidden: int) -> int:
+    """Parameters of the matrices of decoder blocks."""
+    return 12 * layers * hidden**2
+
+
+def _flops(config: Config) -> float:
+    """About what a token takes, as the sizes of matrices have it."""
+    model = config.model
+    products = (
+        _matrices(model.layers, model.hidden_size) + model.vocabulary_size * model.hidden_size
+    )
+    return 6.0 * products + 12.0 * model.layers * model.sequence_length * model.hidden_size
+
+
+def _has_bfloat16() -> bool:
+    """Whether this processor multiplies in bfloat16."""
+    try:
+        words = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return False
+    return any(flag in words for flag in BFLOAT16_FLAGS)
+
+
+def _some_tokens(config: Config) -> Any:
+    shape = (
+        config.execution.device_iterations * config.training.global_batch_size,
+        config.model.sequence_length,
+    )
+    return np.arange(math.prod(shape)).reshape(shape) % config.model.vocabulary_size
+
+
+class _Chooser:
+    """Settings by the speed of the machine, but those that were given."""
+
+    def __init__(self, config: Config, given: Set[str], text: Text | None, seconds: float):
+        self.given, self.text, self.seconds = given, text, seconds
+        known: dict[str, Any] = {"name": "minutes"}
+        if text is not None:
+            known["vocabulary_size"] = text.vocabulary_size
+            known["tokenizer"] = text.tokenizer
+            known["validation_files"] = text.validation_files
+        known["sequence_length"] = next(n for least, n in LENGTHS if seconds >= least)
+        self.base = self._changed(config, **known)
+        self.memory = host_bytes()[1] // 2
+
+    def _changed(self, config: Config, **values: Any) -> Config:
+        return override(config, **{n: v for n, v in values.items() if n not in self.given})
+
+    def sized(self, speed: float, seconds: float) -> Config:
+        """The largest model that sees enough tokens, with its batch."""
+        best = None
+        for layers, hidden in self._shapes():
+            config = self._with_batch(layers, hidden, speed, seconds)
+            if best is not None and state_bytes(config) > self.memory:
+                break
+            if best is None or self._is_worth(config, speed, seconds, best):
+                best = config
+        assert best is not None, "there is a smallest shape"
+        return best
+
+    def _shapes(self) -> Sequence[tuple[int, int]]:
+        model = self.base.model
+        found = [
+            (
+                model.layers if "layers" in self.given else layers,
+                model.hidden_size if "hidden_size" in self.given else hidden,
+            )
+            for layers, hidden in SHAPES
+        ]
+        return list(dict.fromkeys(found))
+
+    def _is_worth(self, config: Config, speed: float, seconds: float, smaller: Config) -> bool:
+        """Whether this size learns more in the time than a smaller one."""
+        model = config.model
+        tokens = speed * seconds / _flops(config)
+        needed = TOKENS_PER_PARAMETER * _matrices(model.layers, model.hidden_size)
+        return tokens >= needed or self._epochs(smaller, speed, seconds) > EPOCHS
+
+    def _epochs(self, config: Config, speed: float, seconds: float) -> float:
+        tokens = speed * seconds / _flops(config)
+        return 0.0 if self.text is None else tokens / self.text.tokens
+
+    def _with_batch(self, layers: int, hidden: int, speed: float, seconds: float) -> Config:
+        length = self.base.model.sequence_length
+        heads = max(1, hidden // HEAD_SIZE)
+        config = self._changed(self.base, layers=layers, hidden_size=hidden, heads=heads)
+        tokens = speed * seconds / _flops(config)
+        wanted = max(ROWS, tokens / STEPS) / length
+        batch = 2 ** max(0, round(math.log2(wanted)))
+        if "global_batch_size" in self.given:
+            batch = self.base.training.global_batch_size
+        micro_batch = math.gcd(batch, 2 ** int(math.log2(max(1, ROWS // length))))
+        rate = RATE * math.sqrt(RATE_WIDTH / hidden)
+        kept = 32 * layers * hidden * batch * length  # bytes of activations, about
+        return self._changed(
+            config,
+            global_batch_size=batch,
+            micro_batch_size=micro_batch,
+            learning_rate=rate,
+            recomputation=kept > self.memory // 2,
+            minimum_learning_rate=0.0,
+        )
+
+    def finished(self, config: Config, steps: int) -> Config:
+        """With what follows from the number of steps."""
+        validated = max(VALIDATED, steps // 10) if config.data.validation_files else 0
+        return self._changed(
+            config,
+            steps=steps,
+            warmup_steps=min(steps // 4, max(10, steps // 50)),
+            decay_steps=max(1, steps // 2),
+            validate_every=validated,
+            log_every=max(1, steps // 50),
+            every=0,
+        )
+
+    def reasons(
+        self, config: Config, speed: float, trials: int, spent: float, steps: int
+    ) -> tuple[str, ...]:
+        """Why it is this one, a line each."""
+        model, training = config.model, config.training
+        tokens, size = steps * config.tokens_per_step, _matrices(model.layers, model.hidden_size)
+        text = "random tokens, or files without dataset.json"
+        if self.text is not None:
+            text = (
+                f"{si(self.text.tokens, 'tokens')}, vocabulary {self.text.vocabulary_size}; "
+                f"{tokens / self.text.tokens:.2g} epochs"
+            )
+        return (
+            f"machine     {si(speed, 'FLOP/s')} of the program itself, in {trials} "
+            f"trial{'s' * (trials > 1)} of {duration(spent)}",
+            f"data        {text}",
+            f"size        {model.layers} layers of {model.hidden_size}, "
+            f"{si(parameter_count(model))} parameters: {tokens / size:.2g} tokens for each of a "
+            f"block's, at least {TOKENS_PER_PARAMETER:g}",
+            f"batch       {training.global_batch_size} sequences of {model.sequence_length}, "
+            f"{config.execution.micro_batch_size} at a time: about {STEPS} steps, of {ROWS} tokens "
+            "or more",
+            f"rate        {training.learning_rate:.2g}, the {RATE:g} of width {RATE_WIDTH} by the "
+            "root of the width; stable, then falling by the clock",
+            f"precision   {model.precision}, activations "
+            f"{'computed again' if config.execution.recomputation else 'kept'}",
+            f"expected    {steps} steps, {si(tokens, 'tokens')}, {duration(self.seconds)} with "
+            "everything",
+        )

@@ -1,0 +1,116 @@
+"""A run that has so many minutes, as a process."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from popxl_gpt.config import UserError, load
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoint_folder import checkpoints_in
+from popxl_gpt.execution.minutes import TimedSchedule
+from tests.integration.runs import run_job
+
+pytestmark = pytest.mark.multi
+ROOT = Path(__file__).parents[3]
+MINUTES = 0.25
+LAYOUT = ("--data_parallel", "1", "--tensor_parallel_1", "1", "--tensor_parallel_2", "1")
+
+
+def train(folder: Path, *flags: object) -> "tuple[float, str]":
+    """Seconds that the process took, and what it printed."""
+    words = [sys.executable, str(ROOT / "demo/pretraining.py"), "--run_folder", str(folder)]
+    begin = time.monotonic()
+    done = subprocess.run(
+        [*words, *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return time.monotonic() - begin, done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Of a run with random tokens, and `seconds` that its process took."""
+    folder = tmp_path_factory.mktemp("minutes")
+    seconds, printed = train(
+        folder, "--config", "tiny", "--name", "run", *LAYOUT, "--minutes", MINUTES, "--schedule", "wsd",
+        "--decay_steps", 12, "--checkpoint.every", 50, "--checkpoint.keep", 1000, "--log_every", 1000,
+    )  # fmt: skip
+    (folder / "seconds").write_text(str(seconds))
+    return folder
+
+
+def lines_of(run: Path) -> "list[dict]":
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_process_ends_with_its_minutes(folder):
+    # the program is exact to three in a hundred (tests/unit/test_minutes.py); a busy machine is not
+    seconds, lines = float((folder / "seconds").read_text()), lines_of(folder / "run")
+    assert 0.75 * 60 * MINUTES < seconds < 2 * 60 * MINUTES
+    assert lines[-1]["step"] > 20  # those of the preset
+    rates = [line["learning_rate"] for line in lines]
+    assert rates[0] == max(rates) and rates[-1] < 0.3 * rates[0]
+    config = load(folder / "run/config.yml")
+    assert config.training.steps == lines[-1]["step"] and config.training.minutes == MINUTES
+    assert "finished: step" in (folder / "run/report.html").read_text()
+
+
+def test_a_checkpoint_has_the_rates_that_its_run_has_after_it(folder):
+    run = folder / "run"
+    config, lines = load(run / "config.yml"), lines_of(run)
+    positions = [SavedRun(path, config).position for path in checkpoints_in(run / "checkpoints")]
+    last, *before = [position for position in positions if position.schedule is not None]
+    for position in before:
+        again = TimedSchedule(
+            config.training, 60 * MINUTES, done=position.step, state=position.schedule
+        )
+        later = next((p.step for p in reversed(positions) if p.step > position.step), None)
+        if position.schedule == last.schedule:  # the end was not fixed anew
+            expected = [line["learning_rate"] for line in lines[position.step : later]]
+            steps = range(position.step, position.step + len(expected))
+            assert [again.learning_rate(step) for step in steps] == expected
+    assert last.schedule["end"] == last.step == lines[-1]["step"]
+
+
+def test_a_run_whose_minutes_are_over_has_nothing_to_go_on_with(folder, capsys):
+    flags = ("--config", folder / "run/config.yml", "--checkpoint.load", "auto")
+    before = (folder / "run/metrics.jsonl").read_text()
+    run_job(*flags)
+    assert "continuing after step" in capsys.readouterr().out
+    assert (folder / "run/metrics.jsonl").read_text() == before
+
+
+def test_minutes_that_choosing_would_take_are_refused(monkeypatch):
+    monkeypatch.setattr("popxl_gpt.demo.pretraining.since_start", lambda: 25.0)
+    with pytest.raises(UserError, match=r"--minutes: got 0.5; expected at least 0.58, for trials"):
+        run_job("--minutes", 0.5)
+    with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
+        run_job("--minutes", 0.5, "--data_parallel", 2, "--micro_batch_size", 1)
+
+
+@pytest.mark.slow
+def test_the_program_chooses_what_it_trains_and_says_why(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 61, (300, 65))
+    with RecordWriter(tmp_path / "train-0.tfrecord") as writer:
+        for payload in example.encode(tokens):
+            writer.write(payload)
+    files = ("--input_files", tmp_path / "train-0.tfrecord", "--vocabulary_size", 61)
+    seconds, printed = train(tmp_path, "--minutes", 0.6, *files, "--sequence_length", 64)
+    assert 0.75 * 36 < seconds < 2 * 36
+    for word in ("machine", "data", "size", "batch", "rate", "precision", "expected"):
+        assert f"\n{word} " in f"\n{printed}"
+    config = load(tmp_path / "minutes/config.yml")
+    assert (config.model.sequence_length, config.model.vocabulary_size) == (64, 61)
+    assert lines_of(tmp_path / "minutes")[-1]["step"] == config.training.steps

@@ -1,0 +1,163 @@
+"""Runs that have so many minutes: what is chosen for them, and when they end, by a clock that is told."""
+
+import math
+
+import pytest
+
+from popxl_gpt.config import Config, Training, preset
+from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, chosen
+
+TRAINING = Training(
+    steps=1000, decay_steps=400, schedule="wsd", warmup_steps=10, learning_rate=1.0, minimum_learning_rate=0.1
+)  # fmt: skip
+SECONDS, CLOSING = 1000.0, 7.0
+
+
+def run(
+    pace, schedule: TimedSchedule, step: int = 0, elapsed: float = 20.0, until: float = math.inf
+):
+    """Steps that take `pace(elapsed)` seconds each. Returns steps, seconds, rates, and states."""
+    rates, states = [], []
+    while step < schedule.end and elapsed < until:
+        for _ in range(schedule.iterations):
+            rates.append(schedule.learning_rate(step))
+            elapsed, step = elapsed + pace(elapsed), step + 1
+        schedule.tell(step, elapsed, CLOSING)
+        states.append(schedule.state)
+    return step, elapsed, rates, states
+
+
+PACES = {
+    "even": lambda elapsed: 0.5,
+    "slower half way": lambda elapsed: 0.5 if elapsed < 500 else 1.1,
+    "faster half way": lambda elapsed: 0.9 if elapsed < 500 else 0.3,
+    "slower near the end": lambda elapsed: 0.4 if elapsed < 850 else 2.0,
+    "with a pause each 100 seconds": lambda elapsed: 0.5 if elapsed % 100 > 0.6 else 4.0,
+    "never as expected": lambda elapsed: 0.05,
+}
+
+
+@pytest.mark.parametrize("name", PACES)
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_a_run_ends_with_its_time_whatever_its_pace(name, iterations):
+    schedule = TimedSchedule(TRAINING, SECONDS, iterations)
+    step, elapsed, rates, _ = run(PACES[name], schedule)
+    assert elapsed + CLOSING == pytest.approx(SECONDS, rel=0.03)
+    assert step == schedule.end and step % iterations == 0
+    assert rates[:10] == pytest.approx([(n + 1) / 11 for n in range(10)])
+    falls = [b - a for a, b in zip(rates[10:], rates[11:])]
+    assert max(falls) <= 1e-12 and rates[10] == 1.0
+    assert rates[-1] == pytest.approx(0.1, abs=0.03)
+
+
+def test_the_rate_stays_until_the_decays_share_of_the_time_and_falls_in_a_straight_line():
+    schedule = TimedSchedule(TRAINING, SECONDS)
+    _, _, rates, _ = run(PACES["even"], schedule)
+    first = next(n for n, rate in enumerate(rates) if n > 10 and rate < 1.0)
+    assert 20 + 0.5 * first == pytest.approx(0.6 * (SECONDS - CLOSING), rel=0.01)
+    begin, end = schedule.begin, schedule.end
+    expected = [1.0 - 0.9 * (n - begin) / (end - begin) for n in range(begin, end)]
+    assert rates[begin:] == pytest.approx(expected)
+
+
+def test_a_run_that_goes_on_in_its_decay_has_the_same_rates_and_end():
+    whole = TimedSchedule(TRAINING, SECONDS)
+    step, _, rates, states = run(PACES["even"], whole)
+    stopped = TimedSchedule(TRAINING, SECONDS)
+    done, elapsed, _, before = run(PACES["even"], stopped, until=800.0)
+    again = TimedSchedule(TRAINING, SECONDS, state=before[-1])
+    last, _, rest, _ = run(PACES["even"], again, done, elapsed)
+    assert (last, again.state) == (step, states[-1])
+    assert rest == rates[done:]
+
+
+def test_a_run_that_gets_more_time_does_not_end_where_it_would_have():
+    done, elapsed, _, states = run(PACES["even"], TimedSchedule(TRAINING, SECONDS))
+    longer = TimedSchedule(TRAINING, 2 * SECONDS, done=done, state=states[-1])
+    assert longer.begin is None and longer.learning_rate(done) == 1.0
+    _, elapsed, _, _ = run(PACES["even"], longer, done, elapsed)
+    assert elapsed + CLOSING == pytest.approx(2 * SECONDS, rel=0.01)
+
+
+class Machine:
+    """One on which a step takes what its products do."""
+
+    def __init__(self, speed: float):
+        self.speed, self.tried = speed, []
+
+    def __call__(self, config: Config) -> Trial:
+        self.tried.append(config)
+        model = config.model
+        matrices = 12 * model.layers * model.hidden_size**2
+        products = matrices + model.vocabulary_size * model.hidden_size
+        attention = 12 * model.layers * model.sequence_length * model.hidden_size
+        return Trial(2.0, (6 * products + attention) * config.tokens_per_step / self.speed)
+
+
+TEXT = Text(
+    9_000_000, 5000, "data/files/mine/tokenizer.json", ("data/files/mine/validation-0.tfrecord",)
+)
+
+
+def choose(seconds: float, speed: float = 6e10, given=(), text=TEXT, **settings):
+    config = preset(
+        "modern",
+        schedule="wsd",
+        input_files=("train",),
+        validate_every=0,
+        minutes=seconds / 60,
+        **settings,
+    )
+    return chosen(config, {"input_files", "minutes", *given}, text, seconds, Machine(speed))
+
+
+def test_more_time_and_a_faster_machine_give_larger_models_with_larger_batches():
+    sizes = [choose(60 * minutes).config for minutes in (1, 10, 100, 1000)]
+    layers = [config.model.layers for config in sizes]
+    batches = [config.tokens_per_step for config in sizes]
+    assert layers == sorted(layers) and layers[0] < layers[-1]
+    assert batches == sorted(batches) and batches[0] < batches[-1]
+    rates = [config.training.learning_rate for config in sizes]
+    assert rates == sorted(rates, reverse=True)
+    fast = choose(600, speed=6e12).config
+    assert fast.model.hidden_size > choose(600).config.model.hidden_size
+
+
+def test_data_say_vocabulary_tokenizer_and_what_is_held_out():
+    config = choose(600).config
+    assert config.model.vocabulary_size == 5000 and config.data.tokenizer == TEXT.tokenizer
+    assert config.data.validation_files == TEXT.validation_files
+    assert config.training.validate_every > 0
+    alone = choose(600, text=None).config
+    assert alone.model.vocabulary_size == 4096 and alone.training.validate_every == 0
+
+
+def test_few_data_are_not_seen_more_often_than_is_of_use():
+    few, many = (choose(3600, text=Text(tokens, 4096)).config for tokens in (200_000, 10**9))
+    assert few.model.hidden_size > many.model.hidden_size
+
+
+def test_what_was_given_stays():
+    given = {
+        "layers": 3,
+        "hidden_size": 96,
+        "heads": 3,
+        "global_batch_size": 12,
+        "micro_batch_size": 4,
+    }
+    given |= {"learning_rate": 1e-3, "sequence_length": 64}
+    choice = choose(600, given=given, **given).config
+    for name, value in given.items():
+        assert value in (getattr(choice.model, name, None), getattr(choice.training, name, None),
+                         getattr(choice.execution, name, None)), name  # fmt: skip
+
+
+def test_the_prediction_is_what_the_machine_does_in_the_time():
+    choice = choose(600)
+    machine = Machine(6e10)
+    step = machine(choice.config).step
+    assert choice.config.training.steps * step == pytest.approx(600, rel=0.1)
+    said = "\n".join(choice.reasons)
+    for word in ("machine", "data", "size", "batch", "rate", "precision", "expected"):
+        assert f"{word} " in said
+    assert f"{choice.config.training.steps} steps" in said
