@@ -26,6 +26,7 @@ NOT_NUMERIC_LEAVES = (
     ("training", "validate_training"),
     ("execution", "device_iterations"),
     ("execution", "recomputation"),
+    ("execution", "activation_memory"),
     ("execution", "device"),
     ("execution", "device_memory"),
     ("execution", "memmap_dir"),

@@ -92,6 +92,7 @@ def combination_problems(config: Config, bad: Set[str], replicas: int | None = N
         _validation,
         _mix,
         _device,
+        _activations,
         _files,
     ]
     found = [problem for rule in rules for problem in rule(config)]
@@ -426,6 +427,17 @@ def _device(config: Config) -> Iterator[Problem]:
             "device",
             f"device: got {config.execution.device!r}; expected auto, cpu, cuda or cuda:N. "
             "Give one of these.",
+        )
+
+
+def _activations(config: Config) -> Iterator[Problem]:
+    execution = config.execution
+    if execution.activation_memory is not None and not execution.recomputation:
+        yield _problem(
+            "activation_memory recomputation",
+            f"activation_memory: got {execution.activation_memory} while recomputation is false, "
+            "which keeps all there is; expected true, for what the memory does not hold. Leave out "
+            "one of the two.",
         )
 
 

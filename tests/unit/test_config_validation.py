@@ -107,6 +107,10 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"activation_memory": 1024, "recomputation": False},
+        "activation_memory: got 1024 while recomputation is false, which keeps all there is",
+    ),
+    (
         {"head_serialisation": 12},
         "head_serialisation: got 12; expected a divisor of the rows of a run of the head, "
         "widening * micro_batch_size * sequence_length = 8. Use 4.",
