@@ -125,8 +125,8 @@ class Leaf:
         if self.kind is str or text in self.words:
             return self.check(text)
         try:
-            is_size = isinstance(self.bound, Bytes)
-            value = self.bound.read(text) if is_size else KINDS[self.kind](text)
+            read = self.bound.read if isinstance(self.bound, Bytes) else KINDS[self.kind]
+            value = read(text)
         except (ValueError, OverflowError):
             raise self._refusal(text) from None
         return self.check(value)

@@ -1,6 +1,7 @@
 """How numbers are written, in files and on the command line."""
 
 import re
+from collections.abc import Callable
 
 _DIGITS = "[0-9]+(?:_[0-9]+)*"
 INTEGER = re.compile(f"[-+]?{_DIGITS}")
@@ -22,4 +23,5 @@ def real(text: str) -> float:
     return float(text)
 
 
-KINDS = {int: integer, float: real}
+KINDS: "dict[type, Callable[[str], int | float | None]]" = {int: integer, float: real}
+"""How a number of each type is read."""

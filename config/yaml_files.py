@@ -61,7 +61,7 @@ _PLAIN = (
 _Loader.yaml_implicit_resolvers = {}
 for _kind, _pattern, _first in _PLAIN:
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), _first)  # type: ignore[no-untyped-call]
+        _class.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), _first)
 _KINDS = {
     "null": "nothing",
     "bool": "true or false",
