@@ -112,9 +112,9 @@ def test_the_least_number_beyond_64_bits_is_refused():
 @pytest.mark.parametrize(
     "batch, widening, uses",
     [
-        (4 * 10**18, 3, "2 or 4"),
-        (4 * 10**18, 7, "5 or 8"),
-        (4_611_686_014_132_420_609, 2, "1 or 4611686014132420609"),
+        (2 * 10**9, 3, "2 or 4"),
+        (2 * 10**9, 7, "5 or 8"),
+        (2**31 - 1, 2, "1 or 2147483647"),
         (12, 5, "4 or 6"),
         (12, 13, "12"),
     ],
@@ -193,12 +193,8 @@ PROGRAMS = {
         "tokenizer.json. Check the path.\n",
     ),
     "a huge batch that is widened": (
-        ["--global_batch_size", str(4 * 10**18), "--widening", "2"],
-        f"error: global_batch_size: got {4 * 10**18}; expected at most 2147483647. Lower it.\n",
-    ),
-    "a huge batch whose widening does not divide it": (
         ["--global_batch_size", str(4 * 10**18), "--widening", "3"],
-        "widening: got 3; expected a divisor of the micro-batches per step",
+        f"error: global_batch_size: got {4 * 10**18}; expected at most 2147483647. Lower it.\n",
     ),
 }
 
@@ -213,5 +209,5 @@ def test_training_with_what_no_run_can_use_ends_in_words_before_anything_slow_is
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 2
-    assert done.stderr == says if says.endswith("\n") else says in done.stderr
+    assert done.stderr == says
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
