@@ -15,6 +15,17 @@ from popxl_gpt.config.texts import user_path
 from popxl_gpt.config.yaml_files import read_yaml
 
 HELP_FLAGS = ("--help", "-h")
+ELSEWHERE = {
+    "batch_size": "global_batch_size", "block_size": "sequence_length", "ckpt": "checkpoint",
+    "context_length": "sequence_length", "dataset": "input_files", "dtype": "precision",
+    "eval_interval": "validate_every", "grad_clip": "max_norm", "lora_r": "lora_rank",
+    "lr": "learning_rate", "max_iters": "steps", "max_new_tokens": "tokens", "max_steps": "steps",
+    "min_lr": "minimum_learning_rate", "n_embd": "hidden_size", "n_head": "heads",
+    "n_layer": "layers", "num_heads": "heads", "num_layers": "layers", "num_samples": "samples",
+    "out_dir": "run_folder", "resume": "load", "seq_len": "sequence_length", "start": "prompt",
+    "warmup_iters": "warmup_steps",
+}  # fmt: skip
+"""What other programs that train and use GPTs call a flag: what it is here."""
 Record = TypeVar("Record")
 
 
@@ -259,11 +270,16 @@ class _Words:
         self.values[leaf.name] = False
 
     def _refuse_flag(self, word: str, flag: str) -> None:
-        leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
         name, hint = word.partition("=")[0][: 2 * SHOWN], ""
         if len(self.problems) < SHOWN:  # others are counted only
+            leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
             known = {**leaf_names, **({"config": None} if self.has_presets else {})}
-            hint = did_you_mean(flag, known).replace("mean '", "mean '--")
+            same = ELSEWHERE.get(flag)
+            hint = (
+                f"Did you mean '--{same}'?"
+                if same in known
+                else did_you_mean(flag, known).replace("mean '", "mean '--")
+            )
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
         while self.rest and not self.rest[0].startswith("--"):
             self.rest.pop(0)

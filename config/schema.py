@@ -333,6 +333,11 @@ class Execution:
     """Compute activations again in the backward phase instead of keeping them; attention's
     probabilities either way.
     """
+    activation_memory: Memory | None = None
+    """Remote memory of each replica for what decoder blocks keep of their forward pass, of all
+    micro-batches: as many of the last blocks as it holds keep it, and the others compute it again;
+    none: recomputation decides for all.
+    """
     head_serialisation: Count = 1
     """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
     gradient: only one piece's logits are held at once.
@@ -379,8 +384,8 @@ class Checkpoint:
     """What is saved for a later run, and where a run starts from."""
 
     load: PathText | None = None
-    """Checkpoint folder to continue from; auto: the newest whole one in the run's folder; best:
-    that with the lowest validation loss there; none: start afresh.
+    """Checkpoint to continue from, or a run's folder, of which the newest whole one; auto: that of
+    this run's folder; best: the one with the lowest validation loss there; none: start afresh.
     """
     init_from: PathText | None = None
     """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,

@@ -40,7 +40,8 @@ def read_json_lines(
 
     expected = (
         f"a JSON object with text in '{field}'. Correct the line, name another --text_field, or "
-        "leave such lines out with --skip_damaged"
+        "leave such lines out with --skip_damaged. Prompts with answers are for `prepare.py "
+        "conversations`"
     )
     yield from json_objects(path, text, expected, damaged)
 

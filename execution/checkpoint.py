@@ -285,9 +285,9 @@ def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
     Raises:
         UserError: there is none, or none can be used.
     """
-    if (path / MANIFEST).exists() or NAME.fullmatch(path.resolve().name):
+    if _is_checkpoint(path):
         return SavedRun(path, _own_config(path)).merged()
-    folder = next((f for f in (path / "checkpoints", path) if checkpoints_in(f)), None)
+    folder = _checkpoints_of(path)
     if folder is None:
         found = "no folder" if not path.is_dir() else "a folder without checkpoints"
         raise UserError(
@@ -314,9 +314,20 @@ def _own_config(folder: Path) -> Config:
     return from_mapping(_read_manifest(folder)["config"])
 
 
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path is meant to be one, be it damaged."""
+    return (path / MANIFEST).exists() or NAME.fullmatch(path.resolve().name) is not None
+
+
+def _checkpoints_of(path: Path) -> Path | None:
+    """The folder that has the checkpoints of a run, or is one with checkpoints."""
+    return next((f for f in (path / "checkpoints", path) if checkpoints_in(f)), None)
+
+
 def find(load: str, folder: Path, config: Config) -> SavedRun | None:
-    """The checkpoint that `checkpoint.load` asks for: a path; "best"; or "auto" for the newest of a
-    folder that is whole, None where there is none at all.
+    """The checkpoint that `checkpoint.load` asks for: a path, of a run's folder the newest that is
+    whole; "best"; or "auto" for the newest of a folder that is whole, None where there is none at
+    all.
 
     Raises:
         UserError: it cannot be used, all are damaged, or none is the best.
@@ -329,7 +340,16 @@ def find(load: str, folder: Path, config: Config) -> SavedRun | None:
                 "loss; expected one. Load the newest with auto, and use --validate_every."
             )
         return SavedRun(best, config)
-    return _newest_whole(folder, config) if load == "auto" else SavedRun(Path(load), config)
+    if load == "auto":
+        return _newest_whole(folder, config)
+    path = Path(load)
+    others = None if _is_checkpoint(path) else _checkpoints_of(path)
+    if others is None:
+        return SavedRun(path, config)
+    saved = _newest_whole(others, config)
+    if saved is not None:
+        saved.passed_over = []  # another run's stay as they are
+    return saved
 
 
 def _newest_whole(folder: Path, config: Config) -> SavedRun | None:
@@ -361,8 +381,8 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
             read_count(manifest, name)
     except FileNotFoundError as error:
         problem = (
-            f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a folder step_<n> "
-            "of a run"
+            f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a run's folder, or "
+            "a folder step_<n> of it"
         )
         if folder.is_dir() and NAME.fullmatch(folder.name):
             raise DamagedError(problem) from error

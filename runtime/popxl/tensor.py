@@ -2,6 +2,7 @@
 outputs.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -281,7 +282,7 @@ def _pieces(variable: Variable, buffer: RemoteBuffer) -> int:
     """
     size, slot = (
         variable.replica_grouping.group_size,
-        int(np.prod(buffer.tensor_shape, dtype=np.int64)),
+        math.prod(buffer.tensor_shape),
     )
     made_for = [buffer._shard_over] if buffer._shard_over else range(size, 0, -1)
     fits = (n for n in made_for if size % n == 0 and -(-variable.nelms // n) == slot)
@@ -313,7 +314,7 @@ def replica_sharded_buffer(
             f"group size {size}."
         )
     whole = tuple(shape[1:]) if grouping.num_groups > 1 else tuple(shape)
-    nelms = int(np.prod(whole, dtype=np.int64))
+    nelms = math.prod(whole)
     buffer = get_ir()._new_buffer((-(-nelms // shard_over),), dtype, entries)
     buffer.meta_shape, buffer._shard_over = whole, shard_over
     return buffer

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import repeat, starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ class _Peekable(Iterator[HostTensor]):
     def __init__(self, source: DataSource) -> None:
         if callable(source):
             source()  # a trial call: programs that seed numpy rely on this draw
-            self._items = _repeat_calls(source)
+            self._items: Iterator[HostTensor] = starmap(source, repeat(()))
         else:
             self._items = iter(source)
         self._next: list[HostTensor] = []
@@ -45,11 +46,6 @@ class _Peekable(Iterator[HostTensor]):
 
     def __next__(self) -> HostTensor:
         return self._next.pop() if self._next else next(self._items)
-
-
-def _repeat_calls(source: Callable[[], HostTensor]) -> Iterator[HostTensor]:
-    while True:
-        yield source()
 
 
 def _as_item(data: HostTensor, dtype: popxl.dtype | None) -> np.ndarray:
@@ -101,6 +97,8 @@ class VariableFactory:
             popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
         )
         self.shard_over = shard_over
+        self._seen: tuple[np.ndarray, Any, np.ndarray] | None = None
+        """The last data that were one number seen everywhere, the number, and what they became."""
         self._whole_shape: tuple[int, ...] = tuple(first.shape)
         self.meta_shape: tuple[int, ...] = self._whole_shape if shard_over > 1 else ()
         self.shape: tuple[int, ...] = (
@@ -171,11 +169,12 @@ class VariableFactory:
         if empty:
             return np.empty(shape, self.dtype.as_numpy())
         if shape == self._whole_shape:
-            return self._item(next(self.data_iter))
-        items = self._items(shape[0])
+            return self._next_item()
+        items = [self._next_item() for _ in range(shape[0])]
         first = items[0]
-        if is_uniform(first) and all(
-            i is first or is_uniform(i) and i.flat[0] == first.flat[0] for i in items
+        if is_uniform(first) and (
+            len(set(map(id, items))) == 1
+            or all(is_uniform(i) and i.flat[0] == first.flat[0] for i in items)
         ):
             return np.broadcast_to(first, shape)
         return np.stack(items)
@@ -236,28 +235,18 @@ class VariableFactory:
                 "another folder."
             ) from error
 
-    def _items(self, count: int) -> list[np.ndarray]:
-        """The next items. One that comes again and again, as zeros do for thousands of groups, is
-        looked at once; an array with memory of its own may have been filled anew.
-        """
-        items: list[np.ndarray] = []
-        last: Any = None
-        for _ in range(count):
-            data = next(self.data_iter)
-            if last is None or data is not last:
-                items.append(self._item(data))
-                last = data if is_uniform(data) else None
-            else:
-                items.append(items[-1])
-        return items
-
-    def _item(self, data: HostTensor) -> np.ndarray:
+    def _next_item(self) -> np.ndarray:
+        data = next(self.data_iter)
+        if self._seen is not None and data is self._seen[0] and data.item(0) == self._seen[1]:
+            return self._seen[2]
         item = _as_item(data, self.dtype)
         if item.shape != self._whole_shape:
             raise ValueError(
                 f"variable '{self.name}': got data of shape {list(item.shape)}; expected "
                 f"{list(self._whole_shape)}, as at first."
             )
+        if isinstance(data, np.ndarray) and is_uniform(data):
+            self._seen = data, data.item(0), item
         return item
 
     def _data(

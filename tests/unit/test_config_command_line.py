@@ -184,6 +184,8 @@ def test_a_negative_number_is_a_value_and_no_flag():
 
 MISTAKES = [
     ("--layer 3", "--layer: unknown flag. Did you mean '--layers'?"),
+    ("--resume auto", "--resume: unknown flag. Did you mean '--load'?"),
+    ("--n_layer=3", "--n_layer: unknown flag. Did you mean '--layers'?"),
     ("--confg tiny", "--confg: unknown flag. Did you mean '--config'?"),
     ("--qqq", "--qqq: unknown flag. See --help for all of them."),
     ("--no-layers", "--no-layers: unknown flag. Did you mean '--layers'?"),
@@ -192,7 +194,7 @@ MISTAKES = [
     ("--layers --heads 4", "--layers: got no value; expected one. Write --layers VALUE."),
     ("--layers x", "--layers: got 'x'; expected a whole number, at least 1."),
     ("--layers 1.5", "--layers: got '1.5'; expected a whole number, at least 1."),
-    ("--dropout nan", "--dropout: got nan; expected a number, at least 0 and below 1."),
+    ("--dropout nan", "--dropout: got 'nan'; expected a number, at least 0 and below 1."),
     ("--wandb maybe", "--wandb: got 'maybe'; expected true or false."),
     ("--no-wandb=3", "--no-wandb=3: got a value; expected none. Write --no-wandb."),
     ("--input_files", "--input_files: got no value; expected paths or patterns, or none."),

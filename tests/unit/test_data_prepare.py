@@ -547,6 +547,7 @@ def corrupt(path):
             ["text", "bad.jsonl"],
             "bad.jsonl, line 2 at byte 14: got no text in 'text' (fields: 'text'); expected",
         ),
+        (["text", "asked.jsonl"], "Prompts with answers are for `prepare.py conversations`."),
         (["text", "text", "--documents", "json"], "000.txt, line 1 at byte 0: got '0 the"),
         (["text", "cut.txt.gz"], "cut.txt.gz: got compressed data that are damaged"),
         (
@@ -572,6 +573,7 @@ def test_mistakes_end_with_code_two_one_message_and_no_change(
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x01")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"text " * 99)[:-9])
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(b"text " * 99)[:-2])
     (tmp_path / "a.txt.zip").write_bytes(b"PK")

@@ -4,6 +4,7 @@ loader.
 
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -150,6 +151,20 @@ def test_a_far_step_costs_no_more_than_the_first():
     far = sampler.indices(10**15)
     assert time.perf_counter() - start < 1
     assert len(np.unique(far)) == 512
+
+
+def test_the_order_of_a_thousand_million_samples_takes_no_memory_and_draws_each_once():
+    sampler = BatchSampler(samples=10**9, global_batch_size=2**14, seed=5)
+    tracemalloc.start()
+    begin = [sampler.indices(step) for step in range(3)]
+    end = sampler.indices(10**9 // 2**14)  # has the first epoch's last samples
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * 2**20, "a few times a batch, and not the samples"
+    drawn = np.concatenate([*begin, end[: 10**9 % 2**14]])
+    assert len(np.unique(drawn)) == len(drawn) and 0 <= drawn.min() <= drawn.max() < 10**9
+    counts = np.bincount(drawn // 10**8, minlength=10)
+    assert np.abs(counts - counts.mean()).max() < 5 * np.sqrt(counts.mean()), "all over the data"
 
 
 @pytest.mark.parametrize(

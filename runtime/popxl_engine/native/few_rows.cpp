@@ -25,6 +25,7 @@ struct Factors {
   const T *w, *bias;
   T* y;
   int64_t stride, along, across, columns, inner;
+  int rows;
 };
 
 // Adds to sums of each row, `apart` numbers from one another, the first `count` numbers of COUNT
@@ -75,7 +76,7 @@ void by_columns(const Factors<T>& f, int threads) {
                     parts + piece / across * ROWS * apart + j, apart,
                     std::min(width, f.columns - j));
   });
-  for (int m = 0; m < ROWS; ++m) {
+  for (int m = 0; m < f.rows; ++m) {
     float* const row = parts + m * apart;
     for (int64_t part = 1; part < depths; ++part)
       in_lanes(f.columns, [=](auto n, int64_t j) {
@@ -105,7 +106,7 @@ void sum_along(const Factors<T>& f, int64_t j) {
         sums[r][m] = fused(line, load_as<Lanes>(f.x + m * f.stride + k), sums[r][m]);
     }
   for (int r = 0; r < COUNT; ++r)
-    for (int m = 0; m < ROWS; ++m) {
+    for (int m = 0; m < f.rows; ++m) {
       float sum = sum_of(sums[r][m]) + (f.bias == nullptr ? 0.0f : wide(f.bias[j + r]));
       for (int64_t i = k; i < f.inner; ++i)
         sum = fused(wide(w[r * f.across + i]), f.x[m * f.stride + i], sum);
@@ -131,32 +132,27 @@ void multiply_rows(const Factors<T>& f, int threads) {
     by_sums<ROWS>(f, threads);
 }
 
+// Rows that are compiled for are powers of two; what is missing to one are zeros whose sums nobody
+// takes. A sum does not depend on other rows.
 template <class T>
 void multiply_few(const T* x, int64_t stride, const T* w, int64_t along, int64_t across,
                   const T* bias, T* y, int64_t rows, int64_t columns, int64_t inner, int threads) {
   const int64_t row = (inner + LANES - 1) / LANES * LANES, line = 64 / sizeof(float);
-  std::vector<float> memory(std::size_t(rows * row + line));
+  const int64_t all = rows <= 2 ? rows : rows <= 4 ? 4 : 8;
+  std::vector<float> memory(std::size_t(all * row + line));
   const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float)) % line;
   float* const left =
       memory.data() + (line - beyond) % line;  // vectors that begin with a line load twice as fast
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t k = 0; k < inner; ++k) left[i * row + k] = wide(x[i * stride + k]);
-  const Factors<T> f{left, w, bias, y, row, along, across, columns, inner};
-  switch (rows) {
+  const Factors<T> f{left, w, bias, y, row, along, across, columns, inner, int(rows)};
+  switch (all) {
     case 1:
       return multiply_rows<1>(f, threads);
     case 2:
       return multiply_rows<2>(f, threads);
-    case 3:
-      return multiply_rows<3>(f, threads);
     case 4:
       return multiply_rows<4>(f, threads);
-    case 5:
-      return multiply_rows<5>(f, threads);
-    case 6:
-      return multiply_rows<6>(f, threads);
-    case 7:
-      return multiply_rows<7>(f, threads);
     default:
       return multiply_rows<8>(f, threads);
   }

@@ -164,6 +164,25 @@ def test_a_data_source_is_tried_once_looked_at_once_and_then_drawn_per_variable_
         assert [from_list.next_data()[0], from_list.next_data()[0]] == [0, 1]
 
 
+def test_one_number_seen_everywhere_that_a_source_changes_in_place_is_each_draws():
+    number = np.zeros((), np.float32)
+    everywhere = np.broadcast_to(number, (2, 3))
+
+    def draw():
+        number[...] += drawn.pop(0)
+        return everywhere
+
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        pairs = ir.replica_grouping(group_size=2)
+        drawn = [1, 1, 0, 3, 0, 0]
+        factory = VariableFactory(draw, popxl.float32, "w", replica_grouping=pairs)
+        first, second = factory.next_data(), factory.next_data()
+    np.testing.assert_array_equal(first, np.full((2, 2, 3), 2.0))
+    np.testing.assert_array_equal(second, np.full((2, 2, 3), 5.0))
+    assert not any(first.strides), "it takes no memory"
+
+
 def test_a_factory_has_a_grouping_of_all_replicas_unless_it_is_given_one():
     ir = popxl.Ir(replication=4)
     with ir.main_graph:

@@ -26,7 +26,7 @@ from tests.metrics_text import metrics_of
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
-SECONDS = 90
+SECONDS = 240
 SETTINGS: "dict[str, object]" = {
     "config": "tiny", "name": "run", "vocabulary_size": 61, "hidden_size": 24, "heads": 3, "dropout": 0.1,
     "steps": 4, "warmup_steps": 0, "global_batch_size": 4, "micro_batch_size": 2, "sequence_length": 8,
@@ -306,6 +306,23 @@ def test_auto_takes_the_newest_whole_checkpoint_and_says_what_it_passed_over(
     assert [path.name for path in checkpoints_in(run / "checkpoints")][-1] == "step_00000004"
     assert metrics_of(run).splitlines()[:2] == metrics_of(validated / "runs/run").splitlines()[:2]
     assert steps_in(run) == 4
+
+
+def test_a_runs_folder_is_loaded_from_as_its_newest_whole_checkpoint(validated, tmp_path, capfd):
+    shutil.copytree(validated / "runs", tmp_path / "runs")
+    run = tmp_path / "runs/run"
+    here(tmp_path, checkpoint__load=str(run), steps=5)
+    said = capfd.readouterr().out
+    assert f"run folder {run}\n" in said
+    assert f"continuing after step 4, 128 tokens, from {run}/checkpoints/step_00000004" in said
+    damage(run / "checkpoints/step_00000005")
+    before = saved_in(run / "checkpoints")
+    here(tmp_path, checkpoint__load=str(run), steps=5)
+    said = capfd.readouterr()
+    assert f"from {run}/checkpoints/step_00000004" in said.out and "run folder" in said.out
+    assert "It is passed over for step_00000004." in said.err
+    assert saved_in(run / "checkpoints") == before  # those of another run stay as they are
+    assert saved_in(tmp_path / "runs/run-2/checkpoints") == ["step_00000005"]
 
 
 def losses_in(run: Path) -> "dict[int, float]":
