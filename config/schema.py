@@ -333,6 +333,11 @@ class Execution:
     """Compute activations again in the backward phase instead of keeping them; attention's
     probabilities either way.
     """
+    activation_memory: Memory | None = None
+    """Remote memory of each replica for what decoder blocks keep of their forward pass, of all
+    micro-batches: as many of the last blocks as it holds keep it, and the others compute it again;
+    none: recomputation decides for all.
+    """
     head_serialisation: Count = 1
     """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
     gradient: only one piece's logits are held at once.

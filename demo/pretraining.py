@@ -16,7 +16,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -33,6 +33,7 @@ from popxl_gpt.config import (
     SpikeError,
     UserError,
     changes,
+    given_settings,
     stage_of,
 )
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
@@ -47,6 +48,7 @@ from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import best_in
 from popxl_gpt.execution.inference import evaluation_program
@@ -55,7 +57,7 @@ from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.minutes import chosen, since_start, text_of
 from popxl_gpt.execution.model_size import parameter_count, trained_count
-from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.folder import written_to
 from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
@@ -74,16 +76,26 @@ LEAST_SECONDS = 10.0
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
     config, options = parse_training(arguments)
-    given = given_for_choice(arguments)
-    if given is not None:
+    to_choose = given_for_choice(arguments)
+    if to_choose is not None:
+        if options.auto:
+            raise ConfigError(
+                [
+                    "--auto: got it with --minutes, which chooses how to execute what it chooses; "
+                    "expected one of them. Leave --auto out, or say with --config what is trained."
+                ]
+            )
         with data_errors_are_user_errors():
-            config = choose(config, given)
-    if options.is_plan():
-        check_instances(config)
+            config = choose(config, to_choose)
+    is_plan, given = options.is_plan(), given_settings(arguments, Options)
+    if options.auto:
+        config = executable(config, given)
+    if is_plan:
+        _, config = begun(config, options, given)
         plan_and_show(training_program, config, options, evaluation_program)
         return 0
     with lasting_output():
-        return train(config, options)
+        return train(config, options, given)
 
 
 def choose(config: Config, given: "set[str]") -> Config:
@@ -110,9 +122,22 @@ def choose(config: Config, given: "set[str]") -> Config:
     return choice.config
 
 
-def train(config: Config, options: Options) -> int:
-    """Train, and leave a run folder. Returns the exit code."""
+def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Config]:
+    """Let processes meet. Whether this is the first one, and the configuration as it is executed.
+
+    Args:
+        given: settings that `--auto` leaves as they are.
+    """
     is_leader = check_instances(config)
+    if not options.auto:
+        return is_leader, config
+    programs = (pretraining, training_program, evaluation_program)
+    return is_leader, resolved(config, given, options, *programs)
+
+
+def train(config: Config, options: Options, given: Set[str] = frozenset()) -> int:
+    """Train, and leave a run folder. Returns the exit code. `given` is that of `begun`."""
+    is_leader, config = begun(config, options, given)
     check_memory(config, popdist.getNumInstances())
     with (
         Interruption() as interruption,
@@ -129,8 +154,8 @@ def train(config: Config, options: Options) -> int:
             if saved is not None:
                 check_goes_on(config, saved)
             weights = None if saved is not None else first_weights(config)
-            begun = 0 if saved is None else saved.position.tokens or 0
-            profiler = step_profiler(stage_of(config, begun), options, folder.path)
+            seen = 0 if saved is None else saved.position.tokens or 0
+            profiler = step_profiler(stage_of(config, seen), options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:

@@ -1,12 +1,13 @@
 """A layer's graphs, run over all micro-batches of the global batch as its plan says."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import popxl
 import popxl_addons as addons
 from popxl import ReplicaGrouping, Tensor, TensorSpec
+from popxl.transforms.autodiff import ExpectedConnectionType
 
 from popxl_gpt.execution.layer_plan import (
     FromBuffer,
@@ -86,14 +87,21 @@ def serialise_with_gradient(
     grad: addons.GraphWithNamedArgs,
     plan: LayerPlan,
     io: LayerIO,
+    first: int = 0,
 ) -> tuple[addons.GraphWithNamedArgs, addons.GraphWithNamedArgs]:
     """Forward and gradient graph over all micro-batches.
 
     What the gradient needs of the forward pass is loaded again where it came from a buffer, and
     kept otherwise.
+
+    Args:
+        first: the first layer that these graphs are for; what is kept has rows from there on.
     """
     loads, seed = _loads(fwd.graph, plan, io)
     streams, buffers = _stores(fwd.graph, plan, io)
+    for t in kept_activations(fwd, grad, loads):
+        buffer = addons.create_remote_buffer(t.spec, (plan.layers - first) * io.steps)
+        buffers.setdefault(t, addons.RemoteHandle(buffer, -first))
     provided = grad.graph.inputs[: len(plan.gradient_inputs)]
     loads.update({t: io.rows(place) for t, place in zip(provided, plan.gradient_inputs)})
     required = grad.graph.outputs[: len(plan.gradient_outputs)]
@@ -111,6 +119,20 @@ def serialise_with_gradient(
         io_mode=io.io_mode,
     )
     return fwd_result.graph, grad_result.graph
+
+
+def kept_activations(
+    fwd: addons.GraphWithNamedArgs, grad: addons.GraphWithNamedArgs, loaded: Container[Tensor]
+) -> list[Tensor]:
+    """What a gradient takes of the forward pass, beside variables and what is loaded again."""
+    own = set(fwd.args.values_flat())
+    return [
+        connection.fwd_tensor
+        for connection in grad.grad_graph_info.expected_inputs
+        if connection.connection_type is ExpectedConnectionType.Fwd
+        and connection.fwd_tensor not in own
+        and connection.fwd_tensor not in loaded
+    ]
 
 
 def _loads(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> tuple[Loads, Tensor | None]:

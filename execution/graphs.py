@@ -188,6 +188,20 @@ class TrainingStep:
     """Only runs forward where adapters alone are trained."""
     decoder: TwoPassGraphs
     head: TrainingGraphs
+    keeping: TwoPassGraphs | None = None
+    """The decoder's last layers, where these alone keep activations for their gradients."""
+    kept: int = 0
+    """So many of them."""
+
+    @property
+    def first_layers(self) -> range:
+        """The layers that `decoder` runs."""
+        return range(self.config.model.layers - self.kept)
+
+    @property
+    def last_layers(self) -> range:
+        """Those that `keeping` runs."""
+        return range(self.config.model.layers - self.kept, self.config.model.layers)
 
 
 @dataclass(frozen=True, eq=False)

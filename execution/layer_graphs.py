@@ -4,7 +4,10 @@ buffers and transfers.
 
 import copy
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cache
 
+import popdist
 import popxl
 import popxl_addons as addons
 from popxl import TensorSpec, ops
@@ -13,8 +16,13 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config import Config
-from popxl_gpt.execution.batch_serialisation import LayerIO, serialise, serialise_with_gradient
+from popxl_gpt.config import Config, Execution
+from popxl_gpt.execution.batch_serialisation import (
+    LayerIO,
+    kept_activations,
+    serialise,
+    serialise_with_gradient,
+)
 from popxl_gpt.execution.graphs import (
     Gradients,
     InferenceGraphs,
@@ -116,23 +124,98 @@ def embedding_graphs(
     return TwoPassGraphs.of(graphs, fwd_all)
 
 
-def decoder_graphs(config: Config, layout: Layout, io: LayerIO) -> TwoPassGraphs:
-    """The decoder blocks' part of a training step."""
-    layers = config.model.layers
-    layer = DecoderBlock(config.model, layout)
-    seed = seed_spec(config.execution.widening)
-    factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
-    is_whole = config.model.attention_serialisation == 1
-    # A layer that is computed again makes the probabilities of whole attention anyway.
-    again = {} if config.execution.recomputation and is_whole else recomputing_gradients(fwd.graph)
-    accumulators, grad = layer_gradient(fwd, factories, layer, required=1, gradients=again)
-    if config.execution.recomputation:
-        grad = addons.recompute_graph(grad)
-    plan = decoder_plan(config.model)
-    fwd_all, grad_all = serialise_with_gradient(fwd, grad, plan, io)
-    table = DecoderBlock.parameters(config.model)
-    graphs = _training_graphs(config, layout, table, layers, factories, accumulators, grad_all)
-    return TwoPassGraphs.of(graphs, fwd_all)
+@dataclass(frozen=True, eq=False)
+class BlockGraphs:
+    """A decoder block's graphs over one micro-batch."""
+
+    factories: NamedVariableFactories
+    fwd: addons.GraphWithNamedArgs
+    accumulators: NamedVariableFactories
+    grad: addons.GraphWithNamedArgs
+
+    @classmethod
+    def of(cls, config: Config, layout: Layout, keeps: bool) -> "BlockGraphs":
+        """Call it in the main graph.
+
+        Args:
+            keeps: whether the gradient takes activations of the forward pass, or computes them
+                again.
+        """
+        layer = DecoderBlock(config.model, layout)
+        seed = seed_spec(config.execution.widening)
+        factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
+        # A layer that is computed again makes the probabilities of whole attention anyway.
+        is_whole = config.model.attention_serialisation == 1
+        again = {} if is_whole and not keeps else recomputing_gradients(fwd.graph)
+        accumulators, grad = layer_gradient(fwd, factories, layer, required=1, gradients=again)
+        return cls(factories, fwd, accumulators, grad if keeps else addons.recompute_graph(grad))
+
+    def kept_bytes(self, config: Config) -> int:
+        """Bytes of what the gradient takes of the forward pass, of all micro-batches."""
+        loaded = self.fwd.graph.inputs[: len(decoder_plan(config.model).inputs)]
+        kept = kept_activations(self.fwd, self.grad, loaded)
+        return config.runs_per_phase * sum(t.nelms * t.dtype.itemsize for t in kept)
+
+
+def decoder_graphs(
+    config: Config, layout: Layout, io: LayerIO
+) -> tuple[TwoPassGraphs, TwoPassGraphs | None, int]:
+    """The decoder blocks' part of a training step. Where only some, the last ones, keep their
+    activations: that of the others, that of these, and how many there are. All but their passes is
+    the same.
+    """
+    model, execution = config.model, config.execution
+    plan, kept, keeping = decoder_plan(model), 0, None
+    if execution.activation_memory is not None or not execution.recomputation:
+        keeping = BlockGraphs.of(config, layout, keeps=True)
+        kept = layers_within(config, keeping.kept_bytes(config))
+    if keeping is not None and kept == model.layers:
+        block, keeping, kept = keeping, None, 0
+    else:
+        block = BlockGraphs.of(config, layout, keeps=False)
+    fwd, grad = serialise_with_gradient(block.fwd, block.grad, plan, io)
+    table = DecoderBlock.parameters(model)
+    graphs = _training_graphs(
+        config, layout, table, model.layers, block.factories, block.accumulators, grad
+    )
+    decoder = TwoPassGraphs.of(graphs, fwd)
+    if keeping is None or kept == 0:
+        return decoder, None, 0
+    first = model.layers - kept
+    fwd, grad = serialise_with_gradient(keeping.fwd, keeping.grad, plan, io, first)
+    return decoder, replace(decoder, fwd=fwd, grad=grad), kept
+
+
+def layers_within(config: Config, kept_bytes: int) -> int:
+    """How many decoder blocks, the last ones, keep their activations for the gradient.
+
+    The last ones, for the backward pass begins there: they have given the memory up again when most
+    gradients wait for the update.
+    """
+    layers, budget = config.model.layers, config.execution.activation_memory
+    if budget is None:
+        return 0 if config.execution.recomputation else layers
+    return min(layers, budget // kept_bytes)
+
+
+@cache
+def kept_bytes(config: Config) -> int:
+    """`BlockGraphs.kept_bytes` of a configuration, on a replica. Not for graphs to call."""
+    ir = replicated_ir(config.execution)
+    with ir.main_graph:
+        block = BlockGraphs.of(config, Layout.of(ir, config.execution), keeps=True)
+    return block.kept_bytes(config)
+
+
+def kept_layers(config: Config) -> int:
+    """`layers_within` of a configuration. Not for graphs to call."""
+    return layers_within(config, kept_bytes(config))
+
+
+def replicated_ir(execution: Execution) -> popxl.Ir:
+    """An empty program for so many replicas, wherever the launcher put them."""
+    replicas = execution.replication_factor
+    return popxl.Ir(replication="popdist" if popdist.isPopdistEnvSet() else replicas)
 
 
 def head_graphs(

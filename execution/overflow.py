@@ -20,6 +20,7 @@ from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config import Config, Training
 from popxl_gpt.execution.host import StepResult, run_steps
+from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.utils.runtime import find_not_finite, gather
 
 COUNTERS = ("skipped", "skipped_in_a_row")
@@ -174,7 +175,12 @@ def name_the_first(
 
 def layer_of_round(phase: str, number: int, config: Config) -> int:
     """The layer of a round, counted from 0, of a phase of the decoder."""
-    return config.model.layers - 1 - number if "bwd" in phase else number
+    layers = config.model.layers
+    kept = kept_layers(config) % layers  # where all are alike, there is one phase for them
+    if "bwd" not in phase:
+        return number + (layers - kept if "keeping" in phase else 0)
+    # an update's phase has rounds for all layers; the backward pass begins with the last ones
+    return layers - 1 - number - (0 if "keeping" in phase else kept)
 
 
 def _described(first: Any, config: Config) -> str:

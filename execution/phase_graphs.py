@@ -33,22 +33,23 @@ class PhaseGraphs:
         graph, tensors = self._traced(phase, inputs)
         return _returned(ops.call(graph, *tensors))
 
-    def per_layer(self, phase: Phase, *inputs: Any) -> Any:
-        """Run a phase of the decoder for each layer, the first one first.
+    def per_layer(self, phase: Phase, *inputs: Any, layers: range | None = None) -> Any:
+        """Run a phase of the decoder for each layer, or for some, the first one first.
 
         The phase gets the layer's number before the inputs. It returns the next one's, then what
         the next layer gets in place of the first inputs. Returns what is there of these at last.
         """
-        return self._repeat(phase, 0, inputs)
+        return self._repeat(phase, range(self.layers) if layers is None else layers, inputs)
 
-    def per_layer_backwards(self, phase: Phase, *inputs: Any) -> Any:
+    def per_layer_backwards(self, phase: Phase, *inputs: Any, layers: range | None = None) -> Any:
         """As `per_layer`, the last layer first."""
-        return self._repeat(phase, self.layers - 1, inputs)
+        chosen = range(self.layers) if layers is None else layers
+        return self._repeat(phase, chosen[::-1], inputs)
 
-    def _repeat(self, phase: Phase, first: int, inputs: Sequence[Any]) -> Any:
-        number = popxl.constant(first, popxl.int32, "first_layer")
+    def _repeat(self, phase: Phase, layers: range, inputs: Sequence[Any]) -> Any:
+        number = popxl.constant(layers[0], popxl.int32, "first_layer")
         graph, tensors = self._traced(phase, (number, *inputs))
-        return _returned(ops.repeat(graph, self.layers, *tensors)[1:])
+        return _returned(ops.repeat(graph, len(layers), *tensors)[1:])
 
     def _traced(self, phase: Phase, inputs: Sequence[Any]) -> tuple[Graph, list[Tensor]]:
         """A phase's graph, and what it is called with."""

@@ -37,6 +37,12 @@ def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> tuple[Tens
     return n + 1, _run_forward(step.decoder, n, seed)
 
 
+def decoder_fwd_keeping_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """`decoder_fwd_phase` of a layer that keeps activations for its gradient."""
+    assert step.keeping is not None
+    return n + 1, _run_forward(step.keeping, n, seed)
+
+
 def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
     """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
 
@@ -51,10 +57,15 @@ def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
 
 def decoder_bwd_phase(step: TrainingStep, n: Tensor, grad_norm_sq: Tensor) -> tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
-    gradients = _run_gradient(step.decoder, n)
-    grad_norm_sq = grad_norm_sq + step.decoder.grad_norm_sq(gradients)
-    step.decoder.grad_store(gradients, n)
-    return n - 1, grad_norm_sq
+    return n - 1, _run_backward(step.decoder, n, grad_norm_sq)
+
+
+def decoder_bwd_keeping_phase(
+    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`decoder_bwd_phase` of a layer that has kept its activations."""
+    assert step.keeping is not None
+    return n - 1, _run_backward(step.keeping, n, grad_norm_sq)
 
 
 def embedding_bwd_phase(
@@ -138,6 +149,15 @@ def decoder_optim_fwd_phase(
     return (n_next, _run_forward(step.decoder, n, seed), *rounding)
 
 
+def decoder_optim_fwd_keeping_phase(
+    step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor]
+) -> tuple[Tensor, ...]:
+    """`decoder_optim_fwd_phase` of a layer that keeps activations for its gradient."""
+    assert step.keeping is not None
+    n_next, *rounding = decoder_optim_phase(step, n, state)
+    return (n_next, _run_forward(step.keeping, n, seed), *rounding)
+
+
 def _run_forward(graphs: TwoPassGraphs | InferenceGraphs, row: Tensor, seed: Tensor) -> Tensor:
     """Run a layer forward. Returns the next seed."""
     weights = graphs.fwd_all_gather(graphs.fwd_load(row))
@@ -162,6 +182,14 @@ def _run_gradient(
         inputs.insert(LOSS_SCALE, loss_scale)
     graphs.grad.bind(inputs).call(row)
     return graphs.grad_reduce(summed(sums))
+
+
+def _run_backward(graphs: TrainingGraphs, row: Tensor, grad_norm_sq: Tensor) -> Tensor:
+    """Run a layer backward, and store its gradients. Returns the squared norm so far."""
+    gradients = _run_gradient(graphs, row)
+    grad_norm_sq = grad_norm_sq + graphs.grad_norm_sq(gradients)
+    graphs.grad_store(gradients, row)
+    return grad_norm_sq
 
 
 def _update(

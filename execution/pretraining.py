@@ -14,7 +14,6 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-import popdist
 import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorByRef, TensorSpec, ops
@@ -30,6 +29,7 @@ from popxl_gpt.execution.layer_graphs import (
     decoder_graphs,
     embedding_graphs,
     head_graphs,
+    replicated_ir,
     words_spec,
 )
 from popxl_gpt.execution.layer_plan import POSITIONS
@@ -84,10 +84,9 @@ def training_program(config: Config) -> "tuple[popxl.Ir, LayerIO, NamedTensors]"
 
 def make_ir(config: Config) -> popxl.Ir:
     """An empty program for the configuration's replicas, wherever the launcher put them."""
-    replicas = config.execution.replication_factor
-    ir = popxl.Ir(replication="popdist" if popdist.isPopdistEnvSet() else replicas)
+    ir = replicated_ir(config.execution)
     keep_state_once(ir)
-    assert ir.replication_factor == replicas, (
+    assert ir.replication_factor == config.execution.replication_factor, (
         "the launcher's number of replicas is checked with the configuration"
     )
     options = ir._pb_ir.getSessionOptions()
@@ -128,9 +127,9 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         layout.tp1 if config.execution.replicated_tensor_sharding else None,
     )
     embedding = embedding_graphs(config, layout, io)
-    decoder = decoder_graphs(config, layout, io)
+    decoder, keeping, kept = decoder_graphs(config, layout, io)
     head = head_graphs(config, layout, io, embedding)
-    return TrainingStep(config, layout, io, embedding, decoder, head)
+    return TrainingStep(config, layout, io, embedding, decoder, head, keeping, kept)
 
 
 def make_kept(step: TrainingStep, state: NamedTensors) -> NamedTensors:
@@ -184,7 +183,7 @@ def optimizer_step(
     seed = run.once(phases.embedding_fwd_phase, kept.seed)
     run_decoder_fwd(run, seed, pending)
     grad_norm_sq = run.once(phases.head_phase, scale)
-    grad_norm_sq = run.per_layer_backwards(phases.decoder_bwd_phase, grad_norm_sq)
+    grad_norm_sq = run_decoder_bwd(run, grad_norm_sq)
     if isinstance(step.embedding, TwoPassGraphs):
         norm, is_applied = run.once(
             phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding, limit
@@ -200,10 +199,26 @@ def optimizer_step(
 
 def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: list[Tensor]) -> None:
     """The decoder's forward pass. Each layer is updated before it, if an update is pending."""
-    if pending:
-        run.per_layer(phases.decoder_optim_fwd_phase, seed, pending)
-    else:
-        run.per_layer(phases.decoder_fwd_phase, seed)
+    first, last = run.step.first_layers, run.step.last_layers
+    if not pending:
+        seed = run.per_layer(phases.decoder_fwd_phase, seed, layers=first)
+        if last:
+            run.per_layer(phases.decoder_fwd_keeping_phase, seed, layers=last)
+        return
+    found = run.per_layer(phases.decoder_optim_fwd_phase, seed, pending, layers=first)
+    if last:
+        seed, *rounding = found if isinstance(found, tuple) else (found,)
+        pending = [*rounding, *pending[len(rounding) :]]
+        run.per_layer(phases.decoder_optim_fwd_keeping_phase, seed, pending, layers=last)
+
+
+def run_decoder_bwd(run: PhaseGraphs, grad_norm_sq: Tensor) -> Tensor:
+    """The decoder's backward pass. Returns the squared norm so far."""
+    first, last, norm = run.step.first_layers, run.step.last_layers, grad_norm_sq
+    if last:
+        norm = run.per_layer_backwards(phases.decoder_bwd_keeping_phase, norm, layers=last)
+    norm = run.per_layer_backwards(phases.decoder_bwd_phase, norm, layers=first)
+    return norm
 
 
 def loss_scale(training: Training, kept: NamedTensors) -> LossScale:

@@ -66,6 +66,7 @@ SHORTER = {
     "python data/prepare.py conversations ...": "+ --sequence_length 32 --workers 1",
     "python demo/pretraining.py --config runs/base/config.yml ...": "+ --steps 2 --samples 0",
     "python demo/pretraining.py --config demo ...": "+ {small} --steps 4 --vocabulary_size 300",
+    "python demo/pretraining.py --config mini ...": "+ {small} --steps 4 --vocabulary_size 300",
     "python demo/pretraining.py --config runs/mine/config.yml ...": "+ --steps 6",
     "python demo/pretraining.py --minutes ...": "+ --config tiny --schedule wsd --minutes 0.1 "
     "--vocabulary_size 300 --steps 20",

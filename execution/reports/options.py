@@ -6,6 +6,7 @@ from popxl_gpt.config import ConfigError
 from popxl_gpt.config.schema import Count, PathText, Positive
 
 USED_BY = {
+    "auto_seconds": ("auto",),
     "devices": ("plan",),
     "plan_folder": ("plan",),
     "profile_folder": ("profile",),
@@ -26,6 +27,13 @@ class PlanOptions:
     """Print what the run would need of memory, traffic and time, and stop; nothing of the model's
     size is allocated.
     """
+    auto: bool = False
+    """Choose by plans and short trials how the model is executed on this machine: what flags leave
+    open of micro-batch, width, recomputation, layout over the launcher's replicas, and where rows
+    are. With --plan print the choice and its plan. A run that goes on keeps its choice.
+    """
+    auto_seconds: Positive | None = None
+    """Seconds of that search after which no further trial begins; none: 60."""
     devices: Count | None = None
     """Plan every layout over so many devices, print the five fastest, with --device_memory of those
     that fit, and the fastest one's plan; none: the layout that is given.
@@ -67,6 +75,11 @@ class PlanOptions:
                     f"--{name}: got a value without {flags}; expected both or none. Add "
                     f"--{users[0]}."
                 )
+        if self.auto and self.devices is not None:
+            problems.append(
+                "--devices: got it with --auto, which is for this machine; expected one of them. "
+                "Choose one."
+            )
         if self.plan and self.profile:
             problems.append(
                 "--profile: got it with --plan, which runs nothing; expected one of them. "

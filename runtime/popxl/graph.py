@@ -2,7 +2,6 @@
 order.
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from popxl.context import Hooks, get_current_context
@@ -237,11 +236,6 @@ class Graph:
     """Whether a repeat or conditional runs this graph; such a graph's outputs cannot be
     extended.
     """
-
-    def _replace_outputs(self, outputs: Iterable[Tensor]) -> None:
-        """Set the outputs of a graph that nothing calls yet."""
-        assert not self._call_sites and not self._is_body
-        self._outputs = list(outputs)
 
 
 def called_first(*graphs: Graph) -> list[Graph]:

@@ -1,9 +1,6 @@
 """A callable whose ``build`` defines a graph."""
 
-from collections.abc import Iterable
 from typing import Any
-
-from popxl.values import Tensor
 
 
 class Module:
@@ -12,12 +9,12 @@ class Module:
     Tensors made in ``build`` may be kept on ``self`` and used later as keys of ``inputs_dict``.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``build`` inline, in the current graph."""
         return self.build(*args, **kwargs)
 
-    def build(self, *args: Any, **kwargs: Any) -> None | Tensor | Iterable[Tensor]:
-        """Define the graph. To be overridden."""
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Define the graph: returns a tensor, several, or nothing. To be overridden."""
         raise NotImplementedError(
             f"{type(self).__name__}.build: got no definition; expected the subclass to define "
             "build()."

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast, get_origin
 
 from popxl.context import get_current_context
+from popxl.placement import DEFAULT_IPU, Place, TileSet
 from popxl.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
@@ -173,6 +174,27 @@ class Op:
             else []
         )
 
+    def place_of(self, t: Tensor, known: dict[Tensor, Place] | None = None) -> Place:
+        """Where one of the results is; what a call returns is where the call, or the called graph,
+        put it.
+
+        Args:
+            known: of results that were asked for on the way here; it gains more.
+        """
+        known = {} if known is None else known
+        if t not in known:
+            known[t] = self._place_of(self.outputs.index(t), known)
+        return known[t]
+
+    def _place_of(self, index: int, known: dict[Tensor, Place]) -> Place:
+        if not self.called():
+            chosen = self.arguments["ipus"][index] if "ipus" in self.arguments else self.ipu
+            tile_set: TileSet = "io" if self.io_tiles else "compute"
+            return Place(DEFAULT_IPU if chosen is None else chosen, tile_set)
+        inner = {place_of(graph.outputs[index], known) for graph, _ in self.called()}
+        ipu, set_of_all = inner.pop() if len(inner) == 1 else Place(None, None)
+        return Place(ipu if self.ipu is None else self.ipu, set_of_all)
+
     def is_by_reference(self, inner: Tensor) -> bool:
         """Whether this call takes an input of a called graph by reference: as every call does, or
         for itself.
@@ -199,11 +221,21 @@ class Op:
         """Where the user made it: ``file:line``."""
         return f"{self.source[0]}:{self.source[1]}"
 
+    @property
+    def described(self) -> str:
+        """The op, its graph and where it was made, for messages."""
+        return f"{self} in graph '{self.graph.name or 'main'}', built at {self.where}"
+
     def __repr__(self) -> str:
         results = ", ".join(f"%{t.name}" for t in self._outputs)
         return (
             f"{results} = {self.definition.name}({', '.join(f'%{t.name}' for t in self._inputs)})"
         )
+
+
+def place_of(t: Tensor, known: dict[Tensor, Place] | None = None) -> Place:
+    """Where the op that made a tensor put it, see `Op.place_of`."""
+    return Place(None, None) if t._op is None else t._op.place_of(t, known)
 
 
 def flatten(values: Any) -> Iterator[Tensor]:

@@ -33,8 +33,9 @@ from popxl.op_records import (
     flatten,
     map_tensors,
     op_cost,
+    place_of,
 )
-from popxl.placement import check_one_place
+from popxl.placement import Place, check_one_place
 from popxl.tensor import Tensor, TensorSpec
 
 __all__ = [
@@ -156,14 +157,15 @@ def check_operand(op_name: str, parameter: str, tensor: Tensor, graph: Graph) ->
         )
 
 
-def named_operands(arguments: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensor operands by parameter, those of lists by position too."""
-    named: dict[str, Tensor] = {}
+def places_of_operands(arguments: dict[str, Any]) -> dict[str, Place]:
+    """Places of tensor operands by parameter, those of lists by position too."""
+    named: dict[str, Place] = {}
     for parameter, value in arguments.items():
         if isinstance(value, Tensor):
-            named[parameter] = value
+            named[parameter] = place_of(value)
         elif isinstance(value, tuple):
-            named.update((f"{parameter}[{i}]", t) for i, t in enumerate(flatten(value)))
+            tensors = enumerate(flatten(value))
+            named.update((f"{parameter}[{i}]", place_of(t)) for i, t in tensors)
     return named
 
 
@@ -176,7 +178,7 @@ def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
         for tensor in flatten((value,)):
             check_operand(definition.name, parameter, tensor, graph)
     if not definition.across and not definition.effects & TRANSFERS:
-        check_one_place(definition.name, named_operands(arguments))
+        check_one_place(definition.name, places_of_operands(arguments))
     context.refusal = None
     specs = as_specs(definition.infer(**arguments))
     scopes = context.name_scopes

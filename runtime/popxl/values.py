@@ -1,7 +1,7 @@
 """Tensors: one symbolic value in one graph. Users import these from ``popxl.tensor``."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from popxl import dtypes
 from popxl.context import get_current_graph
 from popxl.dtypes import dtype
 from popxl.errors import UndefinedValue
-from popxl.placement import device_of, place_of
+from popxl.placement import DEFAULT_IPU, TileSet
 from popxl.spec import TensorSpec
 from popxl.utils import HostScalarTensor, to_numpy
 
@@ -120,7 +120,7 @@ class Tensor:
 
         UndefinedValue if neither an op made it nor one uses it.
         """
-        ipu = device_of(self)
+        ipu = self._device()
         if ipu is None:
             raise UndefinedValue(
                 f"Tensor.ipu: got %{self.name}, which no op made and none uses; expected a "
@@ -128,10 +128,21 @@ class Tensor:
             )
         return ipu
 
+    def _device(self) -> int | None:
+        """Where it is made, else where the first op that uses it takes it; None if neither."""
+        if self._op is not None:
+            return self._op.place_of(self).ipu
+        user = next((op for op in self._graph._ops if self in op.inputs), None)
+        if user is None:
+            return None
+        if user.definition.name == "ipu_copy":
+            return int(user.arguments["source"])
+        return DEFAULT_IPU if user.ipu is None else user.ipu
+
     @property
-    def tile_set(self) -> Literal["compute", "io"]:
+    def tile_set(self) -> TileSet:
         """Tile set of the op that made it. UndefinedValue if unknown."""
-        tile_set = place_of(self).tile_set
+        tile_set = None if self._op is None else self._op.place_of(self).tile_set
         if tile_set is None:
             raise UndefinedValue(
                 f"Tensor.tile_set: got %{self.name}, which no op made; expected a known tile set."
@@ -401,11 +412,3 @@ def make_constant(data: np.ndarray, dtype: dtype, name: str | None) -> Constant:
 
 
 TensorLike = Tensor | HostScalarTensor
-
-
-def make_temporary(like: Tensor, name: str, spec: TensorSpec) -> Tensor:
-    """A tensor in the graph of another that no op of the program made, for what the engine's
-    rewrites add.
-    """
-    result: Tensor = Tensor._make(like._graph, name, spec, None)
-    return result

@@ -248,9 +248,7 @@ NOUNS_OF_A_PROGRAM = {
         "context",
         "graph",
         "ir",
-        "module",
         "op_records",
-        "placement",
         "remote_buffer",
         "streams",
         "tensor",
@@ -258,8 +256,8 @@ NOUNS_OF_A_PROGRAM = {
     )
 }
 """A tensor knows its graph, a graph its program, and each of these its parts. All of them say so in
-the types of their attributes, so these modules name each other, where types are checked alone. No
-other modules may.
+the types of what they give, as PopXL's do (`Tensor.ir`, `Graph.ops`, `Ir.main_graph`), so these
+modules name each other, where types are checked alone. No other modules may.
 """
 
 

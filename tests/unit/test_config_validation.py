@@ -107,6 +107,10 @@ REFUSALS = [
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
     (
+        {"activation_memory": 1024, "recomputation": False},
+        "activation_memory: got 1024 while recomputation is false, which keeps all there is",
+    ),
+    (
         {"head_serialisation": 12},
         "head_serialisation: got 12; expected a divisor of the rows of a run of the head, "
         "widening * micro_batch_size * sequence_length = 8. Use 4.",
@@ -198,7 +202,7 @@ REFUSALS = [
     ),
     (
         {
-            "global_batch_size": 2**62,
+            "global_batch_size": 2**30,
             "rampup_batch_size": 2,
             "rampup_increment": 2,
             "rampup_tokens": 9,

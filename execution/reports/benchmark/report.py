@@ -7,7 +7,8 @@ from dataclasses import asdict
 import popdist
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, UserError, parse_command_line
+from popxl_gpt.config import Config, UserError, given_settings, parse_command_line
+from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.model_size import parameter_count
@@ -44,8 +45,13 @@ def main(
             f"measured_runs, unmeasured_runs: got {options.measured_runs} and "
             f"{options.unmeasured_runs}; expected at least 1 and at least 0. Raise them."
         )
+    is_plan, given = options.is_plan(), given_settings(arguments, Options)
+    if options.auto:
+        config = executable(config, given)
     is_leader = check_instances(config)
-    if options.is_plan():
+    if options.auto:
+        config = resolved(config, given, options, program, build)
+    if is_plan:
         plan_and_show(build, config, options)
         return
     check_memory(config, popdist.getNumInstances())

@@ -4,6 +4,7 @@ import math
 
 from popxl.dtypes import dtype
 from popxl.graph import Graph
+from popxl.op_records import place_of
 from popxl.ops.casting import cast_if_needed
 from popxl.ops.checks import normalise_axis
 from popxl.placement import check_one_place
@@ -47,7 +48,8 @@ def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
         ValueError: if two differ.
     """
     given = {**{f"args[{i}]": t for i, t in enumerate(args)}, **tensors}
-    check_one_place("check_tensor_ipu_and_tile_set", given)
+    places = {name: place_of(t) for name, t in given.items()}
+    check_one_place("check_tensor_ipu_and_tile_set", places)
 
 
 def handle_negative_axis(t: Tensor, axis: int) -> int:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from popxl import ops
 from popxl.errors import GraphError
 from popxl.graph import Graph
+from popxl.op_records import place_of
 from popxl.opdef import Op, OpDefinition, call_arguments, map_tensors, result_form
-from popxl.placement import place_of
 from popxl.transforms.grad_info import GradGraphInfo
 from popxl.values import Tensor
 

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 import popxl
 from popxl import Tensor
 from popxl.context import get_current_context
+from popxl.op_records import place_of
 from popxl.opdef import Op
 from popxl.ops.call import CallSiteInfo
-from popxl.placement import DEFAULT_IPU, place_of
+from popxl.placement import DEFAULT_IPU
 from popxl.transforms.autodiff import GradGraphInfo
 
 from popxl_addons.transforms.repeat_graph import repeat_ops, runs_with_the_program

@@ -1,0 +1,111 @@
+"""Whether a way to execute a model fits this machine's memory, and where its rows go."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from popxl_gpt.config import Config, override
+from popxl_gpt.execution.auto.candidates import CHOSEN
+from popxl_gpt.execution.memory import processes_here, state_bytes
+from popxl_gpt.execution.reports.plan.process import (
+    Build,
+    ProcessMemory,
+    own_bytes,
+    process_memory,
+    without_files,
+)
+from popxl_gpt.utils.runtime import host_bytes, planner, resident_bytes
+from popxl_gpt.utils.units import bytes_text
+
+MEMORY = ("memmap_dir", "host_memory")
+assert set(MEMORY) <= set(CHOSEN)
+KEPT_FREE = 0.1
+"""Share of the free memory that no run is planned to take: plans are within 5 % of runs, and other
+programs need some.
+"""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A configuration that fits, and what a process of it takes."""
+
+    config: Config
+    memory: ProcessMemory
+    why: str
+    """Where its rows are, with the reason."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a process may take here.
+
+    Attributes:
+        own: bytes of this process by the first step of a run, beside rows and tensors.
+        room: bytes that one process may have resident in all.
+    """
+
+    build: Build
+    validation: Build | None
+    given: frozenset[str]
+    own: int
+    room: int
+
+    @classmethod
+    def of(
+        cls, config: Config, build: Build, validation: Build | None, given: frozenset[str]
+    ) -> "Account":
+        """The account of this process as it is now."""
+        own, (_, left, _) = own_bytes(config), host_bytes()
+        room = resident_bytes() + int((1 - KEPT_FREE) * left) // processes_here()
+        return cls(build, validation, given, own, room)
+
+    def place(self, config: Config) -> Placed | str:
+        """The configuration with a place for its rows; else why it does not fit."""
+        in_memory = not any(name in self.given for name in MEMORY)
+        if in_memory:
+            config = override(config, memmap_dir=None, host_memory=None)
+        memory = self._memory(config)
+        if memory.resident <= self.room:
+            need, room = bytes_text(memory.resident), bytes_text(self.room)
+            return Placed(config, memory, f"fits: {need} of the {room} that a process may take")
+        if not in_memory:
+            return self._too_large(memory)
+        return self._in_files(config, memory)
+
+    def _in_files(self, config: Config, memory: ProcessMemory) -> Placed | str:
+        """The configuration with its rows in files of the folder of runs."""
+        rows = self.room - (memory.resident - memory.rows)
+        if rows < memory.saving:  # the largest layer, as it comes and as it goes
+            return self._too_large(memory)
+        folder = Path(config.logging.run_folder)
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free, needed = shutil.disk_usage(there).free, self._file_bytes(config)
+        if needed > free:
+            return (
+                f"rows of {bytes_text(needed)} fit neither memory nor the {bytes_text(free)} that "
+                f"are free in {folder}"
+            )
+        in_files = override(config, memmap_dir=str(folder), host_memory=rows)
+        found = self._memory(in_files)
+        if found.resident > self.room:
+            return self._too_large(found)
+        why = (
+            f"rows in files of {folder}, as {bytes_text(memory.resident)} do not fit the "
+            f"{bytes_text(self.room)} that a process may take; {bytes_text(rows)} of them in memory"
+        )
+        return Placed(in_files, found, why)
+
+    def _too_large(self, memory: ProcessMemory) -> str:
+        return (
+            f"needs {bytes_text(memory.resident)} of the {bytes_text(self.room)} that a process "
+            "may take"
+        )
+
+    def _memory(self, config: Config) -> ProcessMemory:
+        ir = self.build(without_files(config))[0]
+        return process_memory(config, self.own, ir, self.validation)
+
+    def _file_bytes(self, config: Config) -> int:
+        """Bytes of files that the processes of this machine make."""
+        ir = self.build(without_files(config))[0]
+        return max(planner().host_needs(ir).all_rows, state_bytes(config)) * processes_here()

@@ -1,0 +1,123 @@
+"""Short trials of the training program: few layers, few micro-batches, random tokens.
+
+A step's time is linear in layers, and in the runs of a phase: so the time of a deep model over a
+large batch follows from small ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import popdist
+import popxl_addons as addons
+
+from popxl_gpt.config import Config, override
+from popxl_gpt.data import BatchLoader, SyntheticDataset
+from popxl_gpt.execution.host import data_share, run_steps
+from popxl_gpt.utils.runtime import gather
+
+Program = Callable[[Config], addons.TaskSession]
+"""Makes a session of a configuration's training program."""
+Clock = Callable[[], float]
+DEPTHS = (1, 2)
+"""Layers of the trials of a deeper model."""
+RUNS = (1, 2)
+"""Runs of a phase in the trials of a batch of more."""
+ROUNDS = 3
+"""Steps that are timed, after one that is not; the fastest counts."""
+
+
+def at(known: tuple[float, ...], where: tuple[int, ...], place: int) -> float:
+    """A linear quantity at a place, from what it is at one or two others."""
+    if len(where) == 1:
+        return known[0]
+    slope = (known[1] - known[0]) / (where[1] - where[0])
+    return known[0] + slope * (place - where[0])
+
+
+@dataclass
+class Trials:
+    """Trials of ways to execute one model.
+
+    Attributes:
+        clock: gives seconds: wall-clock time, or on a busy machine a process's processor time.
+    """
+
+    program: Program
+    clock: Clock
+    updates: "dict[tuple[int, int, int], tuple[float, ...]]" = field(default_factory=dict)
+    """Seconds of a step that do not depend on its micro-batches, at each depth, by layout."""
+
+    def seconds(self, config: Config) -> float:
+        """Of a step of the whole model, over its whole batch."""
+        layers = config.model.layers
+        depths = DEPTHS if layers > DEPTHS[-1] else (layers,)
+        if config.runs_per_phase <= RUNS[-1]:
+            whole = tuple(self._measured(config, depth, config.runs_per_phase) for depth in depths)
+            return at(whole, depths, layers)
+        one = tuple(self._measured(config, depth, RUNS[0]) for depth in depths)
+        updates = self._updates(config, depths, one)
+        whole = tuple(
+            update + config.runs_per_phase * (run - update) for update, run in zip(updates, one)
+        )
+        return at(whole, depths, layers)
+
+    def _updates(
+        self, config: Config, depths: tuple[int, ...], one: tuple[float, ...]
+    ) -> tuple[float, ...]:
+        """What a step takes beside its runs, found once for a layout: the optimizer's part."""
+        execution = config.execution
+        layout = (
+            execution.data_parallel,
+            execution.tensor_parallel_1,
+            execution.tensor_parallel_2,
+        )
+        if layout not in self.updates:
+            two = [self._measured(config, depth, RUNS[1]) for depth in depths]
+            self.updates[layout] = tuple(max(0.0, 2 * a - b) for a, b in zip(one, two))
+        # no more than what a run and its update took together
+        return tuple(min(update, run) for update, run in zip(self.updates[layout], one))
+
+    def _measured(self, config: Config, layers: int, runs: int) -> float:
+        """The fastest of some steps of a program of so many layers and runs."""
+        execution = config.execution
+        at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
+        small = override(
+            config,
+            layers=layers,
+            global_batch_size=at_once * runs,
+            rampup_batch_size=None,
+            rampup_increment=None,
+            rampup_tokens=None,
+            device_iterations=1,
+            memmap_dir=None,
+            host_memory=None,
+        )
+        times = step_times(self.program, small, 1, ROUNDS, self.clock)
+        own = min(times)
+        return max(gather(own, popdist.getNumInstances(), patiently=True))
+
+
+def step_times(
+    program: Program, config: Config, unmeasured: int, measured: int, clock: Clock
+) -> list[float]:
+    """Seconds of each of some steps on random tokens, after others that compile and fill caches."""
+    model, training, share = config.model, config.training, data_share(config)
+    data = SyntheticDataset(model.sequence_length, model.vocabulary_size, training.seed)
+    iterations = config.execution.device_iterations
+    loader = BatchLoader(
+        data,
+        training.global_batch_size * iterations,
+        seed=training.seed,
+        instance=share.index,
+        instances=share.count,
+        accumulation_steps=config.gradient_accumulation * iterations,
+    )
+    times = []
+    with program(config) as session, loader:
+        for number in range(unmeasured + measured):
+            words, labels = loader.batch(number)
+            begin = clock()
+            run_steps(session, config, words, labels, [training.learning_rate] * iterations)
+            if number >= unmeasured:
+                times.append((clock() - begin) / iterations)
+    return times

@@ -1,0 +1,274 @@
+"""`--auto`: what is searched, what is left out, and that the choice is the fastest that fits."""
+
+import functools
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import auto as benchmark
+from popxl_gpt.config import ConfigError, UserError, given_settings, load, override, preset
+from popxl_gpt.demo import pretraining as program
+from popxl_gpt.demo.commands import TrainOptions, parse_training
+from popxl_gpt.execution.auto import account, candidates, choice, trial
+from popxl_gpt.execution.auto.account import Account, Placed
+from popxl_gpt.execution.auto.resolved import executable, resolved
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.utils.runtime import planner
+
+ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+
+
+def small(**changes):
+    return preset("tiny", **{**ALONE, "layers": 3, **changes})
+
+
+def ways(config, *given):
+    return [
+        (e.micro_batch_size, e.widening, e.recomputation)
+        for e in (c.execution for c in candidates.candidates(config, frozenset(given)))
+    ]
+
+
+def test_every_number_of_sequences_that_divides_the_batch_is_a_candidate():
+    both = (False, True)
+    assert ways(small()) == [(1, n, kept) for n in (1, 2, 4, 8) for kept in both]
+    # a micro-batch that does not divide gives way, unless it draws masks of its own
+    two = small(micro_batch_size=2)
+    assert ways(two) == [(1, 1, k) for k in both] + [(2, n, k) for n in (1, 2, 4) for k in both]
+    drops = override(two, dropout=0.1)
+    assert ways(drops) == [(2, n, kept) for n in (1, 2, 4) for kept in both]
+
+
+def test_settings_that_are_given_are_not_searched():
+    config = small(micro_batch_size=2, recomputation=False)
+    assert ways(config, "micro_batch_size", "recomputation") == [(2, n, False) for n in (1, 2, 4)]
+    wide = small(widening=2)
+    assert ways(wide, "widening", "recomputation") == [(m, 2, True) for m in (1, 2, 4)]
+    assert ways(override(wide, dropout=0.1), "widening", "recomputation") == [(1, 2, True)]
+
+
+def test_layouts_are_those_of_the_replicas_that_flags_ask_for():
+    config = small(tensor_parallel_1=2)
+    found = candidates.candidates(config, {"tensor_parallel_1", "recomputation"})
+    assert {c.execution.tensor_parallel_1 for c in found} == {2}
+    assert {c.execution.replication_factor for c in found} == {2}
+    spread = preset("tiny")  # 2 x 2 x 2, which no flag asks for
+    assert {c.execution.replication_factor for c in candidates.candidates(spread, ())} == {1}
+    assert executable(spread, ()).execution.replication_factor == 1
+
+
+def test_layouts_of_a_launcher_are_all_that_its_replicas_can_have(monkeypatch):
+    monkeypatch.setattr(candidates.popdist, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(candidates.popdist, "getNumTotalReplicas", lambda: 4)
+    found = candidates.candidates(small(), {"recomputation", "tensor_parallel_2"})
+    layouts = {
+        (c.execution.data_parallel, c.execution.tensor_parallel_1, c.execution.tensor_parallel_2)
+        for c in found
+    }
+    assert layouts == {(1, 4, 1), (2, 2, 1), (4, 1, 1)}
+
+
+def test_flags_that_leave_no_way_are_refused_with_what_is_wrong():
+    config = small(global_batch_size=6, widening=3)
+    given = {"micro_batch_size", "widening", "data_parallel"}
+    with pytest.raises(ConfigError, match="--auto: got flags that leave no way") as caught:
+        candidates.candidates(replace_execution(config, micro_batch_size=4), given)
+    assert any("--widening 3" in problem for problem in caught.value.problems)
+
+
+def replace_execution(config, **values):
+    return replace(config, execution=replace(config.execution, **values))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--auto", "--plan", "--devices", "4"], "--devices: got it with --auto"),
+        (["--auto_seconds", "5"], "--auto_seconds: got a value without --auto"),
+        (["--auto", "--auto_seconds", "0"], "auto_seconds: got 0"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(flags, says):
+    with pytest.raises(ConfigError, match=says):
+        parse_training(["--config", "tiny", *flags])[1].is_plan()
+
+
+def test_two_choices_at_once_are_refused():
+    with pytest.raises(ConfigError, match="--auto: got it with --minutes"):
+        program.main(["--minutes", "1", "--auto"])
+
+
+def test_what_flags_give_is_known_by_name():
+    words = ["--config", "tiny", "--auto", "--no-recomputation", "--execution.widening", "2"]
+    assert given_settings(words, TrainOptions) == {
+        "auto", "config", "recomputation", "widening"
+    }  # fmt: skip
+
+
+# Times
+
+
+class Linear:
+    """A program whose steps take what a formula says."""
+
+    def __init__(self, monkeypatch):
+        self.made = []
+        monkeypatch.setattr(trial, "step_times", self.times)
+
+    def times(self, program, config, unmeasured, measured, clock):
+        self.made.append((config.model.layers, config.runs_per_phase))
+        return [1.5 * self.exact(config), self.exact(config)]
+
+    @staticmethod
+    def exact(config):
+        layers, runs = config.model.layers, config.runs_per_phase
+        sequences = config.execution.micro_batch_size * config.execution.widening
+        per_run = (0.3 + 0.2 * layers) * (0.5 + sequences)
+        return (
+            0.7 + 0.11 * layers + runs * per_run * (1.25 if config.execution.recomputation else 1)
+        )
+
+
+def test_a_time_that_is_linear_in_layers_and_runs_is_predicted_exactly(monkeypatch):
+    program = Linear(monkeypatch)
+    for layers in (1, 2, 7):
+        trials = trial.Trials(pretraining, time.perf_counter)
+        for sequences in (1, 2, 8):
+            config = small(layers=layers, micro_batch_size=sequences)
+            assert trials.seconds(config) == pytest.approx(Linear.exact(config), rel=1e-12)
+    assert max(layers for layers, _ in program.made) == 2
+    # of a layout the update alone is found once
+    assert program.made.count((1, 2)) == 2 and program.made.count((2, 2)) == 2
+
+
+planned = functools.cache(choice.plan_step)
+
+
+def chosen(config, monkeypatch, *given, place=None, **more):
+    machine = planner().Machine(flops=1e12, link=1e9, remote=1e9)
+    monkeypatch.setattr(choice, "speeds", lambda *asked: (machine, ()))
+    monkeypatch.setattr(choice, "plan_step", planned)
+    monkeypatch.setattr(Account, "place", place or (lambda self, c: Placed(c, memory(), "fits")))
+    return choice.choose(config, given, pretraining, training_program, **more)
+
+
+def memory():
+    return account.ProcessMemory(itself=1 << 20, rows=0, tensors=0, saving=0, copy=0)
+
+
+def test_the_fastest_by_trials_is_chosen_and_slower_plans_are_not_tried(monkeypatch):
+    Linear(monkeypatch)
+    found = chosen(small(), monkeypatch)
+    execution = found.config.execution
+    assert (execution.widening, execution.recomputation) == (8, False)
+    assert found.seconds == pytest.approx(Linear.exact(found.config))
+    assert [t.seconds for t in found.tried] == sorted(t.seconds for t in found.tried)
+    assert all("its plan is" in why for _, why in found.left_out)
+    assert len(found.tried) + len(found.left_out) == 8
+    text = choice.choice_text(found)
+    assert "8 of them as one, activations kept: the fastest of" in text and "left out" in text
+
+
+def test_when_the_time_is_over_no_further_trial_begins(monkeypatch):
+    Linear(monkeypatch)
+    found = chosen(small(), monkeypatch, seconds=1e-9)
+    assert len(found.tried) == 1 and len(found.left_out) == 7
+
+
+def test_what_does_not_fit_is_never_chosen(monkeypatch):
+    Linear(monkeypatch)
+
+    def place(self, config):
+        fits = config.execution.widening <= 2 and config.execution.recomputation
+        return Placed(config, memory(), "fits") if fits else "needs more"
+
+    found = chosen(small(), monkeypatch, place=place)
+    assert found.config.execution.widening == 2 and found.config.execution.recomputation
+    assert ("needs more") in [why for _, why in found.left_out]
+    with pytest.raises(UserError, match="none of whose 8 ways to execute it fits.*too large"):
+        chosen(small(), monkeypatch, place=lambda self, config: "too large")
+
+
+# Memory
+
+
+def account_with(room, *given):
+    return Account(training_program, None, frozenset(given), own=100 << 20, room=room)
+
+
+def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path):
+    config = small(hidden_size=256, vocabulary_size=512, run_folder=str(tmp_path))
+    free = account_with(1 << 40).place(config)
+    assert isinstance(free, Placed) and free.config.execution.memmap_dir is None
+    need = free.memory.resident
+    tight = account_with(need - (4 << 20)).place(config)
+    assert isinstance(tight, Placed) and tight.memory.resident <= need - (4 << 20)
+    execution = tight.config.execution
+    assert execution.memmap_dir == str(tmp_path) and 0 < execution.host_memory < free.memory.rows
+    # the program runs with so little memory for rows
+    assert len(trial.step_times(pretraining, tight.config, 0, 1, time.perf_counter)) == 1
+    none = account_with(100 << 20).place(config)
+    assert isinstance(none, str) and "needs" in none
+
+
+def test_a_place_for_rows_that_is_given_is_not_changed(tmp_path):
+    config = small(run_folder=str(tmp_path))
+    found = account_with(101 << 20, "host_memory", "memmap_dir").place(config)
+    assert isinstance(found, str)
+
+
+# The whole
+
+
+def test_a_run_is_executed_as_chosen_and_one_that_goes_on_does_not_search_again(
+    tmp_path, capsys, monkeypatch
+):
+    words = ["--config", "tiny", "--layers", "1", "--steps", "2", "--run_folder", str(tmp_path)]
+    words += ["--auto", "--auto_seconds", "0.01", "--no-recomputation", "--samples", "0"]
+    assert program.main(words) == 0
+    shown = capsys.readouterr().out
+    saved = load(tmp_path / "tiny" / "config.yml").execution
+    assert "chosen " in shown and "prediction " in shown and "given       --recomputation" in shown
+    assert saved.replication_factor == 1 and not saved.recomputation
+    width = saved.widening * saved.micro_batch_size
+    assert f"micro-batch {saved.micro_batch_size}" in shown and 8 % width == 0
+
+    def fails(*arguments, **more):
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr("popxl_gpt.execution.auto.resolved.choose", fails)
+    goes_on = [*words, "--steps", "3", "--checkpoint.load", "auto"]
+    assert program.main(goes_on) == 0
+    assert "executed as the run was that goes on" in capsys.readouterr().out
+    assert load(tmp_path / "tiny" / "config.yml").execution == saved
+
+
+def test_without_an_earlier_run_there_is_a_search(tmp_path, monkeypatch):
+    config = small(run_folder=str(tmp_path), load="auto")
+    asked = []
+
+    def choose(*arguments):
+        asked.append(arguments)
+        raise UserError("asked")
+
+    monkeypatch.setattr("popxl_gpt.execution.auto.resolved.choose", choose)
+    with pytest.raises(UserError, match="asked"):
+        resolved(config, (), PlanOptions(auto=True), pretraining, training_program)
+    assert asked[0][-1] == choice.SECONDS
+
+
+@pytest.mark.slow
+def test_the_benchmark_tells_the_choice_beside_the_best_of_all(capsys):
+    words = ["--models", "tiny", "--rounds", "1", "--steps", "1", "--processor"]
+    code = benchmark.main(words)
+    *_, last = capsys.readouterr().out.strip().splitlines()
+    found = json.loads(last)
+    figures = found["models"]["tiny"]
+    assert len(figures["ways"]) == 6 and set(figures["tried"]) <= set(figures["ways"])
+    assert figures["chosen"] == figures["tried"][0]
+    best = min(figures["ways"].values())
+    assert figures["ratio"] == figures["ways"][figures["chosen"]] / best >= 1.0
+    assert found["met"] == (found["worst"] <= benchmark.BAR) == (code == 0)
