@@ -270,9 +270,9 @@ class _Words:
         self.values[leaf.name] = False
 
     def _refuse_flag(self, word: str, flag: str) -> None:
-        leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
         name, hint = word.partition("=")[0][: 2 * SHOWN], ""
         if len(self.problems) < SHOWN:  # others are counted only
+            leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
             known = {**leaf_names, **({"config": None} if self.has_presets else {})}
             same = ELSEWHERE.get(flag)
             hint = (

@@ -15,12 +15,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from popxl_gpt.config.bounded import shortened
 from popxl_gpt.config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan, Within
+from popxl_gpt.config.numbers import KINDS
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
 NONE_WORDS = {"none", "null", ""}
+"""Words for values: files and the command line mean the same by them."""
 LARGEST = 2**63 - 1
 """No setting is larger: numbers of programs and files have 64 bits."""
 FLOAT32_LARGEST = 3.4028234663852886e38
@@ -74,8 +76,10 @@ class Leaf:
         Raises:
             ValueError: if it is of another type or out of range; says what is given and expected.
         """
-        if value is None and self.optional:
+        if self.optional and (value is None or _word(value) in NONE_WORDS - {""}):
             return None
+        if self.kind is bool and _word(value) in TRUE_WORDS | FALSE_WORDS:
+            return _word(value) in TRUE_WORDS
         if isinstance(value, str) and value in self.words:
             return value
         if self.is_list:
@@ -121,7 +125,8 @@ class Leaf:
         if self.kind is str or text in self.words:
             return self.check(text)
         try:
-            value = self.bound.read(text) if isinstance(self.bound, Bytes) else self.kind(text)
+            read = self.bound.read if isinstance(self.bound, Bytes) else KINDS[self.kind]
+            value = read(text)
         except (ValueError, OverflowError):
             raise self._refusal(text) from None
         return self.check(value)
@@ -139,6 +144,8 @@ class Leaf:
             if isinstance(value, str) and self._reads_as_number(value)
             else ""
         )
+        if self.kind is str and not self.choices and type(value) in (bool, int, float):
+            hint = " Write it in quotes."
         is_large = isinstance(value, int) and abs(value) > LARGEST
         has_bound = "below" in self.expected or "at most" in self.expected
         large = f" and below 2**63 = {LARGEST + 1}" if is_large and not has_bound else ""
@@ -152,10 +159,15 @@ class Leaf:
         if self.kind not in (int, float) or self.is_list:
             return False
         try:
-            self.check(self.kind(text))
+            self.check(KINDS[self.kind](text))
         except (ValueError, OverflowError):
             return False
         return True
+
+
+def _word(value: Any) -> str | None:
+    """A text, in small letters; None for what is none."""
+    return value.lower() if isinstance(value, str) else None
 
 
 @cache

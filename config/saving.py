@@ -7,12 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.schema import Config
-from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.config.yaml_files import read_yaml, to_text
 
 NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
 """Sections that leave the numbers alone; the contents of data files are identified by the data
@@ -48,7 +46,7 @@ def to_mapping(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """The configuration as YAML that `load` reads back, every leaf present."""
-    return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
+    return to_text(to_mapping(config))
 
 
 def changes(config: Config) -> "tuple[str, dict[str, Any]]":

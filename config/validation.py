@@ -20,6 +20,7 @@ LARGEST = {
     **dict.fromkeys(("hidden_size", "heads", "sequence_length", "vocabulary_size"), 2**31 - 1),
     **dict.fromkeys(("max_positions", "feed_forward_size", "attention_serialisation"), 2**31 - 1),
     "device_iterations": 2**20,
+    "global_batch_size": 2**31 - 1,
     "head_serialisation": 2**10,
 }
 """Far beyond any run: a program has objects for each layer, replica and iteration, and tensors
@@ -80,7 +81,6 @@ def combination_problems(config: Config, bad: Set[str], replicas: int | None = N
     """
     rules = [
         _name,
-        _largest,
         _model,
         _batch,
         _rampup,
@@ -95,10 +95,13 @@ def combination_problems(config: Config, bad: Set[str], replicas: int | None = N
         _activations,
         _files,
     ]
+    large = _too_large(config)
     found = [problem for rule in rules for problem in rule(config)]
     if replicas is not None:
         found += _replicas(config, replicas)
-    return [problem.message for problem in found if not problem.involves & bad]
+    wrong = bad | large.keys()
+    of_values = [message for name, message in large.items() if name not in bad]
+    return of_values + [problem.message for problem in found if not problem.involves & wrong]
 
 
 def _problem(involves: str, message: str) -> Problem:
@@ -120,12 +123,14 @@ def _name(config: Config) -> Iterator[Problem]:
         )
 
 
-def _largest(config: Config) -> Iterator[Problem]:
-    for record in (config.model, config.execution):
-        for name, most in LARGEST.items():
-            value = getattr(record, name, None)
-            if value is not None and value > most:
-                yield _problem(name, f"{name}: got {value}; expected at most {most}. Lower it.")
+def _too_large(config: Config) -> dict[str, str]:
+    """Messages about values that are beyond any run, by name."""
+    return {
+        name: f"{name}: got {value}; expected at most {most}. Lower it."
+        for record in (config.model, config.training, config.execution)
+        for name, most in LARGEST.items()
+        if (value := getattr(record, name, None)) is not None and value > most
+    }
 
 
 def _model(config: Config) -> Iterator[Problem]:

@@ -1,9 +1,10 @@
-"""Reading YAML: a key given twice is an error, and 1e-5 is a number (YAML 1.1 takes it for
-text).
+"""YAML of plain values, read and written. A scalar without quotes means what the same text means on
+the command line: 010 is ten, 1e-5 and 1_000 are numbers; yes, on, 1:30 and 0x10 are texts.
 """
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import ConfigError
+from popxl_gpt.config.numbers import FLOAT, INTEGER, integer, real
 from popxl_gpt.config.texts import shown_text
 
 FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 500, 4096
@@ -35,14 +37,31 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return mapping
 
 
-_Loader.yaml_implicit_resolvers = {
-    key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()
+class _Dumper(yaml.SafeDumper):
+    """Puts texts in quotes that anybody's YAML, or ours, would read as something else."""
+
+
+_TAG = "tag:yaml.org,2002:"
+_BOOLEANS = {
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
+_SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_PLAIN = (
+    ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
+    ("bool", "|".join(_BOOLEANS), list("tTfF")),
+    ("int", INTEGER.pattern, list("-+0123456789")),
+    ("float", f"{FLOAT.pattern}|{_SPECIAL.pattern}", list("-+.0123456789")),
 )
+"""What scalars without quotes are: tag, pattern, first characters. All others are texts."""
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in _PLAIN:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), _first)
 _KINDS = {
     "null": "nothing",
     "bool": "true or false",
@@ -50,17 +69,26 @@ _KINDS = {
     "float": "a number",
     "str": "text",
 }
-"""Scalars, by tag, with what is expected of them; there are no dates, for no setting is one."""
+"""Scalars, by tag, with what is expected of them."""
+_VALUES: "dict[str, Callable[[str], Any]]" = {
+    "null": lambda text: None,
+    "bool": _BOOLEANS.__getitem__,
+    "int": integer,
+    "float": lambda text: (
+        float(text.replace(".", "", 1)) if _SPECIAL.fullmatch(text) else real(text)
+    ),
+    "str": str,
+}
 
 
 def _construct_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    """What a scalar stands for, by PyYAML's rules; what these choke on is an error of the file."""
+    """What a scalar stands for. A tag that does not fit its text is an error of the file."""
     kind = node.tag.rpartition(":")[2]
-    text = loader.construct_scalar(node)
+    text = str(loader.construct_scalar(node))
     try:
-        return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
-    except (ValueError, KeyError, IndexError, OverflowError, ArithmeticError) as error:
-        got = shown_text(str(text))
+        return _VALUES[kind](text)
+    except (ValueError, KeyError) as error:
+        got = shown_text(text)
         raise yaml.constructor.ConstructorError(
             None, None, f"got {got}; expected {_KINDS[kind]}", node.start_mark
         ) from error
@@ -95,10 +123,11 @@ _Loader.yaml_constructors = {
     "tag:yaml.org,2002:map": _construct_mapping,
     None: _refuse,
 }
-# a date is the text that it is written as
-for _first, _resolvers in _Loader.yaml_implicit_resolvers.items():
-    _kept = [pair for pair in _resolvers if pair[0] != "tag:yaml.org,2002:timestamp"]
-    _Loader.yaml_implicit_resolvers[_first] = _kept
+
+
+def to_text(mapping: dict[str, Any]) -> str:
+    """A mapping of plain values as YAML that `read_yaml` reads back."""
+    return yaml.dump(mapping, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Imports what loads in a moment: `config`, and the flags of a plan.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 from popxl_gpt.config import (
     Config,
     ConfigError,
+    UserError,
     check_command_line,
     given_settings,
     leaves,
@@ -20,6 +22,7 @@ from popxl_gpt.config import (
     parse_options,
 )
 from popxl_gpt.config.bounds import Within
+from popxl_gpt.config.plain_files import open_plain
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.config.programs import called_as, start
@@ -242,6 +245,25 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
     )
 
 
+def check_training(arguments: Sequence[str]) -> None:
+    """What `parse_training` does, and whether there is a tokenizer where a run needs one."""
+    config, options = parse_training(arguments)
+    if config.data.tokenizer and not options.is_plan():
+        path = Path(config.data.tokenizer)
+        try:
+            os.close(open_plain(path))
+        except OSError as error:
+            raise unreadable_tokenizer(path, error) from error
+
+
+def unreadable_tokenizer(path: Path, error: OSError) -> UserError:
+    """What to raise for a tokenizer's file that cannot be opened or read."""
+    return UserError(
+        f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. "
+        "Check the path."
+    )
+
+
 def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
     """The settings that a command line says where the program is to choose the rest; None where it
     is not.
@@ -281,7 +303,7 @@ def parse_conversion(arguments: Sequence[str]) -> "tuple[str, Conversion]":
 def train() -> NoReturn:
     """`popxl-gpt-train`, `demo/pretraining.py`."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # nothing is there to save yet
-    start("popxl_gpt.demo.pretraining", parse_training)
+    start("popxl_gpt.demo.pretraining", check_training)
 
 
 def evaluate() -> NoReturn:

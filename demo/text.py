@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
+from popxl_gpt.demo.commands import unreadable_tokenizer
 from popxl_gpt.demo.writing import write
 from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.sampling import Sampling
@@ -27,10 +28,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
     except OSError as error:
-        raise UserError(
-            f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. "
-            "Check the path."
-        ) from error
+        raise unreadable_tokenizer(path, error) from error
     except (KeyboardInterrupt, SystemExit):
         raise
     # the tokenizers package raises nothing narrower, and panics are no Exception

@@ -221,6 +221,11 @@ class Op:
         """Where the user made it: ``file:line``."""
         return f"{self.source[0]}:{self.source[1]}"
 
+    @property
+    def described(self) -> str:
+        """The op, its graph and where it was made, for messages."""
+        return f"{self} in graph '{self.graph.name or 'main'}', built at {self.where}"
+
     def __repr__(self) -> str:
         results = ", ".join(f"%{t.name}" for t in self._outputs)
         return (

@@ -35,14 +35,13 @@ def check_executable(ir: Ir) -> None:
             variable.location_info.check(variable)
     for op, called, t in _missing(ir.main_graph):
         raise GraphError(
-            f"cannot execute {op} in graph '{op.graph.name or 'main'}', built at {op.where}: got "
-            f"no value for input %{t.name}: {t.spec} of graph '{called.name}', which reads it; "
-            "expected one. Give it at the call, also where the graph gains it later."
+            f"cannot execute {op.described}: got no value for input %{t.name}: {t.spec} of graph "
+            f"'{called.name}', which reads it; expected one. Give it at the call, also where the "
+            "graph gains it later."
         )
     for op in refused(ir.main_graph):
-        where, refusal = f"in graph '{op.graph.name or 'main'}', built at {op.where}", op.refusal
-        assert refusal is not None
-        raise type(refusal)(f"cannot execute {op} {where}: {refusal}") from refusal
+        assert op.refusal is not None
+        raise type(op.refusal)(f"cannot execute {op.described}: {op.refusal}") from op.refusal
 
 
 def _missing(graph: Graph) -> Iterator[tuple[Op, Graph, Tensor]]:
@@ -132,7 +131,6 @@ def _check(instr: Instr, offset: int) -> None:
     assert op is not None
     if not 0 <= offset < buffer.entries:
         raise GraphError(
-            f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}: got offset "
-            f"{offset}; expected 0 <= offset < {buffer.entries} entries of remote buffer "
-            f"{buffer.remote_buffer_id}. Allocate more entries."
+            f"{op.described}: got offset {offset}; expected 0 <= offset < {buffer.entries} entries "
+            f"of remote buffer {buffer.remote_buffer_id}. Allocate more entries."
         )

@@ -2,7 +2,8 @@
 use.
 """
 
-from collections.abc import Iterator
+import linecache
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,15 @@ class Source:
     def text(self) -> str:
         """The whole source."""
         return "\n".join(self.lines) + "\n"
+
+    def load(self, filename: str, names: Mapping[str, Any]) -> dict[str, Any]:
+        """What the source refers to, by name, and the functions that it makes."""
+        text, loaded = self.text(), dict(names)
+        # Without a time, so that stack traces show this text and never look at the file, which
+        # others may have changed.
+        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        exec(compile(text, filename, "exec"), loaded)  # noqa: S102 - our own source
+        return loaded
 
 
 class Generator:
@@ -282,19 +292,20 @@ class BlockWriter:
     def _call(self, instr: Instr) -> Iterator[str]:
         arguments = "".join(f", {self.python[v]}" for v in instr.arguments["inputs"])
         call = f"{self._targets(instr)}{self._call_block(instr.bodies[0], arguments)}"
-        if self._draws_inside(instr):
-            outer = f"path_{len(self.source.lines)}"
-            yield f"{outer} = r.rng_path"
-            yield f"r.rng_path = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
-            yield call
-            yield f"r.rng_path = {outer}"
-        else:
-            yield call
+        yield from self._on_its_path(instr, [call])
         yield from self._laid_out(instr)
 
-    def _draws_inside(self, instr: Instr) -> bool:
-        """Whether what an instruction runs must know its RNG path."""
-        return self.generator.rounds and any(effects_of(body).draws for body in instr.bodies)
+    def _on_its_path(self, instr: Instr, lines: Iterable[str]) -> Iterator[str]:
+        """What runs an instruction's bodies, on its RNG path where they must know it."""
+        draws = self.generator.rounds and any(effects_of(body).draws for body in instr.bodies)
+        if not draws:
+            yield from lines
+            return
+        outer = f"path_{len(self.source.lines)}"
+        yield f"{outer} = r.rng_path"
+        yield f"r.rng_path = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
+        yield from lines
+        yield f"r.rng_path = {outer}"
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
         body, count = instr.bodies[0], instr.arguments["repeat_count"]
@@ -347,20 +358,16 @@ class BlockWriter:
         )
 
     def _conditional(self, instr: Instr) -> Iterator[str]:
-        inside = self._draws_inside(instr)
-        outer = f"path_{len(self.source.lines)}"
-        if inside:
-            yield f"{outer} = r.rng_path"
-            yield f"r.rng_path = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
+        yield from self._on_its_path(instr, self._branches(instr))
+        yield from self._laid_out(instr)
+
+    def _branches(self, instr: Instr) -> Iterator[str]:
         yield f"if bool({self.python[instr.arguments['cond']]}):"
         for body, branch in zip(instr.bodies, ("then", "else")):
             arguments = "".join(f", {self.python[v]}" for v in instr.arguments[f"{branch}_inputs"])
             yield f"    {self._targets(instr)}{self._call_block(body, arguments)}"
             if branch == "then":
                 yield "else:"
-        if inside:
-            yield f"r.rng_path = {outer}"
-        yield from self._laid_out(instr)
 
     def _argument(self, value: Any, host: bool) -> str:
         """An argument in the source: values by name, converted to where the instruction runs."""

@@ -134,12 +134,7 @@ class Interpreter:
             except Exception as error:
                 if not getattr(error, "located", False):
                     error.located = True  # type: ignore[attr-defined]
-                    error.args = (
-                        (
-                            f"while executing {op} in graph '{graph.name or 'main'}', built at "
-                            f"{op.where}: {error}"
-                        ),
-                    )
+                    error.args = (f"while executing {op.described}: {error}",)
                 raise
         return [env[t] for t in graph.outputs]
 

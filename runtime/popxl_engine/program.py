@@ -46,17 +46,11 @@ class Program:
         """
         name = generator.function(self.block)
         self.source = generator.source
-        text = self.source.text()
-        path = save_source(self._folder, text) if self._folder is not None else None
+        path = save_source(self._folder, self.source.text()) if self._folder is not None else None
         self.filename = title if path is None else str(path)
-        # Without a time, so that stack traces show this text and never look at the file, which
-        # others may have changed.
-        linecache.cache[self.filename] = (len(text), None, text.splitlines(True), self.filename)
+        self._main = self.source.load(self.filename, self.source.names)[name]
         if path is None:
             weakref.finalize(self, linecache.cache.pop, self.filename, None)
-        names: dict[str, Any] = dict(self.source.names)
-        exec(compile(text, self.filename, "exec"), names)  # noqa: S102 - our own source
-        self._main = names[name]
         self._yields = effects_of(self.block).meets
 
     def start(self, replica: Replica) -> Running:
@@ -82,10 +76,5 @@ class Program:
         found = self.source.instr_of(error, self.filename)
         if found is None or found.source is None or getattr(error, "located", False):
             return
-        op = found.source
-        message = (
-            f"while executing {op} in graph '{op.graph.name or 'main'}', built at {op.where}: "
-            f"{error}"
-        )
-        error.args = (message,)
+        error.args = (f"while executing {found.source.described}: {error}",)
         error.located = True  # type: ignore[attr-defined]

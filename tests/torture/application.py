@@ -78,6 +78,12 @@ MODES = {
 }
 
 
+def hear_signals() -> None:
+    """As in a terminal: what a shell starts in the background or under nohup ignores some."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Program:
     """A run of the training job, with all the processes that it starts."""
 
@@ -95,8 +101,9 @@ class Program:
         }
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
-                words, stdout=log, stderr=subprocess.STDOUT, env=variables, start_new_session=True
-            )
+                words, stdout=log, stderr=subprocess.STDOUT, env=variables, start_new_session=True,
+                preexec_fn=hear_signals,
+            )  # fmt: skip
 
     @property
     def output(self) -> str:

@@ -41,11 +41,9 @@ def trial(case: int, shop: Workshop) -> str:
             send(number, to, program)
             code, output = program.wait(), program.output
         saved = check_checkpoints(run, undisturbed)
-        # before there is anything to save, and when all is saved
-        may_die = moment in ("start", "end")
         check_no_traceback(code, output)
         if was_alive:
-            judge(number, code, output, may_die)
+            judge(number, moment, code, output)
         if asks_for_one and done < STEPS - 2:
             steps = [int(checkpoint.name[5:]) for checkpoint in saved]
             if not any(done <= step < STEPS for step in steps):
@@ -63,11 +61,15 @@ def trial(case: int, shop: Workshop) -> str:
     return f"{told}: exit code {code} after step {steps_in(run)}"
 
 
-def judge(number: signal.Signals, code: int, output: str, may_die: bool) -> None:
+def judge(number: signal.Signals, moment: str, code: int, output: str) -> None:
     """Whether a run ended, or went on, as the signal asks for."""
     right = {0} if number == signal.SIGUSR1 else {128 + number}
-    if code not in right | ({0, -number} if may_die else set()):
-        raise Broken(f"exit code {code}; expected {min(right)}: {last_line(output)}")
+    if moment in ("start", "end"):  # before there is anything to save, and when all is saved
+        right |= {-number}
+    if moment == "end":
+        right |= {0}
+    if code not in right:
+        raise Broken(f"exit code {code}; expected {max(right)}: {last_line(output)}")
 
 
 def send(number: signal.Signals, to: str, program: Program) -> None:

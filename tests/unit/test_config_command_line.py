@@ -194,7 +194,7 @@ MISTAKES = [
     ("--layers --heads 4", "--layers: got no value; expected one. Write --layers VALUE."),
     ("--layers x", "--layers: got 'x'; expected a whole number, at least 1."),
     ("--layers 1.5", "--layers: got '1.5'; expected a whole number, at least 1."),
-    ("--dropout nan", "--dropout: got nan; expected a number, at least 0 and below 1."),
+    ("--dropout nan", "--dropout: got 'nan'; expected a number, at least 0 and below 1."),
     ("--wandb maybe", "--wandb: got 'maybe'; expected true or false."),
     ("--no-wandb=3", "--no-wandb=3: got a value; expected none. Write --no-wandb."),
     ("--input_files", "--input_files: got no value; expected paths or patterns, or none."),

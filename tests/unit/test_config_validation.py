@@ -202,7 +202,7 @@ REFUSALS = [
     ),
     (
         {
-            "global_batch_size": 2**62,
+            "global_batch_size": 2**30,
             "rampup_batch_size": 2,
             "rampup_increment": 2,
             "rampup_tokens": 9,

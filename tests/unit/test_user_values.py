@@ -26,8 +26,15 @@ from popxl_gpt.execution.memory import LARGEST_STATE, check_memory
 ROOT = Path(__file__).parents[2]
 
 ODD_SCALARS = {
-    "0x_": "line 2: got '0x_'; expected a whole number",
-    "0b_": "line 2: got '0b_'; expected a whole number",
+    "0x_": "layers: got '0x_'; expected a whole number",
+    "0x10": "layers: got '0x10'; expected a whole number",
+    "0o17": "layers: got '0o17'; expected a whole number",
+    "190:20:30": "layers: got '190:20:30'; expected a whole number",
+    "1__0": "layers: got '1__0'; expected a whole number",
+    "\u0661": "layers: got '\u0661'; expected a whole number",
+    "yes": "layers: got 'yes'; expected a whole number",
+    "!!int 0x10": "line 2: got '0x10'; expected a whole number",
+    "!!bool yes": "line 2: got 'yes'; expected true or false",
     "!!int x": "line 2: got 'x'; expected a whole number",
     "!!float x": "line 2: got 'x'; expected a number",
     "!!bool x": "line 2: got 'x'; expected true or false",
@@ -38,7 +45,7 @@ ODD_SCALARS = {
     "!!str [a]": "line 2: expected a scalar node, but found sequence",
     "!!map x": "line 2: expected a mapping of names",
     "{[1]: 2}": "line 2: expected a name before each colon",
-    "=": "line 2: got a value with the tag",
+    "=": "layers: got '='; expected a whole number",
     "2024-02-30": "layers: got '2024-02-30'; expected a whole number",
     "2024-01-02 03:04:05": "layers: got '2024-01-02 03:04:05'; expected a whole number",
     "190:xx": "layers: got '190:xx'; expected a whole number",
@@ -72,9 +79,55 @@ def test_every_setting_takes_any_scalar_or_refuses_it_by_name(leaf, scalar, tmp_
         assert f"{leaf.name}: got" in str(error) or "line " in str(error)
 
 
-def test_a_date_is_the_text_that_it_is_written_as(tmp_path):
-    (tmp_path / "a.yml").write_text("name: 2024-02-30\n")
-    assert read_yaml(tmp_path / "a.yml") == {"name": "2024-02-30"}
+@pytest.mark.parametrize(
+    "text", "2024-02-30 12:30 190:20:30 yes no on off Y 0x10 0o17 1__0 1_ inf << =".split()
+)
+def test_what_is_no_number_is_the_text_that_it_is_written_as(text, tmp_path):
+    (tmp_path / "a.yml").write_text(f"name: {text}\n")
+    assert read_yaml(tmp_path / "a.yml") == {"name": text}
+
+
+SAME_TEXTS = {
+    "seed": "7 +7 007 010 1_000 -0 0x10 0o17 0b1 1:30 190:20:30 1e3 1.0 1__0 _1 1_ yes \u0661".split(),
+    "learning_rate": "1 1. .5 1e-3 1E-3 +1e-3 1_0.2_5 1:30.5 0x1p-3 1e 1_e3 yes".split(),
+    "tied_head": "true false True FALSE yes no on off Yes OFF maybe none".split(),
+    "checkpoint.save": "saved on yes 1:30 none None null".split(),
+    "host_memory": "1024 1_024 1KiB 0.5 50% auto none 1:30".split(),
+}
+
+
+@pytest.mark.parametrize("name", SAME_TEXTS)
+def test_a_text_means_the_same_in_a_file_and_on_the_command_line(name, tmp_path):
+    (leaf,) = [leaf for leaf in leaves() if name in (leaf.name, leaf.path)]
+    taken = 0
+    for text in SAME_TEXTS[name]:
+        found = []
+        (tmp_path / "a.yml").write_text(f"{leaf.name}: {text}\n")
+        for read in (
+            lambda: leaf.check(read_yaml(tmp_path / "a.yml")[leaf.name]),
+            lambda text=text: leaf.parse(text),
+        ):
+            try:
+                found.append(read())
+            except ValueError:
+                found.append(ValueError)
+        assert found[0] == found[1] and type(found[0]) is type(found[1]), (text, found)
+        taken += found[0] is not ValueError
+    assert 3 <= taken
+
+
+@pytest.mark.parametrize(
+    "name", "1e5 08 010 yes on null ~ 1:30 0o17 0x1f 1_000 2024-01-01 .inf true = << 1.5 -".split()
+)
+def test_a_run_of_any_name_writes_a_configuration_that_gives_that_name(name, tmp_path):
+    (tmp_path / "a.yml").write_text(to_yaml(preset("tiny", name=name)))
+    assert load(tmp_path / "a.yml") == preset("tiny", name=name)
+
+
+def test_a_name_that_reads_as_a_number_is_told_to_be_put_in_quotes(tmp_path):
+    (tmp_path / "a.yml").write_text("name: 1_000\n")
+    with pytest.raises(ConfigError, match="name: got 1000; expected text. Write it in quotes."):
+        load(tmp_path / "a.yml")
 
 
 TEXTS = {

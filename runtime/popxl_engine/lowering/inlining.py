@@ -9,22 +9,26 @@ value, a result of a call, an out-of-place view) there is a ``copy`` or a view i
 `passes.elide_copies` then removes those that nothing can observe.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from popxl import dtypes
 from popxl.graph import Graph
-from popxl.op_records import Op, OpDefinition
-from popxl.values import Constant, Tensor, TensorSpec
+from popxl.op_records import Op
+from popxl.values import Tensor
 
-from popxl_engine.analysis.union_find import UnionFind
-from popxl_engine.ir import Block, Instr, RngPath, Value, aliased, filled, values_in
+from popxl_engine.ir import Block, Instr, RngPath, Value, filled, values_in
+from popxl_engine.lowering.block_builder import (
+    BlockBuilder,
+    Capture,
+    NotOnHost,
+    ProgramValues,
+    is_small_integer,
+)
 from popxl_engine.lowering.graphs import GraphBlock, GraphPass, graph_block, op_of
 from popxl_engine.lowering.outlining import outlined_graphs
-from popxl_engine.shards import Sharding, result_sharding, shardings
+from popxl_engine.shards import result_sharding, shardings
 from popxl_engine.stochastic import Positions
 
 Env = dict[Value, Value]
@@ -32,40 +36,15 @@ Env = dict[Value, Value]
 
 START = RngPath()
 """Where a block runs."""
-_NO_NAME = re.compile(r"\W")
-HOST_ELEMENTS = 16
-"""Integer tensors of up to this many elements are computed on the host where their operands are
-there.
-"""
 
 
-class NotOnHost(Exception):
-    """A host value is written by something that runs on the device: lower again with this root on
-    the device.
-    """
-
-    def __init__(self, root: Any):
-        super().__init__(root)
-        self.root = root
+def inner_path(path: str, graph: Graph) -> str:
+    """The path of what is in a graph that is called there."""
+    return f"{path}/{graph.name.split('_subgraph(')[0]}"
 
 
-def is_small_integer(spec: Any) -> bool:
-    """Whether a tensor may live on the host."""
-    return (spec.dtype.is_int or spec.dtype is dtypes.bool) and spec.nelms <= HOST_ELEMENTS
-
-
-class Capture(NamedTuple):
-    """A value that a loop's or branch's body takes, and what it becomes there."""
-
-    value: Value
-    name: str
-    spec: TensorSpec
-    root: Any
-    by_ref: bool
-
-
-class Lowering:
-    """Lowers one Ir. Roots found unfit for the host are remembered in ``device_roots``.
+class Lowering(ProgramValues):
+    """Lowers one Ir.
 
     Args:
         run_passes: what passes make of the block of each graph.
@@ -73,8 +52,8 @@ class Lowering:
     """
 
     def __init__(self, run_passes: GraphPass, ops: Collection[Op] | None = None) -> None:
+        super().__init__()
         self.run_passes, self.ops = run_passes, ops
-        self.device_roots: set[Any] = set()
         self._graph_blocks: dict[Graph, GraphBlock] = {}
         self._writes: dict[Graph, bool] = {}
         self._used: dict[Graph, set[Value]] = {}
@@ -83,8 +62,6 @@ class Lowering:
         """Blocks of outlined graphs, by how they are used."""
         self.positions = Positions()
         self.rounds = False
-        self.sharding: dict[Any, Sharding] = {}
-        self._count = 0
 
     def graph_block(self, graph: Graph) -> GraphBlock:
         """A graph's block after the passes, the same for every caller."""
@@ -101,7 +78,7 @@ class Lowering:
         while True:
             self._bodies.clear()
             try:
-                builder = BlockBuilder(self, "main")
+                builder = Inliner(self, "main")
                 on_device = (v for v in graph.variables if v.location_info is None)
                 for t in (*(v if v.shard is None else v.shard for v in on_device), *graph.kept):
                     builder.state(t)
@@ -109,15 +86,6 @@ class Lowering:
                 return builder.finish([])
             except NotOnHost as error:
                 self.device_roots.add(error.root)
-
-    def new(
-        self, name: str, spec: TensorSpec, host: bool = False, sharding: Sharding | None = None
-    ) -> Value:
-        """A value with a name that is unique in the program."""
-        self._count += 1
-        clean = _NO_NAME.sub("_", name.rsplit("/", 1)[-1])
-        clean = f"v{clean}" if clean[:1].isdigit() else clean
-        return Value(f"{clean}_{self._count}", spec, host, sharding)
 
     def drawing(self, instr: Instr, at: RngPath) -> RngPath:
         """The path of an instruction in a graph with a seed, which it has only if it draws."""
@@ -156,7 +124,7 @@ class Lowering:
         inputs: Sequence[Value],
         carried: int,
         name: str,
-        outer: "BlockBuilder",
+        outer: BlockBuilder,
         read: Sequence[int] | None = None,
     ) -> tuple[Block, list[Value]]:
         """The body of a loop, a branch or a call of ``op``, and the values of the block around it
@@ -197,10 +165,10 @@ class Lowering:
             )
             if use in self._bodies:
                 return self._bodies[use], [t.value for t in captured]
-            name = f"/{graph.name.split('_subgraph(')[0]}"  # however deep the first use is
+            name = inner_path("", graph)  # however deep the first use is
         moved: set[Any] = set()
         while True:
-            builder = BlockBuilder(self, name)
+            builder = Inliner(self, name)
             found = builder.take(captured, moved, outer)
             builder.view_again(views, found)
             bound = [
@@ -222,7 +190,7 @@ class Lowering:
                 return block, [t.value for t in captured]
             moved |= moves
 
-    def _given(self, captured: Sequence[Capture], outer: "BlockBuilder") -> tuple[Any, ...]:
+    def _given(self, captured: Sequence[Capture], outer: BlockBuilder) -> tuple[Any, ...]:
         """What the block of an outlined graph must know of each value that it takes, beyond its
         shape and type.
         """
@@ -260,139 +228,12 @@ def _made(
     return tuple(order[v] for v in references), tuple(steps), added
 
 
-class BlockBuilder:
-    """Fills one block."""
+class Inliner(BlockBuilder):
+    """Fills a block with what graphs do."""
 
     def __init__(self, lowering: Lowering, name: str):
-        self.lowering, self.name = lowering, name
-        self.inputs: list[Value] = []
-        self.by_ref: set[int] = set()
-        self.instrs: list[Instr] = []
-        self.constants: dict[Constant, Value] = {}
-        self.variables: dict[Tensor, Value] = {}
-        self.roots: dict[Value, Any] = {}
-        """For host values that alias a block input or variable: that root."""
-        self._aliases: UnionFind[Value] = UnionFind()
-        """Those that share storage by contract."""
-        self.forms: dict[Value, Any] = {}
-        """For results of alias forms, and what is written to them: the forms, which tell how they
-        lie in memory.
-        """
-
-    def state(self, t: Tensor) -> Value:
-        """A variable's value."""
-        host = is_small_integer(t.spec) and t not in self.lowering.device_roots
-        value = self.variables[t] = self.lowering.new(
-            t.name, t.spec, host, self.lowering.sharding.get(t)
-        )
-        self.roots[value] = t
-        return value
-
-    def constant(self, c: Constant) -> Value:
-        """A constant's value."""
-        if c not in self.constants:
-            self.constants[c] = self.lowering.new(c.name, c.spec, is_small_integer(c.spec))
-            self.roots[self.constants[c]] = c
-        return self.constants[c]
-
-    def take(
-        self, captured: Iterable[Capture], moved: Collection[Any], outer: "BlockBuilder"
-    ) -> dict[Any, Value]:
-        """Add inputs. Returns them by their roots; those by reference by the values around this
-        block, too.
-
-        Args:
-            moved: roots that are not on the host here.
-            outer: the block around this one.
-        """
-        found: dict[Any, Value] = {}
-        for t in captured:
-            value = found.get(t.value) if t.by_ref else None
-            if value is None:
-                host = (
-                    t.value.host
-                    and t.root not in moved
-                    and t.root not in self.lowering.device_roots
-                )
-                value = self.lowering.new(t.name, t.spec, host, t.value.sharding)
-                self.roots[value] = t.root
-            if t.by_ref:
-                self.by_ref.add(len(self.inputs))
-                found[t.value] = value
-                if t.value in outer.forms:
-                    self.forms[value] = outer.forms[t.value]
-            self.inputs.append(value)
-            found[t.root] = value
-        return found
-
-    def made_of_same(self, references: Iterable[Value]) -> tuple[list[Instr], list[Value]]:
-        """How those of different references that share storage are made in this block, in order,
-        and of what.
-        """
-        needed = {v: True for v in self.alike(references)}
-        views: list[Instr] = []
-        if not needed:
-            return views, []
-        for instr in reversed(self.instrs):
-            if not needed.keys().isdisjoint(instr.outputs[:1]) and (sources := aliased(instr)):
-                views.append(instr)
-                needed.update(dict.fromkeys(sources, True))
-        made = {instr.outputs[0] for instr in views}
-        return views[::-1], [v for v in needed if v not in made]
-
-    def alike(self, references: Iterable[Value]) -> list[Value]:
-        """Those that share storage with a different one."""
-        distinct = list(dict.fromkeys(references))
-        if len(distinct) < 2:
-            return []
-        storages = Counter(self._aliases.find(v) for v in distinct)
-        return [v for v in distinct if storages[self._aliases.find(v)] > 1]
-
-    def view_again(self, views: Iterable[Instr], found: dict[Any, Value]) -> None:
-        """Add instructions of another block, of which ``found`` has the operands; add the results
-        to it.
-        """
-        for view in views:
-            assert view.definition is not None
-            sources, result = [found[v] for v in aliased(view)], view.outputs[0]
-            if view.definition.writes:
-                found[result] = sources[0]
-                continue
-            found[result] = self.lowering.new(
-                result.name, result.spec, result.host, result.sharding
-            )
-            for source in sources:
-                self._aliases.join(source, found[result])
-            self.forms[found[result]] = self._form(
-                view.definition, view.arguments, lambda v: found[v]
-            )
-            self.roots[found[result]] = self.roots.get(sources[0])
-            arguments = {n: filled(a, lambda v: found[v]) for n, a in view.arguments.items()}
-            self.instrs.append(replace(view, arguments=arguments, outputs=(found[result],)))
-
-    def copy(self, value: Value, root: Any) -> Value:
-        """An independent value; `elide_copies` removes the copy where nothing can tell.
-
-        ``root`` names it over all lowerings.
-        """
-        result = self._copied(value, value.host and root not in self.lowering.device_roots)
-        self.roots[result] = root
-        return result
-
-    def to_device(self, value: Value) -> Value:
-        """A host value as a tensor on the device."""
-        return self._copied(value, False) if value.host else value
-
-    def _copied(self, value: Value, host: bool) -> Value:
-        result = self.lowering.new(value.name.rsplit("_", 1)[0], value.spec, host, value.sharding)
-        self.instrs.append(Instr("copy", {"t": value}, (result,), host=host))
-        return result
-
-    def seed(self, value: Value) -> Value:
-        """What a seed is now, on the host. The program waits for one that the device makes."""
-        result = self._copied(value, True)
-        self.roots[result] = result
-        return result
+        super().__init__(lowering, name)
+        self.lowering = lowering
 
     def inline(
         self, graph: Graph, bound: Sequence[Value], path: str, rng_path: RngPath = START
@@ -431,7 +272,7 @@ class BlockBuilder:
             else self.copy(env[t], (op_of(instr), g))
             for g, t in zip(graph.inputs, instr.arguments["inputs"])
         ]
-        outputs = self.inline(graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", rng_path)
+        outputs = self.inline(graph, bound, inner_path(path, graph), rng_path)
         for i, (t, value) in enumerate(zip(instr.outputs, outputs)):
             env[t] = self.copy(value, (op_of(instr), i))
 
@@ -456,26 +297,13 @@ class BlockBuilder:
     ) -> list[Value]:
         """Those of a call's results, or of a loop's after one iteration, that are read."""
         graph: Graph = instr.arguments["graph"]
-        inner = f"{path}/{graph.name.split('_subgraph(')[0]}"
-        body, inputs = self.lowering.body(op_of(instr), graph, inputs, 0, inner, self, read)
-        self._check_host(body, inputs)
-        inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
+        body, taken = self._body(instr, graph, inputs, path, read=read)
         outputs = [
             self.lowering.new(instr.outputs[i].name, result.spec, result.host, result.sharding)
             for i, result in zip(read, body.outputs)
         ]
         self.roots.update((value, (op_of(instr), i)) for i, value in zip(read, outputs))
-        arguments = {"inputs": tuple(inputs)}
-        call = Instr(
-            "call",
-            arguments,
-            tuple(outputs),
-            source=op_of(instr),
-            bodies=(body,),
-            path=path,
-            rng_path=rng_path,
-        )
-        self.instrs.append(call)
+        self._run("call", instr, {"inputs": taken}, outputs, [body], path, rng_path)
         moved = self.lowering.device_roots
         return [self.to_device(v) if v.host and self.roots[v] in moved else v for v in outputs]
 
@@ -492,7 +320,7 @@ class BlockBuilder:
 
     def _repeat(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         graph: Graph = instr.arguments["graph"]
-        inputs, inner = self._inputs(instr, env), f"{path}/{graph.name.split('_subgraph(')[0]}"
+        inputs = self._inputs(instr, env)
         carried, first, count = len(graph.outputs), 0, instr.arguments["repeat_count"]
         if not count:
             env.update(
@@ -506,25 +334,14 @@ class BlockBuilder:
             if count == 1:
                 env.update(zip(instr.outputs, inputs))
                 return
-        body, inputs = self.lowering.body(op_of(instr), graph, inputs, carried, inner, self)
-        self._check_host(body, inputs)
-        inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
+        body, taken = self._body(instr, graph, inputs, path, carried)
         outputs = [
             self.lowering.new(t.name, t.spec, v.host, v.sharding)
             for t, v in zip(instr.outputs, body.outputs)
         ]
         self.roots.update((v, (graph, i)) for i, v in enumerate(outputs))
-        arguments = {"repeat_count": count - first, "first": first, "inputs": tuple(inputs)}
-        loop = Instr(
-            "repeat",
-            arguments,
-            tuple(outputs),
-            source=op_of(instr),
-            bodies=(body,),
-            path=path,
-            rng_path=rng_path,
-        )
-        self.instrs.append(loop)
+        arguments = {"repeat_count": count - first, "first": first, "inputs": taken}
+        self._run("repeat", instr, arguments, outputs, [body], path, rng_path)
         env.update(zip(instr.outputs, outputs))
 
     def _first_iteration(
@@ -544,9 +361,7 @@ class BlockBuilder:
             v if g in references else self.copy(v, (op_of(instr), 0, g))
             for g, v in zip(graph.inputs, inputs)
         ]
-        results = self.inline(
-            graph, bound, f"{path}/{graph.name.split('_subgraph(')[0]}", rng_path.inside(0)
-        )
+        results = self.inline(graph, bound, inner_path(path, graph), rng_path.inside(0))
         return [self.copy(v, (op_of(instr), 0, i)) for i, v in enumerate(results)]
 
     @staticmethod
@@ -565,11 +380,47 @@ class BlockBuilder:
         carried = zip(graph.inputs[: len(graph.outputs)], inputs)
         return any(t in by_ref and storages[self._aliases.find(v)] > 1 for t, v in carried)
 
-    def _check_host(self, body: Block, inputs: Sequence[Value]) -> None:
-        """A by-reference input that the body needs on the device cannot be a host value here."""
-        for i, (value, inner) in enumerate(zip(inputs, body.inputs)):
+    def _body(
+        self,
+        instr: Instr,
+        graph: Graph,
+        inputs: Sequence[Value],
+        path: str,
+        carried: int = 0,
+        read: Sequence[int] | None = None,
+    ) -> tuple[Block, tuple[Value, ...]]:
+        """The block of a graph that an instruction runs, and what it takes, where it takes it: a
+        by-reference input that it needs on the device cannot be a host value here.
+        """
+        name = inner_path(path, graph)
+        body, taken = self.lowering.body(op_of(instr), graph, inputs, carried, name, self, read)
+        for i, (value, inner) in enumerate(zip(taken, body.inputs)):
             if i in body.by_ref and value.host and not inner.host:
                 raise NotOnHost(self.roots[value])
+        pairs = zip(taken, body.inputs)
+        return body, tuple([v if inner.host else self.to_device(v) for v, inner in pairs])
+
+    def _run(
+        self,
+        kind: str,
+        instr: Instr,
+        arguments: Mapping[str, Any],
+        outputs: Sequence[Value],
+        bodies: Sequence[Block],
+        path: str,
+        rng_path: RngPath,
+    ) -> None:
+        """Add an instruction that runs blocks."""
+        run = Instr(
+            kind,
+            arguments,
+            tuple(outputs),
+            source=op_of(instr),
+            bodies=tuple(bodies),
+            path=path,
+            rng_path=rng_path,
+        )
+        self.instrs.append(run)
 
     def _conditional(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         a = instr.arguments
@@ -578,26 +429,14 @@ class BlockBuilder:
         for branch in ("then", "else"):
             graph: Graph = a[f"{branch}_branch"]
             inputs = [env[t] for t in a[f"{branch}_inputs"]]
-            name = f"{path}/{graph.name.split('_subgraph(')[0]}"
-            body, inputs = self.lowering.body(op_of(instr), graph, inputs, 0, name, self)
-            inputs = [v if b.host else self.to_device(v) for v, b in zip(inputs, body.inputs)]
-            arguments[f"{branch}_inputs"] = tuple(inputs)
+            body, arguments[f"{branch}_inputs"] = self._body(instr, graph, inputs, path)
             bodies.append(body)
         results = bodies[0].outputs
         outputs = [
             self.lowering.new(t.name, t.spec, sharding=v.sharding)
             for t, v in zip(instr.outputs, results)
         ]
-        chosen = Instr(
-            "conditional",
-            arguments,
-            tuple(outputs),
-            source=op_of(instr),
-            bodies=tuple(bodies),
-            path=path,
-            rng_path=rng_path,
-        )
-        self.instrs.append(chosen)
+        self._run("conditional", instr, arguments, outputs, bodies, path, rng_path)
         env.update(zip(instr.outputs, outputs))
 
     def _op(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
@@ -655,31 +494,3 @@ class BlockBuilder:
             )
         )
         env.update(zip(instr.outputs, outputs))
-
-    def _form(
-        self,
-        definition: OpDefinition,
-        arguments: Mapping[str, Any],
-        value: Callable[[Value], Value],
-    ) -> Any:
-        """How the result of an alias form lies in memory; ``value``: this block's value for one in
-        the arguments.
-        """
-        return definition, *(
-            (n, filled(a, lambda v: (v.spec.shape, self.forms.get(value(v)))))
-            for n, a in arguments.items()
-        )
-
-    def finish(self, outputs: list[Value], host: Sequence[bool] = ()) -> Block:
-        """Set the outputs: on the device, except carried ones whose input is on the host."""
-        keep = [*host, *[False] * (len(outputs) - len(host))]
-        results = tuple(v if h else self.to_device(v) for v, h in zip(outputs, keep))
-        return Block(
-            self.name,
-            tuple(self.inputs),
-            frozenset(self.by_ref),
-            tuple(self.instrs),
-            results,
-            self.constants,
-            self.variables,
-        )

@@ -106,13 +106,10 @@ def dry_run(
         ]
         names = _props(generator, live, together, costlier_branch)
         states = [_state(block) for _ in replicas]
-        text, filename = generator.source.text(), f"<dry run of popxl program {ir.id}>"
-        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        filename = f"<dry run of popxl program {ir.id}>"
         try:
-            exec(compile(text, filename, "exec"), names)  # noqa: S102 - our own source
-            mains = [
-                partial(names[name], replica, *state) for replica, state in zip(replicas, states)
-            ]
+            main = generator.source.load(filename, names)[name]
+            mains = [partial(main, replica, *state) for replica, state in zip(replicas, states)]
             _run(mains, effects_of(block).meets, together)
         except (NotImplementedError, RuntimeError) as error:
             raise _located(error, generator, filename) from error
@@ -295,9 +292,5 @@ def _shortened(program: Block) -> Block:
 def _located(error: Exception, generator: Generator, filename: str) -> Exception:
     found = generator.source.instr_of(error, filename)
     op = found.source if found is not None else None
-    where = (
-        f"{op} in graph '{op.graph.name or 'main'}', built at {op.where}"
-        if op is not None
-        else "the program"
-    )
+    where = "the program" if op is None else op.described
     return GraphError(f"plan: while dry-running {where}: {error}")

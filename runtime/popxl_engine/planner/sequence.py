@@ -166,6 +166,6 @@ def _unknown(instr: Instr, what: str) -> str:
     op = instr.source
     assert op is not None
     return (
-        f"sequence: got {what}: {op} in graph '{op.graph.name or 'main'}', built at {op.where}; "
+        f"sequence: got {what}: {op.described}; "
         "expected it to follow from constants and loop counters. Compute it from small integers."
     )

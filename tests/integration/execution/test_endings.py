@@ -26,7 +26,7 @@ from tests.metrics_text import metrics_of
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
-SECONDS = 90
+SECONDS = 240
 SETTINGS: "dict[str, object]" = {
     "config": "tiny", "name": "run", "vocabulary_size": 61, "hidden_size": 24, "heads": 3, "dropout": 0.1,
     "steps": 4, "warmup_steps": 0, "global_batch_size": 4, "micro_batch_size": 2, "sequence_length": 8,
