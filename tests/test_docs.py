@@ -311,12 +311,13 @@ def check_train(printed: "dict[str, str]", folder: Path) -> None:
     assert "1 documents" in told and "Sample 2" in told and "bits/byte" in told
     assert (folder / "runs/characters/report.html").is_file()
     refused = subprocess.run(
-        ["make", "shakespeare", "VENV=venv", "TEXT=none"],
+        ["make", "shakespeare", "VENV=absent", "TEXT=none"],
         cwd=folder,
         capture_output=True,
         text=True,
     )
     assert refused.returncode == 2 and "got TEXT='none'; expected a text file" in refused.stderr
+    assert not (folder / "absent").exists()  # it is said before minutes of installing
 
 
 def check_plan(printed: "dict[str, str]", folder: Path) -> None:
