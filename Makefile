@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo shakespeare test check format bench docs clean torture fuzz
+.PHONY: help demo shakespeare text_is_there test check format bench docs clean torture fuzz
 .DELETE_ON_ERROR:
 
 help:
@@ -45,14 +45,16 @@ demo: $(INSTALLED)
 	    --input_files '$(STDLIB)/train-*.tfrecord' --validation_files '$(STDLIB)/validation-*.tfrecord' $(DEMO_ARGS)
 
 # One document, whose last tenth is held out, as in nanoGPT.
-shakespeare: $(INSTALLED)
-	@test -f "$(TEXT)" || { echo "make: got TEXT='$(TEXT)'; expected a text file." \
-	    "Run: make shakespeare TEXT=FILE, with tinyshakespeare or any other text" >&2; exit 2; }
+shakespeare: text_is_there $(INSTALLED)
 	$(BIN)/python data/prepare.py text "$(TEXT)" --output $(CHARACTERS) --tokenizer characters --sequence_length 64 \
 	    --validation 0.1 --document_bytes 2147483647 --overwrite $(PREPARE_ARGS)
 	$(BIN)/python demo/pretraining.py --config shakespeare --vocabulary_size $$($(BIN)/python -c '$(VOCABULARY)') \
 	    --tokenizer $(CHARACTERS)/tokenizer.json --input_files '$(CHARACTERS)/train-*.tfrecord' \
 	    --validation_files '$(CHARACTERS)/validation-*.tfrecord' $(DEMO_ARGS)
+
+text_is_there:
+	@test -f "$(TEXT)" || { echo "make: got TEXT='$(TEXT)'; expected a text file." \
+	    "Run: make shakespeare TEXT=FILE, with tinyshakespeare or any other text" >&2; exit 2; }
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not gpu"

@@ -55,7 +55,7 @@ def from_hugging_face(options: Conversion) -> int:
 def to_hugging_face(options: Export) -> int:
     """Make a folder of Hugging Face's of a checkpoint."""
     source, out = options.folders()
-    saved = find_trained(source)
+    saved = find_trained(source, "CHECKPOINT")
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
     tokenizer = saved.folder.parent / TOKENIZER
     with _made(out, options.overwrite) as folder:

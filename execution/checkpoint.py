@@ -290,6 +290,11 @@ def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
     folder = _checkpoints_of(path)
     if folder is None:
         found = "no folder" if not path.is_dir() else "a folder without checkpoints"
+        if (path / "config.json").is_file():
+            raise UserError(
+                f"{flag}: got {path}, a model of Hugging Face's; expected a checkpoint. Make one: "
+                f"demo/convert.py from_hugging_face {path} OUT."
+            )
         raise UserError(
             f"{flag}: got {path}, {found}; expected a run's folder, such as runs/demo, or a "
             "checkpoint, such as runs/demo/checkpoints/step_00000700. Train one first, or check "

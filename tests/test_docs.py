@@ -66,6 +66,7 @@ SHORTER = {
     "python data/prepare.py conversations ...": "+ --sequence_length 32 --workers 1",
     "python demo/pretraining.py --config runs/base/config.yml ...": "+ --steps 2 --samples 0",
     "python demo/pretraining.py --config demo ...": "+ {small} --steps 4 --vocabulary_size 300",
+    "python demo/pretraining.py --config mini ...": "+ {small} --steps 4 --vocabulary_size 300",
     "python demo/pretraining.py --config runs/mine/config.yml ...": "+ --steps 6",
     "python demo/pretraining.py --minutes ...": "+ --config tiny --schedule wsd --minutes 0.1 "
     "--vocabulary_size 300 --steps 20",
@@ -310,12 +311,13 @@ def check_train(printed: "dict[str, str]", folder: Path) -> None:
     assert "1 documents" in told and "Sample 2" in told and "bits/byte" in told
     assert (folder / "runs/characters/report.html").is_file()
     refused = subprocess.run(
-        ["make", "shakespeare", "VENV=venv", "TEXT=none"],
+        ["make", "shakespeare", "VENV=absent", "TEXT=none"],
         cwd=folder,
         capture_output=True,
         text=True,
     )
     assert refused.returncode == 2 and "got TEXT='none'; expected a text file" in refused.stderr
+    assert not (folder / "absent").exists()  # it is said before minutes of installing
 
 
 def check_plan(printed: "dict[str, str]", folder: Path) -> None:

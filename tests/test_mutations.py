@@ -192,7 +192,8 @@ DATA = ["--input_files=tokens/train-00000.tfrecord", "--vocabulary_size=300", "-
 
 @pytest.mark.slow
 def test_flags_at_random_are_used_or_refused_in_words(program):
-    known = [*leaves(), *leaves(Options)]
+    # a search takes longer than one may: that is what it is for
+    known = [leaf for leaf in (*leaves(), *leaves(Options)) if leaf.name != "auto"]
     for number in range(TRIES):
         m = Mutations(SEED * 1_000_003 + number)
         arguments = [*BASE, *(DATA if m.random.random() < 0.5 else [])]

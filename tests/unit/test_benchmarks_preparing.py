@@ -51,12 +51,12 @@ def benchmark(folder: Path, extra: int, *words: str) -> subprocess.CompletedProc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [0, 1], ids=["as it is", "with a document left out"])
-def test_both_make_the_same_tokens_or_the_benchmark_says_no(tmp_path, extra):
+def test_all_make_the_same_tokens_or_the_benchmark_says_no(tmp_path, extra):
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"text {number}: the cat sat on the mat\n" * 200)
     done = benchmark(tmp_path, extra, "--vocabulary_size", "300", "--text", str(tmp_path / "*.txt"))
     if extra:
-        assert done.returncode == 1 and "tokens; expected the same of both" in done.stderr, (
+        assert done.returncode == 1 and "tokens; expected the same of all" in done.stderr, (
             done.stderr
         )
         return
@@ -64,6 +64,8 @@ def test_both_make_the_same_tokens_or_the_benchmark_says_no(tmp_path, extra):
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["bytes"] == sum(p.stat().st_size for p in tmp_path.glob("*.txt"))
     assert figures["speed"] == figures["seconds"]["datasets"][0] / figures["seconds"]["prepare"][0]
+    library = figures["seconds"]["tokenizers"][0]
+    assert figures["library_speed"] == library / figures["seconds"]["prepare"][0]
 
 
 @pytest.mark.slow

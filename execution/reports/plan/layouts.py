@@ -1,5 +1,6 @@
 """`--plan --devices N`: the fastest layouts of a model over N devices, by their plans."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,11 +12,13 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config import Config, ConfigError, UserError, override
+from popxl_gpt.execution.memory import GRADIENT, WIDTHS
 from popxl_gpt.execution.reports.machine import speeds
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.process import Build
 from popxl_gpt.execution.reports.plan.run_plan import StepPlan, plan_step
 from popxl_gpt.execution.reports.text import layout_name, table
+from popxl_gpt.modelling import layer_tables
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 SHOWN = 5
@@ -74,6 +77,16 @@ class Search:
     """All the others, the fastest first."""
 
 
+def least_bytes(config: Config) -> int:
+    """Device memory that the layout needs at least: a decoder block's gathered weights, and their
+    gradients where they are trained, which a backward phase has at a time.
+    """
+    model, execution = config.model, config.execution
+    block = sum(math.prod(p.shape) for p in layer_tables(model)["decoder"].values())
+    nbytes = WIDTHS[model.precision] + (0 if model.lora_rank else GRADIENT)
+    return block * nbytes // (execution.tensor_parallel_1 * execution.tensor_parallel_2)
+
+
 def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Search:
     """The fastest layouts over `options.devices`; with `--device_memory` the fastest that fit."""
     assert options.devices is not None
@@ -117,19 +130,23 @@ def that_fit(
     Raises:
         UserError: none fits.
     """
-    rest = list(found)
+    most = math.inf if memory is None else memory
+    rest = [p for p in found if least_bytes(p.config) <= most]
+    too_large = [p for p in found if least_bytes(p.config) > most]
     shown: list[StepPlan] = []
-    too_large: list[StepPlan] = []
     while rest and len(shown) < SHOWN:
         last = rest[min(SHOWN - len(shown), len(rest)) - 1].seconds
         next_ones = [p for p in rest if p.seconds <= last]  # equally fast ones together
         rest = rest[len(next_ones) :]
         for plan in with_peaks([p.config for p in next_ones]):
-            fits = memory is None or plan.program.peak_bytes <= memory
-            (shown if fits else too_large).append(plan)
+            (shown if plan.program.peak_bytes <= most else too_large).append(plan)
     if not shown:
         assert memory is not None
-        least = min(p.program.peak_bytes for p in too_large)
+        peaks = [p.program.peak_bytes for p in too_large if p.program.peak_bytes]
+        if not peaks:
+            smallest = min(too_large, key=lambda p: least_bytes(p.config))
+            peaks = [with_peaks([smallest.config])[0].program.peak_bytes]
+        least = min(peaks)
         raise UserError(
             f"device_memory: got {bytes_text(memory)}; expected at least {bytes_text(least)}, as "
             f"the smallest of {len(found)} layouts over {found[0].program.replicas} devices takes. "

@@ -228,7 +228,7 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
         (("from_hugging_fase",), "Did you mean 'from_hugging_face'?"),
         ((), "command: got none"),
         (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
-        (("to_hugging_face", "nothing", "out"), "got nothing, no folder"),
+        (("to_hugging_face", "nothing", "out"), "CHECKPOINT: got nothing, no folder"),
         (("to_hugging_face", "ours", "out", "--positons", 3), "Did you mean '--positions'?"),
     ):
         done = convert(*words)
@@ -241,3 +241,7 @@ def test_a_whole_checkpoint_is_read_by_name(theirs, tmp_path):
     main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
     saved = find_trained(tmp_path / "ours")
     assert isinstance(saved, SavedRun) and saved.position.step == 0
+    with pytest.raises(
+        UserError, match=r"got \S+, a model of Hugging Face's; expected a checkpoint"
+    ):
+        find_trained(theirs)

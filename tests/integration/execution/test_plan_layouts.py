@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from popxl_gpt.config import ConfigError, UserError
+from popxl_gpt.config import ConfigError, UserError, override
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan import layouts as module
@@ -15,9 +15,11 @@ from popxl_gpt.execution.reports.plan.layouts import (
     layouts,
     layouts_text,
     layouts_values,
+    least_bytes,
     splits,
     that_fit,
 )
+from popxl_gpt.utils.units import bytes_text
 from tests.integration.execution.plan_cases import SPEEDS, configuration, planned
 
 GRIDS = [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
@@ -115,9 +117,26 @@ def test_layouts_that_do_not_fit_device_memory_are_left_out(alone, monkeypatch):
         assert found.shown == fitting[:shown]
         # no more are looked at than it takes
         needed = alone.index(fitting[:shown][-1]) + 1 if shown < 3 else 3
-        assert asked == [p.config for p in alone[:needed]]
+        in_question = [p for p in alone[:needed] if least_bytes(p.config) <= peaks[1]]
+        assert asked == [p.config for p in in_question]
     with pytest.raises(UserError, match="expected at least .* smallest of 3 layouts over 2"):
         chosen(alone, peaks[0] - 1, monkeypatch, 1)
+
+
+def test_what_a_block_takes_alone_is_less_than_the_peak_and_rules_layouts_out(alone, monkeypatch):
+    for plan in alone:
+        block, tp = plan.config, plan.config.execution.tensor_parallel_1
+        assert 0 < least_bytes(block) < plan.program.peak_bytes
+        whole = least_bytes(override(block, tensor_parallel_1=1, tensor_parallel_2=1))
+        assert least_bytes(block) == whole // (tp * block.execution.tensor_parallel_2)
+    least = min(least_bytes(p.config) for p in alone)
+    with pytest.raises(UserError, match="expected at least"):
+        chosen(alone, least - 1, monkeypatch, 1)
+    too_large = next(p for p in alone if least_bytes(p.config) > least)
+    with pytest.raises(UserError, match=bytes_text(too_large.program.peak_bytes)):
+        chosen([too_large], least, monkeypatch, 1)
+    found, asked = chosen(alone, 2**40, monkeypatch, 3)
+    assert len(asked) == len(found.shown) == 3
 
 
 def test_of_equally_fast_layouts_that_which_needs_less_memory_comes_first(alone, monkeypatch):
