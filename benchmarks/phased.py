@@ -47,7 +47,9 @@ class PhasedTrainer:
 
 
 class PhasedSteps(PhasedTrainer):
-    """`train_step.py`'s workload; `batches.next` gives micro-batches."""
+    """`train_step.py`'s workload; `batches.next` gives micro-batches, and `options` may have
+    `settings` beyond its own.
+    """
 
     def __init__(self, options: Figures, batches: Any):
         micro_batch, accumulation = options["micro_batch_size"], options["accumulation"]
@@ -73,6 +75,7 @@ class PhasedSteps(PhasedTrainer):
                 recomputation=options["recomputation"],
             ),
         )
+        config = override(config, **options.get("settings", {}))
         super().__init__(config, self._whole(batches))
 
     @staticmethod

@@ -6,6 +6,8 @@ one run.
     python benchmarks/train_step.py --wide --more   # every baseline there is
     python benchmarks/train_step.py --wide --offloading --dtypes bfloat16 \
         --variants FSDP2 "FSDP2, compiled" DeepSpeed "phased, wide, recomputing"
+    python benchmarks/train_step.py --shape gpt2-1024 --dtypes bfloat16 \
+        --activation_memory 600MiB --head_serialisation 4
     python benchmarks/train_step.py --shape gpt2-1024 --wide --dropout 0.1 \
         --variants phased "phased, wide"
 
@@ -221,6 +223,13 @@ def variants_of(
             Variant(name="phased, wide", options={**widened, "recomputation": False}),
             Variant(name="phased, wide, recomputing", options={**widened, "recomputation": True}),
         ]
+    if arguments.activation_memory is not None:
+        settings = {
+            "activation_memory": arguments.activation_memory,
+            "head_serialisation": arguments.head_serialisation,
+        }
+        within = {**phased, "recomputation": True, "settings": settings}
+        offered.append(Variant(name="phased, within memory", options=within))
     if arguments.more:
         hugging_face = {**compiled, "hugging_face": True}
         recomputing = {**compiled, "forms": {**compiled["forms"], "recomputation": True}}
@@ -399,6 +408,13 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     for name in SHAPES["gpt2"]:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument(
+        "--activation_memory",
+        help="also a phased step whose decoder blocks keep activations within it, such as 600MiB",
+    )
+    parser.add_argument(
+        "--head_serialisation", type=int, default=1, help="pieces of that step's head"
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 when the bar is missed")
     return parser
 

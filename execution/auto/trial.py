@@ -89,6 +89,7 @@ class Trials:
             rampup_increment=None,
             rampup_tokens=None,
             device_iterations=1,
+            activation_memory=None,  # few layers and runs would all fit in: time at most
             memmap_dir=None,
             host_memory=None,
         )

@@ -231,7 +231,12 @@ def test_without_a_baseline_nothing_is_met():
 
 def test_a_variant_that_there_is_not_is_refused(capsys):
     arguments = argparse.Namespace(
-        **train_step.SHAPES["gpt2"], dropout=0.0, wide=False, more=False, variants=["fast"]
+        **train_step.SHAPES["gpt2"],
+        dropout=0.0,
+        wide=False,
+        more=False,
+        activation_memory=None,
+        variants=["fast"],
     )
     with pytest.raises(SystemExit) as stopped:
         train_step.variants_of(arguments, "float32")

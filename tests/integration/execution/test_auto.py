@@ -192,6 +192,28 @@ def test_what_does_not_fit_is_never_chosen(monkeypatch):
         chosen(small(), monkeypatch, place=lambda self, config: "too large")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (("", 0), "fits the memory of some processes only"),
+        (("", 50), 50),
+        (("", 200), 100),
+        (("needs more", 0), "needs more"),
+    ],
+    ids=str,
+)
+def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
+    ours = small(memmap_dir=str(tmp_path), host_memory=100)
+    reason, rows = theirs
+    monkeypatch.setattr(
+        choice, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else rows]
+    )
+    monkeypatch.setattr(Account, "place", lambda self, c: Placed(ours, memory(), "in files"))
+    found = choice._placed_together(account_with(1 << 30), ours)
+    told = found if isinstance(found, str) else found.config.execution.host_memory
+    assert told == expected
+
+
 # Memory
 
 
