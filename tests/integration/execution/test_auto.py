@@ -144,6 +144,15 @@ def test_a_time_that_is_linear_in_layers_and_runs_is_predicted_exactly(monkeypat
     assert program.made.count((1, 2)) == 2 and program.made.count((2, 2)) == 2
 
 
+def test_a_step_that_is_short_is_timed_as_it_is(monkeypatch):
+    program = Linear(monkeypatch)
+    exact = Linear.exact
+    monkeypatch.setattr(Linear, "exact", staticmethod(lambda config: 1e-3 * exact(config)))
+    found = trial.Trials(pretraining, time.perf_counter).seconds(small(layers=7))
+    assert found == pytest.approx(1e-3 * exact(small(layers=7)))
+    assert program.made == [(1, 1), (7, 8)]
+
+
 planned = functools.cache(choice.plan_step)
 
 
