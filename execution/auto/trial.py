@@ -22,6 +22,10 @@ DEPTHS = (1, 2)
 """Layers of the trials of a deeper model."""
 RUNS = (1, 2)
 """Runs of a phase in the trials of a batch of more."""
+WHOLE_SECONDS = 2.0
+"""A step that takes no more, as its first trial has it, is timed as it is: small differences would
+be multiplied.
+"""
 ROUNDS = 3
 """Steps that are timed, after one that is not; the fastest counts."""
 
@@ -30,7 +34,7 @@ def at(known: tuple[float, ...], where: tuple[int, ...], place: int) -> float:
     """A linear quantity at a place, from what it is at one or two others."""
     if len(where) == 1:
         return known[0]
-    slope = (known[1] - known[0]) / (where[1] - where[0])
+    slope = max(0.0, known[1] - known[0]) / (where[1] - where[0])
     return known[0] + slope * (place - where[0])
 
 
@@ -49,16 +53,17 @@ class Trials:
 
     def seconds(self, config: Config) -> float:
         """Of a step of the whole model, over its whole batch."""
-        layers = config.model.layers
+        layers, runs = config.model.layers, config.runs_per_phase
         depths = DEPTHS if layers > DEPTHS[-1] else (layers,)
-        if config.runs_per_phase <= RUNS[-1]:
-            whole = tuple(self._measured(config, depth, config.runs_per_phase) for depth in depths)
-            return at(whole, depths, layers)
-        one = tuple(self._measured(config, depth, RUNS[0]) for depth in depths)
+        at_once = runs if runs <= RUNS[-1] else RUNS[0]
+        first = self._measured(config, depths[0], at_once)
+        if first * (layers / depths[0]) * (runs / at_once) <= WHOLE_SECONDS:
+            return self._measured(config, layers, runs)
+        one = (first, *(self._measured(config, depth, at_once) for depth in depths[1:]))
+        if runs == at_once:
+            return at(one, depths, layers)
         updates = self._updates(config, depths, one)
-        whole = tuple(
-            update + config.runs_per_phase * (run - update) for update, run in zip(updates, one)
-        )
+        whole = tuple(update + runs * (run - update) for update, run in zip(updates, one))
         return at(whole, depths, layers)
 
     def _updates(

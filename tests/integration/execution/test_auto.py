@@ -144,6 +144,15 @@ def test_a_time_that_is_linear_in_layers_and_runs_is_predicted_exactly(monkeypat
     assert program.made.count((1, 2)) == 2 and program.made.count((2, 2)) == 2
 
 
+def test_a_step_that_is_short_is_timed_as_it_is(monkeypatch):
+    program = Linear(monkeypatch)
+    exact = Linear.exact
+    monkeypatch.setattr(Linear, "exact", staticmethod(lambda config: 1e-3 * exact(config)))
+    found = trial.Trials(pretraining, time.perf_counter).seconds(small(layers=7))
+    assert found == pytest.approx(1e-3 * exact(small(layers=7)))
+    assert program.made == [(1, 1), (7, 8)]
+
+
 planned = functools.cache(choice.plan_step)
 
 
@@ -190,6 +199,28 @@ def test_what_does_not_fit_is_never_chosen(monkeypatch):
     assert ("needs more") in [why for _, why in found.left_out]
     with pytest.raises(UserError, match="none of whose 8 ways to execute it fits.*too large"):
         chosen(small(), monkeypatch, place=lambda self, config: "too large")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (("", 0), "fits the memory of some processes only"),
+        (("", 50), 50),
+        (("", 200), 100),
+        (("needs more", 0), "needs more"),
+    ],
+    ids=str,
+)
+def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
+    ours = small(memmap_dir=str(tmp_path), host_memory=100)
+    reason, rows = theirs
+    monkeypatch.setattr(
+        choice, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else rows]
+    )
+    monkeypatch.setattr(Account, "place", lambda self, c: Placed(ours, memory(), "in files"))
+    found = choice._placed_together(account_with(1 << 30), ours)
+    told = found if isinstance(found, str) else found.config.execution.host_memory
+    assert told == expected
 
 
 # Memory

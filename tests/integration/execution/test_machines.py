@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.multi, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "demo" / "pretraining.py"
-TIMEOUT = 5
+TIMEOUT = 10
 """Seconds that a collective waits."""
 SECONDS = 120
 FLAGS = "--config tiny --steps 10 --checkpoint.every 2 --checkpoint.keep 100 --checkpoint.load auto".split()
