@@ -127,7 +127,7 @@ def _window(
     t: torch.Tensor, index: torch.Tensor, axes: Iterable[int], sizes: Iterable[int]
 ) -> torch.Tensor:
     """The view at a position that is read on the host. IndexError if it reaches beyond t."""
-    for axis, start, size in zip(axes, index.reshape(-1).tolist(), sizes):
+    for axis, start, size in zip(axes, map(int, index.reshape(-1)), sizes):
         if not 0 <= start <= t.shape[axis] - size:
             raise IndexError(
                 f"got start {start} on axis {axis} for a slice of {size}; expected 0 <= start <= "
