@@ -228,11 +228,6 @@ def _inside(folder: Path) -> list[Path]:
     return found
 
 
-def read_whole(path: Path) -> str:
-    """A text file's whole text; DataError as of `text_source`."""
-    return "".join(_read_text(path, "file", 2**24))
-
-
 def _read_text(path: Path, documents: str, limit: int) -> Iterator[str]:
     cut = {"file": _files, "paragraph": _paragraphs, "line": _lines}[documents]
     try:

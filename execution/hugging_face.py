@@ -97,10 +97,6 @@ class HuggingFaceFolder:
                 )
             yield name, array
 
-    def tokenizer_files(self) -> "list[Path]":
-        """Those of the tokenizer's files that are there."""
-        return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
-
     def _files(self, family: Family) -> "_TensorFiles":
         if (self.path / INDEX).is_file():
             names = _read_json(self.path / INDEX).get("weight_map")
