@@ -32,10 +32,6 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
-TOKENIZER_FILES = (
-    TOKENIZER, "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-    "added_tokens.json",
-)  # fmt: skip
 LARGEST_JSON = 2**26
 """Bytes of config.json and of an index."""
 
