@@ -342,7 +342,8 @@ def help_text(
             used = [leaf for leaf in own if not is_in(leaf, unused)]
             if not used:
                 continue
-            lines.append(f"\n{section or 'run'}: {doc}" if record is Config else f"\n{doc}")
+            told = f"{section or 'run'}: {doc}" if record is Config else doc
+            lines.append("\n" + fill(told, 110, break_on_hyphens=False))
             # what comes without a flag comes first
             for leaf in sorted(used, key=lambda leaf: leaf.name != words):
                 lines.append(f"  {_usage(leaf, is_word=leaf.name == words)}")

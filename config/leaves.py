@@ -289,7 +289,7 @@ def shown(value: Any) -> str:
 
 
 def sections(record: type = Config) -> dict[str, str]:
-    """The first docstring line of each section of a record, by section name; the record's own under
+    """The first paragraph of each section of a record, by section name; the record's own under
     ''.
     """
     hints = get_type_hints(record)
@@ -297,7 +297,11 @@ def sections(record: type = Config) -> dict[str, str]:
     found.update(
         {item.name: hints[item.name] for item in fields(record) if is_dataclass(hints[item.name])}
     )
-    return {name: inspect.getdoc(owner).splitlines()[0] for name, owner in found.items()}  # type: ignore[union-attr]
+    return {name: _first_paragraph(owner) for name, owner in found.items()}
+
+
+def _first_paragraph(record: type) -> str:
+    return " ".join((inspect.getdoc(record) or "").split("\n\n")[0].split())
 
 
 def reference(record: type = Config) -> str:

@@ -695,12 +695,16 @@ def test_a_stopped_preparation_goes_on_where_it_was_to_the_same_bytes(
 
 
 @pytest.mark.parametrize(
-    "command", ["text", "stdlib", "wikipedia", "from_bins", "to_bins", "check"]
+    "command",
+    ["text", "conversations", "stdlib", "wikipedia", "from_bins", "to_bins", "check"],
 )
 def test_help_says_what_every_command_takes(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
-    assert stop.value.code == 0 and f"data/prepare.py {command}: " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and f"data/prepare.py {command}: " in shown
+    paragraph = shown.split("\n\n")[2].split("\n  ")[0]
+    assert paragraph.endswith(".") and all(len(line) <= 110 for line in paragraph.splitlines())
 
 
 def test_characters_are_tokens_and_a_model_can_go_back_to_the_text(tmp_path):
