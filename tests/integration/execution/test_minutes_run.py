@@ -73,12 +73,12 @@ def test_a_checkpoint_has_the_rates_that_its_run_has_after_it(folder):
     run = folder / "run"
     config, lines = load(run / "config.yml"), lines_of(run)
     positions = [SavedRun(path, config).position for path in checkpoints_in(run / "checkpoints")]
-    last, *before = [position for position in positions if position.schedule is not None]
+    *before, last = [position for position in positions if position.schedule is not None]
     for position in before:
         again = TimedSchedule(
             config.training, 60 * MINUTES, done=position.step, state=position.schedule
         )
-        later = next((p.step for p in reversed(positions) if p.step > position.step), None)
+        later = next((p.step for p in positions if p.step > position.step), None)
         if position.schedule == last.schedule:  # the end was not fixed anew
             expected = [line["learning_rate"] for line in lines[position.step : later]]
             steps = range(position.step, position.step + len(expected))
