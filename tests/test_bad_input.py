@@ -226,6 +226,10 @@ ROWS = [
         json_entry(MANIFEST, "schedule", {"seconds": 60.0, "begin": 3, "rate": 0.1})),
     Row("schedule with a rate below zero", LOAD, ("got float -0.1 for schedule.rate; expected a number of 0", "damaged"),
         json_entry(MANIFEST, "schedule", {"seconds": 60.0, "begin": 3, "end": 9, "rate": -0.1})),
+    Row("schedule of later steps", LOAD, ("got int 5 for schedule.begin; expected a whole number from 0 to 4", "damaged"),
+        json_entry(MANIFEST, "schedule", {"seconds": 60.0, "begin": 5, "end": 9, "rate": 0.1})),
+    Row("schedule that ended before", LOAD, ("got int 3 for schedule.end; expected a whole number from 4", "damaged"),
+        json_entry(MANIFEST, "schedule", {"seconds": 60.0, "begin": 3, "end": 3, "rate": 0.1})),
     # What the system does not take, and what is something else
     Row("home of nobody", f"{RUN} --run_folder ~nosuchuser/x", ("--run_folder: got '~nosuchuser/x'", "no home folder")),
     Row("long path", f"{RUN} --checkpoint.load {'x/' * 3000}", ("--load: got ", "of 6000 bytes", "at most")),

@@ -64,6 +64,8 @@ def test_a_process_ends_with_its_minutes(folder):
     assert rates[0] == max(rates) and rates[-1] < 0.3 * rates[0]
     config = load(folder / "run/config.yml")
     assert config.training.steps == lines[-1]["step"] and config.training.minutes == MINUTES
+    # as the preset's 12 of 20 steps, for a run that goes on with more minutes
+    assert config.training.decay_steps == round(0.6 * config.training.steps)
     assert "finished: step" in (folder / "run/report.html").read_text()
 
 
