@@ -22,9 +22,10 @@ LARGEST = {
     "device_iterations": 2**20,
     "global_batch_size": 2**31 - 1,
     "head_serialisation": 2**10,
+    "minutes": 10**7,
 }
-"""Far beyond any run: a program has objects for each layer, replica and iteration, and tensors
-count in 32 bits.
+"""Far beyond any run: a program has objects for each layer, replica and iteration, tensors count in
+32 bits, and steps in 63.
 """
 MOST_STAGES = 64
 """Of a batch that grows."""

@@ -49,7 +49,7 @@ from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
-from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoint import SavedRun, find
 from popxl_gpt.execution.checkpoint_folder import best_in
 from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.initial_weights import Weights, initial_weights
@@ -63,7 +63,7 @@ from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import gather, read_note, remote_memory_errors_are_user_errors
 from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
@@ -90,6 +90,8 @@ def main(arguments: Sequence[str]) -> int:
     is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:
         config = executable(config, given)
+        if not is_plan:
+            check_files(config)
     if is_plan:
         _, config = begun(config, options, given)
         plan_and_show(training_program, config, options, evaluation_program)
@@ -117,6 +119,8 @@ def choose(config: Config, given: "set[str]") -> Config:
             f"{(seconds - left + LEAST_SECONDS) / 60:.2g}, for trials of the program take some of "
             "them. Give more, or say with --config what is trained."
         )
+    if config.data.tokenizer:
+        read_tokenizer(Path(config.data.tokenizer))  # refused now, not after the trials
     choice = chosen(config, given, text_of(config), left)
     print("\n".join(choice.reasons), flush=True)
     return choice.config
@@ -194,6 +198,22 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
     if signal is None:
         check_succeeded(run)
     return 0 if signal is None else 128 + signal
+
+
+def check_files(config: Config) -> None:
+    """Refuse files that the run cannot read before a search takes its time.
+
+    Raises:
+        UserError: data, tokenizer or checkpoint cannot be used.
+    """
+    with data_errors_are_user_errors():
+        data, _ = open_data(config)
+    tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
+    check_tokenizer(config, tokenizer, data)
+    load, is_leader = config.checkpoint.load, popdist.getInstanceIndex() == 0
+    # a run that the launcher starts again has its own checkpoint
+    if load not in (None, "auto", "best") and is_leader and read_note() is None:
+        find(load, Path(), config)
 
 
 def check_succeeded(run: TrainingRun) -> None:

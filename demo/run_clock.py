@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import popdist
 
-from popxl_gpt.config import Config, learning_rate
+from popxl_gpt.config import Config, Training, learning_rate
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.metrics import MetricsFile
@@ -66,6 +67,15 @@ class RunClock:
     def steps(self) -> int:
         """Of the whole run, as far as they are known."""
         return self.config.training.steps if self.schedule is None else self.schedule.end
+
+    def training(self, steps: int) -> Training:
+        """What a run of so many steps keeps in its configuration: its decay has the same share of
+        them as of those that were expected, for a run that goes on with more time.
+        """
+        training, decay = self.config.training, self.config.training.decay_steps
+        if decay is not None:
+            decay = max(1, round(training.decay * steps / training.steps))
+        return replace(training, steps=steps, decay_steps=decay)
 
     def learning_rate(self, step: int) -> float:
         """Of an optimizer step, counted from 0."""

@@ -374,7 +374,7 @@ class TrainingRun:
         """Take the steps of the run, which those of so many minutes come to know on the way."""
         if steps == self.config.training.steps:
             return
-        self.config = replace(self.config, training=replace(self.config.training, steps=steps))
+        self.config = replace(self.config, training=self.clock.training(steps))
         self.progress.config = self.config
         if self.is_leader and self.clock.state is not None:
             self.folder.keep_config(self.config)

@@ -452,7 +452,8 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
         for section in ("model", "training", "execution")
         for name, value in now[section].items()
         if name != "master_weights"  # what follows from it is told
-        and (name != "steps" or config.training.minutes is None)  # expected ones then
+        # expected ones then
+        and (name not in ("steps", "decay_steps") or config.training.minutes is None)
         and (old := saved[section].get(name, before[section][name])) != value
     ]
     old_kept, kept = _weight_precision(saved), config.weight_precision

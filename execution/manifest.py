@@ -133,13 +133,13 @@ def _files(name: str, value: Any) -> None:
             _whole(f"{where}.tensors.{tensor}", checksum, 0, 2**32 - 1)
 
 
-def _schedule(values: "dict[str, Any]") -> None:
-    """Of a run that ends by the clock."""
-    for name in ("begin", "end"):
-        _whole(f"schedule.{name}", values.get(name), 0, LARGEST_STEP)
+def _schedule(values: "dict[str, Any]", step: int) -> None:
+    """Of a run that ends by the clock, and is in its decay."""
+    _whole("schedule.begin", values.get("begin"), 0, step)
+    _whole("schedule.end", values.get("end"), step, LARGEST_STEP)
     for name in ("seconds", "rate"):
         number = values.get(name)
-        if type(number) is not float or not 0 <= number < 1e30:
+        if type(number) is not float or not 0 <= number < 1e39:
             raise _odd(f"schedule.{name}", number, "a number of 0 or more")
 
 
@@ -165,7 +165,7 @@ def _check_sections(values: "dict[str, Any]") -> None:
     if "metrics" in values:
         _whole("metrics", values["metrics"], 0, LARGEST_STEP)
     if "schedule" in values:
-        _schedule(_object("schedule", values["schedule"]))
+        _schedule(_object("schedule", values["schedule"]), values["step"])
     loss = values.get("validation_loss", 0.0)
     if not isinstance(loss, (int, float)) or isinstance(loss, bool):
         raise _odd("validation_loss", loss, "a number")

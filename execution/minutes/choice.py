@@ -17,6 +17,7 @@ import numpy as np
 from popxl_gpt.config import Config, override
 from popxl_gpt.data.dataset import find_files
 from popxl_gpt.data.description import read_info
+from popxl_gpt.data.records import RecordFile
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.model_size import parameter_count
@@ -91,6 +92,8 @@ def text_of(config: Config) -> Text | None:
     if not config.data.input_files:
         return None
     paths = find_files(config.data.input_files)
+    for path in paths:
+        RecordFile(path).check()  # refused now, not after the trials
     folder = paths[0].parent
     info = read_info(folder)
     if info is None or "train" not in info.get("splits", {}):

@@ -111,6 +111,10 @@ REFUSALS = [
         "activation_memory: got 1024 while recomputation is false, which keeps all there is",
     ),
     (
+        {"minutes": 2.0**63, "schedule": "wsd"},
+        "minutes: got 9.223372036854776e+18; expected at most 10000000. Lower it.",
+    ),
+    (
         {"head_serialisation": 12},
         "head_serialisation: got 12; expected a divisor of the rows of a run of the head, "
         "widening * micro_batch_size * sequence_length = 8. Use 4.",

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from popxl_gpt.config import Config, Training, preset
+from popxl_gpt.demo.run_clock import RunClock
 from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, chosen
 
 TRAINING = Training(
@@ -77,6 +78,17 @@ def test_a_run_that_gets_more_time_does_not_end_where_it_would_have():
     assert longer.begin is None and longer.learning_rate(done) == 1.0
     _, elapsed, _, _ = run(PACES["even"], longer, done, elapsed)
     assert elapsed + CLOSING == pytest.approx(2 * SECONDS, rel=0.01)
+
+
+def test_a_decay_keeps_its_share_where_the_steps_of_a_run_become_known():
+    config = preset("tiny", schedule="wsd", steps=40, decay_steps=8, minutes=1.0)
+    clock = RunClock(config, None, None, has_texts=False)
+    known = clock.training(400)
+    assert (known.steps, known.decay_steps) == (400, 80)
+    again = TimedSchedule(known, 2 * SECONDS)
+    _, _, rates, _ = run(PACES["even"], again)
+    first = next(n for n, rate in enumerate(rates) if rate < rates[0])
+    assert 20 + 0.5 * first == pytest.approx(0.8 * (2 * SECONDS - CLOSING), rel=0.01)
 
 
 class Machine:

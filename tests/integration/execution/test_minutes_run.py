@@ -64,6 +64,8 @@ def test_a_process_ends_with_its_minutes(folder):
     assert rates[0] == max(rates) and rates[-1] < 0.3 * rates[0]
     config = load(folder / "run/config.yml")
     assert config.training.steps == lines[-1]["step"] and config.training.minutes == MINUTES
+    # as the preset's 12 of 20 steps, for a run that goes on with more minutes
+    assert config.training.decay_steps == round(0.6 * config.training.steps)
     assert "finished: step" in (folder / "run/report.html").read_text()
 
 
@@ -71,12 +73,12 @@ def test_a_checkpoint_has_the_rates_that_its_run_has_after_it(folder):
     run = folder / "run"
     config, lines = load(run / "config.yml"), lines_of(run)
     positions = [SavedRun(path, config).position for path in checkpoints_in(run / "checkpoints")]
-    last, *before = [position for position in positions if position.schedule is not None]
+    *before, last = [position for position in positions if position.schedule is not None]
     for position in before:
         again = TimedSchedule(
             config.training, 60 * MINUTES, done=position.step, state=position.schedule
         )
-        later = next((p.step for p in reversed(positions) if p.step > position.step), None)
+        later = next((p.step for p in positions if p.step > position.step), None)
         if position.schedule == last.schedule:  # the end was not fixed anew
             expected = [line["learning_rate"] for line in lines[position.step : later]]
             steps = range(position.step, position.step + len(expected))

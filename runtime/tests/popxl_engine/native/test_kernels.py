@@ -143,6 +143,18 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
                 1e-5,
             )
         ],
+        "attention": [
+            (
+                random(b, q, h, w, dtype=dtype, scale=1, seed=1).transpose(1, 2),
+                random(b, h, k, w, dtype=dtype, scale=1, seed=2).transpose(2, 3),
+                random(b, h, k, w, dtype=dtype, scale=1, seed=3),
+                random(b, 1, q, k, dtype=dtype, seed=4),
+                w**-0.5,
+                None,
+                0.0,
+            )
+            for b, h, q, k, w in ((1, 12, 1, 80, 64), (2, 3, 4, 37, 20), (3, 2, 8, 70, 33))
+        ],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
     }
@@ -302,8 +314,9 @@ def test_where_operands_lie_does_not_change_a_bit(name: str, dtype: torch.dtype)
     def moved(t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
             return t
-        room = torch.empty(t.numel() + 1, dtype=t.dtype)
-        return room[1:].view(t.shape).copy_(t)
+        extent = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride()))
+        room = torch.empty(max(0, extent) + 1, dtype=t.dtype)
+        return room.as_strided(t.shape, t.stride(), 1).copy_(t)
 
     for call in operands(dtype)[name]:
         assert same(NATIVE[name](*clones(call)), NATIVE[name](*map(moved, call)))
