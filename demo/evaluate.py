@@ -12,9 +12,11 @@ if __name__ == "__main__":
 
     commands.evaluate()
 
+import errno
 import importlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,6 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         return _sections(found[0], values)
 
     config, options = EVALUATE.parse(arguments, sections_of)
+    _check_options(options)
     is_leader = check_instances(config)
     with remote_memory_errors_are_user_errors():
         if options.lm_eval:
@@ -171,6 +174,32 @@ def main(arguments: Sequence[str]) -> int:
         if options.json is not None:
             _write_json(Path(options.json), values)
     return 0
+
+
+def _check_options(options: Options) -> None:
+    """UserError for what would be ignored, or only refused at the end."""
+    for name in ("num_fewshot", "limit"):
+        value = getattr(options, name)
+        if value is not None and not options.lm_eval:
+            raise UserError(
+                f"--{name}: got {value} without --lm_eval; expected tasks that it is for. Leave it "
+                "out, or name tasks."
+            )
+    if options.json is None:
+        return
+    path = Path(options.json)
+    if path.is_dir():
+        raise _unwritable(path, os.strerror(errno.EISDIR))
+    if not path.parent.is_dir():
+        raise _unwritable(path, os.strerror(errno.ENOENT))
+    if not os.access(path.parent, os.W_OK):
+        raise _unwritable(path, os.strerror(errno.EACCES))
+
+
+def _unwritable(path: Path, why: str) -> UserError:
+    return UserError(
+        f"--json: got {path}: {why}; expected a file that can be written. Choose another."
+    )
 
 
 def evaluate_tasks(
@@ -391,7 +420,4 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
         with written_whole(path) as partial:
             partial.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"--json: got {path}: {error.strerror}; expected a file that can be written. Choose "
-            "another."
-        ) from error
+        raise _unwritable(path, error.strerror or str(error)) from error

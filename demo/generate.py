@@ -137,6 +137,11 @@ def main(arguments: Sequence[str]) -> int:
         return _sections(found[0], values)
 
     config, options = GENERATE.parse(arguments, sections_of)
+    if options.chat and (options.prompt or options.prompt_file is not None):
+        raise UserError(
+            "--chat: got prompts beside it; expected one or the other, for a conversation reads "
+            "its lines from the terminal. Leave the prompts out."
+        )
     is_leader = check_instances(config)
     trained = Trained(found[0], config, find_tokenizer(found[0], config))
     sampling = Sampling(

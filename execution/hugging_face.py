@@ -267,8 +267,9 @@ def _no_family(model: Model) -> UserError:
     }
     nearest = min(apart, key=lambda name: len(apart[name]))
     return UserError(
-        f"to_hugging_face: got a model with {', '.join(apart[nearest])}, which {nearest} has not; "
-        f"expected one of {', '.join(apart)}. Use the model with this program."
+        f"to_hugging_face: got a model with {', '.join(apart[nearest])}, which {nearest}, the "
+        f"nearest of {', '.join(apart)}, has not; expected what one of them has. Use the model "
+        "with this program."
     )
 
 

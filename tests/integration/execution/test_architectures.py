@@ -137,7 +137,7 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
         SavedRun(place, small(heads=4, steps=2, optimizer="muon"))
     with pytest.raises(UserError, match="--init_from: got .* with .*, not"):
         initial_weights(place, small(heads=4))
-    with pytest.raises(UserError, match="expected one of gpt2, llama, qwen3"):
+    with pytest.raises(UserError, match="the nearest of gpt2, llama, qwen3, has not"):
         convert(["to_hugging_face", str(place), str(tmp_path / "theirs")])
 
 

@@ -199,6 +199,9 @@ def test_two_processes_give_the_numbers_of_one(folder, tmp_path):
         ("--checkpoint RUN --tokenizer none.json", "--tokenizer: got none.json: No such file"),
         ("--checkpoint RUN --sequence_length 41", "sequence_length: got 41; expected at most max"),
         ("--checkpoint RUN --json /nowhere/a.json", "--json: got /nowhere/a.json: No such file"),
+        ("--checkpoint RUN --json /", "--json: got /: Is a directory;"),
+        ("--checkpoint RUN --limit 3", "--limit: got 3 without --lm_eval; expected tasks"),
+        ("--checkpoint RUN --num_fewshot 1", "--num_fewshot: got 1 without --lm_eval;"),
     ],
 )
 def test_bad_input_is_one_message_and_code_two(folder, tmp_path, monkeypatch, capsys, words, says):
