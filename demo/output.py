@@ -68,7 +68,7 @@ class Output(io.TextIOBase):
                 self._wait()
                 content = content[os.write(self.fileno(), content[:PIECE]) :]
         except (OSError, ValueError) as error:
-            self._tell(getattr(error, "strerror", None) or str(error))
+            self.warn(getattr(error, "strerror", None) or str(error))
 
     def _wait(self) -> None:
         """Wait for a reader; after one that did not come, for none."""
@@ -79,7 +79,8 @@ class Output(io.TextIOBase):
             raise BlockingIOError(None, "nobody reads it")
         self._patience = PATIENCE_SECONDS
 
-    def _tell(self, reason: str) -> None:
+    def warn(self, reason: str) -> None:
+        """Say, once, why lines are left out."""
         if self._is_to_tell:
             self._is_to_tell = False
             _LOG.warning(
@@ -106,4 +107,7 @@ def _lasting(stream: TextIO, is_told: bool) -> TextIO:
         stream.fileno()
     except OSError:  # in memory
         return stream
-    return cast(TextIO, Output(stream, is_told))
+    output = Output(stream, is_told)
+    if getattr(stream, "name", None) == os.devnull:
+        output.warn("a closed one")  # see `config.errors.repair_standard_streams`
+    return cast(TextIO, output)

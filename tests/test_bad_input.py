@@ -584,8 +584,13 @@ def test_a_run_without_anybody_to_listen_trains_as_any_other(streams, copy):
         cwd=copy,
         env=environment,
         timeout=60,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert done.returncode == 0
+    assert done.stderr.count("stdout: got 'a closed one'; expected an output") == (
+        "2>" not in streams
+    )
     both = [
         (copy / f"runs/{name}/metrics.jsonl").read_text().splitlines() for name in ("run", "new")
     ]
