@@ -271,6 +271,9 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     micro_batch = values.get("micro_batch_size", 1)
     widening = values.get("widening", max(1, ROWS // (sequence * micro_batch)))
     execution["widening"] = widening
+    execution["head_serialisation"] = math.gcd(
+        widening * micro_batch * sequence, execution["head_serialisation"]
+    )
     mapping["training"]["global_batch_size"] = (
         values.get("data_parallel", 1) * micro_batch * widening
     )

@@ -156,7 +156,8 @@ def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, lay
         logits = model.start(texts)
         for _ in range(5):
             for text, row in zip(texts, logits, strict=True):
-                single = override(config, sequence_length=len(text), attention_serialisation=1)
+                sizes = {"sequence_length": len(text), "head_serialisation": 1}
+                single = override(config, **sizes, attention_serialisation=1)
                 expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
                 np.testing.assert_allclose(row, expected, atol=3e-5)
                 text.append(int(row.argmax()))

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,11 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import exit_on_user_error, load
+from popxl_gpt.config import exit_on_user_error, from_mapping, load, preset
 from popxl_gpt.data import SyntheticDataset, TokenArray
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, train_tokenizer
-from popxl_gpt.demo.evaluate import evaluate, main
+from popxl_gpt.demo.evaluate import _sections, evaluate, main
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.inference import evaluation, token_losses
 from popxl_gpt.execution.variables import write_whole_weights
@@ -211,6 +212,16 @@ def test_bad_input_is_one_message_and_code_two(folder, tmp_path, monkeypatch, ca
     said = capsys.readouterr().err
     assert stop.value.code == 2 and says in said.replace("got 0", "got '0'"), said
     assert not list(tmp_path.iterdir())
+
+
+def test_pieces_of_the_head_that_do_not_divide_an_evaluations_rows_become_fewer():
+    one = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+    batch = {"micro_batch_size": 6, "global_batch_size": 6, "widening": 1}
+    trained = preset("tiny", **one, **batch, head_serialisation=6)
+    found = from_mapping(_sections(SimpleNamespace(config=trained), {}))
+    assert found.execution.head_serialisation == 2
+    rows = found.execution.widening * found.model.sequence_length
+    assert math.gcd(rows, 6) == 2
 
 
 def test_help_names_every_flag_that_is_used_and_no_other(capsys):
