@@ -345,7 +345,7 @@ def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
             "device_tflops: got -3.0; expected a number, more than 0, or none",
         ),
         (["--plan", "--remote_gbps", "fast"], "remote_gbps: got 'fast'; expected a number"),
-        (["--plan", "--link_gbps", "inf"], "link_gbps: got inf; expected a number"),
+        (["--plan", "--link_gbps", "inf"], "link_gbps: got 'inf'; expected a number"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
