@@ -337,6 +337,10 @@ class Agent(LocalElasticAgent):
         """As under nohup."""
         self._is_ending = False
         self._starts_again = False
+        self._to_end_by: int | None = None
+        """A signal that came while instances ran. Its exception is lost where it is raised in what
+        Python calls by itself, such as a finalizer.
+        """
         self._heard: int | None = None
         """A signal that came while instances were being ended for another reason."""
 
@@ -375,7 +379,8 @@ class Agent(LocalElasticAgent):
             self._heard = number
             self.kill()
         else:
-            raise SignalException(f"got signal {number}", signal.Signals(number))
+            self._to_end_by = number
+            raise _got(number)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """See `SimpleElasticAgent`."""
@@ -393,6 +398,8 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """See `SimpleElasticAgent`."""
+        if self._to_end_by is not None:
+            raise _got(self._to_end_by)
         assert self._heartbeat is not None, "instances start when the machines have met"
         self._end_stopped()
         ended = all(map(_is_over, self.processes().values()))
@@ -601,6 +608,10 @@ def _is_over(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
         return True
+
+
+def _got(number: int) -> SignalException:
+    return SignalException(f"got signal {number}", signal.Signals(number))
 
 
 def _send(pid: int, number: int) -> None:
