@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import popdist
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config import NO_RAMPUP, Config, override
 from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.execution.host import data_share, run_steps
 from popxl_gpt.utils.runtime import gather
@@ -90,9 +90,7 @@ class Trials:
             config,
             layers=layers,
             global_batch_size=at_once * runs,
-            rampup_batch_size=None,
-            rampup_increment=None,
-            rampup_tokens=None,
+            **NO_RAMPUP,
             device_iterations=1,
             activation_memory=None,  # few layers and runs would all fit in: time at most
             memmap_dir=None,
