@@ -187,7 +187,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
                 saved.set_aside_passed_over()
             try:
                 signal = run.run()
-                memory.end()
+                memory.end(run.resident)
                 is_done = signal is None and run.diverged is None and run.spike is None
                 if is_done:
                     show_samples_if_finite(run, tokenizer, validation_data or data, options.samples)

@@ -11,7 +11,8 @@ from popxl_gpt.execution.reports.plan.process import (
     process_memory,
     without_files,
 )
-from popxl_gpt.utils.runtime import expect_session, peak_resident_bytes, resident_bytes
+from popxl_gpt.utils.process_memory import peak_resident_bytes, resident_bytes
+from popxl_gpt.utils.runtime import expect_session
 from popxl_gpt.utils.units import bytes_text
 
 PLANNED_AFTER = 180.0
@@ -29,9 +30,13 @@ class RunMemory:
         self._itself, self._begin = own_bytes(config, has_planned), time.monotonic()
         self._measured = self._peak = 0
 
-    def end(self) -> None:
-        """Note what training has come to, before the process does something else."""
-        self._measured, self._peak = resident_bytes(), peak_resident_bytes()
+    def end(self, resident: int) -> None:
+        """Note what training has come to, before the process does something else.
+
+        Args:
+            resident: bytes of the process after the last step.
+        """
+        self._measured, self._peak = max(resident, resident_bytes()), peak_resident_bytes()
 
     def text(self) -> str:
         """What was measured, and beside it what was to be expected, where that is planned."""

@@ -39,7 +39,8 @@ from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import NotSavedError, Saving, begin_save, save
 from popxl_gpt.execution.variables import copy_weights
 from popxl_gpt.execution.verification import due, verified
-from popxl_gpt.utils.runtime import gather, resident_bytes
+from popxl_gpt.utils.process_memory import release_freed_memory, resident_bytes
+from popxl_gpt.utils.runtime import gather
 
 _LOG = logging.getLogger(__name__)
 
@@ -172,6 +173,8 @@ class TrainingRun:
             else None
         )
         self._first_step = self.step
+        self.resident, self._has_compiled = resident_bytes(), False
+        """Bytes of this process after the last call of the session, and whether it was called."""
         self.clock = RunClock(config, self.metrics, saved, has_texts=tokenizer is not None)
         self._take_steps(self.clock.steps)
         self._saved_step, self._saved_at = None if saved is None else self.step, time.monotonic()
@@ -254,7 +257,7 @@ class TrainingRun:
         entered.close()
         del self.session
         gc.collect()  # what holds the rows refers to itself
-        self.session = pretraining(self.stage)
+        self.session, self._has_compiled = pretraining(self.stage), False
         saved.restore(self.session)
         entered.enter_context(self.session)
         self.loader.close()
@@ -352,6 +355,10 @@ class TrainingRun:
             begin = time.perf_counter()
             results = run_steps(self.session, self.stage, words, labels, rates)
             seconds = time.perf_counter() - begin
+        if not self._has_compiled:
+            release_freed_memory()  # what loading and compiling took
+            self._has_compiled = True
+        self.resident = resident_bytes()
         self._last_call = words, labels, results
         self.progress.ran(iterations, seconds)
         for result, rate in zip(results, rates):
@@ -502,9 +509,11 @@ class TrainingRun:
         ):
             return None
         with self.clock.validating():
+            release_freed_memory()
             found = self.validation.measure(
                 self.session, lambda: self._interruption.agree() is not None
             )
+            release_freed_memory()
         if found is not None:
             self._last_validation, self._validated_step = found, self.step
         return found
@@ -523,7 +532,7 @@ class TrainingRun:
             "tokens": self._tokens,
             "seconds": self._seconds(),
             "step_seconds": self.progress.last_seconds,
-            "memory_bytes": resident_bytes(),
+            "memory_bytes": self.resident,
             "loss": result.loss,
             "validation_loss": None,
             "learning_rate": rate,

@@ -14,7 +14,8 @@ from popxl_gpt.execution.reports.plan.process import (
     process_memory,
     without_files,
 )
-from popxl_gpt.utils.runtime import host_bytes, planner, resident_bytes
+from popxl_gpt.utils.process_memory import resident_bytes
+from popxl_gpt.utils.runtime import host_bytes, planner
 from popxl_gpt.utils.units import bytes_text
 
 MEMORY = ("memmap_dir", "host_memory")

@@ -9,7 +9,8 @@ import popxl
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.memory import bytes_by_kind, copy_bytes
-from popxl_gpt.utils.runtime import planner, resident_bytes, session_device
+from popxl_gpt.utils.process_memory import resident_bytes
+from popxl_gpt.utils.runtime import planner, session_device
 
 Build = Callable[[Config], tuple[popxl.Ir, Any, Any]]
 """Builds a configuration's program: the Ir first, what else comes is not needed."""

@@ -166,7 +166,7 @@ def test_a_run_tells_its_resident_set_and_the_plan_beside_it(monkeypatch):
     config = configuration()
     short, planned = RunMemory(config, has_planned=False), RunMemory(config, has_planned=True)
     for memory in (short, planned):
-        memory.end()
+        memory.end(2**30)
     assert re.fullmatch(r"[\d.]+ [MG]iB resident; [\d.]+ [MG]iB at its peak", short.text())
     assert re.search(r"resident, [\d.]+ [MG]iB planned \([-+]\d+\.\d%\);", planned.text())
 
