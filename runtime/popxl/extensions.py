@@ -17,6 +17,7 @@ from popxl.host_limits import HostMemory, host_memory
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
+from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
 from popxl.ops.normalisation import rms_norm
@@ -59,6 +60,7 @@ __all__ = [
     "RemoteMemoryError",
     "Span",
     "Work",
+    "adamw_8bit_",
     "attention",
     "bfloat16",
     "check_device",
