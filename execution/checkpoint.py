@@ -47,11 +47,11 @@ from popxl_gpt.execution.manifest import (
 )
 from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
 from popxl_gpt.execution.saved_state import (
+    Form,
     Position,
     is_finite,
     layer_variables,
     layers_of,
-    parameter_of,
     scalars_of,
 )
 from popxl_gpt.execution.tensor_files import (
@@ -138,19 +138,15 @@ class SavedRun:
                 f"{self.folder}: got a checkpoint of weights alone; expected one with the state of "
                 "the optimizer. Begin a run with it: --init_from instead of --checkpoint.load."
             )
-        table, execution = model_table(self.config.model), self.config.execution
+        table = model_table(self.config.model)
         for layer, variables in layer_variables(session, self.config).items():
             tensors = self._read(f"{layer}.safetensors", set(variables))
             values = {}
             for name, variable in variables.items():
-                parameter = parameter_of(table, layer, name)
+                form = Form.of(table, layer, name, variable, self.config)
                 array = tensors[name]
-                self._check_tensor(f"{layer}.safetensors", name, array, parameter, variable)
-                if parameter is not None:
-                    array = parameter.shard(
-                        array, execution.tensor_parallel_1, execution.tensor_parallel_2
-                    )
-                values[variable] = array
+                self._check_tensor(f"{layer}.safetensors", name, array, form.parameter, variable)
+                values[variable] = form.pieces(array)
             write(session, values)
         write(
             session,

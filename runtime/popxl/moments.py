@@ -89,6 +89,8 @@ class MomentFormat:
 
 FIRST = MomentFormat(bias=15, is_signed=True, keeps_small=False)
 SECOND = MomentFormat(bias=31, is_signed=False, keeps_small=True)
+MOMENTS = {"first_order": FIRST, "second_order": SECOND}
+"""By the names that optimizers give them."""
 
 
 def blocks_of(count: int) -> int:
