@@ -1,4 +1,4 @@
-"""Adam's moments in 8 bits a number, on the host: what `ops.adamw_8bit_` keeps, to and from float32.
+"""Adam's moments in 8 bits a number, on the host: what `adamw_8bit_` keeps, to and from float32.
 
 Numbers are cut into blocks of 32, the last of which may be shorter. A block has the least
 power of two 2**k that none of its numbers is above; a number's code is a small floating-point

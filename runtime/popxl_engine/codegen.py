@@ -442,11 +442,7 @@ class BlockWriter:
             yield from self._donate(over)
             arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
-        around = (
-            f"with {self._rounded(instr)}: "
-            if self.generator.rounds and rounds(instr)
-            else ""
-        )
+        around = f"with {self._rounded(instr)}: " if self.generator.rounds and rounds(instr) else ""
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
             yield f"{around}{call}"
         elif len(instr.outputs) == 1 and not self._returns_many(instr):

@@ -13,9 +13,7 @@ from popxl.values import Tensor, TensorSpec
 Scalar = float | Tensor
 
 
-@op(
-    writes=("var", "first", "second"), differentiable=False, rounds=True, names="updated__{var}"
-)
+@op(writes=("var", "first", "second"), differentiable=False, rounds=True, names="updated__{var}")
 def adamw_8bit_(
     var: Tensor,
     grad: Tensor,
@@ -33,7 +31,8 @@ def adamw_8bit_(
     """One AdamW step, whose moments are kept in 8 bits a number, as `popxl.moments` says.
 
         g = grad * scale; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2
-        u = (m / (1-beta1^step)) / (sqrt(v / (1-beta2^step)) + epsilon); var -= lr*(u + weight_decay*var)
+        u = (m / (1-beta1^step)) / (sqrt(v / (1-beta2^step)) + epsilon) + weight_decay*var
+        var -= lr*u
 
     Steps are computed in float32, and the update is made from the moments before they are rounded
     again. With the session option ``enableStochasticRounding`` they are rounded stochastically, and

@@ -54,7 +54,8 @@ class AdamOptimizerStep(Module):
             global_norm: L2 norm of all gradients, without the loss scaling; where it exceeds
                 ``global_norm_max`` the gradient is scaled down to that.
             second_order_dtype: element type of the second moment. uint8, for both moments, keeps
-                8 bits of a number, as `popxl.moments` says; a shard has blocks of its own. 16 bits need the session option
+                numbers in 8 bits, as `popxl.moments` says, each shard in blocks of its own, and has
+                the same need of ``enableStochasticRounding`` as 16 bits. These need the option
                 ``enableStochasticRounding``: rounded to the nearest, a second moment in bfloat16
                 never falls where beta2 is above 1 - 2**-9. float16 does not hold the squares of
                 small gradients.

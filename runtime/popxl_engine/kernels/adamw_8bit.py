@@ -58,9 +58,7 @@ def adamw_8bit_(
         end = min(begin + size, var.numel())
         parts = [Part(t, var.numel(), begin, end) for t in state[1:]]
         g = flat[begin:end].to(torch.float32) * number(scale)
-        m, v = moments(
-            g, parts[0].decode(FIRST), parts[1].decode(SECOND), numbers[1], numbers[2]
-        )
+        m, v = moments(g, parts[0].decode(FIRST), parts[1].decode(SECOND), numbers[1], numbers[2])
         u = updated_weight(weight[begin:end], m, v, step.reshape(()), *numbers)
         update_part(weight[begin:end], u, noises[0], begin, condition)
         for part, form, x, noise in zip(parts, (FIRST, SECOND), (m, v), moment_noises):
