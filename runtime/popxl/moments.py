@@ -74,8 +74,8 @@ class MomentFormat:
         inverse = ((254 - scales).astype(np.uint32) << np.uint32(23)).view(np.float32)
         sizes *= np.repeat(inverse, BLOCK, axis=-1)
         steps = sizes * np.float32(2.0 ** (self.bias - 1 + MANTISSA)) + np.float32(0.5)
-        normal = (sizes.view(np.uint32) + (TO_NEAREST << 4)) >> np.uint32(20)
-        normal = normal.astype(np.int64) - (SCALE_BIAS - self.bias << MANTISSA)
+        upper = (sizes.view(np.uint32) + (TO_NEAREST << 4)) >> np.uint32(20)
+        normal = upper.astype(np.int64) - (SCALE_BIAS - self.bias << MANTISSA)
         is_small = sizes < 2.0 ** (1 - self.bias)
         codes = np.where(is_small, np.floor(np.where(is_small, steps, 0.0)), normal)[..., :count]
         codes = np.minimum(codes, self.largest).astype(np.uint8)

@@ -113,15 +113,17 @@ class AdamOptimizerStep(Module):
         update_if: Tensor | None,
     ) -> None:
         """The step with moments of 8 bits, as one op."""
-        moments = [
-            self._add_coded(name, var, replica_grouping) for name in ("first_order", "second_order")
-        ]
+        first = self._add_coded("first_order", var, replica_grouping)
+        second = self._add_coded("second_order", var, replica_grouping)
         step = self.add_variable_input("step", lambda: np.zeros(()), popxl.float32, by_ref=True)
-        counted = popxl.constant(1.0, popxl.float32)
-        if update_if is not None:
-            counted = ops.cast(update_if, popxl.float32)
-        ops.add_(step, counted)
-        adamw_8bit_(var, grad, *moments, step, *factors, update_if)
+        if update_if is None:
+            ops.add_(step, popxl.constant(1.0, popxl.float32))
+        else:
+            ops.add_(step, ops.cast(update_if, popxl.float32))
+        lr, beta1, beta2, eps, weight_decay, scale = factors
+        adamw_8bit_(
+            var, grad, first, second, step, lr, beta1, beta2, eps, weight_decay, scale, update_if
+        )
 
     def _add_coded(
         self, name: str, var: Tensor, replica_grouping: ReplicaGrouping | None

@@ -117,7 +117,8 @@ SPLITS = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
 @pytest.mark.parametrize("after", [(1, 1, 1), (2, 1, 1), (1, 2, 2)], ids=str)
 def test_moments_in_8_bits_go_on_in_any_layout(after, tmp_path):
     """Weights are those that were saved, bit for bit. Moments are coded again in other blocks: of
-    numbers that are small beside others of their block the last bits are rounded once more.
+    numbers that are small beside others of their block the last bits are rounded once more. What
+    later steps draw for an element depends on its place in its piece, as with moments of 16 bits.
     """
     config = override(BASE, **EIGHT_BIT, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2)
     session = pretraining(config)
@@ -139,7 +140,9 @@ def test_moments_in_8_bits_go_on_in_any_layout(after, tmp_path):
         for name, array in first.items():
             kept = np.abs(array) > 2.0**-11 * np.abs(array).max(initial=0)
             np.testing.assert_array_equal(array[kept], second[name][kept], err_msg=name)
-    np.testing.assert_allclose(train(restored, other, range(3, 6)), expected, rtol=1e-5)
+    losses = train(restored, other, range(3, 6))
+    np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-6)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
 @pytest.mark.slow
