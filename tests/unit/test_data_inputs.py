@@ -268,7 +268,7 @@ def test_the_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
             assert re.search(r"25%.*100/400 .*tokens/s", stream.getvalue()), stream.getvalue()
             assert len(told) == 1
         else:
-            assert re.fullmatch(rf"25%: 1 documents, 100 B, 60 tokens, {speed}", told[0])
+            assert re.fullmatch(rf"25%: 1 document, 100 B, 60 tokens, {speed}", told[0])
             assert len(told) == 3 and not stream.getvalue()
         assert re.fullmatch(rf"2 documents, 200 B, 70 tokens in .*s, {speed}\.", told[-1]), told
 
