@@ -89,7 +89,7 @@ SHORTER = {
     "WANDB_MODE=offline python demo/pretraining.py --config tiny ...": ALONE,
     "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1",
     "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
-    "--layers 1 --hidden_size 96",
+    "--layers 1 --hidden_size 96 --global_batch_size 16 --sequence_length 64 --vocabulary_size 300",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
