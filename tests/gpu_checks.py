@@ -36,7 +36,7 @@ from helpers.op_cases import build, make_case  # noqa: E402
 from popxl.errors import RemoteMemoryError  # noqa: E402
 from popxl.extensions import profile  # noqa: E402
 from popxl.opdef import OPS, Op, call_arguments, map_tensors  # noqa: E402
-from popxl.values import Tensor  # noqa: E402
+from popxl.tensor import Tensor  # noqa: E402
 from popxl_engine import engine  # noqa: E402
 from popxl_engine.interpreter import constant_tensor  # noqa: E402
 from popxl_engine.kernels import generator  # noqa: E402

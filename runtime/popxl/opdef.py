@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
-from popxl.context import get_current_context
+from popxl.context import get_current_context, get_current_graph
 from popxl.errors import GraphError, ShapeError
 from popxl.graph import Graph
 from popxl.op_records import (
@@ -171,8 +171,7 @@ def places_of_operands(arguments: dict[str, Any]) -> dict[str, Place]:
 
 def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
     """Add an op to the current graph: infer, check, name, record."""
-    context = get_current_context()
-    graph = context.graph
+    context, graph = get_current_context(), get_current_graph()
     graph._check_open(definition.name)
     for parameter, value in arguments.items():
         for tensor in flatten((value,)):

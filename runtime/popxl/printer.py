@@ -8,8 +8,7 @@ from popxl.dtypes import dtype
 from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.opdef import Op, flatten
-from popxl.tensor import Variable
-from popxl.values import Tensor
+from popxl.tensor import Tensor, Variable
 
 SMALL = 8
 """Constants of up to this many elements are printed with their values."""

@@ -1,10 +1,11 @@
 """Remote memory: arrays of equal slots beside the device, in host RAM or in files."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from popxl.context import get_ir
 from popxl.dtypes import dtype
-from popxl.values import Tensor
+from popxl.tensor_methods import TensorMethods
+from popxl.tracing import CONTEXT
 
 
 class RemoteBuffer:
@@ -16,7 +17,7 @@ class RemoteBuffer:
     """
 
     def __init__(self, tensor_shape: tuple[int, ...], tensor_dtype: dtype, entries: int) -> None:
-        self._ir = get_ir()
+        self._ir = CONTEXT.ir
         self._meta_shape: tuple[int, ...] = ()
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
         self._id = self._ir._register_buffer(self)
@@ -67,7 +68,7 @@ class RemoteBuffer:
     def meta_shape(self, value: Iterable[int]) -> None:
         self._meta_shape = tuple(int(n) for n in value)
 
-    def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
+    def validate_tensor_matches_buffer(self, t: TensorMethods[Any], num_shards: int = 1) -> None:
         """ValueError unless the tensor's shape (its meta_shape when num_shards is not 1) and dtype
         match a slot's.
         """

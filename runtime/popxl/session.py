@@ -22,11 +22,10 @@ from popxl.session_checks import (
 )
 from popxl.session_state import SessionState
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
-from popxl.tensor import Variable
+from popxl.tensor import Constant, Variable
 from popxl.transforms.ambiguity import check_ambiguity
 from popxl.transforms.fragments import arrange_fragments
 from popxl.utils import HostScalarTensor, downcast_np_dtypes, to_numpy
-from popxl.values import Constant
 
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from popart import DeviceInfo, DeviceType
 
-from popxl.tensor import Variable
+from popxl.tensor import Tensor, Variable
 from popxl.utils import HostScalarTensor, round_to_bfloat16, to_numpy
-from popxl.values import Tensor
 
 DEVICES = {"ipu_hw": DeviceType.Ipu, "ipu_model": DeviceType.IpuModel, "cpu": DeviceType.Cpu}
 OURS = ("auto", "cuda")

@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 from typing import Any
 
-from popxl.context import get_main_graph
 from popxl.dtypes import dtype
-from popxl.values import Tensor, TensorSpec
+from popxl.spec import TensorSpec
+from popxl.tensor_methods import TensorMethods
+from popxl.tracing import CONTEXT
 
 
 class Stream:
     """Base of the two kinds of stream. NotImplementedError on construction."""
 
-    _tensor: Tensor
+    _tensor: TensorMethods[Any]
 
     def __init__(self) -> None:
         raise NotImplementedError(
@@ -22,7 +23,7 @@ class Stream:
     @classmethod
     def _make(cls, shape: Iterable[int], dtype: dtype, name: str) -> Any:
         self = cls.__new__(cls)
-        graph = get_main_graph()
+        graph = CONTEXT.main_graph
         self._tensor = graph._new_tensor(
             TensorSpec(tuple(int(n) for n in shape), dtype), name, scoped=False
         )

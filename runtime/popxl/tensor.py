@@ -5,19 +5,23 @@ outputs.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 from popxl import dtypes
 from popxl.context import get_current_graph, get_ir, get_main_graph
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError, GraphError
+from popxl.program import (
+    Constant,
+    RetrievalMode,
+    Tensor,
+    TensorByRef,
+    Variable,
+    make_constant,
+)
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
-from popxl.typing_ import NewAliasAnnotation
+from popxl.spec import TensorSpec
 from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_host_value, to_numpy
-from popxl.values import Constant, Operators, Tensor, TensorLike, TensorSpec, make_constant
 
 __all__ = [
     "Constant",
@@ -33,6 +37,7 @@ __all__ = [
     "constant",
     "graph_input",
     "graph_output",
+    "make_constant",
     "remote_replica_sharded_variable",
     "remote_variable",
     "replica_sharded_buffer",
@@ -40,15 +45,7 @@ __all__ = [
     "variable",
 ]
 
-if TYPE_CHECKING:
-    TensorByRef = Tensor
-else:
-    TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)
-"""Annotation of a graph function's parameter: writes inside the graph are applied to the caller's
-tensor.
-"""
-
-RetrievalMode = Literal["one_per_group", "all_replicas"]
+TensorLike = Tensor | HostScalarTensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class RemotePlacement:
     offset: int
     shard_over: int = 1
 
-    def check(self, variable: "Variable") -> None:
+    def check(self, variable: Variable) -> None:
         """ValueError unless the variable's value, or its pieces, are of the slot's shape and
         dtype.
         """
@@ -83,55 +80,6 @@ class RemotePlacement:
                 f"{where} in a buffer with {slot}; expected a value of the slot's shape and "
                 "dtype. Make the buffer with the value's, or pass dtype=."
             )
-
-
-class Variable(Tensor):
-    """A tensor of the main graph that keeps its value from run to run.
-
-    Its host array has `shape_on_host`: the groups of its replica grouping in front when there are
-    several.
-    """
-
-    host_value: np.ndarray | None
-    """Initial host value. A Session takes it over and leaves None, so that state exists once."""
-    _grouping: ReplicaGrouping
-    _retrieval: RetrievalMode
-    shard: Tensor | None = None
-    """For `replica_sharded_variable`: the tensor on the device that holds this replica's piece."""
-    shard_over: int = 1
-
-    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
-        """`ops.ipu_copy` with an explicit source."""
-        return Operators.table.ipu_copy(self, dst, src)
-
-    @property
-    def in_sync_with_ipu(self) -> bool:
-        """Whether the host has the value that the device has: not after a run that changes it,
-        until it is read.
-        """
-        holder = self.ir._holder
-        return holder is None or holder.is_current(self)
-
-    @property
-    def replica_grouping(self) -> ReplicaGrouping:
-        """Groups of replicas that share one value."""
-        return self._grouping
-
-    @property
-    def retrieval_mode(self) -> RetrievalMode:
-        """Whether the host reads one value per group or every replica's."""
-        return self._retrieval
-
-    @property
-    def shape_on_replica(self) -> tuple[int, ...]:
-        """Shape that one replica holds."""
-        return self.shape
-
-    @property
-    def shape_on_host(self) -> tuple[int, ...]:
-        """`shape`, with the number of groups in front when there are several."""
-        groups = self._grouping.num_groups
-        return (groups, *self.shape) if groups > 1 else self.shape
 
 
 def _make_variable(
@@ -315,7 +263,7 @@ def replica_sharded_buffer(
         )
     whole = tuple(shape[1:]) if grouping.num_groups > 1 else tuple(shape)
     nelms = math.prod(whole)
-    buffer = get_ir()._new_buffer((-(-nelms // shard_over),), dtype, entries)
+    buffer = RemoteBuffer((-(-nelms // shard_over),), dtype, entries)
     buffer.meta_shape, buffer._shard_over = whole, shard_over
     return buffer
 

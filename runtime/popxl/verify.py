@@ -8,7 +8,7 @@ from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op, as_specs
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 
 def verify(what: Ir | Graph) -> None:

@@ -6,7 +6,7 @@ from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value

@@ -15,7 +15,7 @@ import torch
 from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.opdef import Op, call_arguments, map_tensors
-from popxl.values import Constant, Tensor
+from popxl.tensor import Constant, Tensor
 
 import popxl_engine.kernels  # noqa: F401 - registers every kernel
 from popxl_engine.kernels.collectives import APART, READS

@@ -9,7 +9,7 @@ from typing import Any
 from popxl.ir import Ir
 from popxl.opdef import OpDefinition
 from popxl.replica_grouping import ReplicaGrouping, shard_groups
-from popxl.values import TensorSpec
+from popxl.tensor import TensorSpec
 
 
 @dataclass(frozen=True)

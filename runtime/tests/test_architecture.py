@@ -36,7 +36,6 @@ NOUNS = tuple(
         "replica_grouping",
         "streams",
         "tensor",
-        "values",
         "extensions",
         "generator",
         "utils",
@@ -242,50 +241,24 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-NOUNS_OF_A_PROGRAM = {
-    f"popxl.{noun}"
-    for noun in (
-        "context",
-        "graph",
-        "ir",
-        "op_records",
-        "remote_buffer",
-        "streams",
-        "tensor",
-        "values",
-    )
-}
-"""A tensor knows its graph, a graph its program, and each of these its parts. All of them say so in
-the types of what they give, as PopXL's do (`Tensor.ir`, `Graph.ops`, `Ir.main_graph`), so these
-modules name each other, where types are checked alone. No other modules may.
-"""
-
-
-def import_edges(types_too: bool) -> dict[str, set[str]]:
+def import_edges() -> dict[str, set[str]]:
+    """Whom each module imports, also inside functions and where types are checked alone."""
     edges: dict[str, set[str]] = {module: set() for module in sources()}
     for found in all_imports():
         # A package's face gathers names from its own modules, which may use each other's without
         # going through it.
-        if (
-            found.package in PACKAGES
-            and (types_too or not found.for_types_only)
-            and found.target != found.source.module
-        ):
+        if found.package in PACKAGES and found.target != found.source.module:
             edges[found.source.module].add(found.target)
     return edges
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    assert not cycles(import_edges(types_too=False))
-
-
-def test_no_circle_is_hidden_where_types_are_checked():
-    assert cycles(import_edges(types_too=True)) == [sorted(NOUNS_OF_A_PROGRAM)]
+    assert not cycles(import_edges())
 
 
 def test_no_package_imports_another_that_imports_it():
     edges: dict[str, set[str]] = {package: set() for package in PACKAGES}
-    for module, targets in import_edges(types_too=True).items():
+    for module, targets in import_edges().items():
         package = package_of(module)
         edges[package] |= {package_of(target) for target in targets} - {package}
     assert not cycles(edges)
@@ -293,6 +266,19 @@ def test_no_package_imports_another_that_imports_it():
 
 def test_a_circle_is_seen():
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if TYPE_CHECKING:\n    from popxl.ir import Ir",
+        "def f():\n    from popxl.ir import Ir",
+        "try:\n    from popxl.ir import Ir\nexcept ImportError:\n    pass",
+    ],
+)
+def test_an_import_is_an_arrow_wherever_it_stands(text):
+    (found,) = imports(parse("popxl.graph", text))
+    assert found.target == "popxl.ir"
 
 
 DOOR = "popxl.backend"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import hypothesis
@@ -277,6 +278,20 @@ def test_tokenising_reads_no_further_ahead_than_a_few_batches(monkeypatch):
     assert next(taken) < 60
 
 
+def by_rank(documents, seed):
+    """By SplitMix64 of their numbers, in plain integers."""
+
+    def scrambled(value, key):
+        value = (value + key * 0x9E3779B97F4A7C15 + 1) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            value = (value ^ value >> shift) * factor % 2**64
+        return value ^ value >> 31
+
+    key = scrambled(seed, 1)
+    numbers = sorted(range(len(documents)), key=lambda number: scrambled(number, key))
+    return [documents[number].tolist() for number in numbers if documents[number].size]
+
+
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 3), st.integers(1, 2000))
 def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
@@ -286,18 +301,42 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
         np.full(length, number, dtype=np.uint32) for number, length in enumerate(lengths)
     ]
     orders = []
-    for buckets, buffer in ((2**40, 2**40), (bucket_bytes, 50)):
+    # in memory, by buckets, and by buckets that are scattered again
+    for buckets, files, buffer in (
+        (2**40, 256, 2**40),
+        (bucket_bytes, 256, 50),
+        (bucket_bytes, 2, 50),
+    ):
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
             patch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", buckets)
+            patch.setattr(popxl_gpt.data.shuffle, "MAX_BUCKETS", files)
             patch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", buffer)
             shuffle = DocumentShuffle(Path(folder) / "buckets", seed, 4 * sum(lengths))
             for document in given_documents:
                 shuffle.add(document)
             orders.append([document.tolist() for document in shuffle])
-    assert orders[0] == orders[1]
+    assert orders[0] == orders[1] == orders[2] == by_rank(given_documents, seed)
     assert collections.Counter(map(tuple, orders[0])) == collections.Counter(
         tuple(document.tolist()) for document in given_documents if document.size
     )
+
+
+def test_the_memory_of_the_shuffle_is_bounded_for_any_number_and_length(tmp_path, monkeypatch):
+    size, documents = 2**16, 40000
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", size)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", size)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "MAX_BUCKETS", 2)
+    token = np.ones(1, dtype=np.uint32)
+    tracemalloc.start()
+    # said to be a thousand million documents of a thousand tokens
+    shuffle = DocumentShuffle(tmp_path / "buckets", 0, 4 * 1000 * 10**9)
+    for _ in range(documents):
+        shuffle.add(token)
+    assert sum(1 for _ in shuffle) == documents
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * size < 16 * documents
+    assert len(list((tmp_path / "buckets").iterdir())) == 3  # two buckets, and the progress
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ from popxl.ops.shape import (
     transpose_,
 )
 from popxl.ops.utils import multiply_tuple
-from popxl.values import Operators, OpTable
+from popxl.tensor_methods import Operators, OpTable
 
 
 def _name_modules() -> None:

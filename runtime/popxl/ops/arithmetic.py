@@ -21,7 +21,7 @@ from popxl.ops.checks import (
     elementwise_cost,
     unary,
 )
-from popxl.values import Tensor, TensorLike, TensorSpec
+from popxl.tensor import Tensor, TensorLike, TensorSpec
 
 Grads = tuple[Tensor | None, Tensor | None]
 Scalar = float | Tensor

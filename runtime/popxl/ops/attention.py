@@ -17,8 +17,8 @@ from popxl.ops.linalg import matmul
 from popxl.ops.normalisation import softmax_grad
 from popxl.ops.random import check_rate, check_seeds, dropout
 from popxl.ops.shape import transpose
+from popxl.tensor import Constant, Tensor, TensorSpec, make_constant
 from popxl.utils import to_numpy
-from popxl.values import Constant, Tensor, TensorSpec, make_constant
 
 SWAPPED = (0, 1, 3, 2)
 Grads = tuple[Tensor | None, ...]

@@ -7,7 +7,7 @@ import numpy as np
 from popxl import dtypes
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
-from popxl.values import Tensor, TensorSpec, make_constant
+from popxl.tensor import Tensor, TensorSpec, make_constant
 
 
 @op

@@ -5,12 +5,12 @@ graph.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from popxl.context import get_current_context
+from popxl.context import get_current_context, get_current_graph
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, check_operand, emit, op
+from popxl.tensor import Tensor, TensorLike, TensorSpec, make_constant
 from popxl.utils import to_numpy
-from popxl.values import Tensor, TensorLike, TensorSpec, make_constant
 
 
 @op(name="call", effects=("control",), names=lambda graph, inputs: output_names(graph))
@@ -152,7 +152,7 @@ def _operand(name: str, target: Tensor, given: Any) -> Tensor:
                 f"{name}: got {type(given).__name__} for input %{target.name}; expected a tensor, "
                 f"number or array ({error})."
             ) from None
-    check_operand(name, target.name, value, get_current_context().graph)
+    check_operand(name, target.name, value, get_current_graph())
     if value.shape != target.shape or value.dtype is not target.dtype:
         raise GraphError(
             f"{name}: got %{value.name}: {value.spec} for input %{target.name}: {target.spec} of "

@@ -6,7 +6,7 @@ from popxl.errors import DTypeError
 from popxl.fp8_utils import FORMATS
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_float8, check_log2_scale, elementwise_cost, refuse_to_execute
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 
 @op(host=lambda t, data_type: t.astype(data_type.as_numpy()), names="{t}_{data_type.name}")

@@ -16,7 +16,7 @@ from popxl.context import get_current_context
 from popxl.errors import DTypeError, ShapeError
 from popxl.fp8_utils import FORMATS
 from popxl.opdef import Cost, OpFunction, op
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Axis = int | Iterable[int] | None
 

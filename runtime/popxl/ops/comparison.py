@@ -14,7 +14,7 @@ from popxl.ops.checks import (
     check_not_float8,
     elementwise_cost,
 )
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 
 def _boolean(spec: TensorSpec) -> TensorSpec:

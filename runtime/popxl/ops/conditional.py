@@ -10,7 +10,7 @@ from popxl.graph import Graph
 from popxl.opdef import Op, emit, op
 from popxl.ops.call import CallSiteInfo, _check_callable, match_inputs, output_names
 from popxl.ops.utils import check_in_graph
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 
 @op(

@@ -21,7 +21,7 @@ from popxl.ops.windows import (
     spatial_sizes,
     split_evenly,
 )
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Windows = tuple[Window, ...]
 MOST_AXES = 3

@@ -15,7 +15,7 @@ from popxl.ops.convolution import (
     conv_windows,
 )
 from popxl.ops.windows import Numbers, PadType
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 
 @op(name="conv_pow2scaled", differentiable=False)

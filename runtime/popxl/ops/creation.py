@@ -10,7 +10,7 @@ from popxl.context import get_current_graph
 from popxl.errors import UndefinedValue
 from popxl.graph import Graph
 from popxl.opdef import Cost, op
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 CODE_LOCATION = Literal["buffer", "executable"]
 FloatFormat = Literal["auto", "fixed", "scientific", "none"]

@@ -6,7 +6,7 @@ from typing import Any
 from popxl.opdef import Cost, OpFunction, inplace, op
 from popxl.ops.arithmetic import div, mul, negate, scale
 from popxl.ops.checks import check_floating, unary
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 TRANSCENDENTAL = 8
 """Operations that an exponential, a logarithm or a hyperbolic tangent counts for in cost rules."""

@@ -3,7 +3,7 @@
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 
 @op(

@@ -24,7 +24,7 @@ from popxl.ops.checks import (
 from popxl.ops.comparison import equal
 from popxl.ops.creation import zeros
 from popxl.ops.shape import concat, moves_data, reshape
-from popxl.values import Constant, Tensor, TensorSpec, make_constant
+from popxl.tensor import Constant, Tensor, TensorSpec, make_constant
 
 Proportion = float | None
 

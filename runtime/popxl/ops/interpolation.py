@@ -7,7 +7,7 @@ from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_computes_in_one_dtype, check_floating, check_indices
 from popxl.ops.windows import per_axis
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 InterpolateType = Literal["nearest", "linear", "cubic"]
 InterpolateNearestType = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]

@@ -5,7 +5,7 @@ import math
 from popxl.errors import ShapeError
 from popxl.ops import reductions
 from popxl.ops.collectives import replicated_all_reduce
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 
 def lamb_square(t: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from popxl.ops.checks import (
     refuse_to_execute,
 )
 from popxl.ops.shape import reshape, transpose
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 
 def _matrix_shapes(lhs: Tensor, rhs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_floating, check_indices
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 REDUCTION_TYPE = Literal["mean", "sum", "none"]
 

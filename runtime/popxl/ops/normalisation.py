@@ -3,7 +3,7 @@
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_computes_in_one_dtype, check_floating, normalise_axis
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 
 @op

@@ -19,7 +19,7 @@ from popxl.ops.windows import (
     slide,
     spatial_sizes,
 )
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Windows = tuple[Window, ...]
 

@@ -15,7 +15,7 @@ from popxl.dtypes import dtype
 from popxl.errors import DTypeError, ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_floating, refuse_to_execute
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 INTEGER_OPERATIONS_PER_DRAW = 13
 """Half of Squares64's 26 operations: one evaluation gives two draws."""

@@ -24,7 +24,7 @@ from popxl.ops.checks import (
     normalise_axis,
 )
 from popxl.ops.elementwise import exp
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Vjp = Callable[[Tensor, Tensor, Tensor, Axis, bool], Tensor | None]
 

@@ -5,7 +5,7 @@ from popxl.errors import DTypeError, GraphError, ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import refuse_to_execute
 from popxl.remote_buffer import RemoteBuffer
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Offset = int | Tensor
 

@@ -18,7 +18,7 @@ from popxl.ops.checks import (
 from popxl.ops.comparison import equal, greater
 from popxl.ops.indexing import gather, gather_cost, gather_grad_cost, scalar, take_along_axis, where
 from popxl.ops.shape import reshape
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 ScatterReductionType = Literal["sum", "max", "min", "none"]
 REDUCTIONS = ("sum", "max", "min", "none")

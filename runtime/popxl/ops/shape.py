@@ -11,7 +11,7 @@ import numpy as np
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, alias, op
 from popxl.ops.checks import check_same_dtype, normalise_axes, normalise_axis
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Ints = int | Sequence[int] | None
 SliceArgument = int | Sequence[int | None] | None

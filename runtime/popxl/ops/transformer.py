@@ -7,7 +7,7 @@ from popxl.ops.checks import check_computes_in_one_dtype, check_floating
 from popxl.ops.elementwise import TRANSCENDENTAL
 from popxl.ops.reductions import sum as sum_
 from popxl.ops.shape import reshape, split
-from popxl.values import Constant, Tensor, TensorSpec
+from popxl.tensor import Constant, Tensor, TensorSpec
 
 
 @op

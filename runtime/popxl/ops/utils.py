@@ -8,7 +8,7 @@ from popxl.op_records import place_of
 from popxl.ops.casting import cast_if_needed
 from popxl.ops.checks import normalise_axis
 from popxl.placement import check_one_place
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 __all__ = [
     "cast_if_needed",

@@ -23,7 +23,7 @@ from popxl.ops.checks import (
     normalise_axis,
 )
 from popxl.ops.utils import check_in_graph
-from popxl.values import Tensor, TensorSpec, make_constant
+from popxl.tensor import Tensor, TensorSpec, make_constant
 
 Scalar = float | Tensor
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from popxl.errors import ShapeError
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 PadType = Literal["not_set", "same_upper", "same_lower", "valid"]
 PAD_TYPES = ("not_set", "same_upper", "same_lower", "valid")

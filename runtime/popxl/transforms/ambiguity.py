@@ -17,9 +17,9 @@ from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op
 from popxl.ops.shape import resolve_slices
+from popxl.tensor import Tensor
 from popxl.transforms.op_order import OpOrder, Steps
 from popxl.transforms.storage import aliased
-from popxl.values import Tensor
 
 Box = tuple[tuple[int, int], ...] | None
 """First and last-but-one position on each axis of a storage's owner; None: all of it."""

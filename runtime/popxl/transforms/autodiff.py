@@ -9,12 +9,12 @@ from popxl.collection import without_collection
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.opdef import Op
+from popxl.tensor import Constant, Tensor
 from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune, remove_ops
 from popxl.transforms.control_rules import CONTROL_RULES
 from popxl.transforms.grad_info import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
 from popxl.transforms.gradient_rules import added, rule_for
 from popxl.transforms.storage import TRANSFERS, Summaries
-from popxl.values import Constant, Tensor
 
 __all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
 

@@ -15,8 +15,8 @@ from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, map_tensors
 from popxl.placement import DEFAULT_IPU
+from popxl.tensor import Constant, Tensor, make_constant
 from popxl.transforms.storage import Summaries
-from popxl.values import Constant, Tensor, make_constant
 
 
 @contextmanager

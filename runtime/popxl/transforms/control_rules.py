@@ -13,10 +13,9 @@ from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op
 from popxl.ops.call import CallSiteInfo
-from popxl.tensor import constant, graph_input, graph_output
+from popxl.tensor import Tensor, constant, graph_input, graph_output
 from popxl.transforms.grad_info import ExpectedConnectionType, GradGraphInfo
 from popxl.transforms.gradient_rules import GradientContext, GradientPairs, added
-from popxl.values import Tensor
 
 
 def total(context: GradientContext, t: Tensor, gradients: Iterable[Tensor | None]) -> Tensor:

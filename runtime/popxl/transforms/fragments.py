@@ -8,9 +8,9 @@ from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op, map_tensors
 from popxl.ops import var_updates
+from popxl.tensor import Constant, Tensor
 from popxl.transforms.clone import clone_op, placed_like
 from popxl.transforms.storage import Summaries, aliased
-from popxl.values import Constant, Tensor
 
 UNSEEN = frozenset({"host", "print"})
 """Effects whose number of occurrences somebody sees."""

@@ -7,7 +7,7 @@ from typing import Any
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 
 class ExpectedConnectionType(Enum):

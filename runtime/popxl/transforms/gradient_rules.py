@@ -11,8 +11,8 @@ from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.op_records import place_of
 from popxl.opdef import Op, OpDefinition, call_arguments, map_tensors, result_form
+from popxl.tensor import Tensor
 from popxl.transforms.grad_info import GradGraphInfo
-from popxl.values import Tensor
 
 GradientPairs = Iterable[tuple[Tensor, Tensor | None]]
 """(forward operand, its gradient through this op in the gradient graph)."""

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, map_tensors
-from popxl.tensor import graph_input
+from popxl.tensor import Constant, Tensor, graph_input
 from popxl.transforms.clone import clone_constant, clone_op
 from popxl.transforms.storage import aliased
-from popxl.values import Constant, Tensor
 
 
 def outline(graph: Graph, ops: Iterable[Op], name: str) -> tuple[Graph, dict[Tensor, Tensor]]:

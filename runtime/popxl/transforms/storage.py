@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.opdef import Op
-from popxl.tensor import Variable
-from popxl.values import Tensor
+from popxl.tensor import Tensor, Variable
 
 TRANSFERS = frozenset({"host", "remote"})
 """Effects of ops that give another result, or do harm, when they run once more."""

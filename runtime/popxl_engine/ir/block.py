@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from popxl.dtypes import dtype
 from popxl.op_records import Op, OpDefinition
-from popxl.values import Constant, Tensor, TensorSpec
+from popxl.tensor import Constant, Tensor, TensorSpec
 
 from popxl_engine.shards import Sharding
 

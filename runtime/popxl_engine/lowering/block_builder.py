@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from popxl import dtypes
 from popxl.op_records import OpDefinition
-from popxl.values import Constant, Tensor, TensorSpec
+from popxl.tensor import Constant, Tensor, TensorSpec
 
 from popxl_engine.analysis.union_find import UnionFind
 from popxl_engine.ir import Block, Instr, Value, aliased, filled

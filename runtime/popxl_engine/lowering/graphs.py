@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from popxl.graph import Graph
 from popxl.op_records import Op, map_tensors
-from popxl.values import Constant, Tensor
+from popxl.tensor import Constant, Tensor
 
 from popxl_engine.ir import Block, Instr, Value
 

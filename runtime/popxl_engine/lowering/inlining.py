@@ -16,7 +16,7 @@ from typing import Any
 
 from popxl.graph import Graph
 from popxl.op_records import Op
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 from popxl_engine.ir import Block, Instr, RngPath, Value, filled, values_in
 from popxl_engine.lowering.block_builder import (

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import shard_groups
-from popxl.tensor import Variable
-from popxl.values import Tensor
+from popxl.tensor import Tensor, Variable
 
 from popxl_engine.kernels.dtypes import as_array, from_numpy, torch_dtype
 from popxl_engine.machine.device import PROCESSOR, Device

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
+from popxl.tensor import Tensor
 from popxl.utils import is_uniform
-from popxl.values import Tensor
 
 from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.machine.lifetimes import Lifetimes, RowId

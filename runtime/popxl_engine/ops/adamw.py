@@ -4,7 +4,7 @@ import inspect
 from typing import Any, NamedTuple
 
 from popxl.op_records import Cost
-from popxl.values import TensorSpec
+from popxl.tensor import TensorSpec
 
 from popxl_engine.ops.definition import check, flops_of, fused_op
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from popxl import dtypes
 from popxl.op_records import Cost
-from popxl.values import TensorSpec
+from popxl.tensor import TensorSpec
 
 from popxl_engine.ops.definition import check, flops_of, fused_op
 from popxl_engine.ops.gemm import masked_scores_cost

@@ -15,7 +15,7 @@ from typing import Any
 import popxl  # noqa: F401 - declares the ops whose costs are summed up
 from popxl.errors import ShapeError
 from popxl.op_records import OPS, Cost, OpDefinition, as_specs, call_arguments
-from popxl.values import TensorSpec
+from popxl.tensor import TensorSpec
 
 PREFIX = "fused_"
 FUSED_OPS: dict[str, OpDefinition] = {}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from popxl.values import Constant
+from popxl.tensor import Constant
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.effects import effects_of_instr

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from popxl import dtypes
 from popxl.op_records import Op
-from popxl.values import Constant, TensorSpec
+from popxl.tensor import Constant, TensorSpec
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.analysis.effects import blocks_of

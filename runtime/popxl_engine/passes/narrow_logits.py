@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from popxl.values import TensorSpec
+from popxl.tensor import TensorSpec
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from popxl.op_records import OPS, Op, OpDefinition
-from popxl.values import Constant, TensorSpec
+from popxl.tensor import Constant, TensorSpec
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.def_use import DefUse

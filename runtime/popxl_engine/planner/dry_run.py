@@ -20,7 +20,7 @@ from popxl.ir import Ir
 from popxl.op_records import OPS, Op, OpDefinition
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
-from popxl.values import TensorSpec
+from popxl.tensor import TensorSpec
 from torch.utils._python_dispatch import _disable_current_modes
 
 from popxl_engine import compiler

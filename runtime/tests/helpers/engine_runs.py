@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import popxl
 from popxl import ops
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_engine.engine import Engine
 
 

@@ -9,7 +9,7 @@ import popxl
 import pytest
 from helpers.tolerance import TOLERANCE, assert_close
 from popxl import ops
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_engine.engine import Engine
 
 both_types = pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)

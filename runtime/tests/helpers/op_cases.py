@@ -16,7 +16,7 @@ from popxl import ops
 from popxl.graph import Graph
 from popxl.opdef import OPS, Op, OpDefinition, call_arguments, map_tensors
 from popxl.ops import var_updates
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_engine.interpreter import constant_tensor, run_graph
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for

@@ -17,7 +17,7 @@ from helpers.samples.sample import Built as BuiltAttribute
 from helpers.samples.sample import Operand, Same, Sample
 from popxl import ops
 from popxl.op_records import OPS
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 ELSEWHERE = frozenset({"control", "host", "remote", "collective", "print"})
 """Effects of ops that random_programs has kinds for, and printing."""

@@ -12,8 +12,8 @@ import numpy as np
 import popxl
 from popxl import extensions, ops
 from popxl.ops import collectives
+from popxl.tensor import Tensor
 from popxl.transforms.storage import Summaries
-from popxl.values import Tensor
 
 SHAPES = ((2, 3), (3, 2), (6,))
 KINDS = (

@@ -57,7 +57,6 @@ class Import:
     name: str | None
     """`c` in `from a.b import c`; None in `import a.b`."""
     in_function: bool
-    for_types_only: bool
 
     @property
     def target(self) -> str:
@@ -98,26 +97,21 @@ def sources_of(package: str) -> tuple[Source, ...]:
 @cache
 def imports(source: Source) -> tuple[Import, ...]:
     """Every import of a module, wherever it stands."""
-    return tuple(_imports(source, source.tree, in_function=False, for_types_only=False))
+    return tuple(_imports(source, source.tree, in_function=False))
 
 
-def _imports(
-    source: Source, node: ast.AST, *, in_function: bool, for_types_only: bool
-) -> Iterator[Import]:
+def _imports(source: Source, node: ast.AST, *, in_function: bool) -> Iterator[Import]:
     for child in _statements(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
-                yield Import(source, child, alias.name, None, in_function, for_types_only)
+                yield Import(source, child, alias.name, None, in_function)
         elif isinstance(child, ast.ImportFrom):
             module = _absolute(source, child)
             for alias in child.names:
-                yield Import(source, child, module, alias.name, in_function, for_types_only)
+                yield Import(source, child, module, alias.name, in_function)
         else:
             inside = in_function or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
-            types = for_types_only or (
-                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            )
-            yield from _imports(source, child, in_function=inside, for_types_only=types)
+            yield from _imports(source, child, in_function=inside)
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -18,11 +18,11 @@ from popxl import ops
 from popxl.context import ExecutionContext, _execution_context
 from popxl.errors import GraphError
 from popxl.planning import plan
+from popxl.tensor import Tensor
 from popxl.transforms import autodiff
 from popxl.transforms.clone import prune
 from popxl.transforms.fragments import arrange_fragments
 from popxl.transforms.storage import Summaries
-from popxl.values import Tensor
 from popxl.verify import verify
 from popxl_engine.lowering import outlining
 

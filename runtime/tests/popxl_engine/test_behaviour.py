@@ -23,7 +23,7 @@ from helpers.engine_runs import both, ones, prepare, run, source
 from popxl import ops
 from popxl.errors import GraphError
 from popxl.ops import var_updates
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_engine.cache import save_source
 from popxl_engine.kernels.registry import KERNELS
 

@@ -15,7 +15,7 @@ from helpers.random_programs import COLLECTIVES, KINDS
 from popxl import ops
 from popxl.extensions import profile
 from popxl.ops import collectives
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_engine.lowering import outlining
 
 MOST, BELOW = outlining.MOST_INLINED, outlining.MOST_INLINED_BELOW

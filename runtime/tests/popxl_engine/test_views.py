@@ -10,7 +10,7 @@ from popart import popart_exception
 from popxl import ops
 from popxl.extensions import bfloat16
 from popxl.ops import var_updates
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 
 def test_joined_views_that_nobody_writes_later_are_right() -> None:

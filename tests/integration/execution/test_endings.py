@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from poprun.log_mux import HOLD_SECONDS
 from safetensors.numpy import load_file
 
 import popxl_gpt.execution.saving
@@ -58,7 +59,7 @@ def start(command: "list[str]", **options: object) -> subprocess.Popen:
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "text": True,
-        "env": {**plain, "OMP_NUM_THREADS": "1"},
+        "env": {**plain, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         "preexec_fn": hear_signals,
         **options,
     }
@@ -78,10 +79,24 @@ def end(process: subprocess.Popen, number: "int | None" = None) -> "tuple[int, s
             if number is not None:
                 process.send_signal(number)
             output, errors = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            told = where_it_is(process)
+            raise AssertionError(f"did not end within {SECONDS} s:\n{told}") from None
         finally:
             process.kill()
     assert "Traceback" not in (errors or ""), errors
     return process.returncode, output, errors
+
+
+def where_it_is(process: subprocess.Popen) -> str:
+    """End a process that does not end by itself, and what it has started, and tell where they
+    were: the handler of faults prints the stacks of all threads.
+    """
+    for pid in instances_of(process.pid):
+        os.kill(pid, signal.SIGABRT)
+    time.sleep(HOLD_SECONDS + 1)  # the launcher passes on what they say
+    process.send_signal(signal.SIGABRT)
+    return process.communicate(timeout=60)[1] or ""
 
 
 def steps_in(run: Path) -> int:

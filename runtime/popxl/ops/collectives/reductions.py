@@ -7,7 +7,7 @@ from popxl import dtypes
 from popxl.errors import DTypeError, GraphError
 from popxl.ops.checks import refuse_to_execute
 from popxl.replica_grouping import ReplicaGrouping
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 
 CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
 

@@ -15,7 +15,7 @@ from popxl.ops.checks import normalise_axis
 from popxl.ops.collectives.reductions import CollectiveOps, check_reduction, resolve_group
 from popxl.ops.shape import reshape
 from popxl.replica_grouping import ReplicaGrouping
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 OutputShape = Literal["new_axis", "concat", "meta_shape", "auto"]
 Group = ReplicaGrouping | None

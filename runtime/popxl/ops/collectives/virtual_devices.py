@@ -9,7 +9,7 @@ from popxl.errors import GraphError, ShapeError, UndefinedValue
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_same_dtype
 from popxl.ops.collectives.reductions import CollectiveOps, check_reduction
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Tensors = list[Tensor]
 

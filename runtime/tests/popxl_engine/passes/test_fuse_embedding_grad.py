@@ -12,7 +12,7 @@ from helpers.tolerance import assert_close
 from popxl import TensorByRef as Ref
 from popxl import ops
 from popxl.ops import var_updates
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_addons.remote import create_remote_buffer
 
 SHAPE = (6, 4)
@@ -140,7 +140,7 @@ def test_a_mean_that_is_counted_by_a_number_stays(step: float) -> None:
 def test_rows_and_their_target_may_come_from_one_remote_buffer(row: int) -> None:
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         ids = popxl.variable(np.array([1, 5, 1, 0, 2, 2], np.int32))
-        buffer = create_remote_buffer(popxl.values.TensorSpec(SHAPE, popxl.float32), 2)
+        buffer = create_remote_buffer(popxl.tensor.TensorSpec(SHAPE, popxl.float32), 2)
         for i in range(2):
             ops.remote_store(buffer, i, popxl.variable(normal(*SHAPE, seed=i), name=f"v{i}"))
         dy = ops.remote_load(buffer, 0)

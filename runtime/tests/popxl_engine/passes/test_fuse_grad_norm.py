@@ -14,7 +14,7 @@ from helpers.products import needs_tiles
 from popxl import TensorByRef as Ref
 from popxl import ops
 from popxl.ops import var_updates
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_engine.kernels.accumulate import accumulate_gemm_, accumulate_gemm_sumsq_
 from popxl_engine.native import library as native
 

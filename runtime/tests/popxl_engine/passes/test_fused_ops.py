@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from popxl.errors import ShapeError
 from popxl.op_records import OPS, as_specs, call_arguments
-from popxl.values import TensorSpec
+from popxl.tensor import TensorSpec
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
 from popxl_engine.ops import FUSED_OPS
 from popxl_engine.ops.adamw import AdamW

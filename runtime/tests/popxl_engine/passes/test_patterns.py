@@ -16,7 +16,7 @@ from helpers.tolerance import assert_close
 from popxl import ops
 from popxl.ops import var_updates
 from popxl.ops.arithmetic import scale
-from popxl.values import Tensor
+from popxl.tensor import Tensor
 from popxl_addons.layers import Embedding, Linear
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 from popxl_addons.optimizers import AdamOptimizerStep
