@@ -108,9 +108,8 @@ def wait_until(process: subprocess.Popen, is_so: "Callable[[], bool]") -> None:
     """A process that ends before, or takes too long, is ended, and the test fails with its words."""
     until = time.monotonic() + SECONDS
     while not is_so():
-        if process.poll() is not None or time.monotonic() > until:
-            process.kill()
-            raise AssertionError(process.communicate(timeout=SECONDS))
+        assert process.poll() is None, process.communicate(timeout=SECONDS)
+        assert time.monotonic() < until, where_it_is(process)
         time.sleep(0.005)
 
 
