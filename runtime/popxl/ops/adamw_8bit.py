@@ -8,7 +8,7 @@ from popxl.errors import DTypeError, ShapeError
 from popxl.moments import coded_length
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_floating, check_scalar
-from popxl.values import Tensor, TensorSpec
+from popxl.tensor import Tensor, TensorSpec
 
 Scalar = float | Tensor
 
