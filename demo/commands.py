@@ -229,7 +229,7 @@ GENERATE = TrainedModelCommand(
 )
 
 
-BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
+BY_THE_CLOCK = {"name": "minutes", "validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
 
 

@@ -384,7 +384,7 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         manifest = read_manifest(path)
         for name in COUNTED:
             read_count(manifest, name)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         problem = (
             f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a run's folder, or "
             "a folder step_<n> of it"

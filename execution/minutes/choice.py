@@ -187,7 +187,7 @@ class _Chooser:
 
     def __init__(self, config: Config, given: Set[str], text: Text | None, seconds: float):
         self.given, self.text, self.seconds = given, text, seconds
-        known: dict[str, Any] = {"name": "minutes"}
+        known: dict[str, Any] = {}
         if text is not None:
             known["vocabulary_size"] = text.vocabulary_size
             known["tokenizer"] = text.tokenizer
