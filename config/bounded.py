@@ -4,9 +4,10 @@ without waiting.
 
 import errno
 import os
-import stat
 from pathlib import Path
 from typing import Any
+
+from popxl_gpt.config.plain_files import open_plain
 
 SHOWN = 100
 """Characters of a value that messages show."""
@@ -19,20 +20,10 @@ def read_bounded(path: Path, limit: int) -> bytes:
         OSError: it cannot be read, is no plain file (a pipe, a device), or has more than `limit`
             bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Not a plain file", str(path))
-        content = b""
-        if status.st_size <= limit:
-            with open(descriptor, "rb", closefd=False) as file:
-                content = file.read(limit + 1)
-    finally:
-        os.close(descriptor)
-    if max(status.st_size, len(content)) > limit:
+    with open(open_plain(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(limit + 1) if size <= limit else b""
+    if max(size, len(content)) > limit:
         raise OSError(errno.EFBIG, f"More than {limit} bytes", str(path))
     return content
 

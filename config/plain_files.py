@@ -5,16 +5,39 @@ import os
 import stat
 from pathlib import Path
 
+KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
 
 def open_plain(path: Path) -> int:
-    """A descriptor to read a plain file with; OSError if it is something else (a folder, a pipe, a
+    """A descriptor to read a plain file with; OSError says what it is instead (a folder, a pipe, a
     device).
     """
+    check_plain(path)  # a socket cannot be opened
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(number).st_mode
+    try:
+        _check(path, os.fstat(number).st_mode)
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def check_plain(path: Path) -> os.stat_result:
+    """What is known of a plain file; OSError as of `open_plain`."""
+    status = os.stat(path)
+    _check(path, status.st_mode)
+    return status
+
+
+def _check(path: Path, mode: int) -> None:
     if stat.S_ISREG(mode):
-        return number
-    os.close(number)
+        return
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "Not a plain file", str(path))
+    kind = next((name for is_one, name in KINDS if is_one(mode)), "something else")
+    raise OSError(errno.EINVAL, f"Not a plain file, but {kind}", str(path))

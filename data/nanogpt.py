@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.plain_files import check_plain
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
@@ -122,9 +123,10 @@ def _check_output(output: Path, mark: str, overwrite: bool) -> None:
 def _tokens(path: Path, vocabulary_size: int) -> Iterator[np.ndarray]:
     """Yield a file's tokens in pieces, uint32 [tokens]."""
     try:
-        if path.stat().st_size % TYPE.itemsize:
+        size = check_plain(path).st_size
+        if size % TYPE.itemsize:
             raise DataError(
-                f"{path}: got {path.stat().st_size} bytes; expected two for each token. The file "
+                f"{path}: got {size} bytes; expected two for each token. The file "
                 "was cut off or is of another kind."
             )
         with open(path, "rb") as file:

@@ -7,7 +7,6 @@ frame: its offset and its length, in bytes. Both are the formats of TensorFlow a
 package.
 """
 
-import errno
 import functools
 import hashlib
 import importlib
@@ -21,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.plain_files import check_plain, open_plain
 from popxl_gpt.data.errors import DamagedRecordError, DataError
 
 HEADER = struct.Struct("<QI")
@@ -182,15 +181,13 @@ class RecordFile:
     def __init__(self, path: Path, records: int | None = None) -> None:
         self.path = path
         try:
-            found = path.stat()
+            found = check_plain(path)
             self.size, self._written = found.st_size, found.st_mtime_ns
             self.has_index = index_path(path).exists()
-            if self.has_index and not index_path(path).is_file():
-                raise OSError(
-                    errno.EINVAL, f"{index_path(path).name} is not a plain file", str(path)
-                )
+            if self.has_index:
+                check_plain(index_path(path))
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unreadable(Path(error.filename or path), error) from error
         if self.size == 0:
             raise DataError(
                 f"{path}: got an empty file; expected TFRecords. Remove it or prepare it again."
@@ -304,7 +301,7 @@ def _checked_length(where: str, frame: bytes, start: int) -> int:
         raise DamagedRecordError(
             f"{where}: got a length with checksum {got:#010x} at byte {start}; expected "
             f"{expected:#010x}. The file is damaged or no TFRecord file: "
-            "restore it from a copy or prepare it again."
+            "restore it from a copy or prepare it again; data/prepare.py makes one of text."
         )
     return length
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,11 @@ import numpy as np
 from popxl_gpt.data.sampling import derive_key, mix
 
 BUCKET_BYTES = 64 * 2**20
-"""Aim for the size of one bucket, which is the memory the second pass takes."""
+"""Aim for the size of the last buckets. Up to twice as large, they are sorted in memory."""
+MAX_BUCKETS = 256
+"""Files that documents are scattered over at a time. Where buckets are larger than is aimed for,
+iteration scatters each again.
+"""
 
 PROGRESS = "progress.json"
 _BUFFER_BYTES = 32 * 2**20
@@ -23,8 +29,10 @@ class DocumentShuffle:
     else.
 
     An external bucket sort: `add` scatters documents over files by their leading bits, iteration
-    sorts file by file. Files that an earlier object left are gone on with: `added` says after how
-    many documents. The same documents, seed and size must be given then.
+    sorts file by file, or scatters a large one again. So memory is bounded, whatever the number of
+    documents: a buffer and a bucket, or one document that is larger. Files that an earlier object
+    left are gone on with: `added` says after how many documents. The same documents, seed and size
+    must be given then.
 
     Args:
         folder: where the buckets go; it stays, for whoever made its parent to remove.
@@ -37,9 +45,8 @@ class DocumentShuffle:
         self.tokens = 0
         self._key = derive_key(seed)
         self._folder = folder
-        self._buckets: list[list[np.ndarray]] = [
-            [] for _ in range(max(1, -(-size // BUCKET_BYTES)))
-        ]
+        count = min(MAX_BUCKETS, max(1, -(-size // BUCKET_BYTES)))
+        self._buckets = [bytearray() for _ in range(count)]
         self._buffered = 0
         self.added = 0
         """Documents that were given, and are on the disk or in memory."""
@@ -55,25 +62,22 @@ class DocumentShuffle:
         self.documents += 1
         self.tokens += tokens.size
         header = np.array([rank & 0xFFFFFFFF, rank >> 32, tokens.size], dtype=np.uint32)
-        self._buckets[rank * len(self._buckets) >> 64] += [header, tokens]
-        self._buffered += header.nbytes + tokens.nbytes
+        document = header.tobytes() + tokens.tobytes()
+        self._buckets[rank * len(self._buckets) >> 64] += document
+        self._buffered += len(document)
         if self._buffered >= _BUFFER_BYTES:
             self._flush()
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield all documents in the shuffled order."""
         self._flush()
-        for number in range(len(self._buckets)):
-            path = self._path(number)
+        count = len(self._buckets)
+        for number, path in enumerate(self._paths()):
             if path.exists():
-                yield from _sorted_documents(np.fromfile(path, dtype=np.uint32))
+                yield from _sorted_documents(path, *_ranks(0, 2**64, number, count))
 
     def _flush(self) -> None:
-        for number, parts in enumerate(self._buckets):
-            if parts:
-                with open(self._path(number), "ab") as file:
-                    file.write(np.concatenate(parts).tobytes())
-                parts.clear()
+        _append(self._buckets, self._paths())
         self._buffered = 0
         progress = {
             "added": self.added,
@@ -102,16 +106,79 @@ class DocumentShuffle:
         self.tokens = progress["tokens"]
 
     def _paths(self) -> list[Path]:
-        return [self._path(number) for number in range(len(self._buckets))]
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number}.bucket"
+        return _paths(self._folder, len(self._buckets))
 
 
-def _sorted_documents(words: np.ndarray) -> list[np.ndarray]:
-    documents, position = [], 0
+def _paths(folder: Path, count: int) -> list[Path]:
+    return [folder / f"{number}.bucket" for number in range(count)]
+
+
+def _append(buckets: list[bytearray], paths: list[Path]) -> None:
+    """Write what is buffered to its files, and forget it."""
+    for documents, path in zip(buckets, paths):
+        if documents:
+            with open(path, "ab") as file:
+                file.write(documents)
+            documents.clear()
+
+
+def _ranks(first: int, end: int, number: int, count: int) -> tuple[int, int]:
+    """The first rank of a bucket, and where the next one's begin; those from `first` to `end` are
+    split over `count`.
+    """
+    span = end - first
+    return first - (-number * span // count), first - (-(number + 1) * span // count)
+
+
+def _sorted_documents(path: Path, first: int, end: int) -> Iterator[np.ndarray]:
+    """Yield a bucket's documents by their ranks, which are from `first` to `end`."""
+    size = path.stat().st_size
+    if size <= 2 * BUCKET_BYTES or end - first == 1 or _is_one_document(path, size):
+        yield from _sorted_in_memory(np.fromfile(path, dtype=np.uint32))
+        return
+    count = min(MAX_BUCKETS, -(-size // BUCKET_BYTES), end - first)
+    folder = path.with_suffix(".buckets")
+    shutil.rmtree(folder, ignore_errors=True)  # of a call that was stopped
+    folder.mkdir()
+    _scatter(path, folder, count, first, end)
+    for number, part in enumerate(_paths(folder, count)):
+        if part.exists():
+            yield from _sorted_documents(part, *_ranks(first, end, number, count))
+            part.unlink()
+    folder.rmdir()
+
+
+def _is_one_document(path: Path, size: int) -> bool:
+    header = np.fromfile(path, dtype=np.uint32, count=_HEADER_WORDS)
+    return size == 4 * (_HEADER_WORDS + int(header[-1]))
+
+
+def _scatter(path: Path, folder: Path, count: int, first: int, end: int) -> None:
+    """Spread a bucket's documents over smaller ones."""
+    paths = _paths(folder, count)
+    buckets = [bytearray() for _ in paths]
+    buffered = 0
+    with open(path, "rb") as file:
+        while header := file.read(4 * _HEADER_WORDS):
+            low, high, length = memoryview(header).cast("I")
+            number = ((high << 32 | low) - first) * count // (end - first)
+            document = header + file.read(4 * length)
+            buckets[number] += document
+            buffered += len(document)
+            if buffered >= _BUFFER_BYTES:
+                _append(buckets, paths)
+                buffered = 0
+    _append(buckets, paths)
+
+
+def _sorted_in_memory(words: np.ndarray) -> Iterator[np.ndarray]:
+    ranks, ends, position = array("Q"), array("Q"), 0
     while position < words.size:
-        low, high, length = (int(word) for word in words[position : position + _HEADER_WORDS])
+        low, high, length = words[position : position + _HEADER_WORDS].tolist()
         position += _HEADER_WORDS + length
-        documents.append((high << 32 | low, words[position - length : position]))
-    return [tokens for _, tokens in sorted(documents, key=lambda document: document[0])]
+        ranks.append(high << 32 | low)
+        ends.append(position)
+    for document in np.argsort(np.frombuffer(ranks, dtype=np.uint64), kind="stable"):
+        end = ends[document]
+        begin = ends[document - 1] if document else 0
+        yield words[begin + _HEADER_WORDS : end]

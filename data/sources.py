@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from popxl_gpt.config.plain_files import check_plain
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.compression import EXPANDED, is_compressed, open_text
 from popxl_gpt.data.errors import DataError
@@ -106,7 +107,7 @@ def source_of(
         documents, damaged, is_masked: as of `Source`.
     """
     try:
-        stats = [(path, path.stat()) for path in files]
+        stats = [(path, check_plain(path)) for path in files]
     except OSError as error:
         raise unreadable(Path(error.filename), error) from error
     facts = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]

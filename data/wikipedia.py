@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from popxl_gpt.config.plain_files import check_plain
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.records import unreadable
 from popxl_gpt.data.sources import Source
@@ -49,7 +50,7 @@ def wikipedia_source(dump: Path) -> Source:
     are left out.
     """
     try:
-        size, stamp = dump.stat().st_size, dump.stat().st_mtime_ns
+        found = check_plain(dump)
         compressed = _is_compressed(dump)
     except OSError as error:
         raise unreadable(dump, error) from error
@@ -57,8 +58,8 @@ def wikipedia_source(dump: Path) -> Source:
         name=f"the Wikipedia dump {dump.name}",
         documents=lambda: _articles(dump, compressed),
         clean=strip_markup,
-        bytes=size * (COMPRESSION if compressed else 1),
-        identity={"dump": dump.name, "bytes": size, "modified": stamp},
+        bytes=found.st_size * (COMPRESSION if compressed else 1),
+        identity={"dump": dump.name, "bytes": found.st_size, "modified": found.st_mtime_ns},
     )
 
 

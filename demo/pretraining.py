@@ -43,13 +43,13 @@ from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.description import describe
 from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
-from popxl_gpt.demo.run_folder import RunFolder, claimed
+from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
-from popxl_gpt.execution.checkpoint import SavedRun, find
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import best_in
 from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.initial_weights import Weights, initial_weights
@@ -63,7 +63,7 @@ from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.runtime import gather, read_note, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
 from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ def choose(config: Config, given: "set[str]") -> Config:
         )
     if config.data.tokenizer:
         read_tokenizer(Path(config.data.tokenizer))  # refused now, not after the trials
+    check_folders(config)
     choice = chosen(config, given, text_of(config), left)
     print("\n".join(choice.reasons), flush=True)
     return choice.config
@@ -201,19 +202,17 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
 
 
 def check_files(config: Config) -> None:
-    """Refuse files that the run cannot read before a search takes its time.
+    """Refuse files that the run cannot read, or write, before a search takes its time.
 
     Raises:
-        UserError: data, tokenizer or checkpoint cannot be used.
+        UserError: data, tokenizer, checkpoint or the run's folders cannot be used.
     """
     with data_errors_are_user_errors():
         data, _ = open_data(config)
     tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
     check_tokenizer(config, tokenizer, data)
-    load, is_leader = config.checkpoint.load, popdist.getInstanceIndex() == 0
-    # a run that the launcher starts again has its own checkpoint
-    if load not in (None, "auto", "best") and is_leader and read_note() is None:
-        find(load, Path(), config)
+    if popdist.getInstanceIndex() == 0:
+        check_folders(config)
 
 
 def check_succeeded(run: TrainingRun) -> None:
@@ -351,16 +350,16 @@ def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
     sources: list[Dataset] = []
     for files, _ in parts:
         data = TokenDataset(files, sequence, vocabulary, **place)
-        _check_fits(config, data, files[0])
+        _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
         sources.append(data)
     return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])
 
 
-def _check_fits(config: Config, data: Dataset, name: str) -> None:
+def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:
     """Refuse data that mark what the program would not see."""
     if data.is_masked and not config.training.masked_labels:
         raise UserError(
-            f"--input_files: got {name} with prompts, whose tokens do not count as labels; "
+            f"{flag}: got {name} with prompts, whose tokens do not count as labels; "
             "expected masked_labels. Give --masked_labels."
         )
     end = (data.info or {}).get("end_of_text", config.model.end_of_text)

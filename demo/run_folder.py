@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from tokenizers import Tokenizer
 
@@ -186,6 +187,28 @@ def claimed(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | None]]":
         yield folder, saved
 
 
+def check_folders(config: Config) -> None:
+    """Refuse folders, or a checkpoint, that `claimed` and `prepared` would refuse. What is tried is
+    undone.
+
+    Raises:
+        UserError: as of these.
+    """
+    if read_note() is not None:
+        return  # the launcher starts again what has its folder
+    with suppress(_Undone), ExitStack() as stack:
+        if config.checkpoint.load == "auto":  # the checkpoint is looked for once
+            folder = _claim(_folder(config), stack)
+        else:
+            folder, _ = _find(config, stack)
+        stack.enter_context(folder.prepared(config))
+        raise _Undone
+
+
+class _Undone(Exception):
+    """Ends what is only tried: folders that were made, and files in them, go."""
+
+
 def _find(config: Config, stack: ExitStack) -> "tuple[RunFolder, SavedRun | None]":
     load, named = config.checkpoint.load, _folder(config)
     if load is None:
@@ -297,6 +320,9 @@ def _with_checkpoints(folder: RunFolder, lock: FolderLock, stack: ExitStack) -> 
         return replace(folder, locks=(lock,))
     try:
         other = _lock(folder.checkpoints, stack)
+        if other is not None:
+            with TemporaryFile(dir=folder.checkpoints):
+                pass  # refused now, not when the first is saved
     except OSError as error:
         raise _no_checkpoints(folder, error) from error
     if other is None:

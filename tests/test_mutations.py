@@ -166,7 +166,8 @@ def program(made, tmp_path, monkeypatch, capfd):
         raise SystemExit(0)
 
     monkeypatch.setattr(popxl_gpt.demo.pretraining, "TrainingRun", begin)
-    monkeypatch.setattr(popxl_gpt.demo.pretraining, "plan_and_show", begin)
+    for plans in ("plan_and_show", "step_limit"):  # in seconds, as they are to
+        monkeypatch.setattr(popxl_gpt.demo.pretraining, plans, begin)
 
     def call(arguments):
         with pytest.raises(SystemExit) as stop, exit_on_user_error():

@@ -146,6 +146,8 @@ def test_files_that_are_damaged_or_gone_are_left_out(tmp_path, capsys):
 def test_what_is_no_run_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match=r"got a folder without config.yml; expected one that a"):
         main([str(tmp_path)])
+    with pytest.raises(UserError, match="/dev/null: got no folder; expected one that a run"):
+        main(["/dev/null"])
     done = subprocess.run(
         [sys.executable, str(ROOT / "demo/report.py"), "--ouptut", "x"],
         capture_output=True,

@@ -4,6 +4,7 @@ once.
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -15,9 +16,14 @@ from popxl_gpt.config import ConfigError, UserError, from_mapping
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.dataset import read_info
 from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.nanogpt import read_bins
+from popxl_gpt.data.records import RecordFile
+from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.tokenisation import load_tokenizer
+from popxl_gpt.data.wikipedia import wikipedia_source
 from popxl_gpt.demo.text import read_tokenizer
 
 MEMORY = 2**29
@@ -172,6 +178,32 @@ def test_files_without_end_or_writer_are_refused(make, tmp_path):
         assert str(path) in one_line(error)
 
 
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make, kind", [(make_pipe, "a pipe"), (make_endless, "a device"), (make_socket, "a socket")]
+)
+def test_data_that_are_no_plain_file_are_named_as_what_they_are(make, kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for a name that is short enough for a socket
+    Path("records").write_bytes(b"x")
+    for name in ("train.bin", "text.txt", "records.tfindex"):
+        make(Path(name))
+    for read, name in (
+        (lambda: RecordFile(Path("train.bin")), "train.bin"),
+        (lambda: RecordFile(Path("records")), "records.tfindex"),
+        (lambda: text_source(["text.txt"]), "text.txt"),
+        (lambda: conversation_source(["text.txt"]), "text.txt"),
+        (lambda: wikipedia_source(Path("text.txt")), "text.txt"),
+        (lambda: read_bins(tmp_path, tmp_path / "out", vocabulary_size=9), "train.bin"),
+    ):
+        with pytest.raises(DataError) as error:
+            read()
+        assert f"{name}: got 'Not a plain file, but {kind}'; expected" in one_line(error)
+
+
 def test_a_description_of_data_that_is_nested_deeply_is_refused(tmp_path):
     (tmp_path / "dataset.json").write_text("[" * 100_000)
     with pytest.raises(DataError) as error:
@@ -189,7 +221,7 @@ def test_no_more_is_read_than_may_be(tmp_path):
 PROGRAMS = {
     "an endless tokenizer": (
         ["--tokenizer", "/dev/zero"],
-        "error: --tokenizer: got /dev/zero: Not a plain file; expected a readable "
+        "error: --tokenizer: got /dev/zero: Not a plain file, but a device; expected a readable "
         "tokenizer.json. Check the path.\n",
     ),
     "a huge batch that is widened": (

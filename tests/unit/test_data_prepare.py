@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import hypothesis
@@ -277,6 +278,20 @@ def test_tokenising_reads_no_further_ahead_than_a_few_batches(monkeypatch):
     assert next(taken) < 60
 
 
+def by_rank(documents, seed):
+    """By SplitMix64 of their numbers, in plain integers."""
+
+    def scrambled(value, key):
+        value = (value + key * 0x9E3779B97F4A7C15 + 1) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            value = (value ^ value >> shift) * factor % 2**64
+        return value ^ value >> 31
+
+    key = scrambled(seed, 1)
+    numbers = sorted(range(len(documents)), key=lambda number: scrambled(number, key))
+    return [documents[number].tolist() for number in numbers if documents[number].size]
+
+
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 3), st.integers(1, 2000))
 def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
@@ -286,18 +301,42 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
         np.full(length, number, dtype=np.uint32) for number, length in enumerate(lengths)
     ]
     orders = []
-    for buckets, buffer in ((2**40, 2**40), (bucket_bytes, 50)):
+    # in memory, by buckets, and by buckets that are scattered again
+    for buckets, files, buffer in (
+        (2**40, 256, 2**40),
+        (bucket_bytes, 256, 50),
+        (bucket_bytes, 2, 50),
+    ):
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
             patch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", buckets)
+            patch.setattr(popxl_gpt.data.shuffle, "MAX_BUCKETS", files)
             patch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", buffer)
             shuffle = DocumentShuffle(Path(folder) / "buckets", seed, 4 * sum(lengths))
             for document in given_documents:
                 shuffle.add(document)
             orders.append([document.tolist() for document in shuffle])
-    assert orders[0] == orders[1]
+    assert orders[0] == orders[1] == orders[2] == by_rank(given_documents, seed)
     assert collections.Counter(map(tuple, orders[0])) == collections.Counter(
         tuple(document.tolist()) for document in given_documents if document.size
     )
+
+
+def test_the_memory_of_the_shuffle_is_bounded_for_any_number_and_length(tmp_path, monkeypatch):
+    size, documents = 2**16, 40000
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", size)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", size)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "MAX_BUCKETS", 2)
+    token = np.ones(1, dtype=np.uint32)
+    tracemalloc.start()
+    # said to be a thousand million documents of a thousand tokens
+    shuffle = DocumentShuffle(tmp_path / "buckets", 0, 4 * 1000 * 10**9)
+    for _ in range(documents):
+        shuffle.add(token)
+    assert sum(1 for _ in shuffle) == documents
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * size < 16 * documents
+    assert len(list((tmp_path / "buckets").iterdir())) == 3  # two buckets, and the progress
 
 
 @pytest.mark.parametrize(
@@ -423,7 +462,7 @@ def test_damaged_json_lines_are_left_out_counted_and_named_if_asked(tmp_path):
     told = []
     info = prepare(source, tmp_path / "out", settings(), report=told.append)
     assert info["damaged"] == 5
-    assert any(f"5 damaged records are left out, the first at byte {start} of" in x for x in told)
+    assert any(f"5 damaged records left out, the first at byte {start} of" in x for x in told)
 
 
 def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
@@ -505,13 +544,13 @@ def corrupt(path):
     [
         (["text", "none-*.txt"], "text files: got 'none-*.txt', which matches no file"),
         (["text", "binary.txt"], "binary.txt: got bytes that are not UTF-8"),
-        (["text", "one.txt"], "validation: got 0 document(s) of 0 tokens together; expected"),
+        (["text", "one.txt"], "validation: got 0 documents of 0 tokens together; expected"),
         pytest.param(
             ["text", "one.txt", "--validation", "0"],
-            "train: got 1 document(s) of",
+            "train: got 1 document of",
             marks=pytest.mark.slow,
         ),
-        (["text", "empty.txt", "--validation", "0"], "train: got 0 document(s) of 0 tokens"),
+        (["text", "empty.txt", "--validation", "0"], "train: got 0 documents of 0 tokens"),
         (["text", "text", "--sequence_length", "0"], "sequence_length: got 0; expected at least 1"),
         (
             ["text", "text", "--vocabulary_size", "100"],
@@ -539,9 +578,13 @@ def corrupt(path):
         (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
         (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
         (["check", "flipped.tfrecord"], "flipped.tfrecord, record 0: got data with checksum"),
-        ([], "command: got none; expected one. Known are text, conversations, stdlib, wikipedia"),
-        (["txt"], "command: got txt; expected one. Did you mean 'text'?"),
-        (["text"], "INPUTS: got none; expected a list of texts. Give one."),
+        (
+            [],
+            "command: got none; expected one of text, conversations, stdlib, wikipedia, from_bins, "
+            "to_bins, check. data/prepare.py --help says what each does.",
+        ),
+        (["txt"], "to_bins, check. Did you mean 'text'?"),
+        (["text"], "INPUTS: got none; expected a path, or several. Give one."),
         (["wikipedia", "a", "b"], "b: got a second dump; expected one."),
         (
             ["text", "bad.jsonl"],
@@ -744,7 +787,7 @@ def test_nanogpts_files_hold_the_tokens_of_the_records_in_both_directions(tmp_pa
         "from_bins", tmp_path / "bins", "--output", tmp_path / "out", "--sequence_length", 8,
         "--vocabulary_size", 400,
     )  # fmt: skip
-    assert made.returncode == 0 and "train: 1 documents, 1001 tokens" in made.stdout, made.stderr
+    assert made.returncode == 0 and "train: 1 document, 1001 tokens" in made.stdout, made.stderr
     for split, name in (("train", "train"), ("validation", "val")):
         assert np.array_equal(read_split(tmp_path / "out", split)[0], tokens[name])
     back = run("to_bins", tmp_path / "out", "--output", tmp_path / "back")

@@ -194,7 +194,7 @@ def test_paths_of_other_programs_are_refused_alike():
 
 
 @pytest.mark.parametrize(
-    "make, says", [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a plain file")]
+    "make, says", [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a plain file, but a pipe")]
 )
 def test_only_plain_files_are_opened(make, says, tmp_path):
     make(tmp_path / "a")

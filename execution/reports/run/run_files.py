@@ -84,8 +84,9 @@ def read_run(folder: Path) -> RunFiles:
         UserError: it is none.
     """
     if not (folder / CONFIG).is_file():
+        found = f"a folder without {CONFIG}" if folder.is_dir() else "no folder"
         raise UserError(
-            f"{folder}: got a folder without {CONFIG}; expected one that a run has left. Name "
+            f"{folder}: got {found}; expected one that a run has left. Name "
             "folders such as runs/demo."
         )
     files = RunFiles(folder.resolve(), load(folder / CONFIG), Curves(folder / METRICS))

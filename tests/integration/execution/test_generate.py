@@ -179,7 +179,10 @@ BAD = [
     (("--prompt", ""), "--prompt: got ['']; expected a list of texts."),
     (("--prompt", "\udcff"), "which is not UTF-8"),
     (("--prompt_file", "/nowhere"), "--prompt_file: got /nowhere: No such file or directory;"),
-    (("--prompt_file", "/dev/null"), "--prompt_file: got /dev/null: Not a plain file;"),
+    (
+        ("--prompt_file", "/dev/null"),
+        "--prompt_file: got /dev/null: Not a plain file, but a device;",
+    ),
     (("--chat", "--prompt", "a"), "--chat: got prompts beside it; expected one or the other"),
     (("--stop", ""), "--stop: got ['']; expected a list of texts."),
     (("--propmt", "a"), "--propmt: unknown flag. Did you mean '--prompt'?"),
