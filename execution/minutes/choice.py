@@ -21,7 +21,7 @@ from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.utils.runtime import host_bytes
-from popxl_gpt.utils.units import duration, si
+from popxl_gpt.utils.units import counted, duration, si
 
 SHAPES = (
     (2, 128), (4, 192), (4, 256), (6, 384), (8, 512), (10, 640), (12, 768), (16, 1024), (20, 1280),
@@ -283,16 +283,16 @@ class _Chooser:
             f"machine     {si(speed, 'FLOP/s')} of the program itself, in {trials} "
             f"trial{'s' * (trials > 1)} of {duration(spent)}",
             f"data        {text}",
-            f"size        {model.layers} layers of {model.hidden_size}, "
+            f"size        {counted(model.layers, 'layer')} of {model.hidden_size}, "
             f"{si(parameter_count(model))} parameters: {tokens / size:.2g} tokens for each of a "
             f"block's, at least {TOKENS_PER_PARAMETER:g}",
-            f"batch       {training.global_batch_size} sequences of {model.sequence_length}, "
-            f"{config.execution.micro_batch_size} at a time: about {STEPS} steps, of {ROWS} tokens "
-            "or more",
+            f"batch       {counted(training.global_batch_size, 'sequence')} of "
+            f"{model.sequence_length}, {config.execution.micro_batch_size} at a time: "
+            f"about {STEPS} steps, of {ROWS} tokens or more",
             f"rate        {training.learning_rate:.2g}, the {RATE:g} of width {RATE_WIDTH} by the "
             "root of the width; stable, then falling by the clock",
             f"precision   {model.precision}, activations "
             f"{'computed again' if config.execution.recomputation else 'kept'}",
-            f"expected    {steps} steps, {si(tokens, 'tokens')}, {duration(self.seconds)} with "
-            "everything",
+            f"expected    {counted(steps, 'step')}, {si(tokens, 'tokens')}, "
+            f"{duration(self.seconds)} with everything",
         )
