@@ -62,6 +62,7 @@ from popxl_gpt.execution.tensor_files import (
 from popxl_gpt.execution.variables import write
 from popxl_gpt.modelling import Parameter, Table, model_table
 from popxl_gpt.modelling.linear import DOWN, UP, merged
+from popxl_gpt.utils.units import counted
 
 OLDER = (
     "The checkpoint is damaged: load an older one with --checkpoint.load; auto finds the newest "
@@ -372,8 +373,9 @@ def _newest_whole(folder: Path, config: Config) -> SavedRun | None:
     if damaged:
         problems = "; ".join(found.problem for found in damaged[:3])
         raise UserError(
-            f"{folder}: got {len(damaged)} checkpoints, all damaged ({problems}); expected a whole "
-            "one. Restore one from a copy, or start afresh without --checkpoint.load."
+            f"{folder}: got {counted(len(damaged), 'checkpoint')}, all damaged ({problems}); "
+            "expected a whole one. Restore one from a copy, or start afresh without "
+            "--checkpoint.load."
         )
     return None
 

@@ -344,7 +344,7 @@ def check_contributing(printed: "dict[str, str]", folder: Path) -> None:
 def check_train(printed: "dict[str, str]", folder: Path) -> None:
     assert (folder / "runs/mine/checkpoints/step_00000006").is_dir()
     told = printed["make shakespeare TEXT=FILE"]
-    assert "1 documents" in told and "Sample 2" in told and "bits/byte" in told
+    assert "1 document, " in told and "Sample 2" in told and "bits/byte" in told
     assert (folder / "runs/characters/report.html").is_file()
     refused = subprocess.run(
         ["make", "shakespeare", "VENV=absent", "TEXT=none"],
