@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from popxl_gpt.config import Config, override
 from popxl_gpt.data.dataset import find_files
 from popxl_gpt.data.description import read_info
 from popxl_gpt.data.records import RecordFile
-from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.auto.trial import step_times
 from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining
@@ -73,7 +71,7 @@ class Trial:
     """What a moment of the real program took, in seconds."""
 
     build: float
-    """Until the end of the first step."""
+    """All but the steps that are timed: building, the first step, and closing."""
     step: float
 
 
@@ -112,17 +110,9 @@ def text_of(config: Config) -> Text | None:
 def tried(config: Config) -> Trial:
     """Build the training program, and run some steps of it on tokens that mean nothing."""
     begin = time.perf_counter()
-    words = _some_tokens(config)
-    rates = [config.training.learning_rate] * config.execution.device_iterations
-    times = []
-    with pretraining(config) as session:
-        run_steps(session, config, words, words, rates)
-        build = time.perf_counter() - begin
-        for _ in range(TRIED_STEPS):
-            before = time.perf_counter()
-            run_steps(session, config, words, words, rates)
-            times.append((time.perf_counter() - before) / len(rates))
-    return Trial(build, statistics.median(times))
+    times = step_times(pretraining, config, 1, TRIED_STEPS, time.perf_counter)
+    stepping = sum(times) * config.execution.device_iterations
+    return Trial(time.perf_counter() - begin - stepping, statistics.median(times))
 
 
 def chosen(
@@ -190,14 +180,6 @@ def _has_bfloat16() -> bool:
     except OSError:
         return False
     return any(flag in words for flag in BFLOAT16_FLAGS)
-
-
-def _some_tokens(config: Config) -> Any:
-    shape = (
-        config.execution.device_iterations * config.training.global_batch_size,
-        config.model.sequence_length,
-    )
-    return np.arange(math.prod(shape)).reshape(shape) % config.model.vocabulary_size
 
 
 class _Chooser:

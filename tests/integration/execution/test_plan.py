@@ -20,7 +20,7 @@ from popxl_gpt.config import UserError, parse_command_line, preset, preset_names
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.benchmark.speed import Options
+from popxl_gpt.execution.reports.benchmark.options import Options
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.plan.text import group_name, plan_text
