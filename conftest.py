@@ -1,12 +1,18 @@
-"""What every run of the tests has: long tests first, and no time spent on what is not theirs."""
+"""What every run of the tests has: long tests first, no time spent on what is not theirs, no
+process left by a test that has failed, and the files that take longest told at the end.
+"""
 
 import gc
 import logging
 import os
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+
+LONG = 60
+"""Seconds of all tests together, from which on it is told which files take them."""
 
 os.environ.setdefault("POPXL_VERIFY", "1")  # every program of every test, after every pass
 
@@ -50,8 +56,39 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: "pytest.CallInfo[None]") -> "Iterator[None]":
+    """End the processes of a test that has failed: the next one would fail by their warnings."""
+    try:
+        return (yield)
+    finally:
+        if call.excinfo is not None:
+            for entry in call.excinfo.traceback:
+                for value in entry.frame.f_locals.values():
+                    end_processes(value)
+
+
+def end_processes(value: object) -> None:
+    """End and reap a process, or those of a list, where they still run."""
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, subprocess.Popen) and each.poll() is None:
+            with each:
+                each.kill()
+
+
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
-    """What tests have recorded with `record_property`, such as the number of cases."""
+    """What tests have recorded with `record_property`, such as the number of cases, and after a
+    long run the files that took longest.
+    """
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             terminalreporter.write_line(f"{name}: {value}")
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if seconds.total() > LONG:
+        terminalreporter.write_sep("-", f"slowest files, of {seconds.total():.0f} s in all")
+        for path, duration in seconds.most_common(15):
+            terminalreporter.write_line(f"{duration:6.1f} s {path}")

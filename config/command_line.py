@@ -168,7 +168,8 @@ def parse_options(
             found.problems += [f"{word}: got a second {leaf.name}; expected one." for word in more]
         if leaf.default is MISSING and leaf.name not in (found.values.keys() | found.bad):
             what = leaf.name.upper() if leaf.name == words else f"--{leaf.name}"
-            found.problems.append(f"{what}: got none; expected {leaf.expected}. Give one.")
+            expected = "a path, or several" if leaf.is_path and leaf.is_list else leaf.expected
+            found.problems.append(f"{what}: got none; expected {expected}. Give one.")
         elif leaf.is_path and leaf.name in found.values:
             try:
                 found.values[leaf.name] = leaf.check(found.values[leaf.name])

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
 from popxl_gpt.config.errors import ConfigError
-from popxl_gpt.config.presets import did_you_mean
-from popxl_gpt.config.programs import called_as
+from popxl_gpt.config.programs import called_as, unknown_command
 from popxl_gpt.config.schema import PathText
 
 CHARACTERS, GPT2 = "characters", "gpt2"
@@ -186,8 +185,7 @@ def parse_preparation(arguments: Sequence[str]) -> Any:
         print(_help_text(program))
         sys.exit(0)
     if name not in COMMANDS:
-        hint = did_you_mean(name, dict.fromkeys(COMMANDS), listed=True)
-        raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"])
+        raise ConfigError([unknown_command(name, COMMANDS, program)], "command line")
     about, options, named = COMMANDS[name]
     return parse_options(words, program=f"{program} {name}: {about}", options=options, words=named)
 

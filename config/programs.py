@@ -3,11 +3,13 @@
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from popxl_gpt.config.errors import exit_on_user_error
+from popxl_gpt.config.presets import did_you_mean
+from popxl_gpt.config.texts import shown_text
 
 
 def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:
@@ -30,6 +32,15 @@ def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:
     program = importlib.import_module(module)
     with exit_on_user_error(getattr(program, "STOPPED", "stopped.")):
         sys.exit(program.main(arguments))
+
+
+def unknown_command(name: str, known: "Iterable[str]", program: str) -> str:
+    """The problem of a program that has commands, and was given another first word or none."""
+    hint = did_you_mean(name, dict.fromkeys(known)) if name else ""
+    return (
+        f"command: got {shown_text(name) if name else 'none'}; expected one of {', '.join(known)}. "
+        f"{hint or f'{program} --help says what each does.'}"
+    )
 
 
 def called_as(command: str, script: str) -> str:

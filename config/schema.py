@@ -221,9 +221,9 @@ class Training:
     """Steps over which mean and deviation of gradient norms run; the first as many have no
     spikes.
     """
-    moment_precision: Literal["float32", "bfloat16"] = "float32"
-    """Data type of Adam's two moments; bfloat16 takes half the memory, and needs
-    stochastic_rounding.
+    moment_precision: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """Data type of Adam's two moments; bfloat16 takes half the memory, 8bit (floating-point numbers
+    in blocks that share an exponent) a quarter, and both need stochastic_rounding.
     """
     stochastic_rounding: bool = False
     """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no

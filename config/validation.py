@@ -315,6 +315,13 @@ def _moments(config: Config) -> Iterator[Problem]:
             "false; expected true, for what a step adds to a second moment is lost in rounding "
             "to the nearest. Give --stochastic_rounding.",
         )
+    if training.moment_precision == "8bit" and training.optimizer != "adamw":
+        yield _problem(
+            "moment_precision optimizer",
+            f"moment_precision: got 8bit with optimizer {training.optimizer}; expected float32 or "
+            "bfloat16, for a matrix moves by the directions of its momentum, of which 8 bits tell "
+            "too little. Use bfloat16, or --optimizer adamw.",
+        )
 
 
 def _master_weights(config: Config) -> Iterator[Problem]:

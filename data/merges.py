@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from popxl_gpt.data.encoding import byte_names
 from popxl_gpt.data.errors import DataError
 
 MERGES = b"#version"
@@ -60,7 +61,9 @@ def merges_tokenizer(content: bytes, path: Path, end_of_text: str) -> Tokenizer:
     Raises:
         DataError: a line is no merge of two tokens before it.
     """
-    vocabulary = {name: number for number, name in enumerate(_byte_names())}
+    # those that print stand for themselves, and come first
+    names = sorted(byte_names(), key=lambda name: (ord(name) >= 256, ord(name)))
+    vocabulary = {name: number for number, name in enumerate(names)}
     merges: list[tuple[str, str]] = []
     try:
         lines = content.decode("utf-8").splitlines()[1:]
@@ -82,11 +85,3 @@ def merges_tokenizer(content: bytes, path: Path, end_of_text: str) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(end_of_text, normalized=False, special=True)])
     return tokenizer
-
-
-def _byte_names() -> list[str]:
-    """The character that stands for each byte, in the order of their tokens: bytes that print stand
-    for themselves, the others are 256 and what follows.
-    """
-    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return [chr(code) for code in printed] + [chr(256 + n) for n in range(256 - len(printed))]

@@ -40,6 +40,7 @@ from popxl_gpt.data.tokenisation import (
     tokenise,
     train_tokenizer,
 )
+from popxl_gpt.utils.units import counted
 
 FORMAT = 2
 """Of the folder; a change makes earlier folders count as prepared from something else."""
@@ -183,7 +184,7 @@ def prepare(
             (path, byte), problem = next(iter(damaged.items()))
             info["damaged"] = len(damaged)
             report(
-                f"{len(damaged)} damaged records are left out, the first at byte {byte} of "
+                f"{counted(len(damaged), 'damaged record')} left out, the first at byte {byte} of "
                 f"{path}: {problem}."
             )
         for name in (BUCKETS, GIVEN_BUCKETS):
@@ -307,7 +308,9 @@ class _Job:
         size = min(source.bytes, limit or source.bytes)
         shuffle = DocumentShuffle(self.folder / name, self.settings.seed, size)
         if shuffle.added:
-            self.report(f"Going on after {shuffle.added} documents of a call that was stopped.")
+            self.report(
+                f"Going on after {counted(shuffle.added, 'document')} of a call that was stopped."
+            )
         with Throughput(self.report, size, shuffle.tokens) as throughput:
             every = throughput.counted(_limited(source.documents(), limit))
             documents = itertools.islice(every, shuffle.added, None)

@@ -37,6 +37,7 @@ from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.sources import Source, stdlib_source, text_source
 from popxl_gpt.data.wikipedia import wikipedia_source
+from popxl_gpt.utils.units import counted
 
 STOPPED = "stopped; the same command goes on."
 
@@ -149,12 +150,13 @@ def _show(output: Path, info: dict[str, Any]) -> None:
     )
     for name, split in info["splits"].items():
         pattern = output / f"{name}-*.tfrecord"
-        counts = ", ".join(f"{split[unit]} {unit}" for unit in ("documents", "tokens", "records"))
+        units = ("document", "token", "record")
+        counts = ", ".join(counted(split[f"{unit}s"], unit) for unit in units)
         print(f"  {name}: {counts} in {pattern}")
         if split.get("cut"):
             print(
-                f"  {name}: {split['cut']} conversations are longer than a record, and cut. A "
-                "larger --sequence_length keeps them whole."
+                f"  {name}: {counted(split['cut'], 'conversation')} longer than a record, and cut. "
+                "A larger --sequence_length keeps all whole."
             )
 
 
@@ -175,7 +177,7 @@ def _to_bins(options: ToBins) -> int:
     output = Path(options.output)
     counts = write_bins(Path(options.folder), output, overwrite=options.overwrite)
     for split, count in counts.items():
-        print(f"{output / FILES[split]}: {count} tokens")
+        print(f"{output / FILES[split]}: {counted(count, 'token')}")
     return 0
 
 
@@ -185,8 +187,8 @@ def _check(options: Check) -> int:
         file = RecordFile(path)
         file.verify()
         records += len(file)
-        print(f"{path}: {len(file)} records, all checksums right")
-    print(f"{records} records")
+        print(f"{path}: {counted(len(file), 'record')}, all checksums right")
+    print(counted(records, "record"))
     return 0
 
 

@@ -301,7 +301,7 @@ def _checked_length(where: str, frame: bytes, start: int) -> int:
         raise DamagedRecordError(
             f"{where}: got a length with checksum {got:#010x} at byte {start}; expected "
             f"{expected:#010x}. The file is damaged or no TFRecord file: "
-            "restore it from a copy or prepare it again."
+            "restore it from a copy or prepare it again; data/prepare.py makes one of text."
         )
     return length
 

@@ -11,6 +11,7 @@ from popxl_gpt.data import example
 from popxl_gpt.data.conversations import RecordPacker
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.records import RecordWriter, flush
+from popxl_gpt.utils.units import counted
 
 _BLOCK_RECORDS = 512
 
@@ -77,7 +78,8 @@ def write_split(
         files.append({**facts, "sha256": writer.sha256})
     if packer.tokens <= sequence_length and (padding is None or not files):
         raise DataError(
-            f"{name}: got {packer.documents} document(s) of {packer.tokens} tokens together; "
+            f"{name}: got {counted(packer.documents, 'document')} of "
+            f"{counted(packer.tokens, 'token')} together; "
             f"expected at least {sequence_length + 1}, one record. Give more text, a "
             "smaller --sequence_length, or another --validation."
         )

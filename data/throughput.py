@@ -9,7 +9,7 @@ from types import TracebackType
 from tqdm import tqdm
 
 from popxl_gpt.data.conversations import Conversation, text_of
-from popxl_gpt.utils.units import bytes_text, duration, si
+from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 REPORT_SECONDS = 10.0
 """Between lines that say how far it is."""
@@ -86,7 +86,11 @@ class Throughput:
         return f"{min(1.0, self.bytes / max(1, self._size)):.0%}:"
 
     def _counts(self) -> str:
-        return f"{self._documents} documents, {bytes_text(self.bytes)}, {self._tokens} tokens"
+        documents, tokens = (
+            counted(self._documents, "document"),
+            counted(self._tokens, "token"),
+        )
+        return f"{documents}, {bytes_text(self.bytes)}, {tokens}"
 
     def _speed(self) -> str:
         seconds = max(1e-9, time.monotonic() - self._start)

@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.data.conversations import Conversation, text_of
+from popxl_gpt.data.encoding import Encoder
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.merges import MERGES, merges_tokenizer
@@ -127,7 +128,7 @@ def tokenise(
     """
     batches = _batches(documents)
     if workers <= 1:
-        encoder = _encoder(tokenizer.to_str())
+        encoder = Encoder(tokenizer.to_str())
         results: Iterator[Encoded] = (_encode(batch, encoder, clean) for batch in batches)
     else:
         results = _ordered(batches, tokenizer, clean, workers)
@@ -176,16 +177,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encoder(tokenizer: str) -> Tokenizer:
-    encoder = Tokenizer.from_str(tokenizer)
-    encoder.encode_special_tokens = True  # Text that spells a special token is text.
-    encoder.no_padding()
-    encoder.no_truncation()
-    return encoder
-
-
-def _encode(batch: list[Document], encoder: Tokenizer, clean: Clean) -> Encoded:
-    end = encoder.get_vocab()[END_OF_TEXT]
+def _encode(batch: list[Document], encoder: Encoder, clean: Clean) -> Encoded:
+    end = encoder.token(END_OF_TEXT)
     found: list[np.ndarray] = []
     # a source has documents of one kind
     if any(isinstance(document, tuple) for document in batch):
@@ -193,33 +186,30 @@ def _encode(batch: list[Document], encoder: Tokenizer, clean: Clean) -> Encoded:
         found = _encode_conversations(conversations, encoder, end)
     else:
         texts = [clean(text) if clean else text for text in batch if isinstance(text, str)]
-        encodings = encoder.encode_batch_fast(
-            [text if text.strip() else "" for text in texts], add_special_tokens=False
-        )
         found = [
-            np.array([*encoding.ids, end] if encoding.ids else [], dtype=np.uint32)
-            for encoding in encodings
+            np.append(ids, np.uint32(end)) if ids.size else ids
+            for ids in encoder([text if text.strip() else "" for text in texts])
         ]
     return np.concatenate(found), np.array([part.size for part in found], dtype=np.int64)
 
 
 def _encode_conversations(
-    conversations: list[Conversation], encoder: Tokenizer, end: int
+    conversations: list[Conversation], encoder: Encoder, end: int
 ) -> list[np.ndarray]:
     """Parts are tokenised each by itself: where an answer begins, a token begins."""
     texts = [text for conversation in conversations for text, _ in conversation]
-    encodings = iter(encoder.encode_batch_fast(texts, add_special_tokens=False))
+    encodings = iter(encoder(texts))
     found = []
     for conversation in conversations:
-        parts = [(next(encodings).ids, counts) for _, counts in conversation]
-        parts.append(([end], conversation[-1][1]))
-        ids = np.concatenate([np.array(tokens, np.int64) for tokens, _ in parts])
+        parts = [(next(encodings), counts) for _, counts in conversation]
+        parts.append((np.array([end], np.uint32), conversation[-1][1]))
+        ids = np.concatenate([tokens for tokens, _ in parts]).astype(np.int64)
         counted = np.repeat([counts for _, counts in parts], [len(tokens) for tokens, _ in parts])
         found.append(masked(ids, counted).view(np.uint32))
     return found
 
 
-_worker: tuple[Tokenizer, Clean]
+_worker: tuple[Encoder, Clean]
 """What a worker process was started with."""
 
 
@@ -227,7 +217,7 @@ def _start_worker(tokenizer: str, clean: Clean) -> None:
     global _worker
     # One thread per process: there is a process per core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = _encoder(tokenizer), clean
+    _worker = Encoder(tokenizer), clean
 
 
 def _work(batch: list[Document]) -> Encoded:

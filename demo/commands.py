@@ -24,8 +24,7 @@ from popxl_gpt.config import (
 from popxl_gpt.config.bounds import Within
 from popxl_gpt.config.plain_files import open_plain
 from popxl_gpt.config.preparing import parse_preparation
-from popxl_gpt.config.presets import did_you_mean
-from popxl_gpt.config.programs import called_as, start
+from popxl_gpt.config.programs import called_as, start, unknown_command
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero
 from popxl_gpt.config.texts import IsFreeText
 from popxl_gpt.execution.reports.options import PlanOptions
@@ -293,8 +292,7 @@ def parse_conversion(arguments: Sequence[str]) -> "tuple[str, Conversion]":
         print(f"\n{program} COMMAND --help tells what each takes.")
         sys.exit(0)
     if name not in CONVERSIONS:
-        hint = did_you_mean(name, dict.fromkeys(CONVERSIONS), listed=True)
-        raise ConfigError([f"command: got {name or 'none'}; expected one. {hint}"], "command line")
+        raise ConfigError([unknown_command(name, CONVERSIONS, program)], "command line")
     about, options = CONVERSIONS[name]
     program = f"{program} {name} {about}"
     return name, parse_options(words, program=program, options=options, words="paths")

@@ -64,6 +64,11 @@ def to_hugging_face(options: Export) -> int:
         )
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")
+    if saved.config.model.document_attention:
+        print(
+            "note: documents of one sequence attended to themselves alone (document_attention). "
+            "transformers has no such setting: give the model one document in a sequence."
+        )
     print(f"Load it with transformers.{architecture}.from_pretrained({str(out)!r}).")
     return 0
 

@@ -268,6 +268,11 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     }
     execution.update(ONE_REPLICA)
     sequence = values.get("sequence_length", saved.config.model.sequence_length)
+    if isinstance(sequence, int) and sequence > saved.config.model.positions:
+        raise UserError(
+            f"--sequence_length: got {sequence}; expected at most {saved.config.model.positions}, "
+            "the positions that the model has. Lower it."
+        )
     micro_batch = values.get("micro_batch_size", 1)
     widening = values.get("widening", max(1, ROWS // (sequence * micro_batch)))
     execution["widening"] = widening

@@ -350,16 +350,16 @@ def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
     sources: list[Dataset] = []
     for files, _ in parts:
         data = TokenDataset(files, sequence, vocabulary, **place)
-        _check_fits(config, data, files[0])
+        _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
         sources.append(data)
     return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])
 
 
-def _check_fits(config: Config, data: Dataset, name: str) -> None:
+def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:
     """Refuse data that mark what the program would not see."""
     if data.is_masked and not config.training.masked_labels:
         raise UserError(
-            f"--input_files: got {name} with prompts, whose tokens do not count as labels; "
+            f"{flag}: got {name} with prompts, whose tokens do not count as labels; "
             "expected masked_labels. Give --masked_labels."
         )
     end = (data.info or {}).get("end_of_text", config.model.end_of_text)

@@ -41,6 +41,7 @@ from popxl_gpt.execution.variables import copy_weights
 from popxl_gpt.execution.verification import due, verified
 from popxl_gpt.utils.process_memory import release_freed_memory, resident_bytes
 from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.units import counted
 
 _LOG = logging.getLogger(__name__)
 
@@ -425,9 +426,9 @@ class TrainingRun:
             cure += " or loss_scaling"
         if in_a_row >= limit:
             self.diverged = (
-                f"step {self.step}: got {in_a_row} steps in a row whose gradient norm is not "
-                f"finite, and which were skipped; expected fewer than max_skipped = {limit}. "
-                f"{cure}."
+                f"step {self.step}: got {counted(in_a_row, 'step')} in a row whose gradient "
+                f"norm is not finite, and which were skipped; expected fewer than max_skipped = "
+                f"{limit}. {cure}."
             )
         elif result.is_skipped and result.loss_scale == FLOOR:
             self.diverged = (

@@ -11,6 +11,7 @@ from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.sampling import Sampling, choose
 from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.units import counted
 
 UNFINISHED = "\ufffd"
 """What stands for bytes that are no whole character."""
@@ -118,8 +119,8 @@ def write(
                 chosen[number] = token
         if NOT_FINITE in chosen:
             raise NotFiniteError(
-                f"logits: got numbers that are not finite after {count - 1} tokens of text "
-                f"{chosen.index(NOT_FINITE) + 1}; expected finite ones. First in "
+                f"logits: got numbers that are not finite after {counted(count - 1, 'token')} of "
+                f"text {chosen.index(NOT_FINITE) + 1}; expected finite ones. First in "
                 f"{model.where_not_finite()}. Use an older checkpoint, or --precision float32."
             )
         for number in [number for number, is_so in enumerate(is_open) if is_so]:

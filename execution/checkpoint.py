@@ -47,11 +47,11 @@ from popxl_gpt.execution.manifest import (
 )
 from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
 from popxl_gpt.execution.saved_state import (
+    Form,
     Position,
     is_finite,
     layer_variables,
     layers_of,
-    parameter_of,
     scalars_of,
 )
 from popxl_gpt.execution.tensor_files import (
@@ -62,6 +62,7 @@ from popxl_gpt.execution.tensor_files import (
 from popxl_gpt.execution.variables import write
 from popxl_gpt.modelling import Parameter, Table, model_table
 from popxl_gpt.modelling.linear import DOWN, UP, merged
+from popxl_gpt.utils.units import counted
 
 OLDER = (
     "The checkpoint is damaged: load an older one with --checkpoint.load; auto finds the newest "
@@ -138,19 +139,15 @@ class SavedRun:
                 f"{self.folder}: got a checkpoint of weights alone; expected one with the state of "
                 "the optimizer. Begin a run with it: --init_from instead of --checkpoint.load."
             )
-        table, execution = model_table(self.config.model), self.config.execution
+        table = model_table(self.config.model)
         for layer, variables in layer_variables(session, self.config).items():
             tensors = self._read(f"{layer}.safetensors", set(variables))
             values = {}
             for name, variable in variables.items():
-                parameter = parameter_of(table, layer, name)
+                form = Form.of(table, layer, name, variable, self.config)
                 array = tensors[name]
-                self._check_tensor(f"{layer}.safetensors", name, array, parameter, variable)
-                if parameter is not None:
-                    array = parameter.shard(
-                        array, execution.tensor_parallel_1, execution.tensor_parallel_2
-                    )
-                values[variable] = array
+                self._check_tensor(f"{layer}.safetensors", name, array, form.parameter, variable)
+                values[variable] = form.pieces(array)
             write(session, values)
         write(
             session,
@@ -372,8 +369,9 @@ def _newest_whole(folder: Path, config: Config) -> SavedRun | None:
     if damaged:
         problems = "; ".join(found.problem for found in damaged[:3])
         raise UserError(
-            f"{folder}: got {len(damaged)} checkpoints, all damaged ({problems}); expected a whole "
-            "one. Restore one from a copy, or start afresh without --checkpoint.load."
+            f"{folder}: got {counted(len(damaged), 'checkpoint')}, all damaged ({problems}); "
+            "expected a whole one. Restore one from a copy, or start afresh without "
+            "--checkpoint.load."
         )
     return None
 

@@ -9,10 +9,10 @@ from popxl_gpt.modelling import layer_tables
 from popxl_gpt.utils.runtime import host_bytes
 from popxl_gpt.utils.units import bytes_text
 
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "8bit": 1}
 """Bytes of a number."""
-HOST_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 4}
-"""Bytes of a number in an array of the host, which has no bfloat16."""
+HOST_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 4, "8bit": 4}
+"""Bytes of a number in an array of the host, which has no bfloat16, and in a checkpoint."""
 GRADIENT = 4
 """Bytes of a parameter's gradient, float32."""
 LARGEST_STATE = 2**50

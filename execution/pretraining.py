@@ -2,24 +2,24 @@
 [--config NAME]`.
 """
 
-import signal
 import sys
 from pathlib import Path
 
-# run as a script: the repository's packages are beside this folder, not in it
-if __name__ == "__main__":
+if __name__ == "__main__":  # run as a script: the packages are beside this folder, not in it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # while modules load, Ctrl-C ends the process without a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from popxl_gpt.config.programs import start
+    from popxl_gpt.execution.reports.benchmark.options import parse
 
+    start("popxl_gpt.execution.pretraining", parse)
+
+from collections.abc import Sequence
 
 import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorByRef, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from popxl_gpt.config import Config, Training, exit_on_user_error
+from popxl_gpt.config import Config, Training
 from popxl_gpt.execution import phases
 from popxl_gpt.execution.batch_serialisation import LayerIO
 from popxl_gpt.execution.graphs import TrainingStep, TwoPassGraphs
@@ -35,7 +35,7 @@ from popxl_gpt.execution.layer_graphs import (
 from popxl_gpt.execution.layer_plan import POSITIONS
 from popxl_gpt.execution.overflow import count_step, counters, make_counters, seeds
 from popxl_gpt.execution.phase_graphs import PhaseGraphs
-from popxl_gpt.execution.reports.benchmark.report import main
+from popxl_gpt.execution.reports.benchmark import report
 from popxl_gpt.execution.spikes import follow_norm, norm_limit
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
@@ -258,6 +258,6 @@ def finish_step(
         ops.add_(kept[name], popxl.constant(1, popxl.uint32))
 
 
-if __name__ == "__main__":
-    with exit_on_user_error():
-        main(pretraining, training_program, sys.argv[1:])
+def main(arguments: Sequence[str]) -> None:
+    """Measure the program, or plan it."""
+    report.main(pretraining, training_program, arguments)

@@ -12,6 +12,7 @@ from popxl.tensor import Variable
 from popxl_gpt.config import Config
 from popxl_gpt.execution.overflow import COUNTED, SEEDS
 from popxl_gpt.modelling import Parameter, Table, model_table
+from popxl_gpt.utils.runtime import coded_moment, decoded_moment, shard_count
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,55 @@ def parameter_of(table: Table, layer: str, name: str) -> Parameter | None:
     return table[f"{layer}.{rest}"]
 
 
-def whole_tensor(
-    table: Table, layer: str, name: str, pieces: np.ndarray, config: Config
-) -> np.ndarray:
-    """A tensor as a checkpoint has it, from the host data of its variable."""
-    parameter, execution = parameter_of(table, layer, name), config.execution
-    if parameter is None:
-        return np.asarray(pieces, order="C")  # not ascontiguousarray, which gives scalars an axis
-    return parameter.unshard(pieces, execution.tensor_parallel_1, execution.tensor_parallel_2)
+@dataclass(frozen=True)
+class Form:
+    """How a variable keeps a tensor of a checkpoint."""
+
+    name: str
+    """In the layer's file."""
+    parameter: Parameter | None
+    """What the tensor is laid out like; none for scalars."""
+    config: Config
+    shards: int | None
+    """Pieces of a moment in 8 bits, each of which has its own bytes; none: numbers are kept as they
+    are.
+    """
+
+    @classmethod
+    def of(cls, table: Table, layer: str, name: str, variable: Variable, config: Config) -> "Form":
+        """That of a layer's variable."""
+        shards = shard_count(variable) if variable.dtype is popxl.uint8 else None
+        return cls(name, parameter_of(table, layer, name), config, shards)
+
+    def whole(self, pieces: np.ndarray) -> np.ndarray:
+        """The tensor as a checkpoint has it, from the host data of its variable."""
+        if self.parameter is None:
+            # not ascontiguousarray, which gives scalars an axis
+            return np.asarray(pieces, order="C")
+        if self.shards is not None:
+            count = math.prod(self.parameter.shard_shape(*self._split))
+            pieces = decoded_moment(self._moment, pieces, count, self.shards)
+        return self.parameter.unshard(pieces, *self._split)
+
+    def pieces(self, whole: np.ndarray) -> np.ndarray:
+        """The inverse: what the variable is given."""
+        if self.parameter is None:
+            return whole
+        pieces = self.parameter.shard(whole, *self._split)
+        if self.shards is None:
+            return pieces
+        rank = len(self.parameter.shape)
+        flat = pieces.reshape(*pieces.shape[: pieces.ndim - rank], -1)
+        return coded_moment(self._moment, flat, self.shards)
+
+    @property
+    def _split(self) -> "tuple[int, int]":
+        execution = self.config.execution
+        return execution.tensor_parallel_1, execution.tensor_parallel_2
+
+    @property
+    def _moment(self) -> str:
+        return self.name.rpartition(".")[2]
 
 
 def is_finite(array: np.ndarray) -> bool:

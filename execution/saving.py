@@ -30,13 +30,13 @@ from popxl_gpt.execution.manifest import FORMAT, manifest_text
 from popxl_gpt.execution.memory import processes_here
 from popxl_gpt.execution.part_queue import PartQueue, copied
 from popxl_gpt.execution.saved_state import (
+    Form,
     Position,
     is_finite,
     layer_bytes,
     layer_variables,
     layers_of,
     scalars_of,
-    whole_tensor,
 )
 from popxl_gpt.execution.tensor_files import write_tensors
 from popxl_gpt.modelling import model_table
@@ -117,6 +117,8 @@ class Saving:
         self._needed = 0
         """Bytes of the checkpoint."""
         self._scalars: dict[str, Any] = {}
+        self._forms: dict[str, dict[str, Form]] = {}
+        """Of each layer's variables, by name."""
         self.problem: BaseException | None = None
         """Why it was not written."""
 
@@ -137,7 +139,12 @@ class Saving:
         self._thread = threading.Thread(target=self._work, name="checkpoint")
         self._thread.start()
         try:
+            table = model_table(self._config.model)
             for layer, variables in layer_variables(session, self._config).items():
+                self._forms[layer] = {
+                    name: Form.of(table, layer, name, variable, self._config)
+                    for name, variable in variables.items()
+                }
                 data = session.get_tensors_data(variables.values())  # all processes read all
                 if layer in own:
                     part = layer, {name: data[v] for name, v in variables.items()}
@@ -225,9 +232,9 @@ class Saving:
     def _write_layer(
         self, partial: Path, layer: str, arrays: "dict[str, np.ndarray]"
     ) -> "dict[str, Any]":
-        table, tensors = model_table(self._config.model), {}
+        tensors = {}
         for name, pieces in arrays.items():
-            tensors[name] = whole_tensor(table, layer, name, pieces, self._config)
+            tensors[name] = self._forms[layer][name].whole(pieces)
             if not is_finite(tensors[name]):
                 raise DivergedError(
                     f"{name} of {layer}: got numbers that are not finite after step {self.step}; "

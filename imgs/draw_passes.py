@@ -19,7 +19,7 @@ import popxl  # noqa: E402
 import torch  # noqa: E402
 from popxl import ops  # noqa: E402
 from popxl_engine.ir import Block, to_text  # noqa: E402
-from popxl_engine.lowering import Lowering  # noqa: E402
+from popxl_engine.lowering import lower  # noqa: E402
 from popxl_engine.passes import (  # noqa: E402
     FUSIONS,
     PASSES,
@@ -120,7 +120,7 @@ def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
     for ir, device, left_out in [*steps, (composed_attention(), "cpu", ())]:
         where = torch.device(device)
         manager = Watching([p for p in enabled_passes(where) if p.name not in left_out])
-        manager.run_on_program(Lowering(manager.run_on_graph).main(ir.main_graph))
+        manager.run_on_program(lower(ir.main_graph, manager.run_on_graph))
     return Watching.changes
 
 

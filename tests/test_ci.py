@@ -1,4 +1,6 @@
-"""`.ci/run` installs the programs that tests need where they are missing, and nothing else."""
+"""`.ci/run` installs the programs that tests need where they are missing, and nothing else. A run of
+tests says which files take its time, and a test that fails takes no other one with it.
+"""
 
 import os
 import re
@@ -92,3 +94,30 @@ def test_contributors_are_told_of_the_same_packages():
     (told,) = re.findall(r"sudo apt install (.+)", text)
     assert set(told.split()) == packages | {"python3-venv"} and len(packages) == 5
     assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+LEAVES_PROCESSES = """
+import gc, subprocess
+def check(process):
+    assert process.poll() is not None
+def test_that_fails():
+    process = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE)
+    others = [subprocess.Popen(["sleep", "60"])]
+    check(process)
+def test_beside_it():
+    gc.collect()
+"""
+
+
+def test_a_test_that_fails_leaves_no_process_to_the_next_and_slow_files_are_told(tmp_path):
+    conftest = (ROOT / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest.replace("LONG = 60", "LONG = 0"))
+    (tmp_path / "test_processes.py").write_text(LEAVES_PROCESSES)
+    words = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*words, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, timeout=60
+    )
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert re.search(
+        r"slowest files, of \d+ s in all -+\n +[\d.]+ s test_processes.py\n", done.stdout
+    )

@@ -39,6 +39,10 @@ DEMO = "make demo {make} PREPARE_ARGS='--max_bytes 3000000 --workers 1' DEMO_ARG
 ONE_STEP = "+ {small} --steps 1 --global_batch_size 4 --vocabulary_size 300 --validate_every 0"
 ALONE = "+ --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
 ON_TWO = "{python} -m poprun --num-instances 2"
+TWO_REPLICAS = (
+    "--num-replicas 2 {python} demo/pretraining.py --config tiny --steps 2 --data_parallel 2 "
+    "--tensor_parallel_1 1 --tensor_parallel_2 1"
+)
 CUSTOM_MODULE = "{python} runtime/examples/custom_module.py"
 SHORTER = {
     # What they run is written in the Makefile: the demo with less text and a smaller model, the
@@ -71,24 +75,27 @@ SHORTER = {
     "python demo/pretraining.py --minutes ...": "+ --config tiny --schedule wsd --minutes 0.1 "
     "--vocabulary_size 300 --steps 20",
     # The launcher by its module: an environment made before it has no `poprun`.
-    "poprun --num-replicas 8 ...": f"{ON_TWO} --num-replicas 8 {{python}} "
-    "demo/pretraining.py --config tiny --steps 2",
+    "poprun --num-replicas 8 ...": f"{ON_TWO} {TWO_REPLICAS}",
     "poprun --num-replicas 2 ...": f"{ON_TWO} --num-replicas 2 {{python}} demo/generate.py "
     "--checkpoint runs/mine --prompt a --tokens 4 --tensor_parallel_1 2",
-    "poprun --restarts 3 ...": f"{ON_TWO} --restarts 3 --num-replicas 8 {{python}} "
-    "demo/pretraining.py --config tiny --steps 2",
+    "poprun --restarts 3 ...": f"{ON_TWO} --restarts 3 {TWO_REPLICAS}",
     "poprun --num-replicas 4 ...": f"{ON_TWO} --num-replicas 4 {{python}} "
     "runtime/examples/mnist_data_parallel.py",
     "python demo/pretraining.py --config gpt3_2.7B_pod64 --input_files ...": ONE_STEP,
     "python demo/pretraining.py --config gpt2_xl ...": f"{ONE_STEP} --memmap_dir rows",
     "python demo/pretraining.py --config tiny --name ...": ALONE,
     "python demo/pretraining.py --config tiny --cooldown_steps ...": ALONE,
+    "python demo/pretraining.py --config tiny --global_batch_size ...": f"{ALONE} --steps 2",
+    "WANDB_MODE=offline python demo/pretraining.py --config tiny ...": ALONE,
     "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1",
     "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
-    "--layers 1 --hidden_size 96",
+    "--layers 1 --hidden_size 96 --global_batch_size 16 --sequence_length 64 --vocabulary_size 300",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
+    # The search is held to its promises in test_auto.py.
+    "python execution/pretraining.py --config demo --auto": "+ --layers 2 --sequence_length 16 "
+    "--vocabulary_size 64 --auto_seconds 2",
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
     # test_benchmarks_*.py.
     "python benchmarks/...": "+ --help",
@@ -161,8 +168,8 @@ def copy(tmp_path) -> Path:
     without the runtime.
     """
     folder = tmp_path / "copy"
-    left_out = shutil.ignore_patterns(
-        ".*", "venv", "runs", "wandb", "files", "__pycache__", "*.egg-info", "build", "dist"
+    left_out = shutil.ignore_patterns(  # "*.pyc.*": what another process is just compiling
+        ".*", "venv", "runs", "wandb", "files", "*.pyc.*", "*.egg-info", "build", "dist"
     )
     shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
     (folder / "venv/bin").mkdir(parents=True)
@@ -200,6 +207,28 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
+HELP = "python benchmarks/..."
+"""The rule of commands whose help is shown: those of a page in one process, which imports once."""
+SHOW_HELP = """
+import os, runpy, sys
+for command in sys.stdin.read().splitlines():
+    sys.argv = command.split()
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, command
+"""
+
+
+def show_help(commands: "list[str]", folder: Path) -> None:
+    """Run commands, each of which prints its help."""
+    (folder / "show_help.py").write_text(SHOW_HELP)
+    (folder / "commands.txt").write_text("\n".join(commands))
+    printed = run(f"{shlex.quote(sys.executable)} show_help.py < commands.txt", folder)
+    assert len(re.findall("^usage: ", printed, re.MULTILINE)) == len(commands), printed
+
+
 @dataclass
 class Reader:
     """Does what a page says, block by block."""
@@ -212,10 +241,15 @@ class Reader:
     """Commands, and what the page shows of their output."""
 
     def read(self) -> None:
+        helps: list[str] = []
         for number, block in enumerate(blocks(self.page)):
             kind, _, rest = block.mark.partition(": ")
             for command in block.commands:
-                self.printed[command] = run(shorter(command, self.page), self.folder)
+                words = shorter(command, self.page)
+                if rule_for(command, self.page) == HELP:
+                    helps.append(words.removeprefix(f"{shlex.quote(sys.executable)} "))
+                else:
+                    self.printed[command] = run(words, self.folder)
             if kind == "output":
                 self.shown.append((rest or list(self.printed)[-1], block.text))
             elif kind in ("file", "new file", "add to"):
@@ -232,6 +266,8 @@ class Reader:
             elif block.language == "python":
                 (self.folder / f"code_{number}.py").write_text(block.text, encoding="utf-8")
                 assert run(shorter(f"python code_{number}.py", self.page), self.folder).strip()
+        if helps:
+            show_help(helps, self.folder)
         for command, text in self.shown:
             printed = self.printed[command]
             lines = [without_measured(line) for line in printed.splitlines()]
@@ -308,7 +344,7 @@ def check_contributing(printed: "dict[str, str]", folder: Path) -> None:
 def check_train(printed: "dict[str, str]", folder: Path) -> None:
     assert (folder / "runs/mine/checkpoints/step_00000006").is_dir()
     told = printed["make shakespeare TEXT=FILE"]
-    assert "1 documents" in told and "Sample 2" in told and "bits/byte" in told
+    assert "1 document, " in told and "Sample 2" in told and "bits/byte" in told
     assert (folder / "runs/characters/report.html").is_file()
     refused = subprocess.run(
         ["make", "shakespeare", "VENV=absent", "TEXT=none"],

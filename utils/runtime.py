@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl import ops
+from popxl.tensor import Variable
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
 try:
@@ -158,12 +160,44 @@ def moment_options(precision: str) -> dict[str, popxl.dtype]:
     """
     if precision == "float32":
         return {"first_order_dtype": popxl.float32}
+    if precision == "8bit":
+        if not hasattr(extensions, "adamw_8bit_"):
+            raise UserError(
+                "moment_precision: got 8bit with a PopXL without such moments; expected this "
+                "repository's. Install runtime/, or use float32."
+            )
+        return {"first_order_dtype": popxl.uint8, "second_order_dtype": popxl.uint8}
     if "second_order_dtype" not in inspect.signature(AdamOptimizerStep.build).parameters:
         raise UserError(
             f"moment_precision: got {precision} with a PopXL whose second moment is float32; "
             "expected this repository's. Install runtime/, or use float32."
         )
     return {"first_order_dtype": data_type(precision), "second_order_dtype": data_type(precision)}
+
+
+def coded_moment(name: str, x: np.ndarray, shards: int) -> np.ndarray:
+    """A moment in 8 bits, as `AdamOptimizerStep` keeps it, of all shards: float32 [.., n] -> uint8
+    [.., bytes].
+
+    Args:
+        name: first_order or second_order.
+    """
+    length = -(-x.shape[-1] // shards)
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, shards * length - x.shape[-1])]
+    pieces = np.pad(x, padding).reshape(*x.shape[:-1], shards, length)
+    return np.asarray(extensions.MOMENTS[name].encode(pieces)).reshape(*x.shape[:-1], -1)
+
+
+def decoded_moment(name: str, coded: np.ndarray, count: int, shards: int) -> np.ndarray:
+    """Its first numbers, so many: uint8 [.., bytes] -> float32 [.., count]."""
+    pieces = coded.reshape(*coded.shape[:-1], shards, -1)
+    x = np.asarray(extensions.MOMENTS[name].decode(pieces, -(-count // shards)))
+    return x.reshape(*coded.shape[:-1], -1)[..., :count]
+
+
+def shard_count(variable: Variable) -> int:
+    """How many replicas of a group hold a piece each of a variable in 8 bits."""
+    return int(extensions.shard_count(variable))
 
 
 def update_condition() -> dict[str, popxl.TensorSpec]:

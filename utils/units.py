@@ -27,6 +27,13 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} B" if power == 0 else f"{_three_figures(count)} {_BINARY[power]}"
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things: `counted(1, "record")` is "1 record", `counted(2, "record")` "2
+    records".
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A time span in its two largest units, such as "3 h 5 min"; short ones with decimals, in s, ms
     or µs.

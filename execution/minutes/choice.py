@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from popxl_gpt.config import Config, override
 from popxl_gpt.data.dataset import find_files
 from popxl_gpt.data.description import read_info
 from popxl_gpt.data.records import RecordFile
-from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.auto.trial import step_times
 from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.utils.runtime import host_bytes
-from popxl_gpt.utils.units import duration, si
+from popxl_gpt.utils.units import counted, duration, si
 
 SHAPES = (
     (2, 128), (4, 192), (4, 256), (6, 384), (8, 512), (10, 640), (12, 768), (16, 1024), (20, 1280),
@@ -73,7 +71,7 @@ class Trial:
     """What a moment of the real program took, in seconds."""
 
     build: float
-    """Until the end of the first step."""
+    """All but the steps that are timed: building, the first step, and closing."""
     step: float
 
 
@@ -112,17 +110,9 @@ def text_of(config: Config) -> Text | None:
 def tried(config: Config) -> Trial:
     """Build the training program, and run some steps of it on tokens that mean nothing."""
     begin = time.perf_counter()
-    words = _some_tokens(config)
-    rates = [config.training.learning_rate] * config.execution.device_iterations
-    times = []
-    with pretraining(config) as session:
-        run_steps(session, config, words, words, rates)
-        build = time.perf_counter() - begin
-        for _ in range(TRIED_STEPS):
-            before = time.perf_counter()
-            run_steps(session, config, words, words, rates)
-            times.append((time.perf_counter() - before) / len(rates))
-    return Trial(build, statistics.median(times))
+    times = step_times(pretraining, config, 1, TRIED_STEPS, time.perf_counter)
+    stepping = sum(times) * config.execution.device_iterations
+    return Trial(time.perf_counter() - begin - stepping, statistics.median(times))
 
 
 def chosen(
@@ -190,14 +180,6 @@ def _has_bfloat16() -> bool:
     except OSError:
         return False
     return any(flag in words for flag in BFLOAT16_FLAGS)
-
-
-def _some_tokens(config: Config) -> Any:
-    shape = (
-        config.execution.device_iterations * config.training.global_batch_size,
-        config.model.sequence_length,
-    )
-    return np.arange(math.prod(shape)).reshape(shape) % config.model.vocabulary_size
 
 
 class _Chooser:
@@ -301,16 +283,16 @@ class _Chooser:
             f"machine     {si(speed, 'FLOP/s')} of the program itself, in {trials} "
             f"trial{'s' * (trials > 1)} of {duration(spent)}",
             f"data        {text}",
-            f"size        {model.layers} layers of {model.hidden_size}, "
+            f"size        {counted(model.layers, 'layer')} of {model.hidden_size}, "
             f"{si(parameter_count(model))} parameters: {tokens / size:.2g} tokens for each of a "
             f"block's, at least {TOKENS_PER_PARAMETER:g}",
-            f"batch       {training.global_batch_size} sequences of {model.sequence_length}, "
-            f"{config.execution.micro_batch_size} at a time: about {STEPS} steps, of {ROWS} tokens "
-            "or more",
+            f"batch       {counted(training.global_batch_size, 'sequence')} of "
+            f"{model.sequence_length}, {config.execution.micro_batch_size} at a time: "
+            f"about {STEPS} steps, of {ROWS} tokens or more",
             f"rate        {training.learning_rate:.2g}, the {RATE:g} of width {RATE_WIDTH} by the "
             "root of the width; stable, then falling by the clock",
             f"precision   {model.precision}, activations "
             f"{'computed again' if config.execution.recomputation else 'kept'}",
-            f"expected    {steps} steps, {si(tokens, 'tokens')}, {duration(self.seconds)} with "
-            "everything",
+            f"expected    {counted(steps, 'step')}, {si(tokens, 'tokens')}, "
+            f"{duration(self.seconds)} with everything",
         )

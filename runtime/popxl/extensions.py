@@ -15,8 +15,10 @@ from popxl.errors import RemoteMemoryError
 from popxl.graph import Graph
 from popxl.host_limits import HostMemory, host_memory
 from popxl.ir import Ir
+from popxl.moments import MOMENTS, coded_length
 from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
+from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
 from popxl.ops.normalisation import rms_norm
@@ -42,6 +44,7 @@ from popxl.verify import verify
 __all__ = [
     "FILES",
     "LANES",
+    "MOMENTS",
     "PHASES",
     "DeviceNeeds",
     "Event",
@@ -59,9 +62,11 @@ __all__ = [
     "RemoteMemoryError",
     "Span",
     "Work",
+    "adamw_8bit_",
     "attention",
     "bfloat16",
     "check_device",
+    "coded_length",
     "device_needs",
     "expect_session",
     "file_traffic",
@@ -87,6 +92,7 @@ __all__ = [
     "run_count",
     "sequence",
     "set_run_count",
+    "shard_count",
     "softcap",
     "stack_seeds",
     "swiglu",
@@ -186,14 +192,20 @@ def replica_digests(session: Session, variables: Sequence[Variable]) -> list[lis
     return session._engine.digests(variables)
 
 
+def shard_count(variable: Variable) -> int:
+    """How many replicas of a group hold a piece each of the group's value; 1: all hold the
+    whole.
+    """
+    location = variable.location_info
+    return location.shard_over if location is not None else variable.shard_over
+
+
 def copies(variable: Variable) -> list[list[int]]:
     """Replicas that hold the same bytes of a variable: those of its replica group, and where it is
     sharded those of them that have the same piece. Replicas that share theirs with none are left
     out.
     """
-    location = variable.location_info
-    over = location.shard_over if location is not None else variable.shard_over
-    grouping = variable.replica_grouping
+    over, grouping = shard_count(variable), variable.replica_grouping
     pieces = {
         replica: piece
         for members in (shard_groups(grouping, over).groups if over > 1 else ())

@@ -38,6 +38,8 @@ class OpDefinition:
     across: whether its operands may be on different virtual devices and tile sets.
     residuals: whether its results but the last are there for its gradient rule alone, and have no
     gradient themselves.
+    rounds: whether what it writes is rounded stochastically, where that is asked for, though it is
+    not of 16 bits.
     """
 
     name: str
@@ -51,6 +53,7 @@ class OpDefinition:
     random: bool = False
     across: bool = False
     residuals: bool = False
+    rounds: bool = False
     differentiable: bool = True
     vjp: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None

@@ -279,6 +279,7 @@ def op(
     random: bool = False,
     across: bool = False,
     residuals: bool = False,
+    rounds: bool = False,
     differentiable: bool = True,
     names: None | str | Callable[..., Sequence[str]] = None,
 ) -> Declaration: ...

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from popxl.opdef import call_arguments
 
-from popxl_engine.analysis.effects import effects_of, meets, writes_narrow
+from popxl_engine.analysis.effects import effects_of, meets, rounds
 from popxl_engine.ir import Block, Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
@@ -442,11 +442,7 @@ class BlockWriter:
             yield from self._donate(over)
             arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
-        around = (
-            f"with {self._rounded(instr)}: "
-            if self.generator.rounds and writes_narrow(instr)
-            else ""
-        )
+        around = f"with {self._rounded(instr)}: " if self.generator.rounds and rounds(instr) else ""
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
             yield f"{around}{call}"
         elif len(instr.outputs) == 1 and not self._returns_many(instr):
@@ -456,12 +452,13 @@ class BlockWriter:
             yield from self._laid_out(instr)
 
     def _rounded(self, instr: Instr) -> str:
-        """The context that an update of 16-bit tensors runs in."""
+        """The context that an update runs in that rounds. One that is not of 16 bits draws once."""
+        assert instr.definition is not None
         updates, around = [], instr.rng_path.numbers[:-1]
         for target, position in zip(
             instr.written(), instr.rng_positions or instr.rng_path.numbers[-1:]
         ):
-            if target.spec.dtype not in NARROW:
+            if target.spec.dtype not in NARROW and not instr.definition.rounds:
                 continue
             start = "0"
             if target.sharding is not None:

@@ -12,7 +12,7 @@ from popxl.op_records import Op
 
 from popxl_engine.checks import check_offsets
 from popxl_engine.ir import Block
-from popxl_engine.lowering import Lowering
+from popxl_engine.lowering import lower
 from popxl_engine.passes import CPU, LEGALIZATION, Pass, PassManager, enabled_passes
 
 
@@ -48,7 +48,7 @@ def compile(  # noqa: A001 - what it does; nobody needs Python's own here
     """
     manager = PassManager(enabled_passes(device) if passes is None else passes)
     with without_collection():
-        program = Lowering(manager.run_on_graph, ops).main(ir.main_graph)
+        program = lower(ir.main_graph, manager.run_on_graph, ops)
         check_offsets(program)
         return Compiled(ir, manager.run_on_program(program), device)
 

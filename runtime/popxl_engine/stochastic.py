@@ -1,4 +1,4 @@
-"""Stochastic rounding of updates of 16-bit tensors: which ops draw, and from which seed."""
+"""Stochastic rounding of updates: which ops draw, and from which seed."""
 
 from contextlib import AbstractContextManager
 
@@ -52,7 +52,9 @@ class Positions:
         return self._positions[graph]
 
     def draws(self, op: Op) -> bool:
-        """Whether an op updates a 16-bit tensor, or calls a graph where one does."""
+        """Whether an op rounds what it updates, or calls a graph where one does."""
         if op.called():
             return any(self._in(graph) for graph, _ in op.called())
-        return not op.definition.effects & TRANSFERS and any(t.dtype in NARROW for t in op.written)
+        if op.definition.effects & TRANSFERS:
+            return False
+        return op.definition.rounds or any(t.dtype in NARROW for t in op.written)

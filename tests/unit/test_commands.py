@@ -13,14 +13,17 @@ from popxl_gpt.execution.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = """
-import json, sys
+import json, runpy, sys
 from popxl_gpt.demo import commands
 found = {}
 SLOW = {"torch", "numpy", "popxl", "popdist", "tokenizers", "tqdm", "matplotlib", "transformers"}
 for name, words in json.loads(sys.argv[1]):
     sys.argv = [f"popxl-gpt-{name}", *words]
     try:
-        getattr(commands, name)()
+        if name.endswith(".py"):
+            runpy.run_path(name, run_name="__main__")
+        else:
+            getattr(commands, name)()
     except SystemExit as end:
         found[f"{name} {' '.join(words)}"] = end.code
     slow = SLOW & sys.modules.keys()
@@ -32,7 +35,8 @@ print(json.dumps(found), file=sys.stderr)
 @pytest.mark.slow
 def test_help_and_wrong_flags_are_answered_before_anything_slow_is_loaded():
     named = ("train", "evaluate", "generate", "report", "convert", "prepare")
-    calls = [(name, [flag]) for name in named for flag in ("--help", "--layer")]
+    benchmark = "execution/pretraining.py"
+    calls = [(name, [flag]) for name in (*named, benchmark) for flag in ("--help", "--layer")]
     calls += [
         ("train", ["--config", "tinny"]),
         ("train", ["--layers", "x"]),
@@ -40,6 +44,7 @@ def test_help_and_wrong_flags_are_answered_before_anything_slow_is_loaded():
         ("convert", ["to_hugging_face", "--help"]),
         ("prepare", ["text", "--help"]),
         ("prepare", ["text", "--nothing"]),
+        (benchmark, ["--measured_runs", "0"]),
     ]
     done = subprocess.run(
         [sys.executable, "-c", LOADED, json.dumps(calls)],

@@ -67,7 +67,7 @@ REFUSALS = [
     ),
     (
         {"moment_precision": "float16"},
-        "moment_precision: got 'float16'; expected one of float32, bfloat16.",
+        "moment_precision: got 'float16'; expected one of float32, bfloat16, 8bit.",
     ),
     (
         {"moment_precision": "bfloat16"},
@@ -75,6 +75,10 @@ REFUSALS = [
             "moment_precision: got bfloat16 while stochastic_rounding is false; expected true, "
             "for what a step adds"
         ),
+    ),
+    (
+        {"moment_precision": "8bit", "stochastic_rounding": True, "optimizer": "muon"},
+        "moment_precision: got 8bit with optimizer muon; expected float32 or bfloat16",
     ),
     (
         {"decay_steps": 5},

@@ -7,7 +7,7 @@ import pytest
 import tfrecord
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import exit_on_user_error
+from popxl_gpt.config import UserError, exit_on_user_error, preset
 from popxl_gpt.data import BatchLoader, DataError, TokenDataset
 from popxl_gpt.data.conversations import RecordPacker, conversation_source
 from popxl_gpt.data.masking import IGNORED, ids_of, labels_of, masked
@@ -15,6 +15,7 @@ from popxl_gpt.data.nanogpt import write_bins
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.demo.pretraining import open_data
 
 PAIRS = [(f"{a}+{b}=", f"{a + b}") for a in range(12) for b in range(9)]
 
@@ -44,6 +45,20 @@ def test_answers_and_the_ends_after_them_are_the_labels_and_nothing_else(tmp_pat
                     found.append(tuple(text))
     assert sorted(found) == sorted(PAIRS)
     assert info["masked"] and sum(s["documents"] for s in info["splits"].values()) == len(PAIRS)
+
+
+@pytest.mark.parametrize("flag", ["input_files", "mix"])
+def test_conversations_are_refused_without_masked_labels_by_the_flag_that_names_them(
+    tmp_path, flag
+):
+    prepared(tmp_path, [{"prompt": p, "answer": a} for p, a in PAIRS])
+    named = {
+        "input_files": [f"{tmp_path}/out/train-*.tfrecord"],
+        "mix": [f"{tmp_path}/out=1"],
+    }
+    config = preset("tiny", sequence_length=24, validate_every=0, **{flag: named[flag]})
+    with pytest.raises(UserError, match=f"^--{flag}: got .* Give --masked_labels"):
+        open_data(config)
 
 
 def test_batches_have_the_ids_as_inputs_and_ignore_other_labels(tmp_path):
@@ -124,7 +139,7 @@ def test_lines_that_hold_no_conversation_are_named_or_left_out(tmp_path, capsys,
     told = capsys.readouterr().err
     assert stop.value.code == 2 and words in told and "line 10 at byte 279" in told
     assert main([*asked, "--skip_damaged"]) == 0
-    assert "1 damaged records are left out" in capsys.readouterr().out
+    assert "1 damaged record left out" in capsys.readouterr().out
 
 
 def test_files_without_masks_are_not_made_of_conversations(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import io
 import itertools
 import json
+import random
 import re
 import sys
 from pathlib import Path
@@ -15,20 +16,27 @@ import pyarrow
 import pyarrow.ipc
 import pytest
 from helpers.quick import Later
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+import popxl_gpt.data.encoding
 import popxl_gpt.data.merges
 import popxl_gpt.data.shuffle
 import popxl_gpt.data.throughput
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.data import DataError, TokenDataset
+from popxl_gpt.data.encoding import Encoder, byte_names
 from popxl_gpt.data.merges import gpt2_file
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.throughput import Throughput
-from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer, train_tokenizer
+from popxl_gpt.data.tokenisation import (
+    END_OF_TEXT,
+    character_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 transformers = Later("transformers")
 
@@ -260,7 +268,7 @@ def test_the_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
             assert re.search(r"25%.*100/400 .*tokens/s", stream.getvalue()), stream.getvalue()
             assert len(told) == 1
         else:
-            assert re.fullmatch(rf"25%: 1 documents, 100 B, 60 tokens, {speed}", told[0])
+            assert re.fullmatch(rf"25%: 1 document, 100 B, 60 tokens, {speed}", told[0])
             assert len(told) == 3 and not stream.getvalue()
         assert re.fullmatch(rf"2 documents, 200 B, 70 tokens in .*s, {speed}\.", told[-1]), told
 
@@ -292,3 +300,58 @@ def test_a_preparation_with_files_to_hold_out_goes_on_where_it_was(tmp_path, mon
             with pytest.raises(KeyboardInterrupt):
                 make("out")
     assert make("out") == whole and not list(tmp_path.glob(".out*"))
+
+
+def byte_level(merges: "list[tuple[str, str]]") -> Tokenizer:
+    """Byte-level BPE of these merges."""
+    names = [END_OF_TEXT, *byte_names(), *dict.fromkeys("".join(pair) for pair in merges)]
+    made = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens([END_OF_TEXT])
+    return made
+
+
+ODD = (
+    "a 's 'S ’s don't we'll I'VE \n \r\n \t \u00a0 \u3000 \u200b \u0085 \u2028 \ufeff \x00 é e\u0301 日本 "
+    f"١ ½ 🙂 👩‍👩‍👧 ß İ ǅ __ ==> 1234 \u1c89 \U00010d40 \U000323b0 {END_OF_TEXT} def self return"
+).split(" ")
+
+
+def test_tiktoken_gives_the_tokens_of_tokenizers_where_it_is_used(gpt2_like):
+    draw = random.Random(0)
+    texts = ["".join(draw.choices([*ODD, " ", "  "], k=draw.randint(0, 40))) for _ in range(2000)]
+    drawn = [*range(32, 0xD800), *range(0xE000, 0x110000)]
+    texts += ["".join(map(chr, draw.choices(drawn, k=30))) for _ in range(2000)]
+    # long enough for the packages' other ways to merge, and for a stack
+    texts += [" " * 9999 + "a", "a" * 9999, "ab" * 9999, "\n" * 9999 + "x", "🙂" * 999, ""]
+    texts += [Path(__file__).read_text()]
+    for made in (load_tokenizer(gpt2_like / "merges.txt"), train_tokenizer(texts[-1:], 400)):
+        encoder = Encoder(made.to_str())
+        assert encoder.is_fast
+        made.encode_special_tokens = True
+        found = made.encode_batch(texts, add_special_tokens=False)
+        for text, ids, expected in zip(texts, encoder(texts), found):
+            assert ids.dtype == np.uint32 and ids.tolist() == expected.ids, repr(text)[:200]
+
+
+def test_tokenizers_is_used_where_tiktoken_would_give_other_tokens_or_is_missing(monkeypatch):
+    unreachable = byte_level([("b", "c"), ("a", "b"), ("ab", "c")])  # abc stays a, bc
+    twice = byte_level([("a", "b"), ("b", "c"), ("a", "bc"), ("d", "e"), ("ab", "c")])
+    spaced, added, lowered = (byte_level([("a", "b")]) for _ in range(3))
+    spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    added.add_tokens(["ba"])
+    lowered.normalizer = normalizers.Lowercase()
+    for made in (unreachable, twice, spaced, added, lowered, character_tokenizer(["abc"])):
+        encoder = Encoder(made.to_str())
+        texts = ["abc", "xabc dede", "baab", "ABC"]
+        found = made.encode_batch(texts, add_special_tokens=False)
+        assert not encoder.is_fast
+        assert [ids.tolist() for ids in encoder(texts)] == [encoding.ids for encoding in found]
+    plain = byte_level([("a", "b")]).to_str()
+    assert Encoder(plain).is_fast
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tiktoken", None)
+        assert not Encoder(plain).is_fast
+    # a package that knows another Unicode
+    monkeypatch.setattr(popxl_gpt.data.encoding, "PATTERN", r"\p{Latin}+|\P{Latin}+")
+    assert not Encoder(plain).is_fast

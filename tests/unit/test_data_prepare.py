@@ -462,7 +462,7 @@ def test_damaged_json_lines_are_left_out_counted_and_named_if_asked(tmp_path):
     told = []
     info = prepare(source, tmp_path / "out", settings(), report=told.append)
     assert info["damaged"] == 5
-    assert any(f"5 damaged records are left out, the first at byte {start} of" in x for x in told)
+    assert any(f"5 damaged records left out, the first at byte {start} of" in x for x in told)
 
 
 def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
@@ -544,13 +544,13 @@ def corrupt(path):
     [
         (["text", "none-*.txt"], "text files: got 'none-*.txt', which matches no file"),
         (["text", "binary.txt"], "binary.txt: got bytes that are not UTF-8"),
-        (["text", "one.txt"], "validation: got 0 document(s) of 0 tokens together; expected"),
+        (["text", "one.txt"], "validation: got 0 documents of 0 tokens together; expected"),
         pytest.param(
             ["text", "one.txt", "--validation", "0"],
-            "train: got 1 document(s) of",
+            "train: got 1 document of",
             marks=pytest.mark.slow,
         ),
-        (["text", "empty.txt", "--validation", "0"], "train: got 0 document(s) of 0 tokens"),
+        (["text", "empty.txt", "--validation", "0"], "train: got 0 documents of 0 tokens"),
         (["text", "text", "--sequence_length", "0"], "sequence_length: got 0; expected at least 1"),
         (
             ["text", "text", "--vocabulary_size", "100"],
@@ -578,9 +578,13 @@ def corrupt(path):
         (["wikipedia", "one.txt"], "one.txt: got damaged data after article 0"),
         (["check", "none-*.tfrecord"], "input files: got 'none-*.tfrecord'"),
         (["check", "flipped.tfrecord"], "flipped.tfrecord, record 0: got data with checksum"),
-        ([], "command: got none; expected one. Known are text, conversations, stdlib, wikipedia"),
-        (["txt"], "command: got txt; expected one. Did you mean 'text'?"),
-        (["text"], "INPUTS: got none; expected a list of texts. Give one."),
+        (
+            [],
+            "command: got none; expected one of text, conversations, stdlib, wikipedia, from_bins, "
+            "to_bins, check. data/prepare.py --help says what each does.",
+        ),
+        (["txt"], "to_bins, check. Did you mean 'text'?"),
+        (["text"], "INPUTS: got none; expected a path, or several. Give one."),
         (["wikipedia", "a", "b"], "b: got a second dump; expected one."),
         (
             ["text", "bad.jsonl"],
@@ -783,7 +787,7 @@ def test_nanogpts_files_hold_the_tokens_of_the_records_in_both_directions(tmp_pa
         "from_bins", tmp_path / "bins", "--output", tmp_path / "out", "--sequence_length", 8,
         "--vocabulary_size", 400,
     )  # fmt: skip
-    assert made.returncode == 0 and "train: 1 documents, 1001 tokens" in made.stdout, made.stderr
+    assert made.returncode == 0 and "train: 1 document, 1001 tokens" in made.stdout, made.stderr
     for split, name in (("train", "train"), ("validation", "val")):
         assert np.array_equal(read_split(tmp_path / "out", split)[0], tokens[name])
     back = run("to_bins", tmp_path / "out", "--output", tmp_path / "back")

@@ -1,4 +1,4 @@
-"""The benchmark's command line: a preset's speed, for people and as JSON."""
+"""A preset's speed, for people and as JSON."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,20 +7,18 @@ from dataclasses import asdict
 import popdist
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, UserError, given_settings, parse_command_line
+from popxl_gpt.config import Config, given_settings
 from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.model_size import parameter_count
-from popxl_gpt.execution.reports.benchmark.speed import FileUse, Options, measure
+from popxl_gpt.execution.reports.benchmark.options import Options, parse
+from popxl_gpt.execution.reports.benchmark.speed import FileUse, measure
 from popxl_gpt.execution.reports.plan.process import Build
 from popxl_gpt.execution.reports.plan.report import plan_and_show
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.utils.runtime import remote_memory_errors_are_user_errors
 from popxl_gpt.utils.units import bytes_text, duration, si
-
-UNUSED = ("data", "checkpoint", "wandb", "wandb_name", "wandb_project", "log_every")
-"""Settings that a run on random tokens, of which nothing is kept, has no use for."""
 
 
 def main(
@@ -33,18 +31,7 @@ def main(
         program: the session.
         build: the program by itself, for plans.
     """
-    config, options = parse_command_line(
-        arguments,
-        program="execution/pretraining.py: speed of the training program on synthetic data",
-        default="test",
-        options=Options,
-        unused=UNUSED,
-    )
-    if options.measured_runs < 1 or options.unmeasured_runs < 0:
-        raise UserError(
-            f"measured_runs, unmeasured_runs: got {options.measured_runs} and "
-            f"{options.unmeasured_runs}; expected at least 1 and at least 0. Raise them."
-        )
+    config, options = parse(arguments)
     is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:
         config = executable(config, given)

@@ -12,22 +12,12 @@ from popxl_gpt.config import Config
 from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.execution.host import data_share, run_steps
 from popxl_gpt.execution.model_size import flops_per_step
-from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.benchmark.options import Options
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.utils.runtime import file_traffic
 
 PROFILED_RUNS = 2
 """Runs with a profiler; it keeps the last."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Options(PlanOptions):
-    """What is measured, profiled or planned."""
-
-    measured_runs: int = 5
-    """Runs of the session that are timed."""
-    unmeasured_runs: int = 2
-    """Runs before those, which compile and fill caches."""
 
 
 @dataclass(frozen=True)

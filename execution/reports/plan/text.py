@@ -6,7 +6,7 @@ from popxl_gpt.config import Execution
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.reports.plan.run_plan import RunPlan
 from popxl_gpt.execution.reports.text import layout_name, micro_batches, table
-from popxl_gpt.utils.units import bytes_text, duration, si
+from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 ASSUMPTIONS = (
     "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and "
@@ -182,7 +182,8 @@ def _totals(found: RunPlan) -> str:
         ),
         (
             "whole run",
-            f"{config.training.steps} steps, {duration(found.seconds * config.training.steps)}",
+            f"{counted(config.training.steps, 'step')}, "
+            f"{duration(found.seconds * config.training.steps)}",
         ),
     )
     return "\n".join(f"{name:<15}{text}" for name, text in lines)

@@ -14,7 +14,7 @@ from typing import Any
 from popxl_gpt.config import changes, to_mapping, to_yaml
 from popxl_gpt.execution.reports.run.charts import charts
 from popxl_gpt.execution.reports.run.run_files import SHOWN, RunFiles
-from popxl_gpt.utils.units import bytes_text, duration, si
+from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 HERE = Path(__file__).parent
 STYLE = (HERE / "page.css").read_text(encoding="utf-8")
@@ -161,8 +161,8 @@ def _warnings(run: RunFiles) -> str:
     skipped = run.curves.last("skipped")
     if skipped > 0:
         told.append(
-            f'<p class="warn">{skipped:.0f} steps changed nothing: their gradients were not '
-            "finite.</p>"
+            f'<p class="warn">{counted(round(skipped), "step")} changed nothing, for '
+            "gradients were not finite.</p>"
         )
     more = f'<p class="quiet">The last {SHOWN}.</p>' if len(run.warnings) == SHOWN else ""
     return more + "".join(told)

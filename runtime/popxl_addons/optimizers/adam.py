@@ -3,6 +3,8 @@
 import numpy as np
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorByRef, ops
+from popxl.extensions import adamw_8bit_
+from popxl.moments import coded_length
 from popxl.ops.utils import cast_if_needed
 
 from popxl_addons.module import Module
@@ -51,7 +53,9 @@ class AdamOptimizerStep(Module):
             loss_scaling: what the loss, and with it ``grad``, was multiplied by.
             global_norm: L2 norm of all gradients, without the loss scaling; where it exceeds
                 ``global_norm_max`` the gradient is scaled down to that.
-            second_order_dtype: element type of the second moment. 16 bits need the session option
+            second_order_dtype: element type of the second moment. uint8, for both moments, keeps
+                numbers in 8 bits, as `popxl.moments` says, each shard in blocks of its own, and has
+                the same need of ``enableStochasticRounding`` as 16 bits. These need the option
                 ``enableStochasticRounding``: rounded to the nearest, a second moment in bfloat16
                 never falls where beta2 is above 1 - 2**-9. float16 does not hold the squares of
                 small gradients.
@@ -59,7 +63,19 @@ class AdamOptimizerStep(Module):
                 changes.
         Raises:
             AssertionError: a global norm without its maximum.
+            ValueError: one moment in uint8, or moments in uint8 without bias correction.
         """
+        if popxl.uint8 in (first_order_dtype, second_order_dtype):
+            if first_order_dtype is not second_order_dtype or not bias_correction:
+                raise ValueError(
+                    f"AdamOptimizerStep: got moments in {first_order_dtype.name} and "
+                    f"{second_order_dtype.name}, bias_correction {bias_correction}; expected "
+                    "uint8 for both, with bias correction. Give both dtypes."
+                )
+            scale = _gradient_scale(loss_scaling, global_norm, global_norm_max)
+            factors = (lr, beta1, beta2, eps, weight_decay, 1.0 if scale is None else scale)
+            self._update_8bit(var, grad, replica_grouping, factors, update_if)
+            return
         first = self._add_state("first_order", var, first_order_dtype, replica_grouping)
         second = self._add_state("second_order", var, second_order_dtype, replica_grouping)
         step = None
@@ -87,6 +103,38 @@ class AdamOptimizerStep(Module):
         if update_if is not None:
             for t, before in zip(changed, kept):
                 ops.var_updates.copy_var_update_(t, ops.where(update_if, t, before))
+
+    def _update_8bit(
+        self,
+        var: Tensor,
+        grad: Tensor,
+        replica_grouping: ReplicaGrouping | None,
+        factors: tuple[Scalar, ...],
+        update_if: Tensor | None,
+    ) -> None:
+        """The step with moments of 8 bits, as one op."""
+        first = self._add_coded("first_order", var, replica_grouping)
+        second = self._add_coded("second_order", var, replica_grouping)
+        step = self.add_variable_input("step", lambda: np.zeros(()), popxl.float32, by_ref=True)
+        if update_if is None:
+            ops.add_(step, popxl.constant(1.0, popxl.float32))
+        else:
+            ops.add_(step, ops.cast(update_if, popxl.float32))
+        lr, beta1, beta2, eps, weight_decay, scale = factors
+        adamw_8bit_(
+            var, grad, first, second, step, lr, beta1, beta2, eps, weight_decay, scale, update_if
+        )
+
+    def _add_coded(
+        self, name: str, var: Tensor, replica_grouping: ReplicaGrouping | None
+    ) -> Tensor:
+        """A moment in 8 bits; of a shard a shard, side by side with those of others."""
+        shards = -(-ops.multiply_tuple(var.meta_shape) // var.nelms) if var.meta_shape else 1
+        zeros = np.broadcast_to(np.uint8(0), (shards * coded_length(var.nelms),))
+        given = (name, lambda: zeros, popxl.uint8, True, replica_grouping)
+        if shards == 1:
+            return self.add_variable_input(*given)
+        return self.add_replica_sharded_variable_input(*given, shard_over=shards)
 
     def _add_state(
         self,

@@ -52,7 +52,7 @@ def _of_op(instr: Instr) -> Effects:
     name, effects = instr.definition.name, instr.definition.effects
     if not (effects or instr.definition.writes):
         return NOTHING
-    draws = writes_narrow(instr)
+    draws = rounds(instr)
     if not effects:
         return DRAWS if draws else NOTHING
     buffer = (
@@ -94,11 +94,12 @@ def meets(instr: Instr) -> bool:
     return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
 
 
-def writes_narrow(instr: Instr) -> bool:
-    """Whether an instruction updates a 16-bit tensor, so that its result is rounded."""
+def rounds(instr: Instr) -> bool:
+    """Whether an instruction rounds what it updates: a 16-bit tensor, or what its op declares."""
     if instr.kind != "op" or instr.host or instr.effects & TRANSFERS:
         return False
-    return any(v.spec.dtype in NARROW for v in instr.written())
+    assert instr.definition is not None
+    return instr.definition.rounds or any(v.spec.dtype in NARROW for v in instr.written())
 
 
 def instrs_run(main: Block) -> int:

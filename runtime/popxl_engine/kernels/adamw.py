@@ -116,15 +116,15 @@ def _step_by_step(
     """The same with moments of any type, and on any device."""
     weight, m, v = state
     beta1, beta2 = options["beta1"], options["beta2"]
-    first, second = _moments(g, m, v, beta1, beta2)
+    first, second = moments(g, m, v, beta1, beta2)
     update_part(m, first, noises[1], start, condition)
     update_part(v, second, noises[2], start, condition)
     rest = (options["lr"], beta1, beta2, options["eps"], options["weight_decay"])
-    update_part(weight, _weight(weight, m, v, step, *rest), noises[0], start, condition)
+    update_part(weight, updated_weight(weight, m, v, step, *rest), noises[0], start, condition)
 
 
 @one_pass
-def _moments(
+def moments(
     g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, beta1: float, beta2: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both moments with a gradient in them, float32."""
@@ -132,7 +132,7 @@ def _moments(
 
 
 @one_pass
-def _weight(
+def updated_weight(
     weight: torch.Tensor,
     m: torch.Tensor,
     v: torch.Tensor,

@@ -174,11 +174,27 @@ class Updates:
 
 def update_noise(t: torch.Tensor) -> Noise | None:
     """The noise with which an update of ``t`` rounds; None: to nearest."""
-    if t.dtype not in NARROW or Updates.next_seed is None:
-        return None
+    return drawn_noise(t)[0] if t.dtype in NARROW else None
+
+
+def drawn_noise(t: torch.Tensor, streams: int = 1) -> list[Noise | None]:
+    """What an update of ``t`` draws: noises that differ, from one seed, for itself and for what
+    changes with it; None for each where it rounds to nearest.
+    """
+    if Updates.next_seed is None:
+        return [None] * streams
     seed, start = Updates.next_seed()
     # nobody waits for a GPU
-    return Noise(seed.to(t.device, non_blocking=True), start + t.numel(), start)
+    seeds = (_child(seed, n).to(t.device, non_blocking=True) for n in range(streams))
+    return [Noise(child, start + t.numel(), start) for child in seeds]
+
+
+def _child(seed: torch.Tensor, n: int) -> torch.Tensor:
+    """The seed with ``n`` added to its lower word; child 0 is the seed itself."""
+    if n == 0:
+        return seed
+    high, low = seed.to(torch.int64).unbind()
+    return torch.stack((high, (low + n) & 0xFFFFFFFF)).to(torch.uint32)
 
 
 def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """From graphs to one block: calls are inlined, loops and branches become bodies."""
 
-from popxl_engine.lowering.inlining import Lowering
+from popxl_engine.lowering.inlining import lower
 
-__all__ = ["Lowering"]
+__all__ = ["lower"]

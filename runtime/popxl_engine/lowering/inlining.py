@@ -11,7 +11,6 @@ value, a result of a call, an out-of-place view) there is a ``copy`` or a view i
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from popxl.graph import Graph
@@ -23,13 +22,12 @@ from popxl_engine.lowering.block_builder import (
     BlockBuilder,
     Capture,
     NotOnHost,
-    ProgramValues,
     is_small_integer,
 )
-from popxl_engine.lowering.graphs import GraphBlock, GraphPass, graph_block, op_of
-from popxl_engine.lowering.outlining import outlined_graphs
-from popxl_engine.shards import result_sharding, shardings
-from popxl_engine.stochastic import Positions
+from popxl_engine.lowering.graphs import GraphPass, op_of
+from popxl_engine.lowering.outlining import Use, taken_alike
+from popxl_engine.lowering.program_graphs import ProgramGraphs
+from popxl_engine.shards import result_sharding
 
 Env = dict[Value, Value]
 """What the values of a graph's block have become."""
@@ -43,229 +41,65 @@ def inner_path(path: str, graph: Graph) -> str:
     return f"{path}/{graph.name.split('_subgraph(')[0]}"
 
 
-class Lowering(ProgramValues):
-    """Lowers one Ir.
+def lower(main: Graph, run_passes: GraphPass, ops: Collection[Op] | None = None) -> Block:
+    """A program's block: that of its main graph.
 
     Args:
         run_passes: what passes make of the block of each graph.
         ops: those of the main graph that run; default: all.
     """
-
-    def __init__(self, run_passes: GraphPass, ops: Collection[Op] | None = None) -> None:
-        super().__init__()
-        self.run_passes, self.ops = run_passes, ops
-        self._graph_blocks: dict[Graph, GraphBlock] = {}
-        self._writes: dict[Graph, bool] = {}
-        self._used: dict[Graph, set[Value]] = {}
-        self._outlined: set[Graph] = set()
-        self._bodies: dict[Any, Block] = {}
-        """Blocks of outlined graphs, by how they are used."""
-        self.positions = Positions()
-        self.rounds = False
-
-    def graph_block(self, graph: Graph) -> GraphBlock:
-        """A graph's block after the passes, the same for every caller."""
-        if graph not in self._graph_blocks:
-            ops = self.ops if graph is graph.main_graph else None
-            self._graph_blocks[graph] = graph_block(graph, self.run_passes, ops)
-        return self._graph_blocks[graph]
-
-    def main(self, graph: Graph) -> Block:
-        """The main graph's block."""
-        self.sharding, self.everyone = shardings(graph.ir), graph.ir.replica_grouping()
-        self._outlined = outlined_graphs(graph)
-        self.rounds = bool(graph.ir._pb_ir.getSessionOptions().enableStochasticRounding)
-        while True:
-            self._bodies.clear()
-            try:
-                builder = Inliner(self, "main")
-                on_device = (v for v in graph.variables if v.location_info is None)
-                for t in (*(v if v.shard is None else v.shard for v in on_device), *graph.kept):
-                    builder.state(t)
-                builder.inline(graph, [], "")
-                return builder.finish([])
-            except NotOnHost as error:
-                self.device_roots.add(error.root)
-
-    def drawing(self, instr: Instr, at: RngPath) -> RngPath:
-        """The path of an instruction in a graph with a seed, which it has only if it draws."""
-        draws = any(self.positions.draws(op) for op in (op_of(instr), *instr.writers))
-        return at if draws else replace(at, seed=None)
-
-    def touches(self, graph: Graph) -> bool:
-        """Whether anything in a graph, or in what it calls, writes to storage or shares it by
-        contract.
-        """
-        if graph not in self._writes:
-            self._writes[graph] = any(
-                op.definition.writes
-                or op.definition.alias
-                or any(self.touches(called) for called, _ in op.called())
-                for op in graph.ops
-            )
-        return self._writes[graph]
-
-    def is_outlined(self, graph: Graph) -> bool:
-        """Whether a graph becomes a block of its own instead of being inlined wherever it is
-        called.
-        """
-        return graph in self._outlined
-
-    def used(self, graph: Graph) -> set[Value]:
-        """What a graph's instructions use, and what it returns."""
-        if graph not in self._used:
-            self._used[graph] = self.graph_block(graph).used()
-        return self._used[graph]
-
-    def body(
-        self,
-        op: Op,
-        graph: Graph,
-        inputs: Sequence[Value],
-        carried: int,
-        name: str,
-        outer: BlockBuilder,
-        read: Sequence[int] | None = None,
-    ) -> tuple[Block, list[Value]]:
-        """The body of a loop, a branch or a call of ``op``, and the values of the block around it
-        that it takes.
-
-        A carried input stays on the host only while the output that becomes it does. Instead of
-        several by-reference inputs that are views of the same elements it takes these elements, and
-        makes the views itself.
-
-        Args:
-            read: of a call: which of the graph's outputs the body returns, on the host where they
-                are there.
-        """
-        by_ref = [op.is_by_reference(t) for t in graph.inputs]
-        references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
-        views, viewed = outer.made_of_same(references)
-        made = {v for view in views for v in view.outputs}
-        captured = [
-            Capture(v, t.name, t.spec, (graph, i), is_ref)
-            for i, (t, v, is_ref) in enumerate(zip(graph.inputs, inputs, by_ref))
-            if not (is_ref and v in made)
-        ]
-        captured += [
-            Capture(v, v.name, v.spec, outer.roots.get(v), True)
-            for v in viewed
-            if v not in references
-        ]
-        use: Any = None
-        if self.is_outlined(graph):
-            which = read if read is None else tuple(read)
-            use = (
-                graph,
-                carried,
-                which,
-                tuple(by_ref),
-                *self._given(captured, outer),
-                *_made(references, captured, views),
-            )
-            if use in self._bodies:
-                return self._bodies[use], [t.value for t in captured]
-            name = inner_path("", graph)  # however deep the first use is
-        moved: set[Any] = set()
-        while True:
-            builder = Inliner(self, name)
-            found = builder.take(captured, moved, outer)
-            builder.view_again(views, found)
-            bound = [
-                found[v if is_ref else (graph, i)]
-                for i, (v, is_ref) in enumerate(zip(inputs, by_ref))
-            ]
-            if self.touches(graph):
-                own = enumerate(zip(bound, by_ref))
-                bound = [v if is_ref else builder.copy(v, (graph, i)) for i, (v, is_ref) in own]
-            outputs = builder.inline(graph, bound, name)
-            if read is not None:
-                outputs = [outputs[i] for i in read]
-            host = [v.host for v in (builder.inputs[:carried] if read is None else outputs)]
-            moves = {(graph, i) for i, v in enumerate(outputs[:carried]) if host[i] and not v.host}
-            if not moves:
-                block = builder.finish(outputs, host)
-                if use is not None:
-                    self._bodies[use] = block
-                return block, [t.value for t in captured]
-            moved |= moves
-
-    def _given(self, captured: Sequence[Capture], outer: BlockBuilder) -> tuple[Any, ...]:
-        """What the block of an outlined graph must know of each value that it takes, beyond its
-        shape and type.
-        """
-        return tuple(
-            (
-                t.value.host and t.root not in self.device_roots,
-                t.value.sharding,
-                outer.forms.get(t.value) if t.by_ref else None,
-            )
-            for t in captured
-        )
-
-
-def _made(
-    references: Sequence[Value], captured: Sequence[Capture], views: Sequence[Instr]
-) -> tuple[Any, ...]:
-    """Which by-reference inputs are the same value, and how those are made that are views of what
-    is captured.
-    """
-    if not references:
-        return ()
-    order: dict[Value, int] = {}
-    for t in captured:
-        if t.by_ref:
-            order.setdefault(t.value, len(order))
-    steps = []
-    for view in views:
-        result = view.outputs[0]
-        arguments = tuple(
-            (n, filled(a, lambda v: order.get(v, v))) for n, a in view.arguments.items()
-        )
-        steps.append((view.definition, view.host, result.spec, result.sharding, arguments))
-        order[result] = len(order)
-    added = tuple(t.spec for t in captured if t.value not in references) if views else ()
-    return tuple(order[v] for v in references), tuple(steps), added
+    program = ProgramGraphs(main, run_passes, ops)
+    while True:
+        program.bodies.clear()
+        try:
+            builder = Inliner(program, "main")
+            on_device = (v for v in main.variables if v.location_info is None)
+            for t in (*(v if v.shard is None else v.shard for v in on_device), *main.kept):
+                builder.state(t)
+            builder.inline(main, [], "")
+            return builder.finish([])
+        except NotOnHost as error:
+            program.device_roots.add(error.root)
 
 
 class Inliner(BlockBuilder):
     """Fills a block with what graphs do."""
 
-    def __init__(self, lowering: Lowering, name: str):
-        super().__init__(lowering, name)
-        self.lowering = lowering
+    def __init__(self, program: ProgramGraphs, name: str):
+        super().__init__(program, name)
+        self.program: ProgramGraphs = program
 
     def inline(
         self, graph: Graph, bound: Sequence[Value], path: str, rng_path: RngPath = START
     ) -> list[Value]:
         """Add a graph's ops on the given inputs; returns its outputs. ``rng_path``: of the call."""
-        lowered = self.lowering.graph_block(graph)
+        lowered = self.program.graph_block(graph)
         env: Env = dict(zip(lowered.block.inputs, bound))
         env.update((v, self.variables[t]) for t, v in lowered.block.state.items())
-        copies = self.lowering.touches(graph)
+        copies = self.program.touches(graph)
         for c, v in lowered.block.constants.items():
             env[v] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
-        if self.lowering.rounds and graph.rounding_seed is not None:
+        if self.program.rounds and graph.rounding_seed is not None:
             rng_path = RngPath(seed=self.seed(env[lowered.values[graph.rounding_seed]]))
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
         paths: dict[int, RngPath] = {}
         for instr in lowered.block.instrs:
             assert instr.definition is not None
-            position = self.lowering.positions.of(op_of(instr))
+            position = self.program.positions.of(op_of(instr))
             if position not in paths:
                 paths[position] = rng_path.inside(position)
             at = paths[position]
             if rng_path.seed is not None:
-                at = self.lowering.drawing(instr, at)
+                at = self.program.drawing(instr, at)
             add.get(instr.definition.name, self._op)(instr, env, path, at)
         return [env[v] for v in lowered.block.outputs]
 
     def _call(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         graph: Graph = instr.arguments["graph"]
-        if self.lowering.is_outlined(graph):
+        if self.program.is_outlined(graph):
             self._call_outlined(instr, env, path, rng_path)
             return
-        copies = self.lowering.touches(graph)
+        copies = self.program.touches(graph)
         bound = [
             env[t]
             if op_of(instr).is_by_reference(g) or not copies
@@ -280,7 +114,7 @@ class Inliner(BlockBuilder):
         """Run a graph's own block once. What it returns is apart from all else: it needs no
         copies.
         """
-        used = self.lowering.used(op_of(instr).graph)
+        used = self.program.used(op_of(instr).graph)
         read = [i for i, t in enumerate(instr.outputs) if t in used]
         for i, value in zip(
             read, self._run_outlined(instr, self._inputs(instr, env), read, path, rng_path)
@@ -299,12 +133,12 @@ class Inliner(BlockBuilder):
         graph: Graph = instr.arguments["graph"]
         body, taken = self._body(instr, graph, inputs, path, read=read)
         outputs = [
-            self.lowering.new(instr.outputs[i].name, result.spec, result.host, result.sharding)
+            self.program.new(instr.outputs[i].name, result.spec, result.host, result.sharding)
             for i, result in zip(read, body.outputs)
         ]
         self.roots.update((value, (op_of(instr), i)) for i, value in zip(read, outputs))
         self._run("call", instr, {"inputs": taken}, outputs, [body], path, rng_path)
-        moved = self.lowering.device_roots
+        moved = self.program.device_roots
         return [self.to_device(v) if v.host and self.roots[v] in moved else v for v in outputs]
 
     def _inputs(self, instr: Instr, env: Env) -> list[Value]:
@@ -336,7 +170,7 @@ class Inliner(BlockBuilder):
                 return
         body, taken = self._body(instr, graph, inputs, path, carried)
         outputs = [
-            self.lowering.new(t.name, t.spec, v.host, v.sharding)
+            self.program.new(t.name, t.spec, v.host, v.sharding)
             for t, v in zip(instr.outputs, body.outputs)
         ]
         self.roots.update((v, (graph, i)) for i, v in enumerate(outputs))
@@ -352,7 +186,7 @@ class Inliner(BlockBuilder):
         What becomes a carried input is a copy, as only the first iteration changes the caller's.
         """
         graph: Graph = instr.arguments["graph"]
-        if self.lowering.is_outlined(graph):
+        if self.program.is_outlined(graph):
             return self._run_outlined(
                 instr, inputs, range(len(graph.outputs)), path, rng_path.inside(0)
             )
@@ -393,12 +227,83 @@ class Inliner(BlockBuilder):
         by-reference input that it needs on the device cannot be a host value here.
         """
         name = inner_path(path, graph)
-        body, taken = self.lowering.body(op_of(instr), graph, inputs, carried, name, self, read)
+        body, taken = self._block_of(op_of(instr), graph, inputs, carried, name, read)
         for i, (value, inner) in enumerate(zip(taken, body.inputs)):
             if i in body.by_ref and value.host and not inner.host:
                 raise NotOnHost(self.roots[value])
         pairs = zip(taken, body.inputs)
         return body, tuple([v if inner.host else self.to_device(v) for v, inner in pairs])
+
+    def _block_of(
+        self,
+        op: Op,
+        graph: Graph,
+        inputs: Sequence[Value],
+        carried: int,
+        name: str,
+        read: Sequence[int] | None = None,
+    ) -> tuple[Block, list[Value]]:
+        """The body of a loop, a branch or a call of ``op``, and the values of the block around it
+        that it takes.
+
+        A carried input stays on the host only while the output that becomes it does. Instead of
+        several by-reference inputs that are views of the same elements it takes these elements, and
+        makes the views itself.
+
+        Args:
+            read: of a call: which of the graph's outputs the body returns, on the host where they
+                are there.
+        """
+        by_ref = [op.is_by_reference(t) for t in graph.inputs]
+        references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
+        views, viewed = self.made_of_same(references)
+        made = {v for view in views for v in view.outputs}
+        captured = [
+            Capture(v, t.name, t.spec, (graph, i), is_ref)
+            for i, (t, v, is_ref) in enumerate(zip(graph.inputs, inputs, by_ref))
+            if not (is_ref and v in made)
+        ]
+        captured += [
+            Capture(v, v.name, v.spec, self.roots.get(v), True)
+            for v in viewed
+            if v not in references
+        ]
+        use: Use | None = None
+        if self.program.is_outlined(graph):
+            which = read if read is None else tuple(read)
+            use = (
+                graph,
+                carried,
+                which,
+                tuple(by_ref),
+                *taken_alike(captured, references, views, self),
+            )
+            if use in self.program.bodies:
+                return self.program.bodies[use], [t.value for t in captured]
+            name = inner_path("", graph)  # however deep the first use is
+        moved: set[Any] = set()
+        while True:
+            builder = Inliner(self.program, name)
+            found = builder.take(captured, moved, self)
+            builder.view_again(views, found)
+            bound = [
+                found[v if is_ref else (graph, i)]
+                for i, (v, is_ref) in enumerate(zip(inputs, by_ref))
+            ]
+            if self.program.touches(graph):
+                own = enumerate(zip(bound, by_ref))
+                bound = [v if is_ref else builder.copy(v, (graph, i)) for i, (v, is_ref) in own]
+            outputs = builder.inline(graph, bound, name)
+            if read is not None:
+                outputs = [outputs[i] for i in read]
+            host = [v.host for v in (builder.inputs[:carried] if read is None else outputs)]
+            moves = {(graph, i) for i, v in enumerate(outputs[:carried]) if host[i] and not v.host}
+            if not moves:
+                block = builder.finish(outputs, host)
+                if use is not None:
+                    self.program.bodies[use] = block
+                return block, [t.value for t in captured]
+            moved |= moves
 
     def _run(
         self,
@@ -433,7 +338,7 @@ class Inliner(BlockBuilder):
             bodies.append(body)
         results = bodies[0].outputs
         outputs = [
-            self.lowering.new(t.name, t.spec, sharding=v.sharding)
+            self.program.new(t.name, t.spec, sharding=v.sharding)
             for t, v in zip(instr.outputs, results)
         ]
         self._run("conditional", instr, arguments, outputs, bodies, path, rng_path)
@@ -456,16 +361,16 @@ class Inliner(BlockBuilder):
             if value.host and not host:
                 raise NotOnHost(self.roots[value])
         host = host and not any(
-            (op_of(instr), i) in self.lowering.device_roots for i in range(len(specs))
+            (op_of(instr), i) in self.program.device_roots for i in range(len(specs))
         )
-        operands, everyone = [v.sharding for v in inputs], self.lowering.everyone
+        operands, everyone = [v.sharding for v in inputs], self.program.everyone
         outputs = [
-            self.lowering.new(
+            self.program.new(
                 t.name,
                 s,
                 host,
                 result_sharding(
-                    definition, arguments, s, operands, self.lowering.sharding, everyone
+                    definition, arguments, s, operands, self.program.sharding, everyone
                 ),
             )
             for t, s in zip(instr.outputs, specs)
@@ -490,7 +395,7 @@ class Inliner(BlockBuilder):
                 path=path,
                 rng_path=rng_path,
                 writers=instr.writers,
-                rng_positions=tuple(self.lowering.positions.of(op) for op in instr.writers),
+                rng_positions=tuple(self.program.positions.of(op) for op in instr.writers),
             )
         )
         env.update(zip(instr.outputs, outputs))

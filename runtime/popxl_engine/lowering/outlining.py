@@ -1,6 +1,17 @@
-"""Which graphs become blocks of their own: those that would be inlined very often."""
+"""Which graphs become blocks of their own: those that would be inlined very often. One block serves
+all calls that use it alike.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from popxl.graph import Graph, called_first
+
+from popxl_engine.ir import Instr, Value, filled
+from popxl_engine.lowering.block_builder import BlockBuilder, Capture
+
+Use = tuple[Any, ...]
+"""What the block of an outlined graph depends on beside the graph: hashable."""
 
 MOST_INLINED = 256
 """Times that a graph is inlined in the main graph. The layers of a large model, written out, are
@@ -42,3 +53,51 @@ def outlined_graphs(main: Graph) -> set[Graph]:
                 )
                 times[called] = times.get(called, 0) + times[graph] * parts
     return outlined
+
+
+def taken_alike(
+    captured: Sequence[Capture],
+    references: Collection[Value],
+    views: Sequence[Instr],
+    outer: BlockBuilder,
+) -> Use:
+    """What a block must know of the values that it takes, beyond their shapes and types.
+
+    Args:
+        references: those that it takes by reference.
+        views: how it makes again those that are views of what it takes.
+        outer: the block around it.
+    """
+    given = tuple(
+        (
+            t.value.host and t.root not in outer.program.device_roots,
+            t.value.sharding,
+            outer.forms.get(t.value) if t.by_ref else None,
+        )
+        for t in captured
+    )
+    return (*given, *_made(references, captured, views))
+
+
+def _made(
+    references: Collection[Value], captured: Sequence[Capture], views: Sequence[Instr]
+) -> tuple[Any, ...]:
+    """Which by-reference inputs are the same value, and how those are made that are views of what
+    is captured.
+    """
+    if not references:
+        return ()
+    order: dict[Value, int] = {}
+    for t in captured:
+        if t.by_ref:
+            order.setdefault(t.value, len(order))
+    steps = []
+    for view in views:
+        result = view.outputs[0]
+        arguments = tuple(
+            (n, filled(a, lambda v: order.get(v, v))) for n, a in view.arguments.items()
+        )
+        steps.append((view.definition, view.host, result.spec, result.sharding, arguments))
+        order[result] = len(order)
+    added = tuple(t.spec for t in captured if t.value not in references) if views else ()
+    return tuple(order[v] for v in references), tuple(steps), added

@@ -88,6 +88,7 @@ static float* wide_block(const Operand& from, int64_t first, int64_t count, floa
 struct Drawn {
   const Bits* bits = nullptr;
   uint16_t shift = 0;
+  Drawn(const Bits* bits) : bits(bits) {}
   Drawn(const Noise& noise, int64_t index) {
     if (noise.key == 0) return;
     bits = noise.base + index % PERIOD;
@@ -223,9 +224,136 @@ static void adamw_block(const Adam& a, const Block& block) {
     update_copies(formula, block);
 }
 
+// Moments of 8 bits, as popxl/moments.py says.
+constexpr int64_t SHARING = 32;  // numbers that share a power of two
+constexpr int64_t CODED_BLOCK = 1024;
+constexpr int MANTISSA = 3;
+
+static inline float power(uint32_t exponent) { return bits_as<float>(exponent << 23); }
+
+template <int BIAS, bool IS_SIGNED>
+struct Coded {
+  static constexpr uint32_t LARGEST = IS_SIGNED ? 0x7f : 0xff, LIFT = (127 - BIAS) << MANTISSA;
+  uint8_t *codes, *scales;
+  Coded(void* coded, int64_t count)
+      : codes(static_cast<uint8_t*>(coded)), scales(static_cast<uint8_t*>(coded) + count) {}
+
+  // A block of at most SHARING numbers, as float32.
+  inline void decode(int64_t first, int64_t count, float* to) const {
+    const float scale = power(scales[first / SHARING]);
+    const uint8_t* from = codes + first;
+    const float step = power(127 + 1 - BIAS - MANTISSA);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t size = from[i] & LARGEST;
+      const float normal = bits_as<float>((size + LIFT) << 20), small = float(size) * step;
+      const float value = (size < 1u << MANTISSA ? small : normal) * scale;
+      to[i] = bits_as<float>(bits_as<uint32_t>(value) | (from[i] & ~LARGEST) << 24);
+    }
+  }
+
+  // The codes of such a block, each with 16 random bits. Without a sign, what is above zero stays.
+  void encode(int64_t first, int64_t count, const float* from, const Bits* bits) const {
+    int32_t most = 0;  // numbers without a sign are in the order of their bits
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < count; ++i)
+      most = std::max(most, int32_t(bits_as<uint32_t>(from[i]) & 0x7fffffffu));
+    const int32_t exponent = std::min(std::max(((most - 1) >> 23) + 1, 37), 253);
+    scales[first / SHARING] = most >= 0x7f800000 ? 255 : uint8_t(exponent);
+    const float inverse = power(uint32_t(254 - exponent)), steps = power(127 - 1 + BIAS + MANTISSA);
+    const float limit = power(127 + 1 - BIAS);
+    uint8_t* to = codes + first;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t sign = bits_as<uint32_t>(from[i]) >> 31;
+      const float size = std::fabs(from[i]), x = size * inverse;
+      const uint32_t drawn = bits[i] ^ 0x8000u;
+      const int32_t normal = int32_t(((bits_as<uint32_t>(x) + (drawn << 4)) >> 20) - LIFT);
+      const int32_t small = int32_t((x < limit ? x : 0.0f) * steps + float(drawn) * 0x1p-16f);
+      int32_t code = std::min(x < limit ? small : normal, int32_t(LARGEST));
+      if (!IS_SIGNED) code = std::max(code, int32_t(size != 0.0f));
+      to[i] = uint8_t(IS_SIGNED ? uint32_t(code) | sign << 7 : uint32_t(code));
+    }
+  }
+};
+
+using First = Coded<15, true>;
+using Second = Coded<31, false>;
+
+// Random bits of a block from element `index` on, across ends of periods; zeros, which round to
+// nearest, where there are none.
+static void draw_block(const Noise& noise, int64_t index, int64_t count, Bits* to) {
+  if (noise.key == 0) return std::fill(to, to + count, Bits(0));
+  for (int64_t i = 0, end; i < count; i = end) {
+    end = std::min(count, i + PERIOD - (index + i) % PERIOD);
+    const Drawn drawn(noise, index + i);
+#pragma omp simd
+    for (int64_t n = 0; n < end - i; ++n)
+      to[i + n] = uint16_t(drawn.bits[n] + drawn.shift);
+  }
+}
+
+struct CodedUpdate {
+  const Adam& a;
+  const Operand &weight, &gradient;
+  const First& first;
+  const Second& second;
+  const Noise* noises;
+
+  void block(int64_t start, int64_t count, int64_t index) const {
+    float m[CODED_BLOCK], v[CODED_BLOCK], copies[2][CODED_BLOCK];
+    Bits bits[CODED_BLOCK];
+    each(count, [&](int64_t i, int64_t n) { first.decode(start + i, n, m + i); });
+    each(count, [&](int64_t i, int64_t n) { second.decode(start + i, n, v + i); });
+    const Formula formula{a, wide_block(gradient, start, count, copies[0])};
+    float* w = wide_block(weight, start, count, copies[1]);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      m[i] = formula.mean(i, m[i]);
+      v[i] = formula.square(i, v[i]);
+      w[i] = formula.weight(w[i], m[i], v[i]);
+    }
+    draw_block(noises[0], index, count, bits);
+    const Bits* drawn = noises[0].key == 0 ? nullptr : bits;
+    store_block(w, weight, start, count, Drawn(drawn));
+    draw_block(noises[1], index, count, bits);
+    each(count, [&](int64_t i, int64_t n) { first.encode(start + i, n, m + i, bits + i); });
+    draw_block(noises[2], index, count, bits);
+    each(count, [&](int64_t i, int64_t n) { second.encode(start + i, n, v + i, bits + i); });
+  }
+
+  // Whole blocks, whose length compilers know, and what is left.
+  template <class Work>
+  static void each(int64_t count, Work work) {
+    int64_t i = 0;
+    for (; i + SHARING <= count; i += SHARING) work(i, SHARING);
+    if (i < count) work(i, count - i);
+  }
+};
+
 }  // namespace
 
 extern "C" {
+
+// As `adamw`, with moments of 8 bits.
+void adamw_8bit(void* weight, int64_t weight_type, void* gradient, int64_t gradient_type,
+                void* first, void* second, uint64_t weight_key, uint64_t first_key,
+                uint64_t second_key, int64_t offset, double scale, double step, double rate,
+                double beta1, double beta2, double epsilon, double decay, int64_t count,
+                int threads) {
+  const Adam a(scale, step, rate, beta1, beta2, epsilon, decay);
+  const Operand w{weight, Type(weight_type)}, g{gradient, Type(gradient_type)};
+  const First m(first, count);
+  const Second v(second, count);
+  const uint64_t keys[] = {weight_key, first_key, second_key};
+  Noise noises[3];
+  draw_noises(keys, offset + count, threads, noises);
+  const CodedUpdate update{a, w, g, m, v, noises};
+  in_pieces(count, PIECE, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t start = begin; start < end; start += CODED_BLOCK)
+      update.block(start, std::min(CODED_BLOCK, end - start), offset + start);
+  });
+}
 
 // Operands with their types; keys: of the generators whose bits round weight, m and v; 0: to
 // nearest. Elements have the bits of those from `offset` on.

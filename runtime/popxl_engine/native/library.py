@@ -38,6 +38,7 @@ SIGNATURES = {
     "logsumexp": ("pnpnn", 1),
     "logsumexp_grad": ("pnpppppnnn", 1),
     "adamw": ("pnpnpnpn" + "nnnn" + "dddddddn", 0),
+    "adamw_8bit": ("pnpnpp" + "nnnn" + "dddddddn", 0),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),

@@ -230,6 +230,7 @@ def account_with(room, *given):
     return Account(training_program, None, frozenset(given), own=100 << 20, room=room)
 
 
+@pytest.mark.slow
 def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path):
     config = small(hidden_size=256, vocabulary_size=512, run_folder=str(tmp_path))
     free = account_with(1 << 40).place(config)
@@ -254,6 +255,7 @@ def test_a_place_for_rows_that_is_given_is_not_changed(tmp_path):
 # The whole
 
 
+@pytest.mark.slow
 def test_a_run_is_executed_as_chosen_and_one_that_goes_on_does_not_search_again(
     tmp_path, capsys, monkeypatch
 ):

@@ -12,6 +12,7 @@ from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in, find
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.tensor_files import read_tensors
 from popxl_gpt.execution.variables import read_weights
 from tests.integration.saved_runs import BASE, train
 
@@ -29,6 +30,15 @@ RESTORED = [
     {"precision": "float16", "stochastic_rounding": True, "loss_scaling": 16.0},
     {"precision": "float16", "master_weights": True, "loss_scaling": "auto"},
     {"moment_precision": "bfloat16", "stochastic_rounding": True},
+    {"moment_precision": "8bit", "stochastic_rounding": True},
+    {
+        "moment_precision": "8bit",
+        "precision": "bfloat16",
+        "stochastic_rounding": True,
+        "data_parallel": 2,
+        "tensor_parallel_1": 2,
+        "tensor_parallel_2": 2,
+    },
     {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
 ]
 
@@ -97,6 +107,61 @@ def test_moments_in_bfloat16_go_on_in_float32_as_they_are(tmp_path, caplog):
     assert any(np.any(array) for array in moments.values())
     for name, array in moments.items():
         np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
+EIGHT_BIT = {"moment_precision": "8bit", "stochastic_rounding": True, "dropout": 0.0}
+SPLITS = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [(1, 1, 1), (2, 1, 1), (1, 2, 2)], ids=str)
+def test_moments_in_8_bits_go_on_in_any_layout(after, tmp_path):
+    """Weights are those that were saved, bit for bit. Moments are coded again in other blocks: of
+    numbers that are small beside others of their block the last bits are rounded once more. What
+    later steps draw for an element depends on its place in its piece, as with moments of 16 bits.
+    """
+    config = override(BASE, **EIGHT_BIT, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2)
+    session = pretraining(config)
+    train(session, config, range(3))
+    saved, weights = (
+        save(session, config, tmp_path, Position(3, "data")),
+        read_weights(session, config),
+    )
+    expected = train(session, config, range(3, 6))
+    other = override(config, **dict(zip(SPLITS, after)))
+    restored = pretraining(other)
+    SavedRun(saved, other).restore(restored)
+    for name, array in read_weights(restored, other).items():
+        np.testing.assert_array_equal(array, weights[name], err_msg=name)
+    again = tmp_path / "again"
+    save(restored, other, again, Position(3, "data"))
+    for path in saved.glob("*.safetensors"):
+        first, second = (read_tensors(p) for p in (path, again / saved.name / path.name))
+        for name, array in first.items():
+            kept = np.abs(array) > 2.0**-11 * np.abs(array).max(initial=0)
+            np.testing.assert_array_equal(array[kept], second[name][kept], err_msg=name)
+    losses = train(restored, other, range(3, 6))
+    np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-6)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_moments_in_8_bits_go_on_in_float32_as_they_are(tmp_path):
+    config, wide = (
+        override(BASE, **EIGHT_BIT),
+        override(BASE, **{**EIGHT_BIT, "moment_precision": "float32"}),
+    )
+    session, other = pretraining(config), pretraining(wide)
+    train(session, config, range(3))
+    saved = save(session, config, tmp_path, Position(3, "data"))
+    SavedRun(saved, wide).restore(other)
+    again = save(other, wide, tmp_path / "again", Position(3, "data"))
+    for path in saved.glob("*.safetensors"):
+        first, second = read_tensors(path), read_tensors(again / path.name)
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, second[name], err_msg=name)
+    with pytest.raises(UserError, match="moment_precision float32, not 8bit"):
+        SavedRun(again, config)
 
 
 @pytest.mark.slow

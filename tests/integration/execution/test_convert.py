@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from popxl_gpt.config import UserError, preset
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder
 from popxl_gpt.execution.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.runs import run_job
@@ -106,6 +108,17 @@ def test_the_tokenizer_goes_both_ways(theirs, tmp_path):
     ends = (loaded.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id)
     assert ends == (loaded.convert_tokens_to_ids("<|endoftext|>"),) * 3
     assert loaded.bos_token == loaded.eos_token == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_the_export_says_that_transformers_lets_documents_attend_to_each_other(
+    theirs, tmp_path, monkeypatch, capsys, is_apart
+):
+    model = replace(HuggingFaceFolder(theirs).model, document_attention=is_apart)
+    monkeypatch.setattr(HuggingFaceFolder, "model", model)
+    main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
+    assert ("note: documents of one sequence attended" in capsys.readouterr().out) == is_apart
 
 
 @pytest.mark.parametrize("positions", [5, 12, 20])
@@ -226,7 +239,7 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
     assert done.returncode == 2 and "got a folder that is there" in done.stderr
     for words, said in (
         (("from_hugging_fase",), "Did you mean 'from_hugging_face'?"),
-        ((), "command: got none"),
+        ((), "command: got none; expected one of from_hugging_face, to_hugging_face. demo/"),
         (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
         (("to_hugging_face", "nothing", "out"), "CHECKPOINT: got nothing, no folder"),
         (("to_hugging_face", "ours", "out", "--positons", 3), "Did you mean '--positions'?"),

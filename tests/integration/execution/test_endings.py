@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,15 +74,16 @@ def hear_signals() -> None:
 
 def end(process: subprocess.Popen, number: "int | None" = None) -> "tuple[int, str, str]":
     """Send a signal, if one is given, and wait: exit code, output, errors."""
-    try:
-        if number is not None:
-            process.send_signal(number)
-        output, errors = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        raise AssertionError(f"did not end within {SECONDS} s:\n{where_it_is(process)}") from None
-    finally:
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            if number is not None:
+                process.send_signal(number)
+            output, errors = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            told = where_it_is(process)
+            raise AssertionError(f"did not end within {SECONDS} s:\n{told}") from None
+        finally:
+            process.kill()
     assert "Traceback" not in (errors or ""), errors
     return process.returncode, output, errors
 
@@ -102,11 +104,17 @@ def steps_in(run: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def wait_for_steps(process: subprocess.Popen, run: Path, steps: int = 2) -> None:
+def wait_until(process: subprocess.Popen, is_so: "Callable[[], bool]") -> None:
+    """A process that ends before, or takes too long, is ended, and the test fails with its words."""
     until = time.monotonic() + SECONDS
-    while steps_in(run) < steps:
-        assert process.poll() is None and time.monotonic() < until, process.communicate()
+    while not is_so():
+        assert process.poll() is None, process.communicate(timeout=SECONDS)
+        assert time.monotonic() < until, where_it_is(process)
         time.sleep(0.005)
+
+
+def wait_for_steps(process: subprocess.Popen, run: Path, steps: int = 2) -> None:
+    wait_until(process, lambda: steps_in(run) >= steps)
 
 
 def saved_in(folder: Path) -> "list[str]":
@@ -207,9 +215,7 @@ def test_sigusr1_saves_and_the_run_goes_on(launched, tmp_path):
     process, run = start(poprun(command) if launched else command, **QUIET), tmp_path / "runs/run"
     wait_for_steps(process, run)
     process.send_signal(signal.SIGUSR1)
-    while not (run / "checkpoints").is_dir() or not list((run / "checkpoints").glob("step_*")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
+    wait_until(process, lambda: bool(list((run / "checkpoints").glob("step_*"))))
     wait_for_steps(process, run, steps_in(run) + 2)
     code, _, errors = end(process, signal.SIGTERM)
     assert code == 128 + signal.SIGTERM, errors
@@ -374,9 +380,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_line_of_metrics_and_no_step(tm
     run, before = tmp_path / "runs/run", resource.getrlimit(resource.RLIMIT_FSIZE)
     wait_for_steps(process, run)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (ROOM, before[1]))
-    while (run / "metrics.jsonl").stat().st_size < ROOM:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
+    wait_until(process, lambda: (run / "metrics.jsonl").stat().st_size >= ROOM)
     time.sleep(0.1)  # some steps
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
     wait_for_steps(process, run, steps_in(run) + 10)

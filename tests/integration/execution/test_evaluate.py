@@ -198,7 +198,10 @@ def test_two_processes_give_the_numbers_of_one(folder, tmp_path):
             "--text: got text and --input_files; expected",
         ),
         ("--checkpoint RUN --tokenizer none.json", "--tokenizer: got none.json: No such file"),
-        ("--checkpoint RUN --sequence_length 41", "sequence_length: got 41; expected at most max"),
+        (
+            "--checkpoint RUN --sequence_length 41",
+            "--sequence_length: got 41; expected at most 40, the positions that",
+        ),
         ("--checkpoint RUN --json /nowhere/a.json", "--json: got /nowhere/a.json: No such file"),
         ("--checkpoint RUN --json /", "--json: got /: Is a directory;"),
         ("--checkpoint RUN --limit 3", "--limit: got 3 without --lm_eval; expected tasks"),

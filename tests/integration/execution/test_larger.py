@@ -32,6 +32,7 @@ CASES = {
     "": TRAINED,
     "kept": override(TRAINED, recomputation=False, device_iterations=2),
     "narrow moments": override(TRAINED, moment_precision="bfloat16"),
+    "8 bits": override(TRAINED, moment_precision="8bit"),
 }
 
 

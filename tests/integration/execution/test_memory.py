@@ -79,7 +79,7 @@ def test_every_replica_holds_its_share_of_the_live_buffers(grid):
 
 
 @pytest.mark.slow
-def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
+def test_moments_take_a_half_in_bfloat16_and_a_quarter_in_8_bits_of_what_float32_takes():
     config = preset(
         "tiny", hidden_size=128, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1
     )
@@ -87,6 +87,12 @@ def test_moments_in_bfloat16_take_half_of_what_they_take_in_float32():
     (wide_bytes,), (narrow_bytes,) = held_bytes(stepped(config)), held_bytes(stepped(narrow))
     assert wide_bytes - narrow_bytes == 2 * 2 * parameter_count(config.model)
     assert state_bytes(config) - state_bytes(narrow) == wide_bytes - narrow_bytes
+    coded = override(narrow, moment_precision="8bit")
+    (coded_bytes,) = held_bytes(stepped(coded))
+    weights = parameter_count(config.model)
+    # and a byte for each 32 numbers
+    assert wide_bytes - coded_bytes == pytest.approx(2 * (4 - 1 - 1 / 32) * weights, rel=1e-3)
+    assert state_bytes(config) - state_bytes(coded) == 2 * 3 * weights
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from popxl_gpt.config import UserError, parse_command_line, preset, preset_names
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.benchmark.speed import Options
+from popxl_gpt.execution.reports.benchmark.options import Options
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.plan.text import group_name, plan_text
@@ -82,6 +82,7 @@ PLANNED: "list[tuple[tuple[int, int, int], dict[str, Any]]]" = [
     ((2, 2, 2), {"dropout": 0.1}),
     ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2, "master_weights": True}),
     ((2, 1, 1), {"moment_precision": "bfloat16", "stochastic_rounding": "true"}),
+    ((2, 1, 1), {"moment_precision": "8bit", "stochastic_rounding": "true"}),
     ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
 ]
 PLANS = """

@@ -14,7 +14,7 @@ from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work
 from popxl_gpt.config import Config, UserError, parse_command_line, preset
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.benchmark.speed import Options
+from popxl_gpt.execution.reports.benchmark.options import Options
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.profile.picture import busy
 from popxl_gpt.execution.reports.profile.report import StepProfiler

@@ -42,6 +42,10 @@ LAYOUTS = {
         TRAINED, precision="float16", stochastic_rounding=False
     ),
     "float32": EXACT,
+    "moments in 8 bits": override(TRAINED, moment_precision="8bit"),
+    "all, moments in 8 bits": override(
+        EXACT, **GRID, moment_precision="8bit", stochastic_rounding=True
+    ),
     "without clipping, keeping activations": override(
         EXACT, max_norm=0.0, recomputation=False, widening=2
     ),

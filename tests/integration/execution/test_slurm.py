@@ -98,7 +98,9 @@ def test_a_job_that_is_told_to_end_is_queued_again_and_goes_on_bitwise(
     first = start(tmp_path / "runs", job)
     until = time.monotonic() + SECONDS
     while not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").stat().st_size == 0:
-        assert first.poll() is None and time.monotonic() < until, first.communicate()
+        if first.poll() is not None or time.monotonic() > until:
+            first.terminate()
+            raise AssertionError(first.communicate(timeout=SECONDS))
         time.sleep(0.005)
     first.send_signal(number)
     _, said = first.communicate(timeout=SECONDS)

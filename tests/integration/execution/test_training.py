@@ -52,6 +52,7 @@ SOME = {"data_parallel": 2, "micro_batch_size": 1}
     cases(
         [
             {"moment_precision": "bfloat16"},
+            {"moment_precision": "8bit", "data_parallel": 2, "micro_batch_size": 1},
             {"optimizer": "muon", "moment_precision": "bfloat16"},
             {
                 "moment_precision": "bfloat16",
@@ -235,6 +236,9 @@ def test_moments_in_bfloat16_track_float32_over_500_steps():
     assert narrow_squares == pytest.approx(squares, rel=0.002)
     nearest = replace(narrow, training=replace(narrow.training, stochastic_rounding=False))
     assert curve_and_second_moments(nearest)[1] > 1.02 * squares
+    eight = override(config, moment_precision="8bit", stochastic_rounding=True)
+    # a moment is off by up to an eighth of itself: sixteen times as much
+    assert 0 < np.abs(curve(eight) - expected).max() < 0.01
 
 
 @pytest.mark.slow

@@ -196,6 +196,8 @@ def start(program: str, tmp_path: Path, **environment: str) -> "subprocess.Popen
         text=True,
         env=variables,
         start_new_session=True,
+        # As in a terminal: what a shell starts in the background or under nohup ignores Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

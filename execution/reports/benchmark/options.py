@@ -1,0 +1,41 @@
+"""The benchmark's command line, which is answered before anything slow is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from popxl_gpt.config import Config, UserError, parse_command_line
+from popxl_gpt.execution.reports.options import PlanOptions
+
+UNUSED = ("data", "checkpoint", "wandb", "wandb_name", "wandb_project", "log_every")
+"""Settings that a run on random tokens, of which nothing is kept, has no use for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options(PlanOptions):
+    """What is measured, profiled or planned."""
+
+    measured_runs: int = 5
+    """Runs of the session that are timed."""
+    unmeasured_runs: int = 2
+    """Runs before those, which compile and fill caches."""
+
+
+def parse(arguments: Sequence[str]) -> tuple[Config, Options]:
+    """What is measured, and how.
+
+    Raises:
+        UserError: the command line is wrong.
+    """
+    config, options = parse_command_line(
+        arguments,
+        program="execution/pretraining.py: speed of the training program on synthetic data",
+        default="test",
+        options=Options,
+        unused=UNUSED,
+    )
+    if options.measured_runs < 1 or options.unmeasured_runs < 0:
+        raise UserError(
+            f"measured_runs, unmeasured_runs: got {options.measured_runs} and "
+            f"{options.unmeasured_runs}; expected at least 1 and at least 0. Raise them."
+        )
+    return config, options
