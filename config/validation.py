@@ -319,8 +319,8 @@ def _moments(config: Config) -> Iterator[Problem]:
         yield _problem(
             "moment_precision optimizer",
             f"moment_precision: got 8bit with optimizer {training.optimizer}; expected float32 or "
-            "bfloat16, for a matrix moves by the directions of its momentum, of which 8 bits tell "
-            "too little. Use bfloat16, or --optimizer adamw.",
+            "bfloat16, for 8 bits are kept of AdamW's moments alone. Use bfloat16, or "
+            "--optimizer adamw.",
         )
 
 

@@ -387,7 +387,7 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
             f"{folder}: got no checkpoint ({MANIFEST} is not there); expected a run's folder, or "
             "a folder step_<n> of it"
         )
-        if folder.is_dir() and NAME.fullmatch(folder.name):
+        if folder.exists() and NAME.fullmatch(folder.name):
             raise DamagedError(problem) from error
         raise UserError(f"{problem}. Check --checkpoint.load; auto finds the newest.") from error
     except OSError as error:

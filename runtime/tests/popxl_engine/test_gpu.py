@@ -238,8 +238,8 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
         (gpu._logsumexp, (logits,)),
         (gpu._logits_gradient, (logits, row, row, row, classes)),
         (generator.words_at_once, (key, 2**33 + 5, 300)),
-        (adamw._moments, (a, b, b.square(), 0.9, 0.95)),
-        (adamw._weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
+        (adamw.moments, (a, b, b.square(), 0.9, 0.95)),
+        (adamw.updated_weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
     )
     layouts = (
         (a, b.to(torch.bfloat16)),

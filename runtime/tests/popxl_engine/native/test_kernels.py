@@ -11,6 +11,7 @@ from helpers.matrices import NATIVE, matrix, random
 from helpers.products import needs_tiles
 from helpers.quick import cases
 from popxl.generator import draws as host_draws
+from popxl.moments import FIRST, SECOND
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.accumulate import accumulate_gemm_
 from popxl_engine.kernels.adamw import adamw_
@@ -55,6 +56,17 @@ def gated(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Gates, large ones among them, and values."""
     gate = random(rows, columns, scale=30)
     return torch.cat([gate, random(rows, columns, seed=2)], 1).to(dtype)
+
+
+def eight_bit_update(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """A step of weights whose moments are in 8 bits."""
+    gradients = random(*shape, seed=1)
+    first, second = (
+        torch.from_numpy(form.encode(moment.reshape(-1).numpy()))
+        for form, moment in ((FIRST, gradients / 10), (SECOND, gradients.square() / 100))
+    )
+    state = random(*shape, dtype=dtype), gradients.to(dtype), first, second
+    return *state, torch.tensor(3.0), 1e-2, 0.9, 0.99, 1e-6, 0.1, 0.5, None
 
 
 def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
@@ -155,6 +167,7 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             )
             for b, h, q, k, w in ((1, 12, 1, 80, 64), (2, 3, 4, 37, 20), (3, 2, 8, 70, 33))
         ],
+        "adamw_8bit_": [eight_bit_update(s, dtype) for s in shapes],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
     }
