@@ -45,8 +45,9 @@ def train(config, numbers) -> "tuple[list, dict[str, np.ndarray]]":
         {"device_iterations": 2, "recomputation": False},
         GRID,
         {"host_memory": 200_000},
+        {"moment_precision": "8bit", "stochastic_rounding": True, **GRID},
     ],
-    ids=["one", "two steps a run", "4 replicas", "files"],
+    ids=["one", "two steps a run", "4 replicas", "files", "moments in 8 bits"],
 )
 def test_phases_that_run_twice_come_to_the_same_and_change_no_number(changes, tmp_path):
     if "host_memory" in changes:
