@@ -5,9 +5,11 @@ process left by a test that has failed, and the files that take longest told at 
 import gc
 import logging
 import os
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -74,6 +76,29 @@ def end_processes(value: object) -> None:
         if isinstance(each, subprocess.Popen) and each.poll() is None:
             with each:
                 each.kill()
+
+
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Signals that a run which was ended by one ignores to the end of its process."""
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> "Iterator[None]":
+    """No test leaves signals ignored: every process that a later one starts would ignore them."""
+    with kept_handlers():
+        yield
+
+
+@contextmanager
+def kept_handlers() -> "Iterator[None]":
+    """Handlers of signals after the block are those from before it."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:

@@ -97,19 +97,22 @@ def test_contributors_are_told_of_the_same_packages():
 
 
 LEAVES_PROCESSES = """
-import gc, subprocess
+import gc, signal, subprocess
 def check(process):
     assert process.poll() is not None
 def test_that_fails():
     process = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE)
     others = [subprocess.Popen(["sleep", "60"])]
     check(process)
+def test_that_ignores_a_signal():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def test_beside_it():
     gc.collect()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """
 
 
-def test_a_test_that_fails_leaves_no_process_to_the_next_and_slow_files_are_told(tmp_path):
+def test_a_test_that_fails_leaves_nothing_to_the_next_and_slow_files_are_told(tmp_path):
     conftest = (ROOT / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("LONG = 60", "LONG = 0"))
     (tmp_path / "test_processes.py").write_text(LEAVES_PROCESSES)
@@ -117,7 +120,7 @@ def test_a_test_that_fails_leaves_no_process_to_the_next_and_slow_files_are_told
     done = subprocess.run(
         [*words, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, timeout=60
     )
-    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert re.search(
         r"slowest files, of \d+ s in all -+\n +[\d.]+ s test_processes.py\n", done.stdout
     )

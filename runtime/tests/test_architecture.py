@@ -80,7 +80,7 @@ ROOMS = (
     Room(
         "popxl_gpt.data",
         ("popxl_gpt.config", "popxl_gpt.utils.units"),
-        ("numpy", "crc32c", "tokenizers", "tqdm"),
+        ("numpy", "crc32c", "tokenizers", "tiktoken", "tqdm"),
     ),
     Room("popxl_gpt.utils", ("popxl_gpt.config", "popxl", "popxl_addons"), ("numpy",)),
     Room(
