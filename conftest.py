@@ -9,7 +9,6 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -85,20 +84,11 @@ ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 @pytest.fixture(autouse=True)
 def own_signals() -> "Iterator[None]":
     """No test leaves signals ignored: every process that a later one starts would ignore them."""
-    with kept_handlers():
-        yield
-
-
-@contextmanager
-def kept_handlers() -> "Iterator[None]":
-    """Handlers of signals after the block are those from before it."""
     before = {number: signal.getsignal(number) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:

@@ -47,8 +47,8 @@ from popxl_gpt.execution.manifest import (
 )
 from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
 from popxl_gpt.execution.saved_state import (
-    Form,
     Position,
+    TensorCodec,
     is_finite,
     layer_variables,
     layers_of,
@@ -144,10 +144,10 @@ class SavedRun:
             tensors = self._read(f"{layer}.safetensors", set(variables))
             values = {}
             for name, variable in variables.items():
-                form = Form.of(table, layer, name, variable, self.config)
+                codec = TensorCodec.of(table, layer, name, variable, self.config)
                 array = tensors[name]
-                self._check_tensor(f"{layer}.safetensors", name, array, form.parameter, variable)
-                values[variable] = form.pieces(array)
+                self._check_tensor(f"{layer}.safetensors", name, array, codec.parameter, variable)
+                values[variable] = codec.pieces(array)
             write(session, values)
         write(
             session,

@@ -85,8 +85,8 @@ def parameter_of(table: Table, layer: str, name: str) -> Parameter | None:
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a variable keeps a tensor of a checkpoint."""
+class TensorCodec:
+    """From a tensor as a checkpoint has it to the host data of its variable, and back."""
 
     name: str
     """In the layer's file."""
@@ -99,7 +99,9 @@ class Form:
     """
 
     @classmethod
-    def of(cls, table: Table, layer: str, name: str, variable: Variable, config: Config) -> "Form":
+    def of(
+        cls, table: Table, layer: str, name: str, variable: Variable, config: Config
+    ) -> "TensorCodec":
         """That of a layer's variable."""
         shards = shard_count(variable) if variable.dtype is popxl.uint8 else None
         return cls(name, parameter_of(table, layer, name), config, shards)

@@ -30,8 +30,8 @@ from popxl_gpt.execution.manifest import FORMAT, manifest_text
 from popxl_gpt.execution.memory import processes_here
 from popxl_gpt.execution.part_queue import PartQueue, copied
 from popxl_gpt.execution.saved_state import (
-    Form,
     Position,
+    TensorCodec,
     is_finite,
     layer_bytes,
     layer_variables,
@@ -117,7 +117,7 @@ class Saving:
         self._needed = 0
         """Bytes of the checkpoint."""
         self._scalars: dict[str, Any] = {}
-        self._forms: dict[str, dict[str, Form]] = {}
+        self._codecs: dict[str, dict[str, TensorCodec]] = {}
         """Of each layer's variables, by name."""
         self.problem: BaseException | None = None
         """Why it was not written."""
@@ -141,8 +141,8 @@ class Saving:
         try:
             table = model_table(self._config.model)
             for layer, variables in layer_variables(session, self._config).items():
-                self._forms[layer] = {
-                    name: Form.of(table, layer, name, variable, self._config)
+                self._codecs[layer] = {
+                    name: TensorCodec.of(table, layer, name, variable, self._config)
                     for name, variable in variables.items()
                 }
                 data = session.get_tensors_data(variables.values())  # all processes read all
@@ -234,7 +234,7 @@ class Saving:
     ) -> "dict[str, Any]":
         tensors = {}
         for name, pieces in arrays.items():
-            tensors[name] = self._forms[layer][name].whole(pieces)
+            tensors[name] = self._codecs[layer][name].whole(pieces)
             if not is_finite(tensors[name]):
                 raise DivergedError(
                     f"{name} of {layer}: got numbers that are not finite after step {self.step}; "

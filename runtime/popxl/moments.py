@@ -42,8 +42,7 @@ class MomentFormat:
 
     bias: int
     is_signed: bool
-    keeps_small: bool
-    """Whether no number above zero becomes zero: it divides."""
+    """Where not, no number above zero becomes zero: it divides."""
 
     @property
     def largest(self) -> int:
@@ -79,16 +78,16 @@ class MomentFormat:
         is_small = sizes < 2.0 ** (1 - self.bias)
         codes = np.where(is_small, np.floor(np.where(is_small, steps, 0.0)), normal)[..., :count]
         codes = np.minimum(codes, self.largest).astype(np.uint8)
-        if self.keeps_small:
-            codes[(codes == 0) & (x != 0)] = 1
         if self.is_signed:
             codes |= np.signbit(x).astype(np.uint8) << 7
+        else:
+            codes[(codes == 0) & (x != 0)] = 1
         scales = np.where(np.isfinite(most), scales, NOT_FINITE).astype(np.uint8)
         return np.concatenate((codes, scales), axis=-1)
 
 
-FIRST = MomentFormat(bias=15, is_signed=True, keeps_small=False)
-SECOND = MomentFormat(bias=31, is_signed=False, keeps_small=True)
+FIRST = MomentFormat(bias=15, is_signed=True)
+SECOND = MomentFormat(bias=31, is_signed=False)
 MOMENTS = {"first_order": FIRST, "second_order": SECOND}
 """By the names that optimizers give them."""
 

@@ -150,10 +150,10 @@ class Part:
         is_small = sizes < 2.0 ** (1 - form.bias)
         codes = torch.where(is_small, steps.floor(), normal.to(torch.float32))
         codes = codes.clamp(0, form.largest).to(torch.uint8)
-        if form.keeps_small:
-            codes = torch.where(x != 0, codes.clamp(min=1), codes)
         if form.is_signed:
             codes = codes | (x.signbit().to(torch.uint8) << 7)
+        else:
+            codes = torch.where(x != 0, codes.clamp(min=1), codes)
         scales = torch.where(most.isfinite(), scales, NOT_FINITE).to(torch.uint8)
         for kept, new in ((self.codes, codes), (self.scales, scales)):
             kept.copy_(new if condition is None else torch.where(condition, new, kept))
