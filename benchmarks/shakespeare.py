@@ -7,8 +7,8 @@ PyTorch loop.
 The setting is that of nanoGPT's README for a CPU. `plain` is its training loop, with the optimizer
 and the attention that PyTorch has fused; `phased` does the same steps; `preset` is what `make
 shakespeare` trains: the same size and batches, with the architecture, optimizer, schedule and steps
-of that preset. The first 90 % of the characters train, the rest validates, all of it, in windows that
-follow one another. nanoGPT in this setting gave a validation loss of 1.919.
+of that preset. The first 90 % of the characters train, the rest validates, all of it, in windows
+that follow one another. nanoGPT in this setting gave a validation loss of 1.919.
 """
 
 import argparse

@@ -188,7 +188,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             try:
                 signal = run.run()
                 memory.end(run.resident)
-                is_done = signal is None and run.diverged is None and run.spike is None
+                is_done = signal is None and not run.divergence.is_over
                 if is_done:
                     show_samples_if_finite(run, tokenizer, validation_data or data, options.samples)
             finally:
@@ -217,10 +217,10 @@ def check_files(config: Config) -> None:
 
 def check_succeeded(run: TrainingRun) -> None:
     """Raise for a run that has ended before its last step by itself."""
-    if run.diverged is not None:
-        raise DivergedError(run.diverged)
-    if run.spike is not None:
-        raise SpikeError(run.spike)
+    if run.divergence.diverged is not None:
+        raise DivergedError(run.divergence.diverged)
+    if run.divergence.spike is not None:
+        raise SpikeError(run.divergence.spike)
 
 
 def first_weights(config: Config) -> Weights | None:
@@ -422,7 +422,7 @@ class Samples:
         every, end = self.options.sample_every, run.config.training.steps
         if not every or run.step >= end or run.step // every == (run.step - steps) // every:
             return
-        with contextlib.nullcontext() if run.line is None else run.line.away():
+        with run.away():
             show_samples_if_finite(run, self.tokenizer, self.data, self.options.samples)
 
 
@@ -446,11 +446,11 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
         for number in numbers
     ]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
-    if not run.is_leader:
+    if run.records is None:
         return
     keep_samples(run.folder, run.step, texts)
-    if run.wandb is not None:
-        run.wandb.log_samples(run.step, texts)
+    if run.records.wandb is not None:
+        run.records.wandb.log_samples(run.step, texts)
     for number, (prompt, text) in enumerate(texts, start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
         print(indent(prompt + MARK + text, "    | ", lambda line: True))
