@@ -77,8 +77,11 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
         DataError: if a pattern matches nothing.
     """
     found: set[Path] = set()
-    for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
+    several = [patterns] if isinstance(patterns, (str, Path)) else patterns
+    for pattern in several:
         path = user_path("input files", pattern)
+        if path.suffix == ".tfindex" and path.with_suffix(".tfrecord") in map(Path, several):
+            continue
         if path.is_dir():
             matches = list(path.glob("*.tfrecord"))
         else:
