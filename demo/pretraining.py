@@ -49,7 +49,7 @@ from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.text import MARK, check_made_by, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
-from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.demo.warnings_file import WarningsFile, warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import best_in, checkpoints_in
@@ -155,8 +155,8 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
         check_tokenizer(config, tokenizer, data, validation_data)
         with (
+            warnings_kept() as kept,
             claimed_together(config) as (folder, saved),
-            warnings_kept(folder.warnings if is_leader else None) as kept,
         ):
             if saved is not None:
                 check_goes_on(config, saved)
@@ -180,7 +180,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
                     limit,
                     Samples(tokenizer, validation_data or data, options).after_steps,
                 )
-            kept.run = run
+            kept.begin(run, folder.warnings if is_leader else None)
             if is_leader:
                 describe(folder, config, data, validation_data)
             if weights is not None:
@@ -190,9 +190,8 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             try:
                 signal = run.run()
                 memory.end(run.resident)
-                is_done = signal is None and run.diverged is None and run.spike is None
-                if is_done:
-                    show_samples_if_finite(run, tokenizer, validation_data or data, options.samples)
+                if signal is None:
+                    complete(run, kept, tokenizer, validation_data or data, options.samples)
             finally:
                 run.close()
             run.end()
@@ -201,6 +200,21 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
     if signal is None:
         check_succeeded(run)
     return 0 if signal is None else 128 + signal
+
+
+def complete(
+    run: TrainingRun,
+    kept: WarningsFile,
+    tokenizer: Tokenizer | None,
+    data: Dataset,
+    samples: int,
+) -> None:
+    """After the last step: samples, or why there are none, which the report says, too."""
+    failure = run.diverged or run.spike
+    if failure is None:
+        show_samples_if_finite(run, tokenizer, data, samples)
+    else:
+        kept.keep(failure)
 
 
 def check_files(config: Config) -> None:
