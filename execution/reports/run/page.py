@@ -248,7 +248,9 @@ def _configuration(runs: "Sequence[RunFiles]") -> str:
     rows.append([("begins with", ""), *((text(base), "text") for base in bases)])
     for name in names:
         cells = (json.dumps(each[name], ensure_ascii=False) for each in values)
-        rows.append([(text(name), ""), *((text(cell), "text") for cell in cells)])
+        # a narrow page breaks names where their words end
+        broken = text(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
+        rows.append([(broken, ""), *((text(cell), "text") for cell in cells)])
     whole = "".join(
         f"<details><summary>all of {text(run.name)}</summary><pre>{text(to_yaml(run.config))}</pre>"
         "</details>"
