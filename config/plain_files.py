@@ -34,6 +34,11 @@ def append_plain(path: Path) -> int:
     return _checked(path, os.open(path, flags, 0o666))
 
 
+def real_path(path: Path) -> Path:
+    """Where a path leads; one that leads in a circle is left there, where `Path.resolve` raises."""
+    return Path(os.path.realpath(path))
+
+
 def check_plain(path: Path) -> os.stat_result:
     """What is known of a plain file; OSError as of `open_plain`."""
     status = os.stat(path)

@@ -19,7 +19,7 @@ from popxl_gpt.config import (
     preset,
     to_yaml,
 )
-from popxl_gpt.config.plain_files import append_plain, open_plain
+from popxl_gpt.config.plain_files import append_plain, open_plain, real_path
 from popxl_gpt.config.texts import path_text, user_path
 from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.execution.memory import LARGEST_STATE, check_memory
@@ -209,6 +209,15 @@ def test_a_file_that_is_appended_to_is_made_and_keeps_what_it_has(tmp_path):
         with open(append_plain(tmp_path / "a"), "ab") as file:
             file.write(line)
     assert (tmp_path / "a").read_bytes() == b"one\ntwo\n"
+
+
+def test_no_path_that_leads_in_a_circle_is_a_mistake_of_the_program(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    assert real_path(tmp_path / "a") == tmp_path / "a"
+    for folder in ("config", "data", "demo", "execution", "utils"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for line in path.read_text("utf-8").splitlines():
+                assert ".resolve()" not in line or "__file__" in line, f"{path}: {line}"
 
 
 def test_whatever_is_appended_to_is_opened_as_a_plain_file():
