@@ -37,6 +37,7 @@ from popxl_gpt.config import (
     given_settings,
     stage_of,
 )
+from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.config.programs import called_as
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
@@ -483,7 +484,7 @@ def keep_samples(folder: RunFolder, step: int, texts: "Sequence[tuple[str, str]]
         json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n" for prompt, text in texts
     ]
     try:
-        with open(folder.samples, "a", encoding="utf-8") as file:
+        with open(append_plain(folder.samples), "a", encoding="ascii") as file:
             file.writelines(lines)
     except OSError as error:
         _LOG.warning("%s: not written: '%s'.", folder.samples, error.strerror)

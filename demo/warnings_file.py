@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.demo.progress_line import line_away
 
 
@@ -62,7 +63,7 @@ class WarningsFile(logging.Handler):
         if self._path is None or not lines:
             return
         # it is shown, and a folder that is lost or full is told in other words
-        with suppress(OSError), open(self._path, "a", encoding="utf-8", errors="replace") as file:
+        with suppress(OSError), open(append_plain(self._path), "a", encoding="ascii") as file:
             file.write(lines)
 
 
