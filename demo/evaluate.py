@@ -36,6 +36,7 @@ from popxl_gpt.config import (
     override,
     to_mapping,
 )
+from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import DataError, Dataset, TokenArray, TokenDataset
 from popxl_gpt.data.sources import text_source
@@ -396,7 +397,7 @@ def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Tokenizer | Non
     if own is not None and own != trained:
         paths = [Path(own)]
     else:
-        folders = [*saved.folder.resolve().parents[:2]]
+        folders = [*real_path(saved.folder).parents[:2]]
         folders += [Path(name).parent for name in config.data.input_files]
         choices = [*(folder / TOKENIZER for folder in folders), *([Path(own)] if own else [])]
         paths = [path for path in choices if path.is_file()]

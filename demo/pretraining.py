@@ -36,6 +36,7 @@ from popxl_gpt.config import (
     given_settings,
     stage_of,
 )
+from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.demo.commands import TrainOptions as Options
@@ -462,7 +463,7 @@ def keep_samples(folder: RunFolder, step: int, texts: "Sequence[tuple[str, str]]
         json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n" for prompt, text in texts
     ]
     try:
-        with open(folder.samples, "a", encoding="utf-8") as file:
+        with open(append_plain(folder.samples), "a", encoding="ascii") as file:
             file.writelines(lines)
     except OSError as error:
         _LOG.warning("%s: not written: '%s'.", folder.samples, error.strerror)

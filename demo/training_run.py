@@ -44,6 +44,8 @@ from popxl_gpt.utils.runtime import gather
 from popxl_gpt.utils.units import counted
 
 _LOG = logging.getLogger(__name__)
+RETRY_SECONDS = 60
+"""Between attempts at the checkpoint with which a batch grows."""
 
 
 def bytes_of_tokens(config: Config, tokenizer: Tokenizer | None) -> np.ndarray | None:
@@ -116,6 +118,8 @@ class TrainingRun:
     _validated_step: int | None = None
     _last_validation: "dict[str, float]" = {}
     _is_save_due = False
+    _is_stage_late = False
+    """Whether the batch is to grow, and the disk has taken no checkpoint for that yet."""
 
     def __init__(
         self,
@@ -204,13 +208,11 @@ class TrainingRun:
                         ending = self._agree()
                         is_doubtful = self.skipped.in_a_row > 0
                         goes_on = ending is None and not self._is_over()
-                        if self._is_save_due and goes_on and not is_doubtful:
+                        if goes_on and self._is_stage_due():
+                            ending = self._grow(entered)
+                        elif self._is_save_due and goes_on and not is_doubtful:
                             self._save()
                             ending = self._agree()
-                        if goes_on and self._is_stage_over():
-                            ending = self._save_surely()
-                            if ending is None:
-                                self._begin_stage(entered)
                     ending = self._save_surely()
                     if self.diverged is not None:
                         self.diverged += self._first_place()
@@ -232,10 +234,33 @@ class TrainingRun:
         is_done = self.step >= self.config.training.steps
         return is_done or self.diverged is not None or self.spike is not None
 
-    def _is_stage_over(self) -> bool:
-        """Whether the next step has another batch than the one before."""
+    def _is_stage_due(self) -> bool:
+        """Whether the next step has another batch, and the checkpoint for that is to be tried."""
         stage = stage_of(self.config, self._tokens)
-        return stage.training.global_batch_size != self.stage.training.global_batch_size
+        is_over = stage.training.global_batch_size != self.stage.training.global_batch_size
+        return is_over and (self._is_save_due or not self._is_stage_late)
+
+    def _grow(self, entered: ExitStack) -> int | None:
+        """Save, and begin the next stage; where the disk takes no checkpoint, training goes on with
+        the batch that it has. Returns the signal that ends the run, if one does.
+        """
+        try:
+            ending = self._save_surely()
+        except NotSavedError as error:
+            self._is_stage_late = True
+            if self.is_leader:
+                _LOG.warning(
+                    "%s Training goes on with batches of %d sequences; they grow when a checkpoint "
+                    "is taken, which is tried every %d seconds.",
+                    error,
+                    self.stage.training.global_batch_size,
+                    RETRY_SECONDS,
+                )
+            return None
+        self._is_stage_late = False
+        if ending is None:
+            self._begin_stage(entered)
+        return ending
 
     def _save_surely(self) -> int | None:
         """Save this step, also where the folder was lost meanwhile. Returns the signal that ends
@@ -331,9 +356,12 @@ class TrainingRun:
         """Whether a checkpoint is due by the clock: one of a validated step, that can be the best,
         is worth more.
         """
+        passed = time.monotonic() - self._saved_at
+        if self._is_stage_late and passed >= RETRY_SECONDS:
+            return True
         minutes = self.config.checkpoint.every_minutes
         share = 0.5 if self._validated_step == self.step else 1.0
-        return 0 < 60 * minutes * share <= time.monotonic() - self._saved_at
+        return 0 < 60 * minutes * share <= passed
 
     def _advance_or_save(self) -> None:
         """`_advance`; where data cannot be read, what was trained so far is saved."""

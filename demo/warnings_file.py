@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.demo.progress_line import line_away
 
 
@@ -42,7 +43,7 @@ class WarningsFile(logging.Handler):
             "text": record.getMessage(),
         }
         # it is shown, and a folder that is lost or full is told in other words
-        with suppress(OSError), open(self.path, "a", encoding="utf-8", errors="replace") as file:
+        with suppress(OSError), open(append_plain(self.path), "a", encoding="ascii") as file:
             file.write(json.dumps(values) + "\n")
 
 

@@ -164,6 +164,12 @@ def _matrices(layers: int, hidden: int) -> int:
     return 12 * layers * hidden**2
 
 
+def _heads(hidden: int) -> int:
+    """The most that have HEAD_SIZE features or more; an even number, for rotary positions."""
+    wanted = max(1, hidden // HEAD_SIZE)
+    return next((n for n in range(wanted, 1, -1) if hidden % (2 * n) == 0), 1)
+
+
 def _flops(config: Config) -> float:
     """About what a token takes, as the sizes of matrices have it."""
     model = config.model
@@ -235,7 +241,7 @@ class _Chooser:
 
     def _with_batch(self, layers: int, hidden: int, speed: float, seconds: float) -> Config:
         length = self.base.model.sequence_length
-        heads = max(1, hidden // HEAD_SIZE)
+        heads = _heads(hidden)
         config = self._changed(self.base, layers=layers, hidden_size=hidden, heads=heads)
         tokens = speed * seconds / _flops(config)
         wanted = max(ROWS, tokens / STEPS) / length
