@@ -1,5 +1,6 @@
 """How a program starts: its command line is answered before anything slow is loaded."""
 
+import gc
 import importlib
 import signal
 import sys
@@ -33,7 +34,9 @@ def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # while modules load, Ctrl-C ends the process without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.disable()  # modules are many objects that stay, and none of them is garbage
     program = importlib.import_module(module)
+    gc.enable()
     with exit_on_user_error(getattr(program, "STOPPED", "stopped.")):
         sys.exit(program.main(arguments))
 
