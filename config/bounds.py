@@ -1,6 +1,15 @@
 """Ranges of numbers, written into a field's type: `layers: Annotated[int, AtLeast(1)]`."""
 
+import struct
 from dataclasses import dataclass
+
+
+def as_computed(value: float) -> float:
+    """A number as programs compute with it, which is as float32; whole numbers as they are."""
+    if not isinstance(value, float):
+        return value
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return float(rounded)
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class MoreThan:
 
     def admits(self, value: float) -> bool:
         """Whether the value is in range."""
-        return value > self.low
+        return as_computed(value) > self.low
 
     def __str__(self) -> str:
         return f"more than {self.low:g}"
@@ -40,7 +49,7 @@ class Between:
 
     def admits(self, value: float) -> bool:
         """Whether the value is in range."""
-        return self.low <= value < self.high
+        return self.low <= value and as_computed(value) < self.high
 
     def __str__(self) -> str:
         low, high = (

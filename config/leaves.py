@@ -14,7 +14,16 @@ from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from popxl_gpt.config.bounded import shortened
-from popxl_gpt.config.bounds import AtLeast, Between, Bound, Bytes, BytesOrShare, MoreThan, Within
+from popxl_gpt.config.bounds import (
+    AtLeast,
+    Between,
+    Bound,
+    Bytes,
+    BytesOrShare,
+    MoreThan,
+    Within,
+    as_computed,
+)
 from popxl_gpt.config.numbers import KINDS
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
@@ -26,7 +35,8 @@ NONE_WORDS = {"none", "null", ""}
 LARGEST = 2**63 - 1
 """No setting is larger: numbers of programs and files have 64 bits."""
 FLOAT32_LARGEST = 3.4028234663852886e38
-"""Programs compute in float32, whatever a setting's text says."""
+FLOAT32_SMALLEST = 2.0**-126
+"""Programs compute in float32, whatever a setting's text says. What is nearer to 0 may become 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +76,7 @@ class Leaf:
             if self.bound is not None:
                 words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
-            words = "a list of texts"
+            words = "a list of texts, none of them empty"
         words = " or ".join([words, *self.words])
         return f"{words}, or none" if self.optional else words
 
@@ -134,7 +144,9 @@ class Leaf:
     def _is_in_range(self, value: Any) -> bool:
         if self.kind is str:
             return value in self.choices if self.choices else bool(value)
-        if self.kind is float and not abs(value) <= FLOAT32_LARGEST:
+        if self.kind is float and not (
+            value == 0 or FLOAT32_SMALLEST <= abs(value) <= FLOAT32_LARGEST
+        ):
             return False
         return self.bound is None or self.bound.admits(value)
 
@@ -149,11 +161,20 @@ class Leaf:
         is_large = isinstance(value, int) and abs(value) > LARGEST
         has_bound = "below" in self.expected or "at most" in self.expected
         large = f" and below 2**63 = {LARGEST + 1}" if is_large and not has_bound else ""
-        if isinstance(value, float) and FLOAT32_LARGEST < abs(value) < math.inf:
-            hint = " float32 holds no more than 3.4e38."
+        if isinstance(value, float):
+            hint = self._of_float32(value)
         return ValueError(
             f"{self.name}: got {shortened(value)}; expected {self.expected}{large}.{hint}"
         )
+
+    def _of_float32(self, value: float) -> str:
+        """Why a number is out of range that float32 does not hold, or holds as another."""
+        if FLOAT32_LARGEST < abs(value) < math.inf:
+            return " float32 holds no more than 3.4e38."
+        if 0 < abs(value) < FLOAT32_SMALLEST:
+            return " float32 holds nothing between 0 and 1.2e-38."
+        is_rounded = isinstance(self.bound, Between) and self.bound.low <= value < self.bound.high
+        return f" float32 holds it as {as_computed(value):g}." if is_rounded else ""
 
     def _reads_as_number(self, text: str) -> bool:
         if self.kind not in (int, float) or self.is_list:

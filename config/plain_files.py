@@ -1,8 +1,11 @@
-"""Opening files that users name: nothing that could wait, never end or be no file at all."""
+"""Opening files that users name, or that lie in their folders: nothing that could wait, never end
+or be no file at all.
+"""
 
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 KINDS = (
@@ -18,13 +21,22 @@ def open_plain(path: Path) -> int:
     device).
     """
     check_plain(path)  # a socket cannot be opened
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check(path, os.fstat(number).st_mode)
-    except OSError:
-        os.close(number)
-        raise
-    return number
+    return _checked(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def append_plain(path: Path) -> int:
+    """A descriptor to append to a plain file with, which is made where there is none; OSError as of
+    `open_plain`.
+    """
+    with suppress(FileNotFoundError):
+        check_plain(path)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    return _checked(path, os.open(path, flags, 0o666))
+
+
+def real_path(path: Path) -> Path:
+    """Where a path leads; one that leads in a circle is left there, where `Path.resolve` raises."""
+    return Path(os.path.realpath(path))
 
 
 def check_plain(path: Path) -> os.stat_result:
@@ -32,6 +44,16 @@ def check_plain(path: Path) -> os.stat_result:
     status = os.stat(path)
     _check(path, status.st_mode)
     return status
+
+
+def _checked(path: Path, number: int) -> int:
+    """The descriptor of a plain file; any other is closed, and OSError says what it is."""
+    try:
+        _check(path, os.fstat(number).st_mode)
+    except OSError:
+        os.close(number)
+        raise
+    return number
 
 
 def _check(path: Path, mode: int) -> None:

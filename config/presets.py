@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.config.bounded import shortened
 from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
 from popxl_gpt.config.schema import Config
@@ -66,7 +67,7 @@ def preset_mapping(name: str, file: Path = PRESETS_FILE) -> dict[str, Any]:
             origin = "--config" if not chain else f"{file.name}: preset {chain[-1]!r} inherits"
             raise ConfigError(
                 [
-                    f"{origin}: unknown preset {wanted!r}. "
+                    f"{origin}: unknown preset {shortened(wanted)}. "
                     f"{did_you_mean(wanted, presets, listed=True)}"
                 ]
             )

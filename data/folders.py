@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from popxl_gpt.config.plain_files import real_path
+
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
@@ -17,7 +19,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
     Removes first what calls that were killed have left: a folder's lock ends with the process that
     holds it.
     """
-    target = target.resolve()
+    target = real_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.partial-"
     remove_unlocked(target.parent, f"{prefix}*")
@@ -40,7 +42,7 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
     Args:
         work: names what is made, from what.
     """
-    target = target.resolve()
+    target = real_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.partial-"
     folder = target.parent / f"{prefix}{work}"
@@ -90,7 +92,7 @@ def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
         raise
     if replaced:
         shutil.rmtree(replaced)
-    flush_folder(target.resolve().parent)
+    flush_folder(real_path(target).parent)
 
 
 def flush_folder(folder: Path) -> None:

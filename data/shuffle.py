@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.data.sampling import derive_key, mix
 
 BUCKET_BYTES = 64 * 2**20
@@ -117,7 +118,7 @@ def _append(buckets: list[bytearray], paths: list[Path]) -> None:
     """Write what is buffered to its files, and forget it."""
     for documents, path in zip(buckets, paths):
         if documents:
-            with open(path, "ab") as file:
+            with open(append_plain(path), "ab") as file:
                 file.write(documents)
             documents.clear()
 

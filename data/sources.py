@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from popxl_gpt.config.plain_files import check_plain
+from popxl_gpt.config.plain_files import check_plain, real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.compression import EXPANDED, is_compressed, open_text
 from popxl_gpt.data.errors import DataError
@@ -110,7 +110,7 @@ def source_of(
         stats = [(path, check_plain(path)) for path in files]
     except OSError as error:
         raise unreadable(Path(error.filename), error) from error
-    facts = [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+    facts = [[str(real_path(path)), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     return Source(
         name=f"{len(files)} {kind} file{'s' * (len(files) > 1)}",
         documents=documents,
@@ -201,8 +201,8 @@ def text_files(patterns: Sequence[str], without: Sequence[str] = ()) -> list[Pat
                 "or globs. Check the path."
             )
         files.update(dict.fromkeys(sorted(matches)))
-    left_out = {path.resolve() for path in text_files(without)} if without else set()
-    found = [path for path in files if path.resolve() not in left_out]
+    left_out = {real_path(path) for path in text_files(without)} if without else set()
+    found = [path for path in files if real_path(path) not in left_out]
     if not found:
         raise DataError(
             f"text files: got {len(files)}, which are all validation files; expected others to "

@@ -230,17 +230,22 @@ GENERATE = TrainedModelCommand(
 
 BY_THE_CLOCK = {"name": "minutes", "validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
+ONE_HEAD = {"heads": 1}
+"""Until it has chosen heads, any hidden size will do."""
 
 
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
     """The configuration of a run, and what else is asked for."""
     given = given_for_choice(arguments)
+    defaults = None if given is None else BY_THE_CLOCK
+    if given is not None and "hidden_size" in given and "key_value_heads" not in given:
+        defaults = {**BY_THE_CLOCK, **ONE_HEAD}
     return parse_command_line(
         arguments,
         program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
         default="demo" if given is None else "modern",
         options=TrainOptions,
-        defaults=None if given is None else BY_THE_CLOCK,
+        defaults=defaults,
     )
 
 

@@ -30,9 +30,9 @@ class Divergence:
         self.checkpoints, self.skipped, self.is_leader = checkpoints, skipped, is_leader
 
     @property
-    def is_over(self) -> bool:
-        """Whether training cannot go on, or shall not."""
-        return self.diverged is not None or self.spike is not None
+    def failure(self) -> str | None:
+        """Why training cannot go on, or shall not; None where it can."""
+        return self.diverged or self.spike
 
     @property
     def is_doubtful(self) -> bool:

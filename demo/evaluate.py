@@ -36,13 +36,14 @@ from popxl_gpt.config import (
     override,
     to_mapping,
 )
+from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import DataError, Dataset, TokenArray, TokenDataset
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
-from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.evaluation import Evaluation, Measured
@@ -324,6 +325,8 @@ def _measure(
     begin = time.monotonic()
     try:
         dataset, text_bytes = _open(config, options, tokenizer, stride)
+        if tokenizer is not None:
+            check_made_by(tokenizer, config.data.tokenizer or "the run's", dataset)
         session = evaluation(config)
         write_whole_weights(session, config, saved.weights())
         sizes = None if tokenizer is None or options.text else token_bytes(tokenizer)
@@ -396,7 +399,7 @@ def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Tokenizer | Non
     if own is not None and own != trained:
         paths = [Path(own)]
     else:
-        folders = [*saved.folder.resolve().parents[:2]]
+        folders = [*real_path(saved.folder).parents[:2]]
         folders += [Path(name).parent for name in config.data.input_files]
         choices = [*(folder / TOKENIZER for folder in folders), *([Path(own)] if own else [])]
         paths = [path for path in choices if path.is_file()]

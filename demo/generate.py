@@ -29,6 +29,7 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.demo.commands import GENERATE
@@ -172,7 +173,7 @@ def find_tokenizer(saved: SavedRun, config: Config) -> Tokenizer:
     Raises:
         UserError: there is none, or it has tokens that the model lacks.
     """
-    beside = [folder / TOKENIZER for folder in saved.folder.resolve().parents[:2]]
+    beside = [folder / TOKENIZER for folder in real_path(saved.folder).parents[:2]]
     own, trained = config.data.tokenizer, saved.config.data.tokenizer
     if own is not None and own != trained:
         path = Path(own)

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, to_yaml
+from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.demo.folder_lock import FolderLock
 from popxl_gpt.execution.checkpoint import SavedRun, find
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
@@ -113,7 +114,7 @@ class RunFolder:
 
     def holds(self, saved: SavedRun) -> bool:
         """Whether a checkpoint is one of this run's."""
-        return saved.folder.resolve().parent == self.checkpoints.resolve()
+        return real_path(saved.folder).parent == real_path(self.checkpoints)
 
     @contextmanager
     def prepared(self, config: Config) -> Iterator[None]:
@@ -188,8 +189,8 @@ def claimed(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | None]]":
 
 
 def check_folders(config: Config) -> None:
-    """Refuse folders, or a checkpoint, that `claimed` and `prepared` would refuse. What is tried is
-    undone.
+    """Refuse folders, or a checkpoint, that `claimed` and `prepared` would refuse, but for a
+    checkpoint's contents, which are read once. What is tried is undone.
 
     Raises:
         UserError: as of these.
@@ -200,7 +201,7 @@ def check_folders(config: Config) -> None:
         if config.checkpoint.load == "auto":  # the checkpoint is looked for once
             folder = _claim(_folder(config), stack)
         else:
-            folder, _ = _find(config, stack)
+            folder, _ = _find(config, stack, has_time=False)
         stack.enter_context(folder.prepared(config))
         raise _Undone
 
@@ -209,14 +210,16 @@ class _Undone(Exception):
     """Ends what is only tried: folders that were made, and files in them, go."""
 
 
-def _find(config: Config, stack: ExitStack) -> "tuple[RunFolder, SavedRun | None]":
+def _find(
+    config: Config, stack: ExitStack, has_time: bool = True
+) -> "tuple[RunFolder, SavedRun | None]":
     load, named = config.checkpoint.load, _folder(config)
     if load is None:
         return _claim_unused(config, stack), None
     if load == "auto":
         named = _claim(named, stack)
         return named, find(load, named.checkpoints, config)
-    saved = find(load, named.checkpoints, config)
+    saved = find(load, named.checkpoints, config, has_time)
     is_next = saved is not None and is_newest(saved, named)
     return _claim(named, stack) if is_next else _claim_unused(config, stack), saved
 
@@ -252,7 +255,7 @@ def for_rescue(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
 def is_newest(saved: SavedRun, folder: RunFolder) -> bool:
     """Whether a checkpoint is the last one of a run."""
     newest = checkpoints_in(folder.checkpoints)[-1:]
-    return [path.resolve() for path in newest] == [saved.folder.resolve()]
+    return [real_path(path) for path in newest] == [real_path(saved.folder)]
 
 
 def _folder(config: Config, number: int = 1) -> RunFolder:
@@ -316,7 +319,7 @@ def _lock_run(folder: RunFolder, stack: ExitStack) -> FolderLock | None:
 
 def _with_checkpoints(folder: RunFolder, lock: FolderLock, stack: ExitStack) -> RunFolder:
     """The folder with its locks, once that for checkpoints is taken, too."""
-    if folder.checkpoints.resolve() == folder.path.resolve():
+    if real_path(folder.checkpoints) == real_path(folder.path):
         return replace(folder, locks=(lock,))
     try:
         other = _lock(folder.checkpoints, stack)

@@ -37,6 +37,8 @@ from popxl_gpt.utils.process_memory import release_freed_memory, resident_bytes
 from popxl_gpt.utils.runtime import gather
 
 _LOG = logging.getLogger(__name__)
+RETRY_SECONDS = 60
+"""Between attempts at the checkpoint with which a batch grows."""
 
 
 class TrainingRun:
@@ -49,6 +51,8 @@ class TrainingRun:
     _validated_step: int | None = None
     _last_validation: "dict[str, float]" = {}
     _is_save_due = False
+    _is_stage_late = False
+    """Whether the batch is to grow, and the disk has taken no checkpoint for that yet."""
 
     def __init__(
         self,
@@ -125,13 +129,11 @@ class TrainingRun:
                         ending = self._agree()
                         is_doubtful = self.divergence.is_doubtful
                         goes_on = ending is None and not self._is_over()
-                        if self._is_save_due and goes_on and not is_doubtful:
+                        if goes_on and self._is_stage_due():
+                            ending = self._grow(entered)
+                        elif self._is_save_due and goes_on and not is_doubtful:
                             self._save()
                             ending = self._agree()
-                        if goes_on and self._is_stage_over():
-                            ending = self._save_surely()
-                            if ending is None:
-                                self._begin_stage(entered)
                     ending = self._save_surely()
                     if self.divergence.diverged is not None:
                         self.divergence.diverged += self._first_place()
@@ -148,12 +150,35 @@ class TrainingRun:
 
     def _is_over(self) -> bool:
         """Whether training has come to its last step, or can or shall not go on to it."""
-        return self.step >= self.config.training.steps or self.divergence.is_over
+        return self.step >= self.config.training.steps or self.divergence.failure is not None
 
-    def _is_stage_over(self) -> bool:
-        """Whether the next step has another batch than the one before."""
+    def _is_stage_due(self) -> bool:
+        """Whether the next step has another batch, and the checkpoint for that is to be tried."""
         stage = stage_of(self.config, self._tokens)
-        return stage.training.global_batch_size != self.stage.training.global_batch_size
+        is_over = stage.training.global_batch_size != self.stage.training.global_batch_size
+        return is_over and (self._is_save_due or not self._is_stage_late)
+
+    def _grow(self, entered: ExitStack) -> int | None:
+        """Save, and begin the next stage; where the disk takes no checkpoint, training goes on with
+        the batch that it has. Returns the signal that ends the run, if one does.
+        """
+        try:
+            ending = self._save_surely()
+        except NotSavedError as error:
+            self._is_stage_late = True
+            if self.is_leader:
+                _LOG.warning(
+                    "%s Training goes on with batches of %d sequences; they grow when a checkpoint "
+                    "is taken, which is tried every %d seconds.",
+                    error,
+                    self.stage.training.global_batch_size,
+                    RETRY_SECONDS,
+                )
+            return None
+        self._is_stage_late = False
+        if ending is None:
+            self._begin_stage(entered)
+        return ending
 
     def _save_surely(self) -> int | None:
         """Save this step, also where the folder was lost meanwhile. Returns the signal that ends
@@ -251,9 +276,12 @@ class TrainingRun:
         """Whether a checkpoint is due by the clock: one of a validated step, that can be the best,
         is worth more.
         """
+        passed = time.monotonic() - self._saved_at
+        if self._is_stage_late and passed >= RETRY_SECONDS:
+            return True
         minutes = self.config.checkpoint.every_minutes
         share = 0.5 if self._validated_step == self.step else 1.0
-        return 0 < 60 * minutes * share <= time.monotonic() - self._saved_at
+        return 0 < 60 * minutes * share <= passed
 
     def _advance_or_save(self) -> None:
         """`_advance`; where data cannot be read, what was trained so far is saved."""

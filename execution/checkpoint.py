@@ -30,7 +30,7 @@ from popxl_gpt.config import (
     override,
     to_mapping,
 )
-from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.plain_files import open_plain, real_path
 from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
@@ -91,7 +91,8 @@ class SavedRun:
         UserError: it is of another version, or of another model.
     """
 
-    def __init__(self, folder: Path, config: Config):
+    def __init__(self, folder: Path, config: Config, has_time: bool = True):
+        """``has_time``: to read the files' contents, which else are not verified."""
         self.folder = folder
         self.config = config
         self.passed_over: list[Path] = []
@@ -107,7 +108,7 @@ class SavedRun:
             manifest.get("schedule"),
         )
         _check_fits(folder, manifest, config)
-        self._verify()
+        self._verify(has_time)
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""
@@ -242,7 +243,7 @@ class SavedRun:
         )
         return fresh + np.uint32(self.position.step)
 
-    def _verify(self) -> None:
+    def _verify(self, has_time: bool) -> None:
         """Check that every file is there and holds what was saved."""
         expected = {f"{layer}.safetensors" for layer in layers_of(self.config)}
         if expected != set(self._manifest["files"]):
@@ -250,7 +251,8 @@ class SavedRun:
         for name, entry in self._manifest["files"].items():
             path = self.folder / name
             try:
-                size, digest = path.stat().st_size, _sha256(path)
+                size = path.stat().st_size
+                digest = _sha256(path) if has_time else entry["sha256"]
             except OSError as error:
                 raise _unreadable(path, error) from error
             if size != entry["bytes"]:
@@ -318,7 +320,7 @@ def _own_config(folder: Path) -> Config:
 
 def _is_checkpoint(path: Path) -> bool:
     """Whether a path is meant to be one, be it damaged."""
-    return (path / MANIFEST).exists() or NAME.fullmatch(path.resolve().name) is not None
+    return (path / MANIFEST).exists() or NAME.fullmatch(real_path(path).name) is not None
 
 
 def _checkpoints_of(path: Path) -> Path | None:
@@ -326,10 +328,10 @@ def _checkpoints_of(path: Path) -> Path | None:
     return next((f for f in (path / "checkpoints", path) if checkpoints_in(f)), None)
 
 
-def find(load: str, folder: Path, config: Config) -> SavedRun | None:
+def find(load: str, folder: Path, config: Config, has_time: bool = True) -> SavedRun | None:
     """The checkpoint that `checkpoint.load` asks for: a path, of a run's folder the newest that is
     whole; "best"; or "auto" for the newest of a folder that is whole, None where there is none at
-    all.
+    all. ``has_time`` is that of `SavedRun`.
 
     Raises:
         UserError: it cannot be used, all are damaged, or none is the best.
@@ -341,24 +343,24 @@ def find(load: str, folder: Path, config: Config) -> SavedRun | None:
                 f"--checkpoint.load: got best, and no checkpoint in {folder} has a validation "
                 "loss; expected one. Load the newest with auto, and use --validate_every."
             )
-        return SavedRun(best, config)
+        return SavedRun(best, config, has_time)
     if load == "auto":
-        return _newest_whole(folder, config)
+        return _newest_whole(folder, config, has_time)
     path = Path(load)
     others = None if _is_checkpoint(path) else _checkpoints_of(path)
     if others is None:
-        return SavedRun(path, config)
-    saved = _newest_whole(others, config)
+        return SavedRun(path, config, has_time)
+    saved = _newest_whole(others, config, has_time)
     if saved is not None:
         saved.passed_over = []  # another run's stay as they are
     return saved
 
 
-def _newest_whole(folder: Path, config: Config) -> SavedRun | None:
+def _newest_whole(folder: Path, config: Config, has_time: bool = True) -> SavedRun | None:
     damaged: list[DamagedError] = []
     for number, path in enumerate(reversed(checkpoints := checkpoints_in(folder))):
         try:
-            saved = SavedRun(path, config)
+            saved = SavedRun(path, config, has_time)
         except DamagedError as error:
             damaged.append(error)
             continue
@@ -403,7 +405,7 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
             f"{path}: got format {manifest['format']}; expected {FORMAT} or older. "
             "Use the version of this program that wrote it."
         )
-    named = NAME.fullmatch(folder.resolve().name)
+    named = NAME.fullmatch(real_path(folder).name)
     if named is not None and int(named[1]) != manifest["step"]:
         raise _damaged(
             path, f"step {manifest['step']}", f"{int(named[1])}, as its folder's name says"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config import UserError
-from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.plain_files import append_plain, open_plain
 from popxl_gpt.utils.files import written_whole
 
 LONGEST_LINE = 10_000
@@ -78,7 +78,7 @@ class MetricsFile:
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
-            self._file = open(self.path, "ab", buffering=0)
+            self._file = open(append_plain(self.path), "ab", buffering=0)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 

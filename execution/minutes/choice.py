@@ -14,7 +14,7 @@ from typing import Any
 
 from popxl_gpt.config import Config, override
 from popxl_gpt.data.dataset import find_files
-from popxl_gpt.data.description import read_info
+from popxl_gpt.data.description import read_info, tokenizer_of
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.execution.auto.trial import step_times
 from popxl_gpt.execution.memory import state_bytes
@@ -97,12 +97,11 @@ def text_of(config: Config) -> Text | None:
     if info is None or "train" not in info.get("splits", {}):
         return None
     validation = sorted(str(path) for path in folder.glob("validation-*.tfrecord"))
-    name = info.get("tokenizer")
-    tokenizer = folder / name if isinstance(name, str) else None
+    tokenizer = tokenizer_of(folder, info)
     return Text(
         tokens=info["splits"]["train"]["tokens"],
         vocabulary_size=info["vocabulary_size"],
-        tokenizer=str(tokenizer) if tokenizer is not None and tokenizer.is_file() else None,
+        tokenizer=None if tokenizer is None else str(tokenizer),
         validation_files=tuple(validation),
     )
 
@@ -162,6 +161,12 @@ _GUESS = 5e10
 def _matrices(layers: int, hidden: int) -> int:
     """Parameters of the matrices of decoder blocks."""
     return 12 * layers * hidden**2
+
+
+def _heads(hidden: int) -> int:
+    """The most that have HEAD_SIZE features or more; an even number, for rotary positions."""
+    wanted = max(1, hidden // HEAD_SIZE)
+    return next((n for n in range(wanted, 1, -1) if hidden % (2 * n) == 0), 1)
 
 
 def _flops(config: Config) -> float:
@@ -235,7 +240,7 @@ class _Chooser:
 
     def _with_batch(self, layers: int, hidden: int, speed: float, seconds: float) -> Config:
         length = self.base.model.sequence_length
-        heads = max(1, hidden // HEAD_SIZE)
+        heads = _heads(hidden)
         config = self._changed(self.base, layers=layers, hidden_size=hidden, heads=heads)
         tokens = speed * seconds / _flops(config)
         wanted = max(ROWS, tokens / STEPS) / length

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from popxl_gpt.config import Config, Training, preset
+from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.run_clock import RunClock
 from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, chosen
 
@@ -162,6 +163,14 @@ def test_what_was_given_stays():
     for name, value in given.items():
         assert value in (getattr(choice.model, name, None), getattr(choice.training, name, None),
                          getattr(choice.execution, name, None)), name  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden, heads", [(64, 1), (130, 1), (192, 3), (200, 2), (384, 6)])
+def test_heads_follow_from_a_hidden_size_that_was_given(hidden, heads):
+    words = ["--minutes", "10", "--hidden_size", str(hidden), "--input_files", "train"]
+    config, _ = parse_training(words)
+    model = chosen(config, given_for_choice(words), TEXT, 600.0, Machine(6e10)).config.model
+    assert (model.hidden_size, model.heads) == (hidden, heads)
 
 
 def test_the_prediction_is_what_the_machine_does_in_the_time():

@@ -1,5 +1,6 @@
 """What users give becomes values in one place, and failures become messages in one place."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from popxl_gpt.config import (
     preset,
     to_yaml,
 )
-from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.plain_files import append_plain, open_plain, real_path
 from popxl_gpt.config.texts import path_text, user_path
 from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.execution.memory import LARGEST_STATE, check_memory
@@ -196,10 +197,39 @@ def test_paths_of_other_programs_are_refused_alike():
 @pytest.mark.parametrize(
     "make, says", [(Path.mkdir, "Is a directory"), (os.mkfifo, "Not a plain file, but a pipe")]
 )
-def test_only_plain_files_are_opened(make, says, tmp_path):
+@pytest.mark.parametrize("opening", [open_plain, append_plain])
+def test_only_plain_files_are_opened(make, says, opening, tmp_path):
     make(tmp_path / "a")
     with pytest.raises(OSError, match=says):
-        open_plain(tmp_path / "a")
+        opening(tmp_path / "a")
+
+
+def test_a_file_that_is_appended_to_is_made_and_keeps_what_it_has(tmp_path):
+    for line in (b"one\n", b"two\n"):
+        with open(append_plain(tmp_path / "a"), "ab") as file:
+            file.write(line)
+    assert (tmp_path / "a").read_bytes() == b"one\ntwo\n"
+
+
+def test_no_path_that_leads_in_a_circle_is_a_mistake_of_the_program(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    assert real_path(tmp_path / "a") == tmp_path / "a"
+    for folder in ("config", "data", "demo", "execution", "utils"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for line in path.read_text("utf-8").splitlines():
+                assert ".resolve()" not in line or "__file__" in line, f"{path}: {line}"
+
+
+def test_whatever_is_appended_to_is_opened_as_a_plain_file():
+    """A pipe in its place would wait for a reader for ever."""
+    for folder in ("config", "data", "demo", "execution", "utils", "runtime/poprun"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if not isinstance(node, ast.Call) or "open" not in ast.unparse(node.func):
+                    continue
+                modes = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+                if modes and "a" in str(modes[0]):
+                    assert "append_plain(" in ast.unparse(node), f"{path}:{node.lineno}"
 
 
 def test_a_model_of_more_layers_than_any_is_refused_by_that_setting():
@@ -216,6 +246,22 @@ def test_numbers_beyond_float32_are_refused():
         match="^weight_decay: got 1e[+]39; expected .* float32 holds no more than 3.4e38",
     ):
         preset("tiny", weight_decay=1e39)
+
+
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("epsilon", 1e-60, "more than 0. float32 holds nothing between 0 and 1.2e-38"),
+        ("logit_softcap", 1e-39, "at least 0. float32 holds nothing between 0 and 1.2e-38"),
+        ("beta2", 0.99999999999, "below 1. float32 holds it as 1"),
+        ("dropout", 1.0, "at least 0 and below 1.$"),
+    ],
+)
+def test_numbers_that_are_others_in_float32_are_refused(name, value, says):
+    with pytest.raises(ConfigError, match=f"^{name}: got {value}; expected .*{says}"):
+        preset("tiny", **{name: value})
+    near = {"beta2": 0.9999999, "epsilon": 2e-38}.get(name, 0.5)
+    preset("tiny", **{name: near})
 
 
 def test_a_state_beyond_any_disk_is_refused_whatever_holds_it(tmp_path):

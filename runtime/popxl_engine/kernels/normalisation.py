@@ -35,13 +35,25 @@ def sizes(t: torch.Tensor) -> tuple[int, int, int]:
     return t.shape[0], t.shape[1], math.prod(t.shape[2:])
 
 
+def near_zero(t: torch.Tensor, num_groups: int = 1) -> torch.Tensor:
+    """Samples whose groups are moved to mean 0, up to rounding: of numbers far from zero torch's
+    statistics, and what it subtracts them from, would lose digits. 16-bit types have none to lose.
+    """
+    if t.element_size() < 4 or not t.numel():
+        return t
+    grouped = t.reshape(t.shape[0], num_groups, -1)
+    return (grouped - grouped.mean(2, keepdim=True)).reshape(t.shape)
+
+
 @kernel("layer_norm")
 def layer_norm(
     t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """Normalise samples."""
     if t.dim() == 2:
-        return torch.native_layer_norm(t, [t.shape[1]], parameter(weight), parameter(bias), eps)[0]
+        return torch.native_layer_norm(
+            near_zero(t), [t.shape[1]], parameter(weight), parameter(bias), eps
+        )[0]
     return group_norm(t, weight, bias, 1, eps)
 
 
@@ -50,8 +62,9 @@ def group_norm(
     t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, num_groups: int, eps: float
 ) -> torch.Tensor:
     """Normalise groups of channels."""
+    centred = near_zero(t, num_groups).contiguous()
     return torch.native_group_norm(
-        t.contiguous(), parameter(weight), parameter(bias), *sizes(t), num_groups, eps
+        centred, parameter(weight), parameter(bias), *sizes(t), num_groups, eps
     )[0]
 
 
@@ -60,7 +73,7 @@ def group_norm_grad(
     dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
 ) -> tuple[torch.Tensor, ...]:
     """Gradients for t, weight and bias."""
-    w = parameter(weight)
+    w, t = parameter(weight), near_zero(t, num_groups)
     if t.dim() == 2 and num_groups == 1:
         # The forward kernel gives the statistics several times faster than torch.var_mean.
         normalised = [t.shape[1]]

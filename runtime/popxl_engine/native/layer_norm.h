@@ -24,11 +24,21 @@ struct Centred {
   N left, square;
 
   template <class T>
-  inline void add(const T* x, float mean) {
+  inline N add(const T* x, float mean) {
     const N centred = load_as<N>(x) - mean;
     left = left + centred;
     square = fused(centred, centred, square);
+    return centred;
   }
+};
+
+// Of a whole row: what the mean lacks, and of squares of what is centred by both.
+struct Moments {
+  float rest, squares;
+
+  Moments(float left, float square, int64_t columns)
+      : rest(left / float(columns)),
+        squares(at_least(square - rest * left, 0.0f)) {}  // of equal numbers rounding may leave less
 };
 
 // Of a row far from zero the mean has lost digits in rounding; what is left of the numbers less it
@@ -42,10 +52,8 @@ static void forward(const T* x, const float* weight, const float* bias, T* y, fl
   for (; first + LANES <= columns; first += LANES) lanes.add(x + first, mean);
   Centred<float> sums{sum_of(lanes.left), sum_of(lanes.square)};
   for (; first < columns; ++first) sums.add(x + first, mean);
-  const float rest = sums.left / float(columns);
-  const float squares =
-      at_least(sums.square - rest * sums.left, 0.0f);  // of equal numbers rounding may leave less
-  const float rstd = rstd_of(squares, epsilon, columns), shift = -rest * rstd;
+  const Moments moments(sums.left, sums.square, columns);
+  const float rstd = rstd_of(moments.squares, epsilon, columns), shift = -moments.rest * rstd;
   in_lanes(columns, [=](auto n, int64_t i) {
     using N = decltype(n);
     prefetch<N>(x + i + columns);
@@ -56,23 +64,24 @@ static void forward(const T* x, const float* weight, const float* bias, T* y, fl
 }
 
 // Over a row: of the gradient of what is normal, of that times what is centred, and of the square
-// of what is centred.
+// of what is centred, as rounding of the mean leaves it.
 template <class N>
 struct Sums {
-  N slope, product, square;
+  N slope, product;
+  Centred<N> of;
 
   template <class T>
   inline void add(const T* dy, const T* x, const float* weight, float mean) {
-    const N centred = load_as<N>(x) - mean, d = load_as<N>(dy) * load_as<N>(weight);
+    const N centred = of.add(x, mean), d = load_as<N>(dy) * load_as<N>(weight);
     slope = slope + d;
     product = fused(d, centred, product);
-    square = fused(centred, centred, square);
   }
 };
 
-// A row's gradient: dy * rstd * weight + (x - mean) * factor + term.
+// A row's gradient: dy * rstd * weight + (x - mean) * factor + term. Less `rest`, too, x - mean is
+// centred.
 struct Row {
-  float mean, rstd, factor, term;
+  float mean, rest, rstd, factor, term;
 };
 
 template <class T>
@@ -81,10 +90,15 @@ static Row row_of(const T* dy, const T* x, const float* weight, float mean, floa
   Sums<Lanes> lanes{};
   int64_t i = 0;
   for (; i + LANES <= columns; i += LANES) lanes.add(dy + i, x + i, weight + i, mean);
-  Sums<float> sums{sum_of(lanes.slope), sum_of(lanes.product), sum_of(lanes.square)};
+  Sums<float> sums{sum_of(lanes.slope),
+                   sum_of(lanes.product),
+                   {sum_of(lanes.of.left), sum_of(lanes.of.square)}};
   for (; i < columns; ++i) sums.add(dy + i, x + i, weight + i, mean);
-  const float count = float(columns), rstd = rstd_of(sums.square, epsilon, columns);
-  return {mean, rstd, -rstd * rstd * rstd * (sums.product / count), -rstd * (sums.slope / count)};
+  const Moments moments(sums.of.left, sums.of.square, columns);
+  const float count = float(columns), rest = moments.rest,
+              rstd = rstd_of(moments.squares, epsilon, columns);
+  const float factor = -rstd * rstd * rstd * ((sums.product - rest * sums.slope) / count);
+  return {mean, rest, rstd, factor, -rstd * (sums.slope / count) - rest * factor};
 }
 
 // What FEW rows add to the parameters' gradients goes to memory once.
@@ -108,7 +122,7 @@ static void gradients(const T* dy, const T* x, const float* weight, T* dx, float
       prefetch<N, true>(dx + next);
       const N centred = load_as<N>(x + at) - rows[r].mean, d = load_as<N>(dy + at),
               scaled = d * rows[r].rstd;
-      of_gain = fused(scaled, centred, of_gain);
+      of_gain = fused(scaled, centred - rows[r].rest, of_gain);
       of_bias = of_bias + d;
       store(fused(scaled, gain, fused(centred, rows[r].factor, rows[r].term)), dx + at);
     }

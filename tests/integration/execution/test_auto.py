@@ -11,6 +11,7 @@ from benchmarks import auto as benchmark
 from popxl_gpt.config import ConfigError, UserError, given_settings, load, override, preset
 from popxl_gpt.demo import pretraining as program
 from popxl_gpt.demo.commands import TrainOptions, parse_training
+from popxl_gpt.execution import checkpoint
 from popxl_gpt.execution.auto import account, candidates, choice, trial
 from popxl_gpt.execution.auto.account import Account, Placed
 from popxl_gpt.execution.auto.resolved import executable, resolved
@@ -273,8 +274,12 @@ def test_a_run_is_executed_as_chosen_and_one_that_goes_on_does_not_search_again(
         raise AssertionError("searched again")
 
     monkeypatch.setattr("popxl_gpt.execution.auto.resolved.choose", fails)
-    goes_on = [*words, "--steps", "3", "--checkpoint.load", "auto"]
+    read, sha256 = [], checkpoint._sha256
+    monkeypatch.setattr(checkpoint, "_sha256", lambda path: read.append(path) or sha256(path))
+    newest = str(tmp_path / "tiny/checkpoints/step_00000002")
+    goes_on = [*words, "--steps", "3", "--checkpoint.load", newest]
     assert program.main(goes_on) == 0
+    assert len(read) == len(set(read)) == 3, "a checkpoint's files are read once to verify them"
     assert "executed as the run was that goes on" in capsys.readouterr().out
     assert load(tmp_path / "tiny" / "config.yml").execution == saved
 

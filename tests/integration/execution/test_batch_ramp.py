@@ -1,6 +1,8 @@
 """A global batch that grows over the first tokens, as the training job runs it."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from popxl_gpt.config import Config, preset, stage_of, tokens_ahead
 from popxl_gpt.data import BatchSampler, example
 from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.execution import saving
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.modelling import model_table
 from tests.integration.gpt_oracle import distance
@@ -117,6 +120,32 @@ def test_steps_of_one_call_have_one_batch_and_all_state_goes_on_over_stages(fold
     run_job(*flags(folder, **changes, name="again"), "--checkpoint.load", newer)
     again = metrics_of(tmp_path / "again").splitlines()
     assert again == metrics_of(tmp_path / "run").splitlines()[6:]
+
+
+def test_a_batch_grows_later_where_the_disk_takes_no_checkpoint_and_no_step_is_lost(
+    folder, tmp_path, monkeypatch
+):
+    write, full = saving.write_tensors, {"step_00000005", "step_00000006"}
+
+    def written(tensors, path):
+        if any(name in str(path) for name in full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(tensors, path)
+
+    monkeypatch.setattr(saving, "write_tensors", written)
+    run_job(*flags(folder, run_folder=tmp_path), "--checkpoint.every", 1)
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == [*range(1, len(SIZES) + 1)]
+    assert [line["global_batch_size"] for line in lines] == [*(4,) * 7, 8, 8, 12]
+    told = (tmp_path / "run/warnings.jsonl").read_text().splitlines()
+    assert len(told) == 2
+    assert "got 'No space left on device'" in told[0] and "batches of 4 sequences; they" in told[0]
+    monkeypatch.undo()
+    again = flags(folder, run_folder=tmp_path / "again")
+    run_job(*again, "--checkpoint.load", tmp_path / "run/checkpoints/step_00000009")
+    assert metrics_of(tmp_path / "again/run").splitlines() == [
+        metrics_of(tmp_path / "run").splitlines()[-1]
+    ]
 
 
 def test_a_resumed_stage_is_what_the_configuration_says_at_its_tokens():
