@@ -429,6 +429,8 @@ def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> Non
     if saved is not None:
         seen = si(saved.position.tokens or 0, "tokens")
         print(f"continuing after step {saved.position.step}, {seen}, from {saved.folder}")
+        if saved.position.step == config.training.steps and config.training.minutes is None:
+            print("nothing is left of the run's steps; it trains for longer with more --steps")
 
 
 @dataclass(frozen=True)
