@@ -62,7 +62,7 @@ def is_by_gram_matrix(shape: Sequence[int], itemsize: int) -> bool:
 
 @newton_schulz.cost
 def newton_schulz_cost(y: Tensor, t: Tensor, coefficients: Any, steps: int, eps: float) -> Cost:
-    """The products that are done, each a product and a sum for each term of each element."""
+    """A product and a sum for each term of each element; symmetric products are counted whole."""
     few, many = sorted(t.shape[-2:])
     square, wide = 2 * few**3, 2 * few**2 * many
     if is_by_gram_matrix(t.shape, t.dtype.itemsize):
