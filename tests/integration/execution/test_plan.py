@@ -25,6 +25,7 @@ from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.plan.text import group_name, plan_text
 from popxl_gpt.execution.reports.plan.values import plan_values
+from tests import warm
 from tests.integration.execution.plan_cases import (
     GRIDS,
     SPEEDS,
@@ -100,7 +101,7 @@ def plans(tmp_path_factory) -> "list[dict[str, Any]]":
     lines = [
         ["--plan", "--plan_folder", str(f), *as_flags(*case)] for f, case in zip(folders, PLANNED)
     ]
-    command = [sys.executable, "-c", PLANS, json.dumps(lines)]
+    command = [warm.python(), "-c", PLANS, json.dumps(lines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / "plan.json").read_text()) for folder in folders]
@@ -316,7 +317,7 @@ def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
         "1",
     )
     command = [
-        sys.executable,
+        warm.python(),
         str(ROOT / script),
         "--plan",
         "--plan_folder",

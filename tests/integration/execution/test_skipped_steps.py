@@ -6,7 +6,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_weights
+from tests import warm
 from tests.faults import json_entry, tensors_changed
 from tests.integration.gpt_oracle import distance, small
 from tests.integration.plain_training import TRAINED as PLAIN
@@ -243,7 +243,7 @@ def test_a_diverged_run_ends_in_words_with_an_exit_code_of_its_own(tmp_path):
     words = flags(
         tmp_path, "--checkpoint.every", 1, "--checkpoint.keep", 1, "--learning_rate", 1e30
     )
-    command = [sys.executable, str(ROOT / "demo/pretraining.py"), *words, "--max_skipped", "4"]
+    command = [warm.python(), str(ROOT / "demo/pretraining.py"), *words, "--max_skipped", "4"]
     ended = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
