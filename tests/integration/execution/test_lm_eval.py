@@ -177,7 +177,11 @@ def test_two_processes_give_the_scores_of_one(folder, shown):
     told = ours(folder, *flags, str(folder / "two.json"), launcher=launcher)
     got, expected = results_of(folder / "two.json"), results_of(folder / "ours.json")
     assert got == pytest.approx(expected, rel=1e-5)
-    assert told == shown
+    # Sums of other parts may be rounded otherwise, in the last digit that is printed, too.
+    number = r"\d+\.\d{4}"
+    assert re.sub(number, "", told) == re.sub(number, "", shown)
+    values, others = ([float(each) for each in re.findall(number, s)] for s in (told, shown))
+    assert values == pytest.approx(others, rel=1e-5, abs=1e-4) and values
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
