@@ -14,7 +14,14 @@ import pytest
 from helpers.quick import cases
 from safetensors.numpy import load_file
 
-from popxl_gpt.config import ConfigError, DivergedError, UserError, learning_rate, override
+from popxl_gpt.config import (
+    ConfigError,
+    DivergedError,
+    NotFiniteError,
+    UserError,
+    learning_rate,
+    override,
+)
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import optimizer
 from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun, checkpoints_in
@@ -382,6 +389,10 @@ def test_tensors_that_no_run_saves_are_refused_by_file_and_name(name, change, sa
     altered(saved, name, change)
     with pytest.raises(UserError, match=rf"embedding\.safetensors, {name}: {says}"):
         SavedRun(saved, SAVED).restore(session)
+    if name.startswith("weights."):
+        wrong = rf"embedding\.safetensors, {name}: {says}"
+        with pytest.raises((UserError, NotFiniteError), match=wrong):
+            dict(SavedRun(saved, SAVED).weights())
 
 
 @pytest.mark.slow
