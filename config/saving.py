@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +54,18 @@ def changes(config: Config) -> "tuple[str, dict[str, Any]]":
     names: the preset of its name, else what the fewest leaves differ from, the defaults or a
     preset.
     """
-    bases = _bases()
+    presets = {f"preset {name}": name for name in preset_names()}
     named = f"preset {config.name}"
-    told = [named] if named in bases else list(bases)
-    found = {name: _changed(to_mapping(config), bases[name]) for name in told}
+    told = [named] if named in presets else ["the defaults", *presets]
+    here = to_mapping(config)
+    found = {base: _changed(here, _base(presets.get(base))) for base in told}
     return min(found.items(), key=lambda item: len(item[1]))
 
 
-@lru_cache(maxsize=1)
-def _bases() -> "dict[str, dict[str, Any]]":
-    """The defaults and all presets."""
-    presets = {f"preset {name}": to_mapping(preset(name)) for name in preset_names()}
-    return {"the defaults": to_mapping(Config()), **presets}
+@cache
+def _base(name: str | None) -> "dict[str, Any]":
+    """The preset of this name, or the defaults."""
+    return to_mapping(Config() if name is None else preset(name))
 
 
 def _changed(here: "dict[str, Any]", there: "dict[str, Any]") -> "dict[str, Any]":

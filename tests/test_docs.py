@@ -26,6 +26,7 @@ from helpers.quick import Later
 
 from popxl_gpt.config import preset
 from popxl_gpt.utils.pages import ROOT
+from tests import warm
 
 phases_picture = Later("imgs.draw_phases")
 architecture_picture = Later("imgs.draw_architecture")
@@ -152,10 +153,11 @@ def rule_for(command: str, page: Path) -> "str | None":
 
 def shorter(command: str, page: Path) -> str:
     """What runs in place of a command."""
-    python = shlex.quote(sys.executable)
     command = command.replace(".venv/bin/python ", "python ")
     rule = rule_for(command, page)
     form = SHORTER[rule] if rule else "+"
+    # a launcher is the parent of its instances
+    python = shlex.quote(sys.executable if form.startswith(ON_TWO) else warm.python())
     words = form.format(python=python, make="VENV=venv", small=f"{SMALL} --steps 4")
     if words.startswith("+"):
         words = re.sub(r"(^| )python ", rf"\1{python} ", command) + words[1:]
@@ -173,7 +175,7 @@ def copy(tmp_path) -> Path:
     )
     shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
     (folder / "venv/bin").mkdir(parents=True)
-    (folder / "venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (folder / "venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(warm.python())} "$@"\n')
     (folder / "venv/bin/python").chmod(0o755)
     (folder / "venv/.installed").touch()
     for texts, sources in (("my_texts", "config"), ("more_texts", "utils")):
@@ -225,7 +227,7 @@ def show_help(commands: "list[str]", folder: Path) -> None:
     """Run commands, each of which prints its help."""
     (folder / "show_help.py").write_text(SHOW_HELP)
     (folder / "commands.txt").write_text("\n".join(commands))
-    printed = run(f"{shlex.quote(sys.executable)} show_help.py < commands.txt", folder)
+    printed = run(f"{shlex.quote(warm.python())} show_help.py < commands.txt", folder)
     assert len(re.findall("^usage: ", printed, re.MULTILINE)) == len(commands), printed
 
 
@@ -247,7 +249,7 @@ class Reader:
             for command in block.commands:
                 words = shorter(command, self.page)
                 if rule_for(command, self.page) == HELP:
-                    helps.append(words.removeprefix(f"{shlex.quote(sys.executable)} "))
+                    helps.append(words.removeprefix(f"{shlex.quote(warm.python())} "))
                 else:
                     self.printed[command] = run(words, self.folder)
             if kind == "output":

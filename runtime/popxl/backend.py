@@ -4,14 +4,18 @@
 engine asks `backend` for it.
 """
 
+import atexit
+import gc
 import importlib
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
 import numpy as np
 
+from popxl.collection import without_collection
 from popxl.dtypes import dtype
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
@@ -133,7 +137,12 @@ def backend() -> Backend:
     """The engine's side of the door. OpenMP reads its environment when torch is loaded."""
     if not any(name in os.environ for name in WAITING):
         os.environ[SPINS] = FEW
-    return cast(Backend, importlib.import_module(BACKEND).BACKEND)
+    if BACKEND not in sys.modules:
+        with without_collection():
+            importlib.import_module(BACKEND)
+        # Nor are they gone through when the process ends, which gives all of its memory back.
+        atexit.register(gc.freeze)
+    return cast(Backend, sys.modules[BACKEND].BACKEND)
 
 
 def kernels() -> Kernels:

@@ -1,4 +1,4 @@
-"""Programs and what is compiled of them are many objects that stay, which Python's garbage
+"""Modules, programs and what is compiled of them are many objects that stay, which Python's garbage
 collector would go through again and again.
 """
 

@@ -22,6 +22,7 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
         (("validation_bits_per_byte", "bits per byte", "dots", ""),),
     ),
     ("Learning rate", "number", (("learning_rate", "learning rate", "line", ""),)),
+    ("Sequences in a batch", "si", (("global_batch_size", "sequences", "line", ""),)),
     ("Gradient norm, before clipping", "number", (("gradient_norm", "norm", "line", ""),)),
     (
         "Tokens per second, without validation and saving",

@@ -154,7 +154,7 @@ def _facts(values: "Mapping[str, Any]") -> str:
 def _warnings(run: RunFiles) -> str:
     """What was told, the newest last."""
     told = [
-        f'<p><span class="quiet">step {text(line.get("step"))}, {text(line.get("time"))}</span> '
+        f'<p><span class="quiet">{_when(line)}, {text(line.get("time"))}</span> '
         f'<span class="warn">{text(line.get("text"))}</span></p>'
         for line in run.warnings
     ]
@@ -166,6 +166,10 @@ def _warnings(run: RunFiles) -> str:
         )
     more = f'<p class="quiet">The last {SHOWN}.</p>' if len(run.warnings) == SHOWN else ""
     return more + "".join(told)
+
+
+def _when(line: "Mapping[str, Any]") -> str:
+    return "at the start" if line.get("step") is None else f"step {text(line['step'])}"
 
 
 def _phases(run: RunFiles) -> str:
@@ -244,7 +248,9 @@ def _configuration(runs: "Sequence[RunFiles]") -> str:
     rows.append([("begins with", ""), *((text(base), "text") for base in bases)])
     for name in names:
         cells = (json.dumps(each[name], ensure_ascii=False) for each in values)
-        rows.append([(text(name), ""), *((text(cell), "text") for cell in cells)])
+        # a narrow page breaks names where their words end
+        broken = text(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
+        rows.append([(broken, ""), *((text(cell), "text") for cell in cells)])
     whole = "".join(
         f"<details><summary>all of {text(run.name)}</summary><pre>{text(to_yaml(run.config))}</pre>"
         "</details>"

@@ -2,6 +2,7 @@
 others say so.
 """
 
+import html
 import json
 import math
 import os
@@ -259,6 +260,9 @@ def test_a_diverged_run_ends_in_words_with_an_exit_code_of_its_own(tmp_path):
         "diverged: step 5: got 4 steps in a row whose gradient norm is not finite" in ended.stderr
     )
     assert "Traceback" not in ended.stderr and "4 skipped" in ended.stdout
+    told = json.loads((tmp_path / "tiny/warnings.jsonl").read_text().splitlines()[-1])["text"]
+    assert told.startswith("step 5: got 4 steps in a row") and f"diverged: {told}" in ended.stderr
+    assert html.escape(told) in (tmp_path / "tiny/report.html").read_text()
     lines = [strictly(line) for line in (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()]
     assert [line["skipped"] for line in lines] == [0, 1, 2, 3, 4]
     assert lines[4]["loss"] is None and lines[4]["not_finite"] == {

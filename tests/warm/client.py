@@ -1,0 +1,58 @@
+"""What the command does: `main(PYTHON, ADDRESS, WORDS)`. Few imports, as each program pays for them."""
+
+import marshal
+import os
+import resource
+import signal
+import socket
+
+READ_AT_START = (
+    "PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "CUDA_", "TZ"
+)  # fmt: skip
+"""Variables that an interpreter and the packages read when they start. (How threads wait is nothing
+to one thread.)
+"""
+SIGNALS = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+)  # fmt: skip
+
+
+def needs_its_own(words: "list[str]", server: "dict[str, str]") -> bool:
+    """Whether these are not just a program, or the environment is another than the server's."""
+
+    def read(environment: "dict[str, str]") -> "dict[str, str]":
+        found = {n: v for n, v in environment.items() if n.startswith(READ_AT_START)}
+        found.pop("PYTHONPATH", None)
+        return found
+
+    is_program = bool(words) and (words[0] in ("-c", "-m") or os.path.isfile(words[0]))
+    return not is_program or read(dict(os.environ)) != read(server)
+
+
+def main(python: str, address: str, words: "list[str]") -> None:
+    with open(f"{address}.environment", "rb") as file:
+        if needs_its_own(words, marshal.load(file)):
+            os.execv(python, [python, *words])
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    limits = {
+        number: resource.getrlimit(number) for number in (getattr(resource, n) for n in names)
+    }
+    umask = os.umask(0)
+    os.umask(umask)
+    request = marshal.dumps((words, dict(os.environ), os.getcwd(), umask, limits))
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(address)
+    socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(request)
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+    answer = server.recv(4, socket.MSG_WAITALL)
+    assert len(answer) == 4, "the server has ended before the program"
+    status = int.from_bytes(answer, "big")
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if (number := os.WTERMSIG(status)) != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status))

@@ -1,0 +1,185 @@
+"""Imports the large packages, and forks for each program that a client asks for."""
+
+import gc
+import importlib
+import io
+import marshal
+import multiprocessing.process
+import os
+import resource
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import types
+from typing import Any, NamedTuple
+
+PACKAGES = ("numpy", "torch", "torch._meta_registrations", "torch.export", "tokenizers", "yaml")
+"""What programs import of others. Ours they import themselves: some run copies that are changed."""
+
+
+class Request(NamedTuple):
+    """What a program is to find, and the files that are its standard ones."""
+
+    words: "list[str]"
+    environment: "dict[str, str]"
+    folder: str
+    umask: int
+    limits: "dict[int, tuple[int, int]]"
+    files: "list[int]"
+
+
+def received(connection: socket.socket) -> Request:
+    size, files, _, _ = socket.recv_fds(connection, 4, 3)
+    length, content = int.from_bytes(size, "big"), b""
+    while len(content) < length:
+        content += connection.recv(length - len(content))
+    return Request(*marshal.loads(content), files)
+
+
+class Programs:
+    """Those that run, each with the connection of its client."""
+
+    def __init__(self, address: str) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(address)
+        self.listener.listen(64)
+        self.ready = selectors.DefaultSelector()
+        self.ready.register(self.listener, selectors.EVENT_READ, self.accept)
+        self.ready.register(sys.stdin, selectors.EVENT_READ, self.end)
+
+    def next(self) -> Request:
+        """Returns in the fork of each program, and never in the server."""
+        while True:
+            for key, _ in self.ready.select():
+                if (request := key.data()) is not None:
+                    return request
+
+    def end(self) -> None:
+        """The tests are over."""
+        os._exit(0)
+
+    def accept(self) -> "Request | None":
+        connection, _ = self.listener.accept()
+        request = received(connection)
+        pid = os.fork()
+        if not pid:
+            for key in list(self.ready.get_map().values()):
+                os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()
+            self.ready.close()
+            connection.close()
+            return request
+        for file in request.files:
+            os.close(file)
+        process = os.pidfd_open(pid)
+
+        def pass_on() -> None:
+            """Signals to the client, which are for the program; its end is the program's."""
+            numbers = connection.recv(16) or bytes([signal.SIGKILL])
+            for number in numbers:
+                signal.pidfd_send_signal(process, number)
+            if signal.SIGKILL in numbers:
+                self.ready.unregister(connection)
+
+        def ended() -> None:
+            _, status = os.waitpid(pid, 0)
+            self.ready.unregister(process)
+            os.close(process)
+            if connection in self.ready.get_map():
+                self.ready.unregister(connection)
+                connection.sendall(status.to_bytes(4, "big"))
+            connection.close()
+
+        self.ready.register(connection, selectors.EVENT_READ, pass_on)
+        self.ready.register(process, selectors.EVENT_READ, ended)
+        return None
+
+
+def standard_stream(number: int, like: io.TextIOWrapper) -> io.TextIOWrapper:
+    """As Python opens it when it starts."""
+    mode = "w" if number else "r"
+    stream = io.TextIOWrapper(
+        open(number, f"{mode}b", 0 if number and like.write_through else -1, closefd=False),
+        like.encoding,
+        like.errors,
+        newline="\n" if number else None,
+        line_buffering=like.line_buffering or os.isatty(number),
+        write_through=like.write_through,
+    )
+    getattr(stream.buffer, "raw", stream.buffer).name, stream.mode = like.name, mode
+    return stream
+
+
+def become(request: Request, paths: "list[str]") -> "dict[str, Any]":
+    """Make this process what a new one of the request would be. Returns the globals of its main
+    module.
+    """
+    for number, file in enumerate(request.files):
+        os.dup2(file, number)
+        if file > 2:
+            os.close(file)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = standard_stream(number, getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    os.chdir(request.folder)
+    os.umask(request.umask)
+    for number, limit in request.limits.items():
+        resource.setrlimit(number, limit)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.executable = os.environ.get("WARM_PYTHON", sys.executable)
+    mode, *arguments = request.words
+    script = arguments.pop(0) if mode in ("-c", "-m") else mode
+    first = {"-c": "", "-m": request.folder}.get(mode, os.path.dirname(os.path.abspath(script)))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
+    sys.path[:] = [first, *map(os.path.abspath, given), *paths]
+    sys.argv[:] = [mode if mode in ("-c", "-m") else script, *arguments]
+    multiprocessing.process.ORIGINAL_DIR = request.folder
+    tempfile.tempdir = None
+    sys.modules["numpy"].random.seed()
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__annotations__ = {}
+    return vars(main)
+
+
+def run(request: Request, names: "dict[str, Any]") -> None:
+    """Run the program; what it raises is told without the frames of this file."""
+    mode, *arguments = request.words
+    if mode == "-m":
+        runpy._run_module_as_main(arguments[0])  # what Python itself calls
+        return
+    if mode == "-c":
+        text, name = arguments[0].encode(), "<string>"
+    else:
+        names |= {"__file__": (name := os.path.abspath(mode)), "__cached__": None}
+        with open(name, "rb") as file:
+            text = file.read()
+    try:
+        exec(compile(text, name, "exec"), names)
+    except Exception as error:
+        trace = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
+def main(address: str) -> None:
+    own = os.path.dirname(os.path.abspath(__file__))
+    paths = [path for path in sys.path if path != own]
+    sys.path[:] = paths
+    for package in PACKAGES:
+        importlib.import_module(package)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has the thread that forks alone"
+    gc.collect()
+    gc.freeze()
+    with open(f"{address}.environment", "wb") as file:
+        marshal.dump(dict(os.environ), file)
+    programs = Programs(address)
+    print("ready", flush=True)
+    request = programs.next()
+    run(request, become(request, paths))
+
+
+main(sys.argv[1])

@@ -1,0 +1,155 @@
+"""A program that a warm Python runs finds, prints and leaves what it does with one of its own."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+
+TELL = """
+import json, os, resource, signal, sys
+limits = {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")}
+umask = os.umask(0)
+streams = [[s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.newlines, s.isatty(), s.fileno()]
+           for s in (sys.stdin, sys.stdout, sys.stderr)]
+handlers = [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())]
+ours = [name for name in sys.modules if name.startswith(("popxl", "popdist", "popart", "tests"))]
+variables = {n: v for n, v in os.environ.items() if n != "_"}
+print(json.dumps([
+    sys.argv, sys.path, sys.executable, sys.flags, __name__, globals().get("__file__"), os.getcwd(), variables, umask,
+    limits, streams, handlers, ours, os.listdir("/proc/self/fd"), sys.stdin.read(), dir(sys.modules["__main__"]),
+]))
+print("of errors", file=sys.stderr)
+"""
+"""All that a program can see of how it was started, but what its docstring leaves out."""
+FAILS = "import sys\nprint('before')\ndef fail():\n    raise ValueError('bad luck')\nfail()\n"
+SPAWNS = """
+import multiprocessing, os, tempfile
+def work(queue):
+    queue.put([__name__, os.getcwd(), tempfile.gettempdir()])
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    print(queue.get(), process.join(), process.exitcode)
+"""
+NOTED = "import os, sys, time\nopen('started', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "tell.py").write_text(TELL)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/tell.py").write_text(TELL)
+    (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    (tmp_path / "long.py").write_text(NOTED)
+    return tmp_path
+
+
+def run(python: str, words: "list[str]", folder: Path, **variables: str):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(
+        [python, *words], cwd=folder, env=environment, input="a line", capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12345, 23456)) or os.umask(0o27),
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tell.py", "a", "--b=c d"],
+        ["below/tell.py"],
+        ["-c", TELL, "a"],
+        ["-m", "tell", "a"],
+        ["-m", "below.tell"],
+        ["fails.py"],
+        ["spawns.py"],
+        ["-c", FAILS],
+        ["-c", "import sys; sys.exit(3)"],
+        ["-c", "import sys; sys.exit('in words')"],
+        ["-c", "import os; os.abort()"],
+        ["-c", "import atexit; atexit.register(print, 'at its end'); print('first')"],
+        ["-W", "error", "-c", "import warnings; warnings.warn('said')"],
+        ["-c", "not Python"],
+        ["absent.py"],
+    ],
+    ids=lambda words: " ".join(words).partition("\n")[0][:40],
+)
+def test_a_program_finds_prints_and_ends_the_same(words, folder):
+    assert run(warm.python(), words, folder) == run(sys.executable, words, folder)
+
+
+def test_its_environment_is_the_commands(folder):
+    given = {
+        "PYTHONPATH": os.pathsep.join([str(folder / "below"), "elsewhere"]),
+        "TMPDIR": str(folder),
+    }
+    for script in ("tell.py", "spawns.py"):
+        found = run(warm.python(), [script], folder, **given)
+        assert found == run(sys.executable, [script], folder, **given)
+        assert str(folder) in found[1]
+
+
+def test_torch_is_there_and_gives_the_same_numbers(folder):
+    text = "import sys; print('torch' in sys.modules); import numpy as np, torch; torch.manual_seed(1)\n"
+    text += (
+        "print((torch.randn(64, 64) @ torch.randn(64, 64)).sum().item(), torch.get_num_threads())"
+    )
+    (is_there, *numbers), (is_not, *expected) = (
+        run(python, ["-c", text], folder)[1].split() for python in (warm.python(), sys.executable)
+    )
+    assert (is_there, is_not) == ("True", "False")
+    assert numbers == expected and len(numbers) == 2
+
+
+def test_two_programs_draw_different_random_numbers(folder):
+    text = "import numpy, random; print(numpy.random.random(), random.random())"
+    one, other = (run(warm.python(), ["-c", text], folder)[1].split() for _ in range(2))
+    assert not {*one} & {*other}
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONUNBUFFERED", "LC_ALL"])
+def test_what_is_read_at_a_start_gives_a_program_an_interpreter_of_its_own(name, folder):
+    words = ["-c", "import sys; print('torch' in sys.modules)"]
+    assert run(warm.python(), words, folder)[1] == "True\n"
+    assert run(warm.python(), words, folder, **{name: "2"})[1] == "False\n"
+
+
+def started(folder: Path) -> "tuple[subprocess.Popen, int]":
+    """A command, and the process of its program."""
+    process = subprocess.Popen(
+        [warm.python(), "long.py"], cwd=folder, env={**os.environ, **warm.ONE_THREAD}
+    )
+    until = time.monotonic() + 20
+    while not (folder / "started").exists() or not (folder / "started").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return process, int((folder / "started").read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_signals_to_the_command_are_for_the_program(number, folder):
+    process, program = started(folder)
+    assert program != process.pid
+    process.send_signal(number)
+    assert process.wait(20) == -number
+    until = time.monotonic() + 20
+    while os.path.exists(f"/proc/{program}"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_program_starts_others_as_it_was_started(folder):
+    text = "import subprocess, sys; print('torch' in sys.modules, flush=True)\n"
+    words = ["-c", f"{text}subprocess.run([sys.executable, '-c', {text!r}], check=True)"]
+    assert run(warm.python(), words, folder)[1].split() == ["True", "False"]
+    assert run(warm.python(), words, folder, **warm.with_children())[1].split() == ["True", "True"]
