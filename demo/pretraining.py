@@ -211,7 +211,7 @@ def complete(
     samples: int,
 ) -> None:
     """After the last step: samples, or why there are none, which the report says, too."""
-    failure = run.diverged or run.spike
+    failure = run.divergence.failure
     if failure is None:
         show_samples_if_finite(run, tokenizer, data, samples)
     else:
@@ -234,10 +234,10 @@ def check_files(config: Config) -> None:
 
 def check_succeeded(run: TrainingRun) -> None:
     """Raise for a run that has ended before its last step by itself."""
-    if run.diverged is not None:
-        raise DivergedError(run.diverged)
-    if run.spike is not None:
-        raise SpikeError(run.spike)
+    if run.divergence.diverged is not None:
+        raise DivergedError(run.divergence.diverged)
+    if run.divergence.spike is not None:
+        raise SpikeError(run.divergence.spike)
 
 
 def first_weights(config: Config) -> Weights | None:
@@ -446,7 +446,7 @@ class Samples:
         every, end = self.options.sample_every, run.config.training.steps
         if not every or run.step >= end or run.step // every == (run.step - steps) // every:
             return
-        with contextlib.nullcontext() if run.line is None else run.line.away():
+        with run.away():
             show_samples_if_finite(run, self.tokenizer, self.data, self.options.samples)
 
 
@@ -470,11 +470,11 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
         for number in numbers
     ]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
-    if not run.is_leader:
+    if run.records is None:
         return
     keep_samples(run.folder, run.step, texts)
-    if run.wandb is not None:
-        run.wandb.log_samples(run.step, texts)
+    if run.records.wandb is not None:
+        run.records.wandb.log_samples(run.step, texts)
     for number, (prompt, text) in enumerate(texts, start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
         print(indent(prompt + MARK + text, "    | ", lambda line: True))
@@ -507,7 +507,7 @@ def show_files(run: TrainingRun, memory: str) -> None:
     if best is not None:
         print(f"  {'best':<14}{best}")
     print(f"  {'memory':<14}{memory}")
-    is_stopped = run.diverged is None and run.spike is None and run.step < run.config.training.steps
+    is_stopped = run.divergence.failure is None and run.step < run.config.training.steps
     if is_stopped and checkpoints_in(folder.checkpoints):
         program = called_as("popxl-gpt-train", "python demo/pretraining.py")
         words = f"--config {quote(str(folder.config))} --checkpoint.load auto"
