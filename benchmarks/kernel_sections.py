@@ -405,10 +405,3 @@ def memory(rows: int, dtype: torch.dtype) -> Iterator[Section]:
         yield Section(
             f"copy {megabytes} MB (read and write counted)", 2.0 * source.nbytes, "GB/s", ways
         )
-
-
-SECTIONS = {
-    f.__name__: f
-    for f in (products, vocabulary, cross_entropy, attention, gelu, norms, adam, memory)
-}
-WITHOUT_DTYPE = ("adam", "memory")

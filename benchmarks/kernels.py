@@ -15,22 +15,30 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
-from benchmarks.kernel_sections import SECTIONS, WITHOUT_DTYPE, Section  # noqa: E402
 
+if TYPE_CHECKING:
+    from benchmarks.kernel_sections import Section
+
+SECTIONS = (
+    "products", "vocabulary", "cross_entropy", "attention", "gelu", "norms", "adam", "memory"
+)  # fmt: skip
+"""Functions of `kernel_sections`."""
+WITHOUT_DTYPE = ("adam", "memory")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def seconds_of(
-    ways: Mapping[str, Callable[[], object]], rounds: int, budget: float
+    ways: Mapping[str, Callable[[], object]],
+    rounds: int,
+    budget: float,
+    clock: Callable[[], float],
 ) -> dict[str, float]:
     """Median seconds of a call of each, alternating; every way gets about `budget` seconds."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     calls: dict[str, int] = {}
     for name, way in ways.items():
         way()
@@ -52,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument(
         "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
     )
@@ -65,6 +73,12 @@ def main() -> None:
         "--keep_memory", action="store_true", help="tell malloc to reuse freed memory (mallopt)"
     )
     arguments = parser.parse_args()
+    # not at the top: `--help` is answered at once
+    import torch
+
+    from benchmarks import kernel_sections
+
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     if arguments.keep_memory:
         library = ctypes.CDLL(None)
         library.mallopt(M_MMAP_MAX, 0)
@@ -75,8 +89,8 @@ def main() -> None:
         single = name in WITHOUT_DTYPE
         for dtype in arguments.dtypes[:1] if single else arguments.dtypes:
             for rows in arguments.rows[:1] if single else arguments.rows:
-                for section in SECTIONS[name](rows, getattr(torch, dtype)):
-                    times = seconds_of(section.ways, arguments.rounds, arguments.budget)
+                for section in getattr(kernel_sections, name)(rows, getattr(torch, dtype)):
+                    times = seconds_of(section.ways, arguments.rounds, arguments.budget, clock)
                     show(section, "" if single else dtype, times)
                     figures = {
                         "title": section.title,
@@ -88,7 +102,7 @@ def main() -> None:
     print_json(result)
 
 
-def show(section: Section, dtype: str, times: Mapping[str, float]) -> None:
+def show(section: "Section", dtype: str, times: Mapping[str, float]) -> None:
     """One section as a table, the fastest way marked."""
     best = min(times.values())
     rows = [

@@ -6,16 +6,16 @@ PyTorch loop.
 
 The setting is that of nanoGPT's README for a CPU. `plain` is its training loop, with the optimizer
 and the attention that PyTorch has fused; `phased` does the same steps; `preset` is what `make
-shakespeare` trains: the same model and batches, with the optimizer, schedule and steps of that
-preset. The first 90 % of the characters train, the rest validates, all of it, in windows that
-follow one another. nanoGPT in this setting gave a validation loss of 1.919.
+shakespeare` trains: the same size and batches, with the architecture, optimizer, schedule and steps
+of that preset. The first 90 % of the characters train, the rest validates, all of it, in windows
+that follow one another. nanoGPT in this setting gave a validation loss of 1.919.
 """
 
 import argparse
 import statistics
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -140,11 +140,14 @@ def build(options: Figures) -> Workload:
     from benchmarks.phased import PhasedRun
 
     text = Characters.read(Path(options["text"]))
-    training = TRAINING
+    model, training = MODEL, TRAINING
     if options["kind"] == "preset":
-        chosen = preset("shakespeare").training
-        training = {name: getattr(chosen, name) for name in (*TRAINING, "optimizer")}
-    return PhasedRun(options, text, MODEL, training, BATCH)
+        chosen = preset("shakespeare")
+        model = asdict(chosen.model)
+        del model["vocabulary_size"], model["dropout"]
+        names = (*TRAINING, "optimizer", "muon_momentum")
+        training = {name: getattr(chosen.training, name) for name in names}
+    return PhasedRun(options, text, model, training, BATCH)
 
 
 def variants_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:

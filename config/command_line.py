@@ -1,5 +1,6 @@
 """The command line, derived from the dataclasses: every leaf is a flag."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -14,6 +15,8 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.config.yaml_files import read_yaml
 
+RUN_CONFIG = "config.yml"
+"""In a run's folder."""
 HELP_FLAGS = ("--help", "-h")
 ELSEWHERE = {
     "batch_size": "global_batch_size", "block_size": "sequence_length", "ckpt": "checkpoint",
@@ -181,7 +184,10 @@ def parse_options(
 
 
 def _mapping(name: str) -> dict[str, Any]:
-    """The sections of a preset, or of a file if the name ends in .yml."""
+    """The sections of a preset, or of a file if the name ends in .yml, or is a run's folder."""
+    file = os.path.join(name, RUN_CONFIG)
+    if name and name not in preset_names() and os.path.isfile(file):
+        name = file
     if name.endswith((".yml", ".yaml")):
         return read_yaml(user_path("--config", name))
     return preset_mapping(name)
@@ -329,8 +335,7 @@ def help_text(
         lines += ["", "  --config NAME"]
         lines.append(
             _wrapped(
-                f"Preset, or a .yml file such as a run's config.yml (default {default}). Presets: "
-                f"{presets}."
+                f"Preset, a run's folder, or a .yml file (default {default}). Presets: {presets}."
             )
         )
     sections_told = "Each flag may carry its section: --model.layers. " if config else ""

@@ -76,7 +76,7 @@ class Leaf:
             if self.bound is not None:
                 words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
-            words = "a list of texts"
+            words = "a list of texts, none of them empty"
         words = " or ".join([words, *self.words])
         return f"{words}, or none" if self.optional else words
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from popxl_gpt import __version__
 from popxl_gpt.config.errors import exit_on_user_error
 from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.config.texts import shown_text
@@ -25,6 +26,9 @@ def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:
         check: prints the help and exits, or raises ConfigError for a wrong command line.
     """
     arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        print(f"popxl-gpt {__version__}")
+        sys.exit(0)
     with exit_on_user_error():
         check(arguments)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -46,6 +50,8 @@ def unknown_command(name: str, known: "Iterable[str]", program: str) -> str:
     )
 
 
-def called_as(command: str, script: str) -> str:
-    """The name that a program was called by: its console command's, or its script's."""
-    return command if Path(sys.argv[0]).name == command else script
+def called_as(command: str, script: str, of: str | None = None) -> str:
+    """The name that a program was called by: its console command's, or its script's. With ``of``,
+    the name of another program beside the one of that console command.
+    """
+    return command if Path(sys.argv[0]).name == (of or command) else script

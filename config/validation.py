@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, isqrt
 from typing import Any
 
 from popxl_gpt.config.errors import ConfigError
@@ -165,7 +165,7 @@ def _model(config: Config) -> Iterator[Problem]:
         yield _problem(
             "optimizer lora_rank",
             f"optimizer: got muon with lora_rank = {model.lora_rank}; expected adamw, which "
-            "updates adapters. Leave out --optimizer.",
+            "updates adapters. Use --optimizer adamw.",
         )
     if model.end_of_text >= model.vocabulary_size:
         yield _problem(
@@ -193,11 +193,22 @@ def _attention(config: Config) -> Iterator[Problem]:
 
 def _divides(name: str, value: int, by: str, divisor: int) -> Iterator[Problem]:
     if value % divisor:
+        # a model is given more often than its layout
+        advice = (
+            f"Use {by} = {_largest_divisor(value, divisor)}, or change {name}."
+            if by.startswith("tensor_parallel")
+            else f"Use {_multiples(value, divisor)}, or change {by}."
+        )
         yield _problem(
             f"{name} {by}",
-            f"{name}: got {value}; expected a multiple of {by} = {divisor}. "
-            f"Use {_multiples(value, divisor)}, or change {by}.",
+            f"{name}: got {value}; expected a multiple of {by} = {divisor}. {advice}",
         )
+
+
+def _largest_divisor(value: int, most: int) -> int:
+    """The largest divisor of a value that is at most another."""
+    lower = [number for number in range(1, isqrt(value) + 1) if value % number == 0]
+    return max(number for low in lower for number in (low, value // low) if number <= most)
 
 
 def _multiples(value: int, divisor: int) -> str:

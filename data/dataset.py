@@ -15,7 +15,7 @@ import numpy as np
 
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import example
-from popxl_gpt.data.description import Described, check_size, describe, read_info
+from popxl_gpt.data.description import Described, check_size, describe, read_info, tokenizer_of
 from popxl_gpt.data.errors import DamagedRecordError, DataError
 from popxl_gpt.data.masking import ids_of, masked
 from popxl_gpt.data.records import DAMAGED, RecordFile
@@ -43,6 +43,8 @@ class Dataset(Protocol):
     vocabulary_size: int
     info: dict[str, Any] | None
     """What preparation says about the data, if it left something."""
+    tokenizers: tuple[Path, ...]
+    """That preparation says made the data, where their files are there."""
     is_masked: bool
     """Whether preparation says that not every token counts as a label."""
     mixture: Mixture | None
@@ -69,21 +71,23 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the files that paths, folders (their `*.tfrecord`) and globs stand for, each once,
     ordered by name.
 
-    The indices beside the files, which a wide glob matches too, are left out.
+    The indices beside the files, which a wide glob matches too (here or in a shell), are left out.
 
     Raises:
         DataError: if a pattern matches nothing.
     """
     found: set[Path] = set()
-    for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
+    several = [patterns] if isinstance(patterns, (str, Path)) else patterns
+    for pattern in several:
         path = user_path("input files", pattern)
+        if path.suffix == ".tfindex" and path.with_suffix(".tfrecord") in map(Path, several):
+            continue
         if path.is_dir():
             matches = list(path.glob("*.tfrecord"))
         else:
             globbed = (Path(name) for name in glob.glob(str(path), recursive=True))
-            matches = (
-                [path] if path.exists() else [name for name in globbed if name.suffix != ".tfindex"]
-            )
+            named = [path] if path.exists() else globbed
+            matches = [name for name in named if name.suffix != ".tfindex"]
         if not matches:
             raise DataError(
                 f"input files: got '{pattern}', which matches no file; expected TFRecord files. "
@@ -164,6 +168,8 @@ class TokenDataset:
             )
         infos = _read_infos(paths, vocabulary_size)
         self.info = infos[paths[0].parent]
+        named = (tokenizer_of(folder, info) for folder, info in infos.items())
+        self.tokenizers = tuple(path for path in named if path is not None)
         self.is_masked = any(info is not None and info.get("masked") for info in infos.values())
         own = range(instance, len(paths), instances)
         described = [describe(path, infos[path.parent]) for path in paths]
@@ -376,8 +382,8 @@ class TokenDataset:
         return DataError(
             f"{self.files[number].name_of(0)}: got {labels + 1} tokens; expected at least "
             f"{self.sequence_length + 1} (sequence length {self.sequence_length} and one more for "
-            "the labels). Give the model a shorter sequence_length, or prepare more text with "
-            "data/prepare.py."
+            f"the labels). Use --sequence_length {labels}, or prepare the data again with a longer "
+            "one, or more text."
         )
 
     def _tokens(self, number: int, record: int) -> np.ndarray:
@@ -408,6 +414,7 @@ class TokenArray:
     """
 
     info: dict[str, Any] | None = None
+    tokenizers: tuple[Path, ...] = ()
     is_masked = False
     mixture: Mixture | None = None
 
@@ -451,6 +458,7 @@ class SyntheticDataset:
     and its number.
     """
 
+    tokenizers: tuple[Path, ...] = ()
     is_masked = False
     mixture: Mixture | None = None
 
@@ -512,8 +520,8 @@ def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str,
         if info is not None and info["vocabulary_size"] > vocabulary_size:
             raise DataError(
                 f"{folder / 'dataset.json'}: got data with vocabulary_size "
-                f"{info['vocabulary_size']}; expected at most the model's, {vocabulary_size}. Set "
-                f"the model's to {info['vocabulary_size']} or more."
+                f"{info['vocabulary_size']}; expected at most the model's, {vocabulary_size}. "
+                f"Give --vocabulary_size {info['vocabulary_size']}."
             )
         if info is not None:
             _tell_of_lost_files(folder, info, paths)

@@ -31,6 +31,13 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     return info
 
 
+def tokenizer_of(folder: Path, info: dict[str, Any] | None) -> Path | None:
+    """The tokenizer that `dataset.json` in `folder` names, where its file is there."""
+    name = (info or {}).get("tokenizer")
+    path = folder / name if isinstance(name, str) else None
+    return path if path is not None and path.is_file() else None
+
+
 def _check_info(info: Any) -> None:
     """Raise TypeError, KeyError or ValueError where a description has another structure or
     impossible numbers.

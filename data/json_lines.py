@@ -34,6 +34,9 @@ def read_json_lines(
 
     def text(found: dict[str, Any]) -> str:
         if not isinstance(found.get(field), str):
+            if field in found:
+                kind = type(found[field]).__name__
+                raise ValueError(f"got a value of type {kind} in '{field}', which is no text")
             names = ", ".join(found) or "none"
             raise ValueError(f"got no text in '{field}' (fields: {shown_text(names)})")
         return whole_characters(found[field])

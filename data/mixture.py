@@ -26,6 +26,7 @@ class MixedDataset:
         self.sequence_length = sources[0].sequence_length
         self.vocabulary_size = sources[0].vocabulary_size
         self.info: dict[str, Any] | None = sources[0].info
+        self.tokenizers = tuple(path for source in sources for path in source.tokenizers)
         self.is_masked = any(source.is_masked for source in sources)
         self.mixture: Mixture | None = Mixture(tuple(map(len, sources)), shares_of(weights))
         self._ends = np.cumsum([len(source) for source in sources])

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 if __name__ == "__main__":
@@ -28,8 +29,11 @@ from popxl_gpt.config.preparing import (
     Wikipedia,
     parse_preparation,
 )
+from popxl_gpt.config.presets import did_you_mean
+from popxl_gpt.config.programs import called_as
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.dataset import find_files
+from popxl_gpt.data.description import tokenizer_of
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
 from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
@@ -74,6 +78,7 @@ def _prepare(options: Preparation) -> int:
         overwrite=options.overwrite,
     )
     _show(output, info)
+    _show_training(output, info)
     return 0
 
 
@@ -104,7 +109,15 @@ def _settings(options: Preparation) -> Settings:
 def _tokenizer_file(named: str | None) -> Path | None:
     if named is None or named == CHARACTERS:
         return None
-    return gpt2_file() if named == GPT2 else Path(named)
+    if named == GPT2:
+        return gpt2_file()
+    if not Path(named).exists():
+        hint = did_you_mean(named, {CHARACTERS: None, GPT2: None})
+        raise DataError(
+            f"--tokenizer: got {named}: no such file; expected {CHARACTERS}, {GPT2} or the path of "
+            f"a tokenizer.json. {hint or 'Check the path, or leave it out to train one.'}"
+        )
+    return Path(named)
 
 
 def _source(options: Preparation) -> Source:
@@ -160,6 +173,26 @@ def _show(output: Path, info: dict[str, Any]) -> None:
             )
 
 
+def _show_training(output: Path, info: dict[str, Any]) -> None:
+    """Print a command that trains on what was prepared."""
+    program = called_as("popxl-gpt-train", "python demo/pretraining.py", of="popxl-gpt-prepare")
+    begin = (
+        "--config RUN/config.yml --init_from RUN --masked_labels --document_attention "
+        f"--sequence_length {info['sequence_length']}"
+        if info.get("masked")
+        else f"--config demo --vocabulary_size {info['vocabulary_size']}"
+    )
+    files = [
+        f"--{flag} {quote(str(output / f'{split}-*.tfrecord'))}"
+        for flag, split in (("input_files", "train"), ("validation_files", "validation"))
+        if split in info["splits"]
+    ]
+    if tokenizer_of(output, info) and not info.get("masked"):
+        files.insert(0, f"--tokenizer {quote(str(output / info['tokenizer']))}")
+    validation = [] if "validation" in info["splits"] else ["--validate_every 0"]
+    print(f"Train on it: {' '.join([program, begin, *files, *validation])}")
+
+
 def _from_bins(options: FromBins) -> int:
     info = read_bins(
         Path(options.folder),
@@ -170,6 +203,7 @@ def _from_bins(options: FromBins) -> int:
         overwrite=options.overwrite,
     )
     _show(Path(options.output), info)
+    _show_training(Path(options.output), info)
     return 0
 
 

@@ -43,7 +43,7 @@ from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
-from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.evaluation import Evaluation, Measured
@@ -325,6 +325,8 @@ def _measure(
     begin = time.monotonic()
     try:
         dataset, text_bytes = _open(config, options, tokenizer, stride)
+        if tokenizer is not None:
+            check_made_by(tokenizer, config.data.tokenizer or "the run's", dataset)
         session = evaluation(config)
         write_whole_weights(session, config, saved.weights())
         sizes = None if tokenizer is None or options.text else token_bytes(tokenizer)

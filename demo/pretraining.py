@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from shlex import quote
 from textwrap import indent
 from typing import Any
 
@@ -37,6 +38,7 @@ from popxl_gpt.config import (
     stage_of,
 )
 from popxl_gpt.config.plain_files import append_plain
+from popxl_gpt.config.programs import called_as
 from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.demo.commands import TrainOptions as Options
@@ -46,12 +48,12 @@ from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
 from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
-from popxl_gpt.demo.text import MARK, read_tokenizer, whole_lines, write_samples
+from popxl_gpt.demo.text import MARK, check_made_by, read_tokenizer, whole_lines, write_samples
 from popxl_gpt.demo.training_run import TrainingRun
-from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.demo.warnings_file import WarningsFile, warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.checkpoint_folder import best_in
+from popxl_gpt.execution.checkpoint_folder import best_in, checkpoints_in
 from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.instances import check_instances
@@ -152,10 +154,10 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
     ):
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
-        check_tokenizer(config, tokenizer, data)
+        check_tokenizer(config, tokenizer, data, validation_data)
         with (
+            warnings_kept() as kept,
             claimed_together(config) as (folder, saved),
-            warnings_kept(folder.warnings if is_leader else None) as kept,
         ):
             if saved is not None:
                 check_goes_on(config, saved)
@@ -179,7 +181,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
                     limit,
                     Samples(tokenizer, validation_data or data, options).after_steps,
                 )
-            kept.run = run
+            kept.begin(run, folder.warnings if is_leader else None)
             if is_leader:
                 describe(folder, config, data, validation_data)
             if weights is not None:
@@ -189,17 +191,31 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             try:
                 signal = run.run()
                 memory.end(run.resident)
-                is_done = signal is None and run.diverged is None and run.spike is None
-                if is_done:
-                    show_samples_if_finite(run, tokenizer, validation_data or data, options.samples)
+                if signal is None:
+                    complete(run, kept, tokenizer, validation_data or data, options.samples)
             finally:
                 run.close()
             run.end()
             if is_leader:
-                show_files(run.folder, run.step, memory.text())
+                show_files(run, memory.text())
     if signal is None:
         check_succeeded(run)
     return 0 if signal is None else 128 + signal
+
+
+def complete(
+    run: TrainingRun,
+    kept: WarningsFile,
+    tokenizer: Tokenizer | None,
+    data: Dataset,
+    samples: int,
+) -> None:
+    """After the last step: samples, or why there are none, which the report says, too."""
+    failure = run.divergence.failure
+    if failure is None:
+        show_samples_if_finite(run, tokenizer, data, samples)
+    else:
+        kept.keep(failure)
 
 
 def check_files(config: Config) -> None:
@@ -209,19 +225,19 @@ def check_files(config: Config) -> None:
         UserError: data, tokenizer, checkpoint or the run's folders cannot be used.
     """
     with data_errors_are_user_errors():
-        data, _ = open_data(config)
+        data, validation_data = open_data(config)
     tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
-    check_tokenizer(config, tokenizer, data)
+    check_tokenizer(config, tokenizer, data, validation_data)
     if popdist.getInstanceIndex() == 0:
         check_folders(config)
 
 
 def check_succeeded(run: TrainingRun) -> None:
     """Raise for a run that has ended before its last step by itself."""
-    if run.diverged is not None:
-        raise DivergedError(run.diverged)
-    if run.spike is not None:
-        raise SpikeError(run.spike)
+    if run.divergence.diverged is not None:
+        raise DivergedError(run.divergence.diverged)
+    if run.divergence.spike is not None:
+        raise SpikeError(run.divergence.spike)
 
 
 def first_weights(config: Config) -> Weights | None:
@@ -371,7 +387,9 @@ def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:
         )
 
 
-def check_tokenizer(config: Config, tokenizer: Tokenizer | None, data: Dataset) -> None:
+def check_tokenizer(
+    config: Config, tokenizer: Tokenizer | None, data: Dataset, validation_data: Dataset | None
+) -> None:
     """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not
     have.
     """
@@ -389,6 +407,9 @@ def check_tokenizer(config: Config, tokenizer: Tokenizer | None, data: Dataset) 
             f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected the data's "
             f"{data.info['vocabulary_size']}. Use the tokenizer.json beside the data."
         )
+    for read in (data, validation_data):
+        if read is not None:
+            check_made_by(tokenizer, config.data.tokenizer or "", read)
 
 
 def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> None:
@@ -408,6 +429,8 @@ def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> Non
     if saved is not None:
         seen = si(saved.position.tokens or 0, "tokens")
         print(f"continuing after step {saved.position.step}, {seen}, from {saved.folder}")
+        if saved.position.step == config.training.steps and config.training.minutes is None:
+            print("nothing is left of the run's steps; it trains for longer with more --steps")
 
 
 @dataclass(frozen=True)
@@ -423,7 +446,7 @@ class Samples:
         every, end = self.options.sample_every, run.config.training.steps
         if not every or run.step >= end or run.step // every == (run.step - steps) // every:
             return
-        with contextlib.nullcontext() if run.line is None else run.line.away():
+        with run.away():
             show_samples_if_finite(run, self.tokenizer, self.data, self.options.samples)
 
 
@@ -447,11 +470,11 @@ def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples:
         for number in numbers
     ]
     texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
-    if not run.is_leader:
+    if run.records is None:
         return
     keep_samples(run.folder, run.step, texts)
-    if run.wandb is not None:
-        run.wandb.log_samples(run.step, texts)
+    if run.records.wandb is not None:
+        run.records.wandb.log_samples(run.step, texts)
     for number, (prompt, text) in enumerate(texts, start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
         print(indent(prompt + MARK + text, "    | ", lambda line: True))
@@ -469,9 +492,10 @@ def keep_samples(folder: RunFolder, step: int, texts: "Sequence[tuple[str, str]]
         _LOG.warning("%s: not written: '%s'.", folder.samples, error.strerror)
 
 
-def show_files(folder: RunFolder, step: int, memory: str) -> None:
-    """Print where the run's files are, and what memory it took."""
-    print(f"\nAfter step {step}:")
+def show_files(run: TrainingRun, memory: str) -> None:
+    """Print where the run's files are, what memory it took, and how it goes on if it is to."""
+    folder = run.folder
+    print(f"\nAfter step {run.step}:")
     for name, path in (
         ("metrics", folder.metrics),
         ("report", folder.report),
@@ -483,3 +507,8 @@ def show_files(folder: RunFolder, step: int, memory: str) -> None:
     if best is not None:
         print(f"  {'best':<14}{best}")
     print(f"  {'memory':<14}{memory}")
+    is_stopped = run.divergence.failure is None and run.step < run.config.training.steps
+    if is_stopped and checkpoints_in(folder.checkpoints):
+        program = called_as("popxl-gpt-train", "python demo/pretraining.py")
+        words = f"--config {quote(str(folder.config))} --checkpoint.load auto"
+        print(f"  {'continue with':<14}{program} {words}")

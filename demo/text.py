@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.data import Dataset
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import unreadable_tokenizer
 from popxl_gpt.demo.writing import write
@@ -36,6 +37,24 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise UserError(
             f"--tokenizer: got {path}: {error}; expected a tokenizer.json. Check the file."
         ) from error
+
+
+def check_made_by(tokenizer: Tokenizer, name: "str | Path", data: Dataset) -> None:
+    """Refuse a tokenizer to which a token of the data stands for something else than to the one
+    that made them.
+
+    Raises:
+        UserError: names both.
+    """
+    vocabulary = tokenizer.get_vocab()
+    for path in data.tokenizers:
+        made = read_tokenizer(path).get_vocab()
+        if not made.items() <= vocabulary.items():
+            raise UserError(
+                f"--tokenizer: got {name}, and data that {path} made; expected both to have the "
+                "same tokens. Use the tokenizer that made the data, or prepare them again with "
+                "--tokenizer."
+            )
 
 
 def write_samples(

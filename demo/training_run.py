@@ -5,105 +5,40 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import popdist
-import popxl_addons as addons
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, stage_of
 from popxl_gpt.data import BatchLoader, DataError, Dataset
-from popxl_gpt.data.tokenisation import token_bytes
+from popxl_gpt.demo.divergence import Divergence
 from popxl_gpt.demo.interruption import Interruption, first
 from popxl_gpt.demo.progress import Progress, validation_parts
-from popxl_gpt.demo.progress_line import Part, ProgressLine, whole
+from popxl_gpt.demo.progress_line import Part, whole
 from popxl_gpt.demo.run_clock import RunClock
 from popxl_gpt.demo.run_folder import RunFolder, for_rescue
-from popxl_gpt.demo.tensorboard_log import TensorboardLog
-from popxl_gpt.demo.wandb_log import WandbLog
+from popxl_gpt.demo.run_records import RunRecords
+from popxl_gpt.demo.validation import Validation, bytes_of_tokens
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import folder_name
-from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.host import StepResult, data_share, run_steps
-from popxl_gpt.execution.inference import evaluation
-from popxl_gpt.execution.metrics import MetricsFile
-from popxl_gpt.execution.overflow import FLOOR, Skipped, name_the_first
+from popxl_gpt.execution.overflow import Skipped, name_the_first
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
 from popxl_gpt.execution.reports.profile.report import StepProfiler
-from popxl_gpt.execution.reports.run.report import RunReport
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import NotSavedError, Saving, begin_save, save
-from popxl_gpt.execution.variables import copy_weights
 from popxl_gpt.execution.verification import due, verified
 from popxl_gpt.utils.process_memory import release_freed_memory, resident_bytes
 from popxl_gpt.utils.runtime import gather
-from popxl_gpt.utils.units import counted
 
 _LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 60
 """Between attempts at the checkpoint with which a batch grows."""
-
-
-def bytes_of_tokens(config: Config, tokenizer: Tokenizer | None) -> np.ndarray | None:
-    """Bytes of text that each of the model's tokens stands for, int64 [vocabulary]; None where that
-    is not known.
-    """
-    sizes = None if tokenizer is None else token_bytes(tokenizer)
-    if sizes is None:
-        return None
-    return np.pad(sizes, (0, config.model.vocabulary_size - len(sizes)))
-
-
-class Validation:
-    """The loss on held-out text, by a forward-only program with the training weights: on always the
-    same part of it, or on all. If asked, the loss on as much of the training data, too.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        held_out: Dataset,
-        training_data: Dataset,
-        token_bytes: np.ndarray | None,
-    ):
-        self.session = evaluation(config)
-        wanted = config.training.validation_batches
-        batches = None if isinstance(wanted, str) else wanted
-        self.held_out = Evaluation(self.session, config, held_out, batches, token_bytes)
-        number = -(-len(self.held_out.samples) // config.training.global_batch_size)
-        self.training_data = (
-            Evaluation(self.session, config, training_data, number)
-            if config.training.validate_training
-            else None
-        )
-
-    def measure(
-        self, training: addons.TaskSession, is_to_stop: Callable[[], bool]
-    ) -> "dict[str, float] | None":
-        """What is found, by the names that `metrics.jsonl` has for it; None where it is to stop,
-        which is asked before each batch.
-        """
-        if is_to_stop():
-            return None
-        copy_weights(training, self.session)
-        found = self.held_out.measure(is_to_stop)
-        if found is None:
-            return None
-        values = {
-            "validation_loss": found.loss,
-            "validation_standard_error": found.standard_error,
-            "validation_bits_per_byte": found.bits_per_byte,
-        }
-        if self.training_data is not None:
-            trained = self.training_data.measure(is_to_stop)
-            if trained is None:
-                return None
-            values["training_loss"] = trained.loss
-        return {name: value for name, value in values.items() if value is not None}
 
 
 class TrainingRun:
@@ -112,8 +47,6 @@ class TrainingRun:
     Over several processes each has one, and instance 0's leaves the run's files and prints.
     """
 
-    spike: str | None = None
-    """At which spike training stopped, where it is to."""
     _checked_step: int | None = None
     _validated_step: int | None = None
     _last_validation: "dict[str, float]" = {}
@@ -153,8 +86,6 @@ class TrainingRun:
             saved.check_data(self._fingerprint)
             saved.restore(self.session)
         self.skipped = Skipped.of(self.session)
-        self.diverged: str | None = None
-        """Why training did not succeed, once it has come to numbers that are not finite."""
         self.loader = _loader(self.stage, data, self.step, self._tokens)
         self.validation = (
             Validation(config, validation_data, data, bytes_of_tokens(config, tokenizer))
@@ -162,25 +93,15 @@ class TrainingRun:
             else None
         )
         self.is_leader = popdist.getInstanceIndex() == 0
-        self.metrics = MetricsFile(folder.metrics, self.step) if self.is_leader else None
-        if self.metrics is not None and saved is not None and folder.holds(saved):
-            self.metrics.tell_of_lost_lines(saved.position.metrics)
-        self.report = RunReport(folder.path) if self.is_leader else None
+        self.divergence = Divergence(folder.checkpoints, self.skipped, self.is_leader)
+        self.records = RunRecords(config, folder, self.step, saved) if self.is_leader else None
         self.progress = Progress(config, self.step, limit_seconds, self._tokens)
-        self.line = ProgressLine() if self.is_leader else None
         self.profiler = profiler
-        self.wandb = (
-            WandbLog(config, folder.path) if config.logging.wandb and self.is_leader else None
-        )
-        self.tensorboard = (
-            TensorboardLog(folder.tensorboard, self.step)
-            if config.logging.tensorboard and self.is_leader
-            else None
-        )
         self._first_step = self.step
         self.resident, self._has_compiled = resident_bytes(), False
         """Bytes of this process after the last call of the session, and whether it was called."""
-        self.clock = RunClock(config, self.metrics, saved, has_texts=tokenizer is not None)
+        metrics = None if self.records is None else self.records.metrics
+        self.clock = RunClock(config, metrics, saved, has_texts=tokenizer is not None)
         self._take_steps(self.clock.steps)
         self._saved_step, self._saved_at = None if saved is None else self.step, time.monotonic()
         self._saving: Saving | None = None
@@ -206,7 +127,7 @@ class TrainingRun:
                     while ending is None and not self._is_over():
                         self._advance_or_save()
                         ending = self._agree()
-                        is_doubtful = self.skipped.in_a_row > 0
+                        is_doubtful = self.divergence.is_doubtful
                         goes_on = ending is None and not self._is_over()
                         if goes_on and self._is_stage_due():
                             ending = self._grow(entered)
@@ -214,8 +135,8 @@ class TrainingRun:
                             self._save()
                             ending = self._agree()
                     ending = self._save_surely()
-                    if self.diverged is not None:
-                        self.diverged += self._first_place()
+                    if self.divergence.diverged is not None:
+                        self.divergence.diverged += self._first_place()
             except KeyboardInterrupt:  # the second Ctrl-C, which does not wait
                 if self._saving is not None:
                     self._saving.abandon()
@@ -223,16 +144,13 @@ class TrainingRun:
             finally:
                 self._complete_saving()
                 self.loader.close()
-                if self.metrics is not None:
-                    self.metrics.close()
-                if self.line is not None:
-                    self.line.close()
+                if self.records is not None:
+                    self.records.end()
         return ending
 
     def _is_over(self) -> bool:
         """Whether training has come to its last step, or can or shall not go on to it."""
-        is_done = self.step >= self.config.training.steps
-        return is_done or self.diverged is not None or self.spike is not None
+        return self.step >= self.config.training.steps or self.divergence.failure is not None
 
     def _is_stage_due(self) -> bool:
         """Whether the next step has another batch, and the checkpoint for that is to be tried."""
@@ -291,9 +209,11 @@ class TrainingRun:
         self.progress.begin_stage(self.stage)
         if self.profiler is not None:
             self.profiler.begin_again(self.stage)
-        if self.line is not None:
+        if self.records is not None:
             old, new = (each.training.global_batch_size for each in (before, self.stage))
-            self.line.tell(f"step {self.step}: the batch grows from {old} to {new} sequences")
+            self.records.line.tell(
+                f"step {self.step}: the batch grows from {old} to {new} sequences"
+            )
 
     def _agree(self) -> int | None:
         """Let all processes do the same after this step: note whether to save, and return the
@@ -395,8 +315,7 @@ class TrainingRun:
             self._tokens += self.stage.tokens_per_step
             self.skipped.count(result)
             self._record(result, rate)
-            self._judge(result)
-            self._judge_spike(result)
+            self.divergence.judge(self.step, result, self.config)
         self._after_steps(self, iterations)
         check = self.config.execution.check_replicas
         if check and self.step // check > (self.step - iterations) // check:
@@ -422,8 +341,7 @@ class TrainingRun:
         numbers = due(every, self.step, iterations) if every else []
         with ExitStack() as stack:
             if self.profiler is not None and not self.profiler.is_done:
-                if self.line is not None:
-                    stack.enter_context(self.line.away())
+                stack.enter_context(self.away())
                 stack.enter_context(self.profiler.around(self.session, is_last))
             elif numbers:
                 step = self.step + iterations
@@ -441,58 +359,12 @@ class TrainingRun:
         place = name_the_first(self.session, self.stage, *self._last_call)
         return "" if place is None else f" The first number that was not finite: {place}."
 
-    def _judge(self, result: StepResult) -> None:
-        """Note that training has diverged: too many steps in a row are skipped, or the last has no
-        finite loss.
-        """
-        in_a_row, limit = self.skipped.in_a_row, self.config.training.max_skipped
-        cure = (
-            f"The weights, saved, are those after step {self.step - in_a_row}. Continue from an "
-            f"earlier checkpoint in {self.folder.checkpoints} with a lower learning_rate"
-        )
-        if self.config.training.fixed_scale > 1:
-            cure += " or loss_scaling"
-        if in_a_row >= limit:
-            self.diverged = (
-                f"step {self.step}: got {counted(in_a_row, 'step')} in a row whose gradient "
-                f"norm is not finite, and which were skipped; expected fewer than max_skipped = "
-                f"{limit}. {cure}."
-            )
-        elif result.is_skipped and result.loss_scale == FLOOR:
-            self.diverged = (
-                f"step {self.step}: got gradients that are not finite with loss scale {FLOOR:g}, "
-                f"the smallest; expected finite ones. {cure}."
-            )
-        elif self.step == self.config.training.steps and not math.isfinite(result.loss):
-            self.diverged = (
-                f"step {self.step}, the last: got loss {result.loss}; expected a number. {cure}."
-            )
-
-    def _judge_spike(self, result: StepResult) -> None:
-        """Tell of a spike, and note whether training stops at it."""
-        if not result.is_spike:
-            return
-        training = self.config.training
-        told = (
-            f"step {self.step}: got gradient norm {result.gradient_norm:.4g}; expected at most "
-            f"{result.norm_limit:.4g}, {training.spike_threshold:g} deviations above the mean of "
-            f"{training.spike_window} steps. Its update is left out"
-        )
-        if training.on_spike == "stop":
-            self.spike = self.spike or (
-                f"{told}. Step {self.step} is saved without it: go on from there with "
-                "--checkpoint.load auto, or from an earlier checkpoint in "
-                f"{self.folder.checkpoints} with a lower learning_rate."
-            )
-        elif self.is_leader:
-            _LOG.warning("%s.", told)
-
     def _catch_up(self) -> None:
         """Validate after the step that the run goes on from, where it was stopped before it had
         done so.
         """
         before = gather(
-            None if self.metrics is None else self.metrics.last,
+            None if self.records is None else self.records.metrics.last,
             popdist.getNumInstances(),
             patiently=True,
         )
@@ -503,30 +375,21 @@ class TrainingRun:
         if last is None or last["step"] != self.step or last["validation_loss"] is not None:
             return
         validation = self._validate()
-        if validation is not None and self.metrics is not None:
-            self.metrics.replace_last({**last, **validation})
-            self._log({"step": self.step, **validation})
+        if validation is not None and self.records is not None:
+            self.records.metrics.replace_last({**last, **validation})
+            self.records.log({"step": self.step, **validation})
 
     def _validate_first(self) -> None:
         """Validate the weights that training begins with."""
         validation = self._validate()
-        if validation is None or self.metrics is None:
+        if validation is None or self.records is None:
             return
-        self.metrics.write(
-            {
-                "step": 0,
-                "tokens": 0,
-                "seconds": self._seconds(),
-                "loss": None,
-                "learning_rate": None,
-                "gradient_norm": None,
-            }
-            | {"skipped": 0, **validation}
-        )
-        self._log({"step": 0, **validation})
-        if self.line is not None:
-            begin = Part(f"step 0/{self.config.training.steps}")
-            self.line.tell(whole([begin, *validation_parts(validation)]))
+        begin = {"step": 0, "tokens": 0, "seconds": self._seconds(), "loss": None}
+        nothing = {"learning_rate": None, "gradient_norm": None, "skipped": 0}
+        self.records.metrics.write({**begin, **nothing, **validation})
+        self.records.log({"step": 0, **validation})
+        first = Part(f"step 0/{self.config.training.steps}")
+        self.records.line.tell(whole([first, *validation_parts(validation)]))
 
     def _validate(self) -> "dict[str, float] | None":
         """What validation finds after this step; None where it is not due, or somebody wants to
@@ -553,7 +416,7 @@ class TrainingRun:
 
     def _record(self, result: StepResult, rate: float) -> None:
         validation = self._validate()
-        if self.metrics is None:
+        if self.records is None:
             return
         size = self.stage.training.global_batch_size
         values = {
@@ -572,25 +435,19 @@ class TrainingRun:
             **({"global_batch_size": size} if self.config.training.rampup_batch_size else {}),
         }
         values |= validation or {}  # in the order of `_catch_up`
-        self.metrics.write(values)
-        self._log({**values, "tokens_per_second": self.progress.tokens_per_second})
+        self.records.metrics.write(values)
+        self.records.log({**values, "tokens_per_second": self.progress.tokens_per_second})
         self._show(result, rate, is_news=validation is not None)
-        self._report(is_news=validation is not None)
+        self.records.report_if_due(is_news=validation is not None)
 
-    def _log(self, values: "dict[str, Any]") -> None:
-        """Tell the services that are asked for of a step."""
-        if self.wandb is not None:
-            self.wandb.log(values)
-        if self.tensorboard is not None:
-            self.tensorboard.log(values)
+    def away(self) -> AbstractContextManager[None]:
+        """Nothing of the progress line stays on the terminal meanwhile."""
+        return nullcontext() if self.records is None else self.records.line.away()
 
     def close(self) -> None:
         """Complete what the services and the report have."""
-        if self.wandb is not None:
-            self.wandb.close()
-        if self.tensorboard is not None:
-            self.tensorboard.close()
-        self.write_report()
+        if self.records is not None:
+            self.records.close()
 
     def _show(self, result: StepResult, rate: float, is_news: bool) -> None:
         """Tell the progress: of every step on a terminal, of those that are due elsewhere."""
@@ -605,31 +462,8 @@ class TrainingRun:
         )
         is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
         is_due = self.step % self.config.logging.log_every == 0 or is_news or is_first or last
-        if self.line is not None and (is_due or self.line.is_terminal):
-            self.line.show(parts)
-
-    def _report(self, is_news: bool) -> None:
-        """Write the report where it is due."""
-        if self.report is not None and self.report.is_due(is_news):
-            self.write_report()
-
-    def write_report(self) -> None:
-        """Write `report.html`, in the process that leaves the files; training goes on without."""
-        if self.report is None or self.folder.is_lost:
-            return
-        try:
-            self.report.write()
-        except (OSError, UserError) as error:
-            if not self.report.has_failed:
-                reason = str(error) if isinstance(error, UserError) else f"'{error.strerror}'"
-                _LOG.warning(
-                    "%s: not written: %s. metrics.jsonl has everything; demo/report.py makes it.",
-                    self.folder.report,
-                    reason,
-                )
-            self.report.has_failed = True
-        else:
-            self.report.has_failed = False
+        if self.records is not None and (is_due or self.records.line.is_terminal):
+            self.records.line.show(parts)
 
     def _save(self, *, is_last: bool = False, keep_all: bool = False) -> None:
         """Begin a checkpoint, unless this step has one; the one before, and the last one, are
@@ -682,10 +516,11 @@ class TrainingRun:
                 _LOG.warning("%s Training goes on, and saves again when it is due.", error)
             return
         self._saved_step = saving.step
-        self._report(is_news=True)
+        if self.records is not None:
+            self.records.report_if_due(is_news=True)
 
     def _save_last(self) -> None:
-        is_doubtful = self.skipped.in_a_row > 0 or self.spike is not None
+        is_doubtful = self.divergence.is_doubtful or self.divergence.spike is not None
         self._save(is_last=True, keep_all=is_doubtful)
 
     def _lost(self) -> "tuple[bool, bool]":
@@ -711,9 +546,10 @@ class TrainingRun:
 
     def _position(self) -> Position:
         """Where the run stands; its metrics are on the disk."""
-        if self.metrics is not None:
-            self.metrics.sync()
-        lines = None if self.metrics is None else self.metrics.lines
+        lines = None
+        if self.records is not None:
+            self.records.metrics.sync()
+            lines = self.records.metrics.lines
         is_validated = self._validated_step == self.step
         loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):

@@ -17,22 +17,10 @@ import popxl_addons as addons
 from popxl import ReplicaGrouping, Tensor, TensorByRef, ops
 
 from popxl_gpt.modelling import Layout, Parameter
+from popxl_gpt.utils.runtime import newton_schulz
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of X, (X X^T) X and (X X^T)^2 X in a step of the iteration: five bring singular values from 0.01
-on to between 0.68 and 1.13.
-"""
-ITERATIONS = 5
 RMS = 0.2
 """Root mean square of an update over the learning rate, as AdamW's is: one rate serves both."""
-BLOCKS, SMALLEST_BLOCKED = 3, 384
-"""Along a side of a symmetric product in float32, of which six of nine are computed; smaller and
-16-bit ones gain nothing.
-"""
-LONG = 2
-"""Columns for each row from which on steps are done on X X^T alone."""
-SMALLEST_NORM = 1e-7
-"""Added to a matrix's norm, which may be zero."""
 
 
 class MuonStep(addons.Module):
@@ -147,7 +135,7 @@ class MuonStep(addons.Module):
             else:
                 matrices = part.reshape((rows, blocks, columns // blocks)).transpose((1, 0, 2))
             length = RMS * math.sqrt(max(matrices.shape[1:]))
-            update = ops.cast(orthogonal(matrices), popxl.float32) * length
+            update = ops.cast(newton_schulz(matrices), popxl.float32) * length
             order = (0, 1, 2) if axis == 0 else (1, 0, 2)
             moved.append(update.transpose(order).reshape((rows, columns)))
         return _concat(moved, axis)
@@ -189,65 +177,3 @@ def _split(t: Tensor, axis: int, blocks: int, count: int) -> Tensor:
 
 def _concat(parts: "list[Tensor]", axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else ops.concat(parts, axis)
-
-
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices with the singular vectors of these, [.., rows, columns], and singular values near
-    one: a Newton-Schulz iteration of degree five in their own type.
-
-    A step multiplies X from the left with a polynomial of X X^T. Such polynomials commute, so that
-    those of all steps can be found from the first X X^T alone, and X is multiplied once: of long
-    matrices that takes half of the arithmetic. It squares singular values, for which 8 bits do not
-    do.
-    """
-    rows, columns = matrices.shape[1:]
-    x = matrices.transpose((0, 2, 1)) if rows > columns else matrices
-    wide = ops.cast(x, popxl.float32)
-    norm = ops.sqrt(ops.sum(wide * wide, axis=(1, 2), keepdims=True)) + SMALLEST_NORM
-    x = ops.cast(wide / norm, x.dtype)
-    is_long = x.shape[2] >= LONG * x.shape[1]
-    x = _all_steps(x) if is_long and x.dtype == popxl.float32 else _step_by_step(x)
-    return x.transpose((0, 2, 1)) if rows > columns else x
-
-
-def _step_by_step(x: Tensor) -> Tensor:
-    first, third, fifth = COEFFICIENTS
-    for _ in range(ITERATIONS):
-        square = symmetric(x, x.transpose((0, 2, 1)))
-        x = x * first + (square * third + symmetric(square, square) * fifth) @ x
-    return x
-
-
-def _all_steps(x: Tensor) -> Tensor:
-    first, third, fifth = COEFFICIENTS
-    identity = popxl.constant(first * np.eye(x.shape[1], dtype=np.float32), popxl.float32)
-    square = symmetric(x, x.transpose((0, 2, 1)))
-    polynomial = identity + square * third + symmetric(square, square) * fifth
-    product = polynomial
-    for _ in range(ITERATIONS - 1):
-        square = symmetric(polynomial, symmetric(polynomial, square))  # of the next step's X
-        polynomial = identity + square * third + symmetric(square, square) * fifth
-        product = symmetric(polynomial, product)
-    return product @ x
-
-
-def symmetric(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """A product, [.., rows, k] @ [.., k, rows], that is known to be symmetric: what is below the
-    blocks on the diagonal is what is above them.
-    """
-    rows = lhs.shape[1]
-    if rows % BLOCKS or rows < SMALLEST_BLOCKED or lhs.dtype != popxl.float32:
-        return lhs @ rhs
-    size = rows // BLOCKS
-    above = [  # [.., size, (BLOCKS - i) * size]
-        ops.slice(lhs, i * size, (i + 1) * size, axis=1) @ ops.slice(rhs, i * size, rows, axis=2)
-        for i in range(BLOCKS)
-    ]
-    lines = []
-    for i in range(BLOCKS):
-        mirrored = [
-            ops.slice(above[j], (i - j) * size, (i - j + 1) * size, axis=2).transpose((0, 2, 1))
-            for j in range(i)
-        ]
-        lines.append(ops.concat([*mirrored, above[i]], axis=2))
-    return ops.concat(lines, axis=1)

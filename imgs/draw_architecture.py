@@ -113,7 +113,7 @@ def panels() -> "list[Panel]":
         ),
         Panel(
             "source: generated Python, calls inlined",
-            "popxl_engine/codegen.py",
+            "popxl_engine/codegen",
             body_of(after["source"]),
         ),
         Panel(

@@ -175,6 +175,10 @@ ROWS = [
         lambda folder: shutil.copy(folder / "larger/tokenizer.json", folder / "other.json")),
     Row("tokenizer of other data", f"{RUN.replace('300', '320')} --tokenizer larger/tokenizer.json",
         ("with 320 tokens; expected the data's 300", "beside the data")),
+    Row("validation data of another tokenizer",
+        f"{RUN.replace('300', '320')} --tokenizer tokens/tokenizer.json --validate_every 2 "
+        "--validation_files larger/validation-00000.tfrecord",
+        ("--tokenizer: got tokens/tokenizer.json, and data that larger/tokenizer.json made; expected both",)),
     # Checkpoints
     Row("no such checkpoint", f"{RUN} --checkpoint.load nowhere", ("nowhere: got no checkpoint", "step_<n>")),
     Row("checkpoint of another model", f"{RESUME} --hidden_size 32 --layers 3",

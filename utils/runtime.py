@@ -91,6 +91,21 @@ def rms_norm(x: popxl.Tensor, weight: popxl.Tensor, eps: float) -> popxl.Tensor:
     return ops.cast(wide / rms * ops.cast(weight, popxl.float32), x.dtype)
 
 
+def newton_schulz(t: popxl.Tensor) -> popxl.Tensor:
+    """Matrices with the singular vectors of these, [n, rows, columns], and singular values near
+    one, one op where PopXL has it.
+    """
+    if hasattr(extensions, "newton_schulz"):
+        return extensions.newton_schulz(t)
+    is_tall = t.shape[1] > t.shape[2]
+    x = ops.cast(t.transpose((0, 2, 1)) if is_tall else t, popxl.float32)
+    x = x / (ops.sqrt(ops.sum(x * x, axis=(1, 2), keepdims=True)) + 1e-7)
+    for _ in range(5):
+        square = x @ x.transpose((0, 2, 1))
+        x = x * 3.4445 + (square * -4.7750 + square @ square * 2.0315) @ x
+    return ops.cast(x.transpose((0, 2, 1)) if is_tall else x, t.dtype)
+
+
 def relu2(x: popxl.Tensor) -> popxl.Tensor:
     """max(x, 0)^2, one op where PopXL has it."""
     if hasattr(extensions, "relu2"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from popxl_gpt.config import Config, override
 from popxl_gpt.data.dataset import find_files
-from popxl_gpt.data.description import read_info
+from popxl_gpt.data.description import read_info, tokenizer_of
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.execution.auto.trial import step_times
 from popxl_gpt.execution.memory import state_bytes
@@ -97,12 +97,11 @@ def text_of(config: Config) -> Text | None:
     if info is None or "train" not in info.get("splits", {}):
         return None
     validation = sorted(str(path) for path in folder.glob("validation-*.tfrecord"))
-    name = info.get("tokenizer")
-    tokenizer = folder / name if isinstance(name, str) else None
+    tokenizer = tokenizer_of(folder, info)
     return Text(
         tokens=info["splits"]["train"]["tokens"],
         vocabulary_size=info["vocabulary_size"],
-        tokenizer=str(tokenizer) if tokenizer is not None and tokenizer.is_file() else None,
+        tokenizer=None if tokenizer is None else str(tokenizer),
         validation_files=tuple(validation),
     )
 

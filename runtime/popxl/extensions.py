@@ -21,6 +21,7 @@ from popxl.ops import concat, reshape
 from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
+from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
 from popxl.ops.transformer import rotary, softcap, swiglu
 from popxl.phase_difference import PhaseDifference
@@ -80,6 +81,7 @@ __all__ = [
     "leave_note",
     "limit_device_memory",
     "measure",
+    "newton_schulz",
     "phase_time",
     "plan",
     "profile",

@@ -105,6 +105,31 @@ def test_curves_are_drawn_and_told_where_the_mouse_is(browser, run):
     assert browser.messages == []
 
 
+def test_a_batch_that_grows_has_a_chart_and_all_charts_have_one_axis_of_steps(browser, tmp_path):
+    run = make_run(tmp_path / "grown", steps=0)
+    metrics = MetricsFile(run / "metrics.jsonl", 0)
+    for step in range(1, STEPS + 1):
+        late = {"validation_bits_per_byte": 1.5, "validation_loss": 3.0} if step > 30 else {}
+        metrics.write(line(step, global_batch_size=8 if step < 20 else 16, **late))
+    metrics.close()
+    assert main([str(run)]) == 0
+    browser.open(run / "report.html")
+    charts = browser.ask(
+        "[...document.querySelectorAll('#charts .card')].slice(1).map(card => ["
+        "card.querySelector('h3').innerText,"
+        "[...card.querySelectorAll('.tick[text-anchor=middle]')].map(e => [e.textContent, e.getAttribute('x')]),"
+        "card.querySelector('path.curve').getAttribute('d')])"
+    )
+    names, marks, curves = zip(*charts)
+    assert {"Sequences in a batch", "Validation, bits per byte"} < set(names)
+    assert len(marks[0]) > 2 and all(each == marks[0] for each in marks)
+    heights = [
+        float(at.split()[1]) for at in curves[names.index("Sequences in a batch")][1:].split("L")
+    ]
+    assert len(heights) == STEPS and heights[17] == heights[18] > heights[19] == heights[-1]
+    assert browser.messages == []
+
+
 def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(browser, run):
     colour = "getComputedStyle(document.body).backgroundColor"
     browser.open(run / "report.html", width=360, dark=True)
@@ -125,7 +150,9 @@ def test_texts_of_files_stay_texts(browser, tmp_path):
     shown = browser.ask("document.body.textContent")
     # settings, samples (twice), warnings, machine, phases
     assert shown.count(ATTACK) >= 2 * 6
-    legend = browser.ask("document.querySelector('.legend').innerText")
+    legends = browser.ask("[...document.querySelectorAll('.legend')].map(e => e.innerText)")
+    assert all("other: " in legend for legend in legends)
+    legend = legends[0]
     assert f"{name}: loss, smoothed" in legend and "other: loss, smoothed" in legend
     assert browser.messages == []
 

@@ -5,12 +5,13 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from inspect import isgeneratorfunction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import building, ceilings, harness, train_step, trees
+from benchmarks import building, ceilings, harness, kernel_sections, kernels, train_step, trees
 from benchmarks.harness import (
     BenchmarkError,
     Measurement,
@@ -381,6 +382,12 @@ def test_rounds_after_a_variants_last_step_are_not_its_time():
     assert preset_steps(2 * CHUNK) == 2 * CHUNK
 
 
+def test_the_sections_of_the_kernels_benchmark_are_those_that_there_are():
+    found = [name for name, made in vars(kernel_sections).items() if isgeneratorfunction(made)]
+    assert kernels.SECTIONS == tuple(found)
+    assert set(kernels.WITHOUT_DTYPE) < set(found)
+
+
 HELP = """
 import contextlib, io, runpy, sys
 
@@ -405,10 +412,9 @@ for script in sys.argv[1:]:
 
 
 def test_benchmarks_answer_help_before_anything_slow_is_loaded():
-    """All but `kernels.py`, whose sections are beside the kernels that they call."""
     folder = ROOT / "benchmarks"
     scripts = [path for path in folder.glob("*.py") if '"__main__"' in path.read_text()]
-    named = [str(path) for path in sorted(scripts) if path.name != "kernels.py"]
+    named = [str(path) for path in sorted(scripts)]
     assert len(named) > 15
     command = [sys.executable, "-c", HELP, *named]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from popxl_gpt import __version__
 from popxl_gpt.demo import commands
 from popxl_gpt.demo.commands import GenerateOptions
 from popxl_gpt.execution.sampling import Sampling
@@ -37,6 +38,7 @@ def test_help_and_wrong_flags_are_answered_before_anything_slow_is_loaded():
     named = ("train", "evaluate", "generate", "report", "convert", "prepare")
     benchmark = "execution/pretraining.py"
     calls = [(name, [flag]) for name in (*named, benchmark) for flag in ("--help", "--layer")]
+    calls += [(name, ["--version"]) for name in named]
     calls += [
         ("train", ["--config", "tinny"]),
         ("train", ["--layers", "x"]),
@@ -55,7 +57,8 @@ def test_help_and_wrong_flags_are_answered_before_anything_slow_is_loaded():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stderr.splitlines()[-1])
     for words, code in found.items():
-        assert code == (0 if "--help" in words else 2), words
+        assert code == (0 if {"--help", "--version"} & set(words.split()) else 2), words
+    assert done.stdout.count(f"popxl-gpt {__version__}\n") == len(named)
     for name in named:
         assert f"popxl-gpt-{name}" in done.stdout
 

@@ -112,6 +112,17 @@ def test_config_chooses_a_preset_or_a_file(tmp_path):
     assert parse(f"--config {file}") == config.preset("demo", layers=7)
 
 
+def test_config_takes_a_runs_folder_unless_a_preset_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/mine", "tiny", "."):
+        Path(name).mkdir(parents=True, exist_ok=True)
+        config.save(config.preset("demo", layers=7), Path(name, "config.yml"))
+    assert parse("--config runs/mine") == config.preset("demo", layers=7)
+    assert parse("--config tiny").model.layers == config.preset("tiny").model.layers
+    with pytest.raises(config.ConfigError, match="--config: unknown preset ''"):
+        parse("--config=")
+
+
 def test_booleans_are_switched_on_and_off():
     assert parse("--wandb").logging.wandb is True
     assert parse("--no-recomputation").execution.recomputation is False

@@ -26,8 +26,14 @@ REFUSALS = [
         {"seed": 2**32},
         "seed: got 4294967296; expected a whole number, at least 0 and below 4294967296.",
     ),
-    ({"input_files": "a.tfrecord"}, "input_files: got 'a.tfrecord'; expected a list of texts."),
-    ({"input_files": ["a", 3]}, "input_files: got ['a', 3]; expected a list of texts."),
+    (
+        {"input_files": "a.tfrecord"},
+        "input_files: got 'a.tfrecord'; expected a list of texts, none of them empty.",
+    ),
+    (
+        {"input_files": ["a", 3]},
+        "input_files: got ['a', 3]; expected a list of texts, none of them empty.",
+    ),
     ({"memmap_dir": ""}, "memmap_dir: got ''; expected text, or none."),
     (
         {"device": "tpu"},
@@ -96,15 +102,15 @@ REFUSALS = [
     ),
     (
         {"tensor_parallel_1": 3},
-        "heads: got 4; expected a multiple of tensor_parallel_1 = 3. Use 3 or 6",
+        "heads: got 4; expected a multiple of tensor_parallel_1 = 3. Use tensor_parallel_1 = 2, or change heads.",
     ),
     (
         {"tensor_parallel_2": 3},
-        "hidden_size: got 64; expected a multiple of tensor_parallel_2 = 3. Use 63 or 66",
+        "hidden_size: got 64; expected a multiple of tensor_parallel_2 = 3. Use tensor_parallel_2 = 2, or",
     ),
     (
         {"feed_forward_size": 66, "tensor_parallel_1": 4},
-        "feed_forward_size: got 66; expected a multiple of tensor_parallel_1 = 4. Use 64 or 68",
+        "feed_forward_size: got 66; expected a multiple of tensor_parallel_1 = 4. Use tensor_parallel_1 = 3, or",
     ),
     (
         {"attention_serialisation": 3},
@@ -129,7 +135,7 @@ REFUSALS = [
     ),
     (
         {"key_value_heads": 2, "tensor_parallel_1": 4},
-        "key_value_heads: got 2; expected a multiple of tensor_parallel_1 = 4. Use 4",
+        "key_value_heads: got 2; expected a multiple of tensor_parallel_1 = 4. Use tensor_parallel_1 = 2, or",
     ),
     (
         {"position_embedding": "rotary", "hidden_size": 36},

@@ -373,6 +373,15 @@ def test_find_files_gives_each_file_once(tmp_path):
     assert find_files([tmp_path / "*.tfrecord", tmp_path, paths[1]]) == paths
 
 
+def test_indices_that_a_shell_names_beside_their_files_are_left_out(tmp_path):
+    path = write(tmp_path / "a.tfrecord", rows(1))
+    RecordFile(path).save_index()
+    named = sorted(tmp_path.glob("a*"))
+    assert len(named) == 2 and find_files(named) == [path]
+    with pytest.raises(DataError, match=r"a.tfindex', which matches no file"):
+        find_files(named[0])
+
+
 def test_the_description_beside_the_files_is_checked_against_the_model(tmp_path):
     write(tmp_path / "a.tfrecord", rows(1))
     description = tmp_path / "dataset.json"

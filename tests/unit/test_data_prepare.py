@@ -8,6 +8,7 @@ import itertools
 import json
 import lzma
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import stdlib_source, text_source
 from popxl_gpt.data.splits import HeldOut
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
+from popxl_gpt.demo.commands import parse_training
 
 SCRIPT = Path(__file__).parents[2] / "data" / "prepare.py"
 WORDS = "the cat sat on a mat and saw seven more cats run past, über das Haus: 日本 end".split()
@@ -533,6 +535,33 @@ def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path, capsys)
     assert "all checksums right" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["text", "conversations"])
+def test_the_command_that_is_shown_trains_on_what_was_prepared(tmp_path, capsys, kind):
+    text, output = tmp_path / "in.jsonl", tmp_path / "it's"
+    line = {"text": "some words " * 20, "prompt": "so? " * 20, "answer": "yes"}
+    text.write_text(f"{json.dumps(line)}\n" * 100)
+    words = "--vocabulary_size 300 --sequence_length 128 --workers 1"
+    assert main([kind, str(text), "--output", str(output), *words.split()]) == 0
+    command = capsys.readouterr().out.splitlines()[-1].removeprefix("Train on it: ")
+    if kind == "conversations":
+        run = tmp_path / "run"
+        run.mkdir()
+        (run / "config.yml").write_text("model: {vocabulary_size: 300}")
+        command = command.replace("RUN", str(run))
+    python, script, *arguments = shlex.split(command)
+    assert (python, script) == ("python", "demo/pretraining.py")
+    config, _ = parse_training(arguments)
+    assert config.training.masked_labels == (kind == "conversations")
+    data = TokenDataset(
+        config.data.input_files, config.model.sequence_length, config.model.vocabulary_size
+    )
+    assert config.model.vocabulary_size >= data.info["vocabulary_size"] and len(data) > 0
+    assert config.data.validation_files == (f"{output}/validation-*.tfrecord",)
+    if kind == "text":
+        assert config.model.vocabulary_size == data.info["vocabulary_size"]
+        assert [Path(config.data.tokenizer or "")] == list(data.tokenizers)
+
+
 def corrupt(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -557,10 +586,15 @@ def corrupt(path):
             "vocabulary_size: got 100; expected at least 257",
         ),
         (["text", "text", "--validation", "1.5"], "validation: got 1.5; expected a share from 0"),
-        (["text", "text", "--tokenizer", "none.json"], "none.json: got no such file"),
+        (
+            ["text", "text", "--tokenizer", "none.json"],
+            "--tokenizer: got none.json: no such file; expected characters, gpt2 or the path of a "
+            "tokenizer.json. Check the path, or leave it out to train one.",
+        ),
+        (["text", "text", "--tokenizer", "character"], "json. Did you mean 'characters'?"),
         (["text", "text", "--tokenizer", "one.txt"], "one.txt: got 'expected value"),
         (
-            ["text", "text", "--tokenizer", "a.json", "--vocabulary_size", "300"],
+            ["text", "text", "--tokenizer", "one.txt", "--vocabulary_size", "300"],
             "expected one of the two",
         ),
         (["text", "text", "--workers", "0"], "workers: got 0; expected 1 to 1024"),
@@ -588,7 +622,7 @@ def corrupt(path):
         (["wikipedia", "a", "b"], "b: got a second dump; expected one."),
         (
             ["text", "bad.jsonl"],
-            "bad.jsonl, line 2 at byte 14: got no text in 'text' (fields: 'text'); expected",
+            "bad.jsonl, line 2 at byte 14: got a value of type int in 'text', which is no text; expected",
         ),
         (["text", "asked.jsonl"], "Prompts with answers are for `prepare.py conversations`."),
         (["text", "text", "--documents", "json"], "000.txt, line 1 at byte 0: got '0 the"),

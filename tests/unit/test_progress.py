@@ -1,6 +1,7 @@
 """The progress line, as a terminal and as a log show it."""
 
 import fcntl
+import json
 import logging
 import os
 import struct
@@ -8,6 +9,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,7 +64,7 @@ def parts(progress: Progress, step: int) -> "list[Part]":
 def test_a_terminal_keeps_one_line_and_what_is_told_stays_above(monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [])
     progress = Progress(preset("tiny", steps=300), 0)
-    with terminal(monkeypatch) as screen, warnings_kept(None):
+    with terminal(monkeypatch) as screen, warnings_kept():
         line = ProgressLine()
         for step in range(1, 301):
             line.show(parts(progress, step))
@@ -74,6 +76,24 @@ def test_a_terminal_keeps_one_line_and_what_is_told_stays_above(monkeypatch):
     assert screen[:2] == ["step 0 was told", "the disk is full"]
     assert screen[2].startswith("step 300/300  ") and screen[3:] == [""]
     assert "smoothed" in screen[2] and "validation 4.5000 ±0.1000" in screen[2]
+
+
+def test_warnings_from_before_a_run_are_kept_where_it_keeps_its_own(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    path, logger = tmp_path / "warnings.jsonl", logging.getLogger("demo")
+    with warnings_kept() as kept:
+        logger.warning("other settings")
+        assert not path.exists()  # the folder may go again
+        kept.begin(SimpleNamespace(step=7), path)
+        logger.info("no warning")
+        logger.warning("a full disk")
+        kept.keep("diverged")
+    logger.warning("after it")
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [(line["step"], line["text"]) for line in found]
+    assert told == [(None, "other settings"), (7, "a full disk"), (7, "diverged")]
+    shown = capsys.readouterr().err
+    assert "other settings" in shown and "a full disk" in shown and "diverged" not in shown
 
 
 def test_a_log_has_every_part(capsys):

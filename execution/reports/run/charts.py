@@ -22,6 +22,7 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
         (("validation_bits_per_byte", "bits per byte", "dots", ""),),
     ),
     ("Learning rate", "number", (("learning_rate", "learning rate", "line", ""),)),
+    ("Sequences in a batch", "si", (("global_batch_size", "sequences", "line", ""),)),
     ("Gradient norm, before clipping", "number", (("gradient_norm", "norm", "line", ""),)),
     (
         "Tokens per second, without validation and saving",
@@ -63,5 +64,7 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
                     }
                 )
         if series:
-            found.append({"title": title, "unit": unit, "series": series})
+            has_legend = len(runs) > 1 or len(series) > 1
+            chart = {"title": title, "unit": unit, "series": series, "has_legend": has_legend}
+            found.append(chart)
     return found

@@ -22,6 +22,7 @@ COLUMNS = (
     "validation_bits_per_byte",
     "training_loss",
     "learning_rate",
+    "global_batch_size",
     "gradient_norm",
     "step_seconds",
     "memory_bytes",

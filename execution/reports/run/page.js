@@ -68,17 +68,25 @@
     return found;
   }
 
+  // One for all charts: what lies below each other happened at the same step.
+  function across() {
+    const x = [Infinity, -Infinity];
+    for (const chart of charts)
+      for (const series of chart.series) {
+        x[0] = Math.min(x[0], series[state.axis][0]); x[1] = Math.max(x[1], series[state.axis].at(-1));
+      }
+    if (x[0] === x[1]) x[1] = x[0] + 1;
+    return x;
+  }
   function extent(chart) {
-    const x = [Infinity, -Infinity], y = [Infinity, -Infinity];
+    const x = across(), y = [Infinity, -Infinity];
     for (const series of chart.series)
       series.y.forEach((value, i) => {
         if (state.log && value <= 0) return;
-        const error = series.error ? series.error[i] : 0, at = series[state.axis][i];
-        x[0] = Math.min(x[0], at); x[1] = Math.max(x[1], at);
+        const error = series.error ? series.error[i] : 0;
         y[0] = Math.min(y[0], state.log ? value : value - error); y[1] = Math.max(y[1], value + error);
       });
-    if (x[0] > x[1]) return null;
-    if (x[0] === x[1]) x[1] = x[0] + 1;
+    if (y[0] > y[1]) return null;
     if (y[0] === y[1]) { const some = Math.abs(y[0]) * 0.05 || 1; y[0] -= some; y[1] += some; }
     else if (!state.log) { const some = (y[1] - y[0]) * 0.04; y[0] = y[0] >= 0 && y[0] < some ? 0 : y[0] - some; y[1] += some; }
     return { x, y };
@@ -92,8 +100,8 @@
     picture.setAttribute("height", height);
     const range = extent(chart);
     if (!range || width < 80) return;
-    const across = width - LEFT - RIGHT, down = height - TOP - BOTTOM;
-    const px = (value) => LEFT + (value - range.x[0]) / (range.x[1] - range.x[0]) * across;
+    const wide = width - LEFT - RIGHT, down = height - TOP - BOTTOM;
+    const px = (value) => LEFT + (value - range.x[0]) / (range.x[1] - range.x[0]) * wide;
     const of = state.log ? Math.log : (value) => value;
     const py = (value) => TOP + (1 - (of(value) - of(range.y[0])) / (of(range.y[1]) - of(range.y[0]))) * down;
     const marks = state.log ? logTicks(...range.y) : ticks(...range.y, 5, chart.unit);
@@ -101,7 +109,7 @@
       svg(picture, "line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: py(value), y2: py(value) });
       svg(picture, "text", { class: "tick", x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, told(value, chart.unit));
     }
-    for (const value of ticks(...range.x, Math.max(3, Math.floor(across / 80)), axisUnit())) {
+    for (const value of ticks(...range.x, Math.max(3, Math.floor(wide / 80)), axisUnit())) {
       svg(picture, "line", { class: "grid", x1: px(value), x2: px(value), y1: TOP, y2: TOP + down });
       svg(picture, "text", { class: "tick", x: px(value), y: height - 6, "text-anchor": "middle" }, told(value, axisUnit()));
     }
@@ -167,7 +175,7 @@
     const card = html(box, "div", "card");
     html(card, "h3", "", chart.title);
     const legend = html(card, "div", "legend");
-    if (chart.series.length > 1)
+    if (chart.has_legend)
       for (const series of chart.series) html(legend, "span", "key s" + series.colour + " " + series.kind, series.name);
     const picture = svg(card, "svg", { role: "img", "aria-label": chart.title });
     const tip = html(card, "div", "tip");

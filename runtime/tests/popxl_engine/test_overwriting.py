@@ -13,8 +13,7 @@ from helpers.random_programs import Builder
 from popxl import ops
 from popxl.extensions import plan
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
-from popxl_engine import codegen
-from popxl_engine.codegen import BlockWriter
+from popxl_engine.codegen import BlockWriter, op_writer
 from popxl_engine.engine import Engine
 from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import ALTERNATES, OVERWRITES
@@ -121,7 +120,7 @@ def test_an_operand_that_is_needed_twice_is_not_overwritten(
 
 
 def test_an_operand_whose_memory_others_have_is_not_overwritten(monkeypatch: Any) -> None:
-    monkeypatch.setattr(codegen, "unshared", lambda held: held[0])
+    monkeypatch.setattr(op_writer, "unshared", lambda held: held[0])
     assert goes_wrong()
 
 

@@ -151,6 +151,7 @@ def test_a_finished_run_that_is_continued_trains_no_more(folder, capsys):
     run_job(*words(folder), "--checkpoint.load", "auto", "--samples", 0)
     printed = capsys.readouterr().out
     assert "continuing after step 20" in printed and "step 20/20" not in printed
+    assert "nothing is left of the run's steps; it trains for longer with more --steps" in printed
     assert (folder / "runs/run/metrics.jsonl").read_text() == before
 
 

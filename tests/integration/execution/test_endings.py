@@ -188,13 +188,17 @@ def instances_of(launcher: int) -> "list[int]":
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)
 def test_a_signal_that_is_sent_twice_saves_and_ends_with_its_number(number, tmp_path):
-    process = start(words(tmp_path, steps=LONG), **QUIET)
+    with open(tmp_path / "output", "w") as output:
+        process = start(words(tmp_path, steps=LONG), stdout=output)
     wait_for_steps(process, tmp_path / "runs/run")
     process.send_signal(number)
     time.sleep(0.002)
     code, _, errors = end(process, signal.SIGTERM)
     assert code == 128 + number, errors
     assert "stopping after this step" in errors
+    config = tmp_path / "runs/run/config.yml"
+    command = f"python demo/pretraining.py --config {config} --checkpoint.load auto"
+    assert (tmp_path / "output").read_text().endswith(f"  continue with {command}\n")
     check_saved(tmp_path / "runs/run")
 
 

@@ -17,11 +17,12 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import exit_on_user_error, from_mapping, load, preset
-from popxl_gpt.data import SyntheticDataset, TokenArray
+from popxl_gpt.config import UserError, exit_on_user_error, from_mapping, load, preset
+from popxl_gpt.data import MixedDataset, SyntheticDataset, TokenArray, TokenDataset
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, train_tokenizer
 from popxl_gpt.demo.evaluate import _sections, evaluate, main
+from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.inference import evaluation, token_losses
 from popxl_gpt.execution.variables import write_whole_weights
@@ -217,6 +218,26 @@ def test_bad_input_is_one_message_and_code_two(folder, tmp_path, monkeypatch, ca
     said = capsys.readouterr().err
     assert stop.value.code == 2 and says in said.replace("got 0", "got '0'"), said
     assert not list(tmp_path.iterdir())
+
+
+def test_data_that_another_tokenizer_made_are_refused_by_name(folder, tmp_path):
+    (tmp_path / "text.txt").write_text("other text has other tokens, which others make\n" * 400)
+    words = "--vocabulary_size 280 --sequence_length 31 --validation 0 --workers 1"
+    assert (
+        prepare(["text", f"{tmp_path}/text.txt", "--output", f"{tmp_path}/o", *words.split()]) == 0
+    )
+    made = f"{tmp_path}/o/tokenizer.json"
+    with pytest.raises(
+        UserError, match=rf"--tokenizer: got .*, and data that {made} made; expected"
+    ):
+        evaluate(folder / "runs/run", [f"{tmp_path}/o/train-*.tfrecord"])
+    tokenizer = read_tokenizer(folder / "data/tokenizer.json")
+    own, others = (TokenDataset(path, SEQUENCE, 300) for path in (folder / "data", tmp_path / "o"))
+    check_made_by(tokenizer, "own", own)
+    with pytest.raises(UserError, match=r"--tokenizer: got own"):
+        check_made_by(tokenizer, "own", MixedDataset([own, others], [0.5, 0.5]))
+    tokenizer.add_tokens(["<|pad|>"])  # what has no meaning in the data may be added
+    check_made_by(tokenizer, "own", own)
 
 
 def test_pieces_of_the_head_that_do_not_divide_an_evaluations_rows_become_fewer():

@@ -180,7 +180,7 @@ BAD = [
     (("--tokens", "0"), "--tokens: got 0; expected a whole number, at least 1."),
     (("--samples", "x"), "--samples: got 'x'; expected a whole number, at least 1."),
     (("--prompt",), "--prompt: got no value; expected texts."),
-    (("--prompt", ""), "--prompt: got ['']; expected a list of texts."),
+    (("--prompt", ""), "--prompt: got ['']; expected a list of texts, none of them empty."),
     (("--prompt", "\udcff"), "which is not UTF-8"),
     (("--prompt_file", "/nowhere"), "--prompt_file: got /nowhere: No such file or directory;"),
     (
@@ -188,7 +188,7 @@ BAD = [
         "--prompt_file: got /dev/null: Not a plain file, but a device;",
     ),
     (("--chat", "--prompt", "a"), "--chat: got prompts beside it; expected one or the other"),
-    (("--stop", ""), "--stop: got ['']; expected a list of texts."),
+    (("--stop", ""), "--stop: got ['']; expected a list of texts, none of them empty."),
     (("--propmt", "a"), "--propmt: unknown flag. Did you mean '--prompt'?"),
     (("--config", "tiny"), "--config: unknown flag."),
     (("--layers", "3"), "--layers: got a flag that demo/generate.py does not use;"),

@@ -2,6 +2,7 @@
 others say so.
 """
 
+import html
 import json
 import math
 import os
@@ -13,7 +14,14 @@ import pytest
 from helpers.quick import cases
 from safetensors.numpy import load_file
 
-from popxl_gpt.config import ConfigError, DivergedError, UserError, learning_rate, override
+from popxl_gpt.config import (
+    ConfigError,
+    DivergedError,
+    NotFiniteError,
+    UserError,
+    learning_rate,
+    override,
+)
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import optimizer
 from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun, checkpoints_in
@@ -252,6 +260,9 @@ def test_a_diverged_run_ends_in_words_with_an_exit_code_of_its_own(tmp_path):
         "diverged: step 5: got 4 steps in a row whose gradient norm is not finite" in ended.stderr
     )
     assert "Traceback" not in ended.stderr and "4 skipped" in ended.stdout
+    told = json.loads((tmp_path / "tiny/warnings.jsonl").read_text().splitlines()[-1])["text"]
+    assert told.startswith("step 5: got 4 steps in a row") and f"diverged: {told}" in ended.stderr
+    assert html.escape(told) in (tmp_path / "tiny/report.html").read_text()
     lines = [strictly(line) for line in (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()]
     assert [line["skipped"] for line in lines] == [0, 1, 2, 3, 4]
     assert lines[4]["loss"] is None and lines[4]["not_finite"] == {
@@ -382,6 +393,10 @@ def test_tensors_that_no_run_saves_are_refused_by_file_and_name(name, change, sa
     altered(saved, name, change)
     with pytest.raises(UserError, match=rf"embedding\.safetensors, {name}: {says}"):
         SavedRun(saved, SAVED).restore(session)
+    if name.startswith("weights."):
+        wrong = rf"embedding\.safetensors, {name}: {says}"
+        with pytest.raises((UserError, NotFiniteError), match=wrong):
+            dict(SavedRun(saved, SAVED).weights())
 
 
 @pytest.mark.slow

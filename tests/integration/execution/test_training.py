@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.quick import cases
-from popxl_engine import codegen
+from popxl_engine.codegen import op_writer
 
 from popxl_gpt.config import Config, override
 from popxl_gpt.execution.host import StepResult, run_steps
@@ -80,13 +80,13 @@ def test_bits_do_not_depend_on_the_steps_of_a_run(changes):
 @pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 4])
 def test_every_layer_of_every_step_rounds_from_a_seed_of_its_own(iterations, monkeypatch):
-    seeds, of_seed = [], codegen.of_seed
+    seeds, of_seed = [], op_writer.of_seed
 
     def noted(seed):
         seeds.append(tuple(seed.tolist()))
         return of_seed(seed)
 
-    monkeypatch.setattr(codegen, "of_seed", noted)
+    monkeypatch.setattr(op_writer, "of_seed", noted)
     config = override(RANDOM, device_iterations=iterations)
     train(config)
     layers = config.model.layers + 2

@@ -1,20 +1,14 @@
-"""Blocks as Python source: straight-line calls of kernels, every temporary dropped after its last
-use.
-"""
+"""Ops as calls of kernels: their arguments, where results lie, what collectives wait for."""
 
-import linecache
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import torch
 from popxl.opdef import call_arguments
 
-from popxl_engine.analysis.effects import effects_of, meets, rounds
-from popxl_engine.ir import Block, Instr, Value, values_in
+from popxl_engine.analysis.effects import meets, rounds
+from popxl_engine.codegen.source import Source
+from popxl_engine.ir import Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
-from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.kernels.registry import OVERWRITES, kernel_for
 from popxl_engine.machine.memory import unshared
 from popxl_engine.machine.rng_path import enter, of_seed
@@ -29,112 +23,7 @@ from popxl_engine.support import (
     viewed,
 )
 
-CPU = torch.device("cpu")
 PLAIN = (int, float, bool, str, type(None))
-
-
-@dataclass
-class Source:
-    """Generated source with what it refers to, and the instruction of each line."""
-
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, Any] = field(default_factory=dict)
-    instrs: dict[int, Instr] = field(default_factory=dict)
-    _bound: dict[int, list[str]] = field(default_factory=dict)
-    """The names of each object, by its identity."""
-
-    def add(self, text: str, instr: Instr | None = None) -> None:
-        """Append a line."""
-        self.lines.append(text)
-        if instr is not None:
-            self.instrs[len(self.lines)] = instr
-
-    def bind(self, prefix: str, value: Any) -> str:
-        """A global name for an object.
-
-        It ends in a letter, and a value's name in a digit, so that the two never meet.
-        """
-        known = self._bound.setdefault(id(value), [])
-        for name in known:
-            if name.startswith(prefix):
-                return name
-        name = f"{prefix}_{len(self.names)}g"
-        self.names[name] = value
-        known.append(name)
-        return name
-
-    def instr_of(self, error: BaseException, filename: str) -> Instr | None:
-        """The instruction that an error comes from, if one of this source does: that of the
-        innermost line.
-        """
-        found, trace = None, error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == filename:
-                found = self.instrs.get(trace.tb_lineno, found)
-            trace = trace.tb_next
-        return found
-
-    def text(self) -> str:
-        """The whole source."""
-        return "\n".join(self.lines) + "\n"
-
-    def load(self, filename: str, names: Mapping[str, Any]) -> dict[str, Any]:
-        """What the source refers to, by name, and the functions that it makes."""
-        text, loaded = self.text(), dict(names)
-        # Without a time, so that stack traces show this text and never look at the file, which
-        # others may have changed.
-        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-        exec(compile(text, filename, "exec"), loaded)  # noqa: S102 - our own source
-        return loaded
-
-
-class Generator:
-    """Writes one program: a function per block.
-
-    Args:
-        rounds: updates of 16-bit tensors are rounded stochastically.
-        kernels: the type of device whose kernels are called; default: the device's own.
-    """
-
-    def __init__(
-        self, device: torch.device = CPU, rounds: bool = False, kernels: str | None = None
-    ):
-        self.source = Source()
-        self.device, self.rounds, self.kernels = device, rounds, kernels or device.type
-        self.collective_sites = 0
-        """Collectives written so far."""
-        self._functions: dict[Block, str] = {}
-        self._constants: dict[Any, str] = {}
-
-    def function(self, block: Block) -> str:
-        """The name of a block's function, which is written first if it is not there yet."""
-        if block not in self._functions:
-            for instr in block.instrs:
-                for body in instr.bodies:
-                    self.function(body)
-            name = f"block_{len(self._functions)}_" + "".join(
-                c if c.isalnum() else "_" for c in block.name.strip("/")
-            )
-            self._functions[block] = name
-            self.write(block, name)
-        return self._functions[block]
-
-    def write(self, block: Block, name: str) -> None:
-        """Append a block's function to the source."""
-        BlockWriter(self, block, name).write()
-
-    def constant(self, constant: Any, value: Value) -> str:
-        """A global name for a constant's array or tensor."""
-        key = (constant, value.host)
-        if key not in self._constants:
-            array = np.array(constant.host_value).reshape(constant.shape)
-            placed = (
-                array
-                if value.host
-                else from_numpy(array).to(self.device, torch_dtype(constant.dtype))
-            )
-            self._constants[key] = self.source.bind("c", placed)
-        return self._constants[key]
 
 
 def may_donate(instr: Instr) -> bool:
@@ -149,95 +38,15 @@ def may_donate(instr: Instr) -> bool:
     )
 
 
-class BlockWriter:
-    """Writes one block's function."""
+class OpWriter:
+    """Writes lines for ops and copies."""
 
-    def __init__(self, generator: Generator, block: Block, name: str):
-        self.generator, self.source, self.block, self.name = (
-            generator,
-            generator.source,
-            block,
-            name,
-        )
+    def __init__(self, source: Source):
+        self.source = source
         self.python: dict[Value, str] = {}
-        self.keep: set[str] = set()
+        """The name of each value."""
         self.last_uses: list[str] = []
         """Names that nothing needs after the instruction that is being written."""
-
-    def write(self) -> None:
-        """Append the function to the source."""
-        block = self.block
-        parameters = []
-        for i, value in enumerate((*block.inputs, *block.state.values())):
-            name = value.name if value not in self.python else f"unused_{i}"
-            self.python.setdefault(value, name)
-            parameters.append(name)
-        for constant, value in block.constants.items():
-            self.python[value] = self.generator.constant(constant, value)
-        self.keep = set(self.python.values())
-        self._rename()
-        last = self._last_uses()
-        self.source.add(f"def {self.name}({', '.join(['r', *parameters])}):")
-        path = None
-        for position, instr in enumerate(block.instrs):
-            self.last_uses = last.get(position, [])
-            if instr.path != path:
-                path = instr.path
-                self.source.add(f"    # {path or 'main'}")
-            for i, line in enumerate(self._instr(instr)):
-                self.source.add(f"    {line}{'' if i else self._comment(instr)}", instr)
-            if self.last_uses:
-                self.source.add(f"    del {', '.join(self.last_uses)}")
-        results = ", ".join(self.python[v] for v in block.outputs)
-        self.source.add(f"    return ({results}{',' if block.outputs else ''})")
-        if effects_of(block).meets:
-            self.source.add("    yield")
-        self.source.add("")
-
-    @staticmethod
-    def _comment(instr: Instr) -> str:
-        """The user's op behind a line."""
-        return f"  # {instr.source.name}, {instr.source.where}" if instr.source is not None else ""
-
-    def _rename(self) -> None:
-        """In-place results and removed copies go by the name of what they are."""
-        for instr in self.block.instrs:
-            for value in instr.outputs:
-                self.python[value] = value.name
-            definition = instr.definition
-            if instr.kind == "copy" and not instr.needs_copy:
-                self.python[instr.outputs[0]] = self.python[instr.arguments["t"]]
-            elif definition is not None and definition.writes and instr.outputs:
-                self.python[instr.outputs[0]] = self.python[instr.arguments[definition.writes[0]]]
-
-    def _last_uses(self) -> dict[int, list[str]]:
-        last: dict[str, int] = {}
-        for position, instr in enumerate(self.block.instrs):
-            for value in (*instr.inputs(), *instr.outputs):
-                last[self.python[value]] = position
-        for value in self.block.outputs:
-            last.pop(self.python[value], None)
-        dead: dict[int, list[str]] = {}
-        for name, position in last.items():
-            if name not in self.keep:
-                dead.setdefault(position, []).append(name)
-        return dead
-
-    # Instructions
-
-    def _instr(self, instr: Instr) -> Iterator[str]:
-        if instr.kind == "copy":
-            yield from self._copy(instr)
-        elif instr.kind == "call":
-            yield from self._call(instr)
-        elif instr.kind == "repeat":
-            yield from self._repeat(instr)
-        elif instr.kind == "conditional":
-            yield from self._conditional(instr)
-        elif instr.host:
-            yield from self._host(instr)
-        else:
-            yield from self._op(instr)
 
     def _targets(self, instr: Instr) -> str:
         return "".join(f"{self.python[v]}, " for v in instr.outputs) + "= " if instr.outputs else ""
@@ -260,7 +69,7 @@ class BlockWriter:
 
     def _moved(self, expression: str) -> str:
         """A host value on the device."""
-        return f"{self.source.bind('to_device', uploader(self.generator.device))}({expression})"
+        return f"{self.source.bind('to_device', uploader(self.source.device))}({expression})"
 
     def _clone(self, expression: str) -> str:
         return f"{self.source.bind('clone', clone)}({expression})"
@@ -285,64 +94,6 @@ class BlockWriter:
             )
             yield f"{name} = {plain}"
 
-    def _call_block(self, body: Block, inputs: str) -> str:
-        call = f"{self.generator.function(body)}(r{inputs})"
-        return f"(yield from {call})" if effects_of(body).meets else call
-
-    def _call(self, instr: Instr) -> Iterator[str]:
-        arguments = "".join(f", {self.python[v]}" for v in instr.arguments["inputs"])
-        call = f"{self._targets(instr)}{self._call_block(instr.bodies[0], arguments)}"
-        yield from self._on_its_path(instr, [call])
-        yield from self._laid_out(instr)
-
-    def _on_its_path(self, instr: Instr, lines: Iterable[str]) -> Iterator[str]:
-        """What runs an instruction's bodies, on its RNG path where they must know it."""
-        draws = self.generator.rounds and any(effects_of(body).draws for body in instr.bodies)
-        if not draws:
-            yield from lines
-            return
-        outer = f"path_{len(self.source.lines)}"
-        yield f"{outer} = r.rng_path"
-        yield f"r.rng_path = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
-        yield from lines
-        yield f"r.rng_path = {outer}"
-
-    def _repeat(self, instr: Instr) -> Iterator[str]:
-        body, count = instr.bodies[0], instr.arguments["repeat_count"]
-        inputs = [self.python[v] for v in instr.arguments["inputs"]]
-        carried = [self.python[v] for v in instr.outputs]
-        for name, source, value in zip(carried, inputs, instr.outputs):
-            yield (
-                f"{name} = "
-                f"{source if count else f'{source}.copy()' if value.host else self._clone(source)}"
-            )
-        replaced = set(inputs[: len(carried)]) - set(inputs[len(carried) :]) - set(carried)
-        if instr.rng_path.seed is not None:
-            replaced.discard(self.python[instr.rng_path.seed])
-        if count and (gone := [n for n in self.last_uses if n in replaced]):
-            yield f"del {', '.join(gone)}"
-            self.last_uses = [n for n in self.last_uses if n not in gone]
-        if count:
-            yield from self._loop(instr, body, count, carried, inputs)
-            yield from self._laid_out(instr)
-
-    def _loop(
-        self, instr: Instr, body: Block, count: int, carried: list[str], inputs: list[str]
-    ) -> Iterator[str]:
-        arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
-        call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
-        if not (self.generator.rounds and effects_of(body).draws):
-            yield f"for _ in range({count}):"
-            yield f"    {call}"
-            return
-        outer, start = f"path_{len(self.source.lines)}", f"start_{len(self.source.lines)}"
-        yield f"{outer}, {start} = r.rng_path, {self._start(instr)}"
-        first = instr.arguments["first"]
-        yield f"for i in range({first}, {first + count}):"
-        yield f"    r.rng_path = {self._inside(start, *instr.rng_path.numbers, 'i')}"
-        yield f"    {call}"
-        yield f"r.rng_path = {outer}"
-
     def _start(self, instr: Instr) -> str:
         """The RNG path from which an instruction's numbers count."""
         seed = instr.rng_path.seed
@@ -356,18 +107,6 @@ class BlockWriter:
         return (
             f"{self.source.bind('enter', enter)}({start}, ({''.join(f'{n}, ' for n in numbers)}))"
         )
-
-    def _conditional(self, instr: Instr) -> Iterator[str]:
-        yield from self._on_its_path(instr, self._branches(instr))
-        yield from self._laid_out(instr)
-
-    def _branches(self, instr: Instr) -> Iterator[str]:
-        yield f"if bool({self.python[instr.arguments['cond']]}):"
-        for body, branch in zip(instr.bodies, ("then", "else")):
-            arguments = "".join(f", {self.python[v]}" for v in instr.arguments[f"{branch}_inputs"])
-            yield f"    {self._targets(instr)}{self._call_block(body, arguments)}"
-            if branch == "then":
-                yield "else:"
 
     def _argument(self, value: Any, host: bool) -> str:
         """An argument in the source: values by name, converted to where the instruction runs."""
@@ -426,7 +165,7 @@ class BlockWriter:
             yield self._transfer(instr)
             return
         kernel = self.source.bind(
-            f"k_{definition.name}", kernel_for(definition, self.generator.kernels)
+            f"k_{definition.name}", kernel_for(definition, self.source.kernels)
         )
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
@@ -442,7 +181,7 @@ class BlockWriter:
             yield from self._donate(over)
             arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
-        around = f"with {self._rounded(instr)}: " if self.generator.rounds and rounds(instr) else ""
+        around = f"with {self._rounded(instr)}: " if self.source.rounds and rounds(instr) else ""
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
             yield f"{around}{call}"
         elif len(instr.outputs) == 1 and not self._returns_many(instr):
@@ -491,7 +230,7 @@ class BlockWriter:
         it any more.
         """
         assert instr.definition is not None
-        operand = OVERWRITES.get(kernel_for(instr.definition, self.generator.kernels))
+        operand = OVERWRITES.get(kernel_for(instr.definition, self.source.kernels))
         if operand is None:
             return ""
         name, names = (
@@ -559,12 +298,12 @@ class BlockWriter:
                 for a in args
             ]
             combine = f"lambda *t: {kernel}({', '.join([*inner, *keywords])})"
-            self.generator.collective_sites += 1
+            self.source.collective_sites += 1
             site = self.source.bind(
-                "site", CollectiveSite(instr.source, self.generator.collective_sites)
+                "site", CollectiveSite(instr.source, self.source.collective_sites)
             )
             if may_donate(instr) and operands[0] in self.last_uses:
-                held = f"held_{self.generator.collective_sites}"
+                held = f"held_{self.source.collective_sites}"
                 yield f"{held} = [{operands[0]}]; del {operands[0]}"
                 self.last_uses = [held, *(n for n in self.last_uses if n != operands[0])]
                 call = f"(yield {site}.donate(r, {held}, {combine}))"
