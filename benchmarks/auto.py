@@ -13,15 +13,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
 from popxl_gpt.config import Config, preset  # noqa: E402
-from popxl_gpt.execution.auto.candidates import candidates, in_words  # noqa: E402
-from popxl_gpt.execution.auto.choice import choose  # noqa: E402
-from popxl_gpt.execution.auto.trial import Clock, step_times  # noqa: E402
-from popxl_gpt.execution.pretraining import pretraining, training_program  # noqa: E402
+
+if TYPE_CHECKING:
+    from popxl_gpt.execution.auto.trial import Clock
 
 BAR = 1.05
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -40,8 +40,14 @@ MODELS = {
 COMPARED = ("demo", "wide", "deep")
 
 
-def compared(config: Config, rounds: int, steps: int, seconds: float, clock: Clock) -> Figures:
+def compared(config: Config, rounds: int, steps: int, seconds: float, clock: "Clock") -> Figures:
     """The time of each way to execute a model, and of the one that is chosen."""
+    # not at the top: `--help` is answered at once
+    from popxl_gpt.execution.auto.candidates import candidates, in_words
+    from popxl_gpt.execution.auto.choice import choose
+    from popxl_gpt.execution.auto.trial import step_times
+    from popxl_gpt.execution.pretraining import pretraining, training_program
+
     ways = candidates(config, frozenset())
     times: dict[str, float] = {}
     for _ in range(rounds):

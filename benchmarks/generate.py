@@ -30,7 +30,6 @@ from benchmarks.harness import (
     table,
 )
 from popxl_gpt.config import Config, preset
-from popxl_gpt.execution.model_size import parameter_count
 
 CLOCKS = {False: time.perf_counter, True: time.process_time}
 """By whether processor time is asked for."""
@@ -137,6 +136,9 @@ def build(options: Figures) -> Workload:
 
 def bytes_per_token(options: Figures) -> float:
     """Bytes that a token of every text reads at least, half way through what is written."""
+    # not at the top: `--help` is answered at once
+    from popxl_gpt.execution.model_size import parameter_count
+
     model, size = configuration(options).model, SIZES[options["dtype"]]
     weights = parameter_count(model) - model.positions * model.hidden_size
     columns = options["prompt"] + options["tokens"] / 2

@@ -11,10 +11,6 @@ import numpy as np
 
 from benchmarks.harness import Figures
 from popxl_gpt.config import Config, Execution, Model, Training, learning_rate, override
-from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.inference import evaluate, evaluation
-from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.variables import copy_weights
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -27,12 +23,17 @@ class PhasedTrainer:
     """
 
     def __init__(self, config: Config, batches: Iterator[Batch]):
+        # here and below, not at the top: benchmarks answer `--help` at once
+        from popxl_gpt.execution.pretraining import pretraining
+
         self.config, self.batches, self.done = config, batches, 0
         self.session = pretraining(config)
         self.session.__enter__()  # the process ends with the workload
 
     def step(self, count: int) -> Figures:
         """Optimizer steps, a multiple of those of a run; the loss of the last."""
+        from popxl_gpt.execution.host import run_steps
+
         iterations = self.config.execution.device_iterations
         for _ in range(count // iterations):
             ids, labels = (np.concatenate(part) for part in zip(*islice(self.batches, iterations)))
@@ -128,6 +129,9 @@ class PhasedRun(PhasedTrainer):
 
     def _loss(self, ids: np.ndarray, labels: np.ndarray, batch: int) -> float:
         """Mean loss over windows whose number is a multiple of `batch`."""
+        from popxl_gpt.execution.inference import evaluate, evaluation
+        from popxl_gpt.execution.variables import copy_weights
+
         config = replace(
             self.config,
             training=replace(self.config.training, global_batch_size=batch),

@@ -30,8 +30,6 @@ from benchmarks.phased import PhasedTrainer  # noqa: E402
 from benchmarks.profiling import batches  # noqa: E402
 from benchmarks.verifying import named  # noqa: E402
 from popxl_gpt.config import Checkpoint, Config, override  # noqa: E402
-from popxl_gpt.execution.saved_state import Position  # noqa: E402
-from popxl_gpt.execution.saving import begin_save, save  # noqa: E402
 
 BAR = 0.02
 """Of the time from one checkpoint to the next."""
@@ -59,6 +57,10 @@ def compare(config: Config, folder: Path, rounds: int, steps: int) -> Figures:
     """Seconds of an undisturbed step, of a checkpoint that is waited for, and what one costs that
     is written behind; bytes of it.
     """
+    # not at the top: `--help` is answered at once
+    from popxl_gpt.execution.saved_state import Position
+    from popxl_gpt.execution.saving import begin_save, save
+
     trainer = PhasedTrainer(config, batches(config))
     trainer.step(2)
     plain, waited, reading, cost = [], [], [], []

@@ -28,6 +28,12 @@ def read_bounded(path: Path, limit: int) -> bytes:
     return content
 
 
+def shown(value: Any) -> str:
+    """A value as a configuration has it, unless it is too long to show."""
+    text = str(value)
+    return text if len(text) <= SHOWN else shortened(value)
+
+
 def shortened(value: Any) -> str:
     """A value as messages show it, however large it is."""
     if isinstance(value, int) and abs(value) >= 10**30:

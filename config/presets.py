@@ -132,7 +132,7 @@ def _from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str,
     for key, value in mapping.items():
         if key in SECTIONS:
             if not isinstance(value, Mapping):
-                problems.append(f"config.{key}: got {value!r}; expected settings by name.")
+                problems.append(f"config.{key}: got {shortened(value)}; expected settings by name.")
                 continue
             known = {leaf.name for leaf in leaves() if leaf.section == key}
             for name, leaf_value in value.items():

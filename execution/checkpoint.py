@@ -30,6 +30,7 @@ from popxl_gpt.config import (
     override,
     to_mapping,
 )
+from popxl_gpt.config.bounded import shown
 from popxl_gpt.config.plain_files import open_plain, real_path
 from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import (
@@ -193,8 +194,7 @@ class SavedRun:
         if key not in tensors:
             raise _damaged(self.folder / file, f"tensors without {key}", "all weights")
         array, where = tensors.pop(key), f"{self.folder / file}, {key}"
-        if array.shape != table[name].shape:
-            raise _damaged(where, f"shape {array.shape}", str(table[name].shape))
+        _check_kind(where, array, table[name].shape)
         if not is_finite(array):
             raise NotFiniteError(
                 f"{where}: got numbers that are not finite; expected finite ones. Use an older "
@@ -214,10 +214,7 @@ class SavedRun:
         weights of a model.
         """
         where, shape = f"{self.folder / file}, {name}", () if parameter is None else parameter.shape
-        if array.dtype not in (np.float32, np.float16):
-            raise _damaged(where, str(array.dtype), "float32 or float16")
-        if array.shape != shape:
-            raise _damaged(where, f"shape {array.shape}", str(shape))
+        _check_kind(where, array, shape)
         if not is_finite(array):
             raise _damaged(where, "numbers that are not finite", "finite ones")
         is_narrow = variable.dtype is popxl.float16 or (
@@ -274,6 +271,14 @@ class SavedRun:
             missing = ", ".join(sorted(expected - set(tensors))) or "unknown ones"
             raise _damaged(path, f"tensors without {missing}", "all of the layer")
         return tensors
+
+
+def _check_kind(where: str, array: np.ndarray, shape: "tuple[int, ...]") -> None:
+    """Refuse a tensor of another type or shape than saving writes."""
+    if array.dtype not in (np.float32, np.float16):
+        raise _damaged(where, str(array.dtype), "float32 or float16")
+    if array.shape != shape:
+        raise _damaged(where, f"shape {array.shape}", str(shape))
 
 
 def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
@@ -420,7 +425,7 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     must_agree = [("model", name) for name in (*ARCHITECTURE, "lora_rank")]
     must_agree.append(("training", "optimizer"))
     problems = [
-        f"{name} {old}, not {now[section][name]}"
+        f"{name} {shown(old)}, not {now[section][name]}"
         for section, name in must_agree
         if (old := saved[section].get(name, before[section][name])) != now[section][name]
     ]

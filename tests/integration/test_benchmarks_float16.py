@@ -2,10 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -14,8 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def test_both_types_start_from_one_loss_and_are_compared():
     sizes = {"batch": 2, "sequence": 8, "hidden": 8, "layers": 1, "vocabulary": 50}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "benchmarks/float16.py", "--rounds", "1", "--warmup", "1", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command = [warm.python(), "benchmarks/float16.py", "--rounds", "1", "--warmup", "1", *flags]
+    done = subprocess.run(
+        command, cwd=ROOT, env=warm.with_children(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["sizes"] == sizes

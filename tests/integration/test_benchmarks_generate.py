@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.generate import bytes_per_token, speeds
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 CASE = {"dtype": "bfloat16", "prompt": 512, "batch": 8, "tokens": 64, "layers": 12}
@@ -27,8 +27,10 @@ def test_the_first_token_is_counted_apart_from_the_others():
 @pytest.mark.slow
 def test_both_write_in_alternation():
     flags = "--dtypes float32 --prompts 5 --batches 2 --tokens 4 --layers 1 --rounds 1".split()
-    words = [sys.executable, str(ROOT / "benchmarks/generate.py"), *flags]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    words = [warm.python(), str(ROOT / "benchmarks/generate.py"), *flags]
+    done = subprocess.run(
+        words, env=warm.with_children(), capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     (case,) = json.loads(done.stdout.splitlines()[-1])["cases"]
     assert case["layers"] == 1 and case["speedup"] > 0 and 0 < case["share_of_limit"]

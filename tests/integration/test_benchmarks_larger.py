@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from benchmarks import larger_than_memory, memory_limits
 from benchmarks.harness import Measurement
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 3, "hidden_size": 64, "heads": 2, "sequence_length": 8, "vocabulary_size": 64}
@@ -37,13 +37,15 @@ def test_state_in_files_is_measured_beside_the_same_steps_in_memory(tmp_path):
     ]
     flags += ["--cgroup", "none"]
     command = [
-        sys.executable,
+        warm.python(),
         "benchmarks/larger_than_memory.py",
         *flags,
         "--folder",
         str(tmp_path / "rows"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, env=warm.with_children(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     *shown, last = done.stdout.strip().splitlines()
     assert any(line.startswith("1, in files ") for line in shown)
@@ -72,7 +74,7 @@ def test_state_in_files_is_measured_beside_the_same_steps_in_memory(tmp_path):
 def test_a_limit_that_leaves_nothing_for_rows_is_refused(tmp_path):
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
     command = [
-        sys.executable,
+        warm.python(),
         "benchmarks/larger_than_memory.py",
         *flags,
         "--disk_mib",
@@ -80,7 +82,9 @@ def test_a_limit_that_leaves_nothing_for_rows_is_refused(tmp_path):
         "--folder",
         str(tmp_path),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, env=warm.with_children(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 1
     assert done.stderr == (
         "limit: got 0.00 GiB; expected more than the 480 MiB of a process, for rows. Measure a "

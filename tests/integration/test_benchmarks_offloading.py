@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from helpers.quick import Later
 from benchmarks import train_step
 from benchmarks.harness import Measurement
 from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
+from tests import warm
 
 offloading, hugging_face_gpt = Later("benchmarks.offloading"), Later("benchmarks.hugging_face_gpt")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -23,6 +23,7 @@ SIZES = {"layers": 2, "hidden_size": 24, "heads": 3, "sequence_length": 10, "voc
 TRAINING = PlainTraining(
     steps=9, learning_rate=1e-2, schedule="linear", weight_decay=0.1, max_norm=0.05
 )
+
 ACCUMULATION = 3
 HERE = [
     peer for peer in train_step.PEERS if peer == "FSDP2" or importlib.util.find_spec("deepspeed")
@@ -102,7 +103,7 @@ def test_train_step_goes_on_without_a_peer_that_does_not_import(tmp_path):
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
     command = [
-        sys.executable,
+        warm.python(),
         "benchmarks/train_step.py",
         *flags,
         "--rounds",
@@ -121,7 +122,11 @@ def test_train_step_goes_on_without_a_peer_that_does_not_import(tmp_path):
         "phased, recomputing",
     ]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**warm.with_children(), "PYTHONPATH": paths},
     )
     assert done.returncode == 0, done.stderr
     assert (

@@ -4,7 +4,6 @@ plain loop.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from benchmarks.shakespeare import BATCH, TRAINING, Characters
 from benchmarks.train_step import Batches
 from popxl_gpt.execution.variables import read_weights
 from popxl_gpt.modelling.hugging_face import hugging_face_name
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 2, "hidden_size": 16, "heads": 2, "sequence_length": 8}
@@ -84,9 +84,11 @@ def test_train_step_gives_both_the_same_micro_batches(widening):
 def test_train_step_holds_the_phased_step_to_its_bar():
     sizes = {**SIZES, "vocabulary_size": 30}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
+    command = [warm.python(), "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
     command += ["--dtypes", "bfloat16", "--wide", "--variants", "eager", "phased", "phased, wide"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=warm.with_children(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.strip().splitlines()[-1])["dtypes"]["bfloat16"]
     phased = [figures["variants"][name] for name in ("phased", "phased, wide")]

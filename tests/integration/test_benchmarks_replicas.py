@@ -4,13 +4,13 @@ work.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import replicas
 from benchmarks.harness import Measurement
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
@@ -20,7 +20,7 @@ SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "voca
 def test_layouts_in_one_process_and_in_several_are_measured_beside_the_single_replica():
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
     command = [
-        sys.executable,
+        warm.python(),
         "benchmarks/replicas.py",
         *flags,
         "--batch",

@@ -5,10 +5,11 @@ and pyyaml.
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
@@ -26,8 +27,9 @@ SMALL = (
 
 def script(words):
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT, *shlex.split(words)],
+        [warm.python(), "-c", WITHOUT, *shlex.split(words)],
         cwd=ROOT,
+        env=warm.with_children(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -23,6 +23,7 @@ from benchmarks.harness import (
 )
 from benchmarks.shakespeare import BATCH, CHUNK, Characters, preset_steps, summarise
 from popxl_gpt.config import preset
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -328,6 +329,7 @@ def test_building_tells_what_each_part_costs_and_how_it_grows(monkeypatch, capsy
     sizes = {"nested": (1, 2), "flat": (10, 20), "calls": (10, 20), "modules": (1, 2)}
     monkeypatch.setattr(building, "SIZES", sizes)
     monkeypatch.setattr(sys, "argv", ["building.py", "--rounds", "1"])
+    monkeypatch.setattr(sys, "executable", warm.python())
     assert building.main() == 0
     *shown, last = capsys.readouterr().out.strip().splitlines()
     assert any(line.startswith("flat, ops") for line in shown) and any(
@@ -355,9 +357,11 @@ def test_train_step_prints_a_table_and_ends_with_json():
         "vocabulary_size": 30,
     }
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
+    command = [warm.python(), "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
     command += ["--dtypes", "float32", "--variants", "eager"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=warm.with_children(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     *shown, last = done.stdout.strip().splitlines()
     assert any(line.startswith("eager ") for line in shown)

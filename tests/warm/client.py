@@ -7,7 +7,7 @@ import signal
 import socket
 
 READ_AT_START = (
-    "PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "CUDA_", "TZ"
+    "PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH_", "CUDA_", "TZ"
 )  # fmt: skip
 """Variables that an interpreter and the packages read when they start. (How threads wait is nothing
 to one thread.)
@@ -17,8 +17,14 @@ SIGNALS = (
 )  # fmt: skip
 
 
-def needs_its_own(words: "list[str]", server: "dict[str, str]") -> bool:
-    """Whether these are not just a program, or the environment is another than the server's."""
+def rights() -> "list[str]":
+    """What this process may do: users, groups and capabilities."""
+    with open("/proc/self/status") as file:
+        return [line for line in file if line.startswith(("Uid", "Gid", "Groups", "Cap"))]
+
+
+def needs_its_own(words: "list[str]", server: "dict[str, str]", of_server: "list[str]") -> bool:
+    """Whether these are not just a program, or environment or rights are not the server's."""
 
     def read(environment: "dict[str, str]") -> "dict[str, str]":
         found = {n: v for n, v in environment.items() if n.startswith(READ_AT_START)}
@@ -26,12 +32,12 @@ def needs_its_own(words: "list[str]", server: "dict[str, str]") -> bool:
         return found
 
     is_program = bool(words) and (words[0] in ("-c", "-m") or os.path.isfile(words[0]))
-    return not is_program or read(dict(os.environ)) != read(server)
+    return not is_program or read(dict(os.environ)) != read(server) or rights() != of_server
 
 
 def main(python: str, address: str, words: "list[str]") -> None:
-    with open(f"{address}.environment", "rb") as file:
-        if needs_its_own(words, marshal.load(file)):
+    with open(f"{address}.server", "rb") as file:
+        if needs_its_own(words, *marshal.load(file)):
             os.execv(python, [python, *words])
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     limits = {

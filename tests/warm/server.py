@@ -16,6 +16,8 @@ import tempfile
 import types
 from typing import Any, NamedTuple
 
+import client
+
 PACKAGES = ("numpy", "torch", "torch._meta_registrations", "torch.export", "tokenizers", "yaml")
 """What programs import of others. Ours they import themselves: some run copies that are changed."""
 
@@ -169,13 +171,14 @@ def main(address: str) -> None:
     own = os.path.dirname(os.path.abspath(__file__))
     paths = [path for path in sys.path if path != own]
     sys.path[:] = paths
+    del sys.modules["client"]  # a program may have one
     for package in PACKAGES:
         importlib.import_module(package)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has the thread that forks alone"
     gc.collect()
     gc.freeze()
-    with open(f"{address}.environment", "wb") as file:
-        marshal.dump(dict(os.environ), file)
+    with open(f"{address}.server", "wb") as file:
+        marshal.dump((dict(os.environ), client.rights()), file)
     programs = Programs(address)
     print("ready", flush=True)
     request = programs.next()

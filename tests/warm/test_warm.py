@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.faults import limited
 
 TELL = """
 import json, os, resource, signal, sys
@@ -122,6 +123,19 @@ def test_what_is_read_at_a_start_gives_a_program_an_interpreter_of_its_own(name,
     words = ["-c", "import sys; print('torch' in sys.modules)"]
     assert run(warm.python(), words, folder)[1] == "True\n"
     assert run(warm.python(), words, folder, **{name: "2"})[1] == "False\n"
+
+
+def test_a_command_with_fewer_rights_gets_an_interpreter_of_its_own(folder):
+    words = [
+        warm.python(),
+        "-c",
+        "import os, sys; print('torch' in sys.modules, os.access('shut', os.W_OK))",
+    ]
+    (folder / "shut").mkdir(0o555)
+    done = subprocess.run(
+        words, cwd=folder, env={**os.environ, **warm.ONE_THREAD}, preexec_fn=limited(None), capture_output=True, text=True
+    )  # fmt: skip
+    assert done.stdout.split() == [str(os.geteuid() != 0), "False"], done.stderr
 
 
 def started(folder: Path) -> "tuple[subprocess.Popen, int]":

@@ -64,5 +64,7 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
                     }
                 )
         if series:
-            found.append({"title": title, "unit": unit, "series": series})
+            has_legend = len(runs) > 1 or len(series) > 1
+            chart = {"title": title, "unit": unit, "series": series, "has_legend": has_legend}
+            found.append(chart)
     return found

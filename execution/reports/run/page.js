@@ -175,7 +175,7 @@
     const card = html(box, "div", "card");
     html(card, "h3", "", chart.title);
     const legend = html(card, "div", "legend");
-    if (chart.series.length > 1)
+    if (chart.has_legend)
       for (const series of chart.series) html(legend, "span", "key s" + series.colour + " " + series.kind, series.name);
     const picture = svg(card, "svg", { role: "img", "aria-label": chart.title });
     const tip = html(card, "div", "tip");

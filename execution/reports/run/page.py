@@ -70,7 +70,7 @@ def _sections(runs: "Sequence[RunFiles]") -> Iterator[str]:
     yield f"<h2>Curves</h2>{CONTROLS}"
     for title, show in (
         ("Warnings", _warnings),
-        ("Phases of a step", _phases),
+        ("Phases of a step", lambda run: _phases(run, is_alone=len(runs) == 1)),
         ("Samples", _samples),
         ("Checkpoints", _checkpoints),
     ):
@@ -172,12 +172,15 @@ def _when(line: "Mapping[str, Any]") -> str:
     return "at the start" if line.get("step") is None else f"step {text(line['step'])}"
 
 
-def _phases(run: RunFiles) -> str:
-    """Of the profile in the run's folder, or else of the plan: time, limit and what bounds it."""
+def _phases(run: RunFiles, is_alone: bool) -> str:
+    """Of the profile in the run's folder, or else of the plan: time, limit and what bounds it.
+    Where there is neither, how to have one, if the run is alone on the page.
+    """
     found = run.profile or run.plan
     steps, phases = _float(found.get("steps")), found.get("phases")
     if not steps or not isinstance(phases, list):
-        return '<p class="quiet">Not known: --profile measures them, and --limit computes them.</p>'
+        told = '<p class="quiet">Not known: --profile measures them, and --limit computes them.</p>'
+        return told if is_alone else ""
     phases = [phase for phase in phases if isinstance(phase, dict)]
     longest = max((_float(phase.get("seconds")) for phase in phases), default=0.0) or 1.0
     rows = [[("phase", ""), ("time", "n"), ("", ""), ("of limit", "n"), ("bound by", "")]]
@@ -250,7 +253,7 @@ def _configuration(runs: "Sequence[RunFiles]") -> str:
         cells = (json.dumps(each[name], ensure_ascii=False) for each in values)
         # a narrow page breaks names where their words end
         broken = text(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
-        rows.append([(broken, ""), *((text(cell), "text") for cell in cells)])
+        rows.append([(broken, "name"), *((text(cell), "text") for cell in cells)])
     whole = "".join(
         f"<details><summary>all of {text(run.name)}</summary><pre>{text(to_yaml(run.config))}</pre>"
         "</details>"

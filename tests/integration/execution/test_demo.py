@@ -7,7 +7,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.run_folder import claimed
 from popxl_gpt.demo.text import whole_lines
 from popxl_gpt.demo.wandb_log import WandbLog
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -66,7 +66,7 @@ def words(folder: Path) -> "list[str]":
 
 def train(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, str(ROOT / "demo/pretraining.py"), *words(folder), *flags],
+        [warm.python(), str(ROOT / "demo/pretraining.py"), *words(folder), *flags],
         capture_output=True,
         text=True,
         timeout=180,

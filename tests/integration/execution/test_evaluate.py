@@ -26,6 +26,7 @@ from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.inference import evaluation, token_losses
 from popxl_gpt.execution.variables import write_whole_weights
+from tests import warm
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 from tests.integration.runs import run_job
 
@@ -151,7 +152,8 @@ def run(*words, launcher=()):
         for key, value in os.environ.items()
         if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))
     }
-    command = [sys.executable, *launcher, str(ROOT / "demo/evaluate.py"), *map(str, words)]
+    python = sys.executable if launcher else warm.python()
+    command = [python, *launcher, str(ROOT / "demo/evaluate.py"), *map(str, words)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=90, env={**plain, "OMP_NUM_THREADS": "1"}
     )

@@ -21,6 +21,7 @@ from popxl_gpt.demo.generate import generate
 from popxl_gpt.execution.checkpoint import _sha256
 from popxl_gpt.execution.manifest import manifest_text, read_manifest
 from popxl_gpt.execution.sampling import Sampling
+from tests import warm
 from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.multi
@@ -55,8 +56,9 @@ def words(run: Path, *flags: object) -> "list[str]":
     return [str(word) for word in ("--checkpoint", run, "--tokens", 12, *flags)]
 
 
-def started(arguments, launcher=(), **more) -> subprocess.Popen:
-    script = [*launcher, sys.executable, str(ROOT / "demo/generate.py")]
+def started(arguments, launcher=(), python=None, **more) -> subprocess.Popen:
+    python = python or (sys.executable if launcher else warm.python())
+    script = [*launcher, python, str(ROOT / "demo/generate.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([*script, *arguments], text=True, env=environment, **pipes, **more)
@@ -156,7 +158,9 @@ def test_a_chat_answers_each_line_and_remembers_what_was_said(run):
 
 
 def test_text_is_seen_as_it_is_made_and_ctrl_c_ends_it_cleanly(run):
-    process = started([*words(run), "--prompt", "the cat", "--tokens", "1000000"])
+    process = started(
+        [*words(run), "--prompt", "the cat", "--tokens", "1000000"], python=sys.executable
+    )
     assert process.stdout is not None
     seen = process.stdout.read(40)
     process.send_signal(signal.SIGINT)

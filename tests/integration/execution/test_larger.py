@@ -5,7 +5,6 @@ import functools
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.utils.runtime import file_traffic, remote_memory_errors_are_user_errors
+from tests import warm
 from tests.faults import read, run
 from tests.integration.runs import TRAINED, batches, run_job, train
 from tests.metrics_text import metrics_of
@@ -202,7 +202,7 @@ def test_a_disk_that_fails_in_a_step_ends_the_run_in_words_and_leaves_its_checkp
         f"{{train}} {FLAGS} {FILES} --steps 2000 --checkpoint.load auto --checkpoint.every 0"
     )
     done = subprocess.run(
-        [sys.executable, str(script), *words_of_run[1:]],
+        [warm.python(), str(script), *words_of_run[1:]],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -25,6 +25,7 @@ from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.plan.text import group_name, plan_text
 from popxl_gpt.execution.reports.plan.values import plan_values
+from tests import warm
 from tests.integration.execution.plan_cases import (
     GRIDS,
     SPEEDS,
@@ -316,7 +317,7 @@ def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
         "1",
     )
     command = [
-        sys.executable,
+        warm.python(),
         str(ROOT / script),
         "--plan",
         "--plan_folder",

@@ -21,6 +21,7 @@ from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.reports.profile.run_profile import RunProfile, make_run_profile
 from popxl_gpt.execution.reports.profile.text import profile_text
 from popxl_gpt.execution.reports.profile.values import profile_values
+from tests import warm
 from tests.integration.execution.plan_cases import step_arrays
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
@@ -253,9 +254,8 @@ def test_lanes_are_as_busy_as_their_spans_are_long():
 
 
 def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=120, cwd=cwd
-    )
+    python = sys.executable if "poprun" in words else warm.python()
+    done = subprocess.run([python, *words], capture_output=True, text=True, timeout=120, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done
 

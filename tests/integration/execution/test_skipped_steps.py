@@ -7,7 +7,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,14 @@ import pytest
 from helpers.quick import cases
 from safetensors.numpy import load_file
 
-from popxl_gpt.config import ConfigError, DivergedError, UserError, learning_rate, override
+from popxl_gpt.config import (
+    ConfigError,
+    DivergedError,
+    NotFiniteError,
+    UserError,
+    learning_rate,
+    override,
+)
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import optimizer
 from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun, checkpoints_in
@@ -25,6 +31,7 @@ from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_weights
+from tests import warm
 from tests.faults import json_entry, tensors_changed
 from tests.integration.gpt_oracle import distance, small
 from tests.integration.plain_training import TRAINED as PLAIN
@@ -244,7 +251,7 @@ def test_a_diverged_run_ends_in_words_with_an_exit_code_of_its_own(tmp_path):
     words = flags(
         tmp_path, "--checkpoint.every", 1, "--checkpoint.keep", 1, "--learning_rate", 1e30
     )
-    command = [sys.executable, str(ROOT / "demo/pretraining.py"), *words, "--max_skipped", "4"]
+    command = [warm.python(), str(ROOT / "demo/pretraining.py"), *words, "--max_skipped", "4"]
     ended = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -386,6 +393,10 @@ def test_tensors_that_no_run_saves_are_refused_by_file_and_name(name, change, sa
     altered(saved, name, change)
     with pytest.raises(UserError, match=rf"embedding\.safetensors, {name}: {says}"):
         SavedRun(saved, SAVED).restore(session)
+    if name.startswith("weights."):
+        wrong = rf"embedding\.safetensors, {name}: {says}"
+        with pytest.raises((UserError, NotFiniteError), match=wrong):
+            dict(SavedRun(saved, SAVED).weights())
 
 
 @pytest.mark.slow

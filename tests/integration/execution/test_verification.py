@@ -132,6 +132,42 @@ def test_a_flipped_bit_in_anything_that_a_phase_leaves_is_found_and_named(flips)
     assert weights and weights <= tensors
 
 
+OTHERS = {
+    "muon": {"optimizer": "muon"},
+    "moments in 8 bits": {"moment_precision": "8bit"},
+    "adapters": {"lora_rank": 2},
+    "loss scale of the program": {
+        "precision": "float16", "stochastic_rounding": False, "loss_scaling": "auto"
+    },
+}  # fmt: skip
+EVERY = 9
+"""Which of the rows that the phases of a step store are damaged: more than 100 in all."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_flipped_bit_is_found_whatever_updates_weights_and_however_moments_are_kept(flips, name):
+    config = override(
+        TRAINED, layers=2, global_batch_size=2, hidden_size=24, heads=3, **OTHERS[name]
+    )
+    session, phases = pretraining(config), set()
+    words, labels = batches(config)[0]
+    with session:
+        (flips["of"],) = session._engine.machine.replicas
+        flips.update(at=-1, seen=0)
+        run_steps(session, config, words, labels, [1e-3])
+        for number in range(0, flips["seen"], EVERY):
+            flips.update(at=number, seen=0, name="")
+            try:
+                with verified(session, config, 7, ALL):
+                    run_steps(session, config, words, labels, [1e-3])
+            except CorruptedError as error:
+                phases.add(named(str(error))[1])
+            else:
+                assert flips["name"] == "host_store", f"store {number} of {flips['seen']}"
+    assert {"decoder_bwd_phase", "decoder_optim_phase"} <= phases
+
+
 def test_a_number_that_a_phase_returns_wrong_is_found_and_named():
     config, flipped = override(TRAINED, layers=1, hidden_size=24, heads=3), []
     session = pretraining(config)

@@ -19,6 +19,8 @@ from helpers.quick import cases
 from popxl_engine.native import build, compiling
 from popxl_engine.native import library as native
 
+from tests import warm
+
 needs_compiler = pytest.mark.skipif(
     native.library() is None, reason="no C++ compiler: the plain kernels run"
 )
@@ -180,14 +182,16 @@ sys.stdin.readline()
 """
 
 
-def start(program: str, tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
+def start(
+    program: str, tmp_path: Path, python: str = sys.executable, **environment: str
+) -> "subprocess.Popen[str]":
     """A program with folders of its own for what it keeps."""
     folders = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
     (tmp_path / "temporary").mkdir(exist_ok=True)
     variables = {**os.environ, **folders, **environment}
     for name in ("XDG_CACHE_HOME", "POPXL_CACHE_DIR", "POPXL_NATIVE"):
         variables.pop(name, None) if name not in environment else None
-    command = [sys.executable, "-c", program]
+    command = [python, "-c", program]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -202,7 +206,8 @@ def start(program: str, tmp_path: Path, **environment: str) -> "subprocess.Popen
 
 
 def run(program: str, tmp_path: Path, **environment: str) -> tuple[str, str]:
-    with start(program, tmp_path, **environment) as process:
+    python = warm.python() if GELU in program else sys.executable
+    with start(program, tmp_path, python, **environment) as process:
         out, err = process.communicate()
     assert process.returncode == 0, err
     return out, err
