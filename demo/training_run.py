@@ -102,6 +102,8 @@ class TrainingRun:
         """Bytes of this process after the last call of the session, and whether it was called."""
         metrics = None if self.records is None else self.records.metrics
         self.clock = RunClock(config, metrics, saved, has_texts=tokenizer is not None)
+        self._kept_steps = config.training.steps
+        """In the configuration that the run's folder has."""
         self._take_steps(self.clock.steps)
         self._saved_step, self._saved_at = None if saved is None else self.step, time.monotonic()
         self._saving: Saving | None = None
@@ -327,12 +329,13 @@ class TrainingRun:
 
     def _take_steps(self, steps: int) -> None:
         """Take the steps of the run, which those of so many minutes come to know on the way."""
-        if steps == self.config.training.steps:
-            return
-        self.config = replace(self.config, training=self.clock.training(steps))
-        self.progress.config = self.config
-        if self.is_leader and self.clock.state is not None:
+        if steps != self.config.training.steps:
+            self.config = replace(self.config, training=self.clock.training(steps))
+            self.progress.config = self.config
+        is_fixed = self.clock.state is not None  # before, they are an estimate
+        if self.is_leader and is_fixed and steps != self._kept_steps:
             self.folder.keep_config(self.config)
+            self._kept_steps = steps
 
     @contextmanager
     def _watched(self, iterations: int, is_last: bool) -> Iterator[None]:

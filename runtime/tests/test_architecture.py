@@ -137,6 +137,8 @@ def wrong_arrow(found: Import) -> str | None:
     """What is wrong with an import, or None."""
     room = room_of(found.source.module)
     where = f"{found.source.at(found.node)}: {found.source.module}"
+    if (found.package, found.name) == ("popxl_gpt", "__version__"):
+        return None  # the package's own, which its face has
     if found.package not in PACKAGES:
         if found.package in sys.stdlib_module_names or found.package in room.others:
             return None

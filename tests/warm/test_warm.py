@@ -41,7 +41,12 @@ if __name__ == "__main__":
     process.start()
     print(queue.get(), process.join(), process.exitcode)
 """
-NOTED = "import os, sys, time\nopen('started', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+NOTED = """
+import os, signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+open("started", "w").write(str(os.getpid()))
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -141,7 +146,11 @@ def test_a_command_with_fewer_rights_gets_an_interpreter_of_its_own(folder):
 def started(folder: Path) -> "tuple[subprocess.Popen, int]":
     """A command, and the process of its program."""
     process = subprocess.Popen(
-        [warm.python(), "long.py"], cwd=folder, env={**os.environ, **warm.ONE_THREAD}
+        [warm.python(), "long.py"],
+        cwd=folder,
+        env={**os.environ, **warm.ONE_THREAD},
+        # what starts under nohup ignores it, as does all it starts
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     until = time.monotonic() + 20
     while not (folder / "started").exists() or not (folder / "started").read_text():

@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from popxl_gpt.config import UserError, load
+from popxl_gpt.config import UserError, load, preset
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.minutes import TimedSchedule
@@ -100,6 +103,21 @@ def test_minutes_that_choosing_would_take_are_refused(monkeypatch):
         run_job("--minutes", 0.5)
     with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
         run_job("--minutes", 0.5, "--data_parallel", 2, "--micro_batch_size", 1)
+
+
+def test_steps_are_kept_once_they_are_fixed_and_not_while_they_are_estimated():
+    config, kept = preset("tiny"), []
+    run = TrainingRun.__new__(TrainingRun)
+    run.config, run._kept_steps, run.is_leader = config, config.training.steps, True
+    run.progress = SimpleNamespace(config=config)
+    run.folder = SimpleNamespace(keep_config=lambda config: kept.append(config.training.steps))
+    run.clock = SimpleNamespace(state=None, training=lambda n: replace(config.training, steps=n))
+    run._take_steps(30)
+    assert not kept and run.config.training.steps == 30
+    run.clock.state = {}
+    for steps in (30, 30, 31):
+        run._take_steps(steps)
+    assert kept == [30, 31]
 
 
 @pytest.mark.slow
