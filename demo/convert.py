@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from popxl_gpt.config import UserError, save
+from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
@@ -42,7 +43,7 @@ def from_hugging_face(options: Conversion) -> int:
         target = checkpoints / folder_name(0)
         target.mkdir(parents=True)
         write_weights(target, config, weights)
-        save(config, folder / "config.yml")
+        save(config, folder / RUN_CONFIG)
         tokenizer = source / TOKENIZER
         if tokenizer.is_file():
             (checkpoints / TOKENIZER).write_bytes(tokenizer.read_bytes())

@@ -12,13 +12,13 @@ from tempfile import TemporaryFile
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, to_yaml
+from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.demo.folder_lock import FolderLock
 from popxl_gpt.execution.checkpoint import SavedRun, find
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
-    CONFIG,
     METRICS,
     REPORT,
     SAMPLES,
@@ -42,7 +42,7 @@ class RunFolder:
     @property
     def config(self) -> Path:
         """The resolved configuration."""
-        return self.path / CONFIG
+        return self.path / RUN_CONFIG
 
     @property
     def metrics(self) -> Path:
@@ -201,7 +201,7 @@ def check_folders(config: Config) -> None:
         if config.checkpoint.load == "auto":  # the checkpoint is looked for once
             folder = _claim(_folder(config), stack)
         else:
-            folder, _ = _find(config, stack, has_time=False)
+            folder, _ = _find(config, stack, checksums=False)
         stack.enter_context(folder.prepared(config))
         raise _Undone
 
@@ -211,7 +211,7 @@ class _Undone(Exception):
 
 
 def _find(
-    config: Config, stack: ExitStack, has_time: bool = True
+    config: Config, stack: ExitStack, checksums: bool = True
 ) -> "tuple[RunFolder, SavedRun | None]":
     load, named = config.checkpoint.load, _folder(config)
     if load is None:
@@ -219,7 +219,7 @@ def _find(
     if load == "auto":
         named = _claim(named, stack)
         return named, find(load, named.checkpoints, config)
-    saved = find(load, named.checkpoints, config, has_time)
+    saved = find(load, named.checkpoints, config, checksums)
     is_next = saved is not None and is_newest(saved, named)
     return _claim(named, stack) if is_next else _claim_unused(config, stack), saved
 

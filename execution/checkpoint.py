@@ -92,8 +92,8 @@ class SavedRun:
         UserError: it is of another version, or of another model.
     """
 
-    def __init__(self, folder: Path, config: Config, has_time: bool = True):
-        """``has_time``: to read the files' contents, which else are not verified."""
+    def __init__(self, folder: Path, config: Config, checksums: bool = True):
+        """``checksums``: compare those of all files; without, contents are not verified."""
         self.folder = folder
         self.config = config
         self.passed_over: list[Path] = []
@@ -109,7 +109,7 @@ class SavedRun:
             manifest.get("schedule"),
         )
         _check_fits(folder, manifest, config)
-        self._verify(has_time)
+        self._verify(checksums)
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""
@@ -240,7 +240,7 @@ class SavedRun:
         )
         return fresh + np.uint32(self.position.step)
 
-    def _verify(self, has_time: bool) -> None:
+    def _verify(self, checksums: bool) -> None:
         """Check that every file is there and holds what was saved."""
         expected = {f"{layer}.safetensors" for layer in layers_of(self.config)}
         if expected != set(self._manifest["files"]):
@@ -249,7 +249,7 @@ class SavedRun:
             path = self.folder / name
             try:
                 size = path.stat().st_size
-                digest = _sha256(path) if has_time else entry["sha256"]
+                digest = _sha256(path) if checksums else entry["sha256"]
             except OSError as error:
                 raise _unreadable(path, error) from error
             if size != entry["bytes"]:
@@ -333,10 +333,10 @@ def _checkpoints_of(path: Path) -> Path | None:
     return next((f for f in (path / "checkpoints", path) if checkpoints_in(f)), None)
 
 
-def find(load: str, folder: Path, config: Config, has_time: bool = True) -> SavedRun | None:
+def find(load: str, folder: Path, config: Config, checksums: bool = True) -> SavedRun | None:
     """The checkpoint that `checkpoint.load` asks for: a path, of a run's folder the newest that is
     whole; "best"; or "auto" for the newest of a folder that is whole, None where there is none at
-    all. ``has_time`` is that of `SavedRun`.
+    all. ``checksums`` is that of `SavedRun`.
 
     Raises:
         UserError: it cannot be used, all are damaged, or none is the best.
@@ -348,24 +348,24 @@ def find(load: str, folder: Path, config: Config, has_time: bool = True) -> Save
                 f"--checkpoint.load: got best, and no checkpoint in {folder} has a validation "
                 "loss; expected one. Load the newest with auto, and use --validate_every."
             )
-        return SavedRun(best, config, has_time)
+        return SavedRun(best, config, checksums)
     if load == "auto":
-        return _newest_whole(folder, config, has_time)
+        return _newest_whole(folder, config, checksums)
     path = Path(load)
     others = None if _is_checkpoint(path) else _checkpoints_of(path)
     if others is None:
-        return SavedRun(path, config, has_time)
-    saved = _newest_whole(others, config, has_time)
+        return SavedRun(path, config, checksums)
+    saved = _newest_whole(others, config, checksums)
     if saved is not None:
         saved.passed_over = []  # another run's stay as they are
     return saved
 
 
-def _newest_whole(folder: Path, config: Config, has_time: bool = True) -> SavedRun | None:
+def _newest_whole(folder: Path, config: Config, checksums: bool = True) -> SavedRun | None:
     damaged: list[DamagedError] = []
     for number, path in enumerate(reversed(checkpoints := checkpoints_in(folder))):
         try:
-            saved = SavedRun(path, config, has_time)
+            saved = SavedRun(path, config, checksums)
         except DamagedError as error:
             damaged.append(error)
             continue

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,14 @@ Fault = Callable[[Path], object]
 
 def nothing(folder: Path) -> None:
     """All is well with the files; the command is at fault."""
+
+
+def hear_signals() -> None:
+    """As in a terminal, before a program starts: what a shell starts in the background or under
+    nohup ignores some, as does all it starts.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def damaged(name: str, change: Callable[[bytes], bytes]) -> Fault:

@@ -29,6 +29,7 @@ from tests.faults import (
     flipped,
     folder_in_place_of,
     hashes,
+    hear_signals,
     json_changed,
     json_entry,
     missing,
@@ -463,14 +464,6 @@ def start(folder: Path, command: str, **variables: str) -> subprocess.Popen:
         text=True,
         preexec_fn=hear_signals,
     )
-
-
-def hear_signals() -> None:
-    """As in a terminal: what a shell starts in the background or under nohup ignores some, as does
-    all it starts.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_until(process: subprocess.Popen, is_so: "Callable[[], bool]") -> None:

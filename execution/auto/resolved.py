@@ -7,12 +7,12 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config import Config, ConfigError, load, override
+from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.execution.auto.candidates import CHOSEN, candidates, replicas_here
 from popxl_gpt.execution.auto.choice import SECONDS, choice_text, choose
 from popxl_gpt.execution.auto.trial import Program
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.process import Build
-from popxl_gpt.execution.reports.run.run_files import CONFIG
 from popxl_gpt.utils.runtime import gather, read_note, remote_memory_errors_are_user_errors
 
 
@@ -79,11 +79,11 @@ def _earlier(config: Config, given: Collection[str]) -> "dict[str, Any] | None":
 def _files(config: Config) -> list[Path]:
     """Where the configuration of the run that is continued may be."""
     if (note := read_note()) is not None:  # the launcher starts it again
-        return [Path(note[0]) / CONFIG]
+        return [Path(note[0]) / RUN_CONFIG]
     load_from = config.checkpoint.load
     if load_from is None:
         return []
     if load_from in ("auto", "best"):
-        return [Path(config.logging.run_folder) / config.name / CONFIG]
+        return [Path(config.logging.run_folder) / config.name / RUN_CONFIG]
     folder = Path(load_from).absolute()
-    return [place / CONFIG for place in (folder, *folder.parents[:2])]
+    return [place / RUN_CONFIG for place in (folder, *folder.parents[:2])]

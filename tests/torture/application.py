@@ -21,6 +21,7 @@ import numpy as np
 
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
+from tests.faults import hear_signals
 from tests.metrics_text import metrics_of
 from tests.torture.judge import (
     Broken,
@@ -76,12 +77,6 @@ MODES = {
         ),
     )
 }
-
-
-def hear_signals() -> None:
-    """As in a terminal: what a shell starts in the background or under nohup ignores some."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 class Program:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.faults import limited
+from tests.faults import hear_signals, limited
 
 TELL = """
 import json, os, resource, signal, sys
@@ -149,8 +149,7 @@ def started(folder: Path) -> "tuple[subprocess.Popen, int]":
         [warm.python(), "long.py"],
         cwd=folder,
         env={**os.environ, **warm.ONE_THREAD},
-        # what starts under nohup ignores it, as does all it starts
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        preexec_fn=hear_signals,
     )
     until = time.monotonic() + 20
     while not (folder / "started").exists() or not (folder / "started").read_text():

@@ -9,12 +9,12 @@ from typing import Any
 
 from popxl_gpt.config import Config, UserError, load
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.execution.checkpoint_folder import MANIFEST, best_in, checkpoints_in
 from popxl_gpt.execution.manifest import ManifestError, read_manifest
 from popxl_gpt.execution.reports.run.curves import Curves
 
-CONFIG = "config.yml"
 METRICS = "metrics.jsonl"
 ABOUT = "run.json"
 """What a run was when it last started: program, data, machine."""
@@ -84,13 +84,13 @@ def read_run(folder: Path) -> RunFiles:
     Raises:
         UserError: it is none.
     """
-    if not (folder / CONFIG).is_file():
-        found = f"a folder without {CONFIG}" if folder.is_dir() else "no folder"
+    if not (folder / RUN_CONFIG).is_file():
+        found = f"a folder without {RUN_CONFIG}" if folder.is_dir() else "no folder"
         raise UserError(
             f"{folder}: got {found}; expected one that a run has left. Name "
             "folders such as runs/demo."
         )
-    files = RunFiles(real_path(folder), load(folder / CONFIG), Curves(folder / METRICS))
+    files = RunFiles(real_path(folder), load(folder / RUN_CONFIG), Curves(folder / METRICS))
     files.update()
     return files
 

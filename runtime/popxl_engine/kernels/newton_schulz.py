@@ -4,6 +4,8 @@ inside.
 All products but those with X itself are of polynomials of X X^T: they are symmetric, and commute.
 """
 
+from functools import partial
+
 import torch
 from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
@@ -72,9 +74,25 @@ def product(
     alpha: float = 1.0,
     added: torch.Tensor | None = None,
     beta: float = 0.0,
+    *,
+    is_symmetric: bool = False,
 ) -> torch.Tensor:
-    """alpha * lhs @ rhs + beta * added, [n, rows, k] @ [n, k, columns]."""
-    if lhs.dtype == torch.float32 and not lhs.is_cuda and prefers_onednn():
+    """alpha * lhs @ rhs + beta * added, [n, rows, k] @ [n, k, columns].
+
+    Where the result is known to be symmetric, and so is what is added, blocks below the diagonal
+    are those above it.
+    """
+    rows, is_float32 = lhs.shape[1], lhs.dtype == torch.float32 and not lhs.is_cuda
+    if is_symmetric and is_float32 and rows >= SMALLEST_BLOCKED and not rows % BLOCKS:
+        size = rows // BLOCKS
+        y = lhs.new_empty(lhs.shape[0], rows, rows)
+        for i in range(BLOCKS):
+            own, right = slice(i * size, (i + 1) * size), slice(i * size, rows)
+            block = None if added is None else added[:, own, right]
+            y[:, own, right] = product(lhs[:, own], rhs[:, :, right], alpha, block, beta)
+            y[:, (i + 1) * size :, own] = y[:, own, (i + 1) * size :].mT
+        return y
+    if is_float32 and prefers_onednn():
         y = torch.stack([matrix_product(a, b) for a, b in zip(lhs, rhs)])
         y = y if alpha == 1.0 else y.mul_(alpha)
         return y if added is None else y.add_(added, alpha=beta)
@@ -83,24 +101,4 @@ def product(
     return torch.baddbmm(added, lhs, rhs, beta=beta, alpha=alpha)
 
 
-def symmetric_product(
-    lhs: torch.Tensor,
-    rhs: torch.Tensor,
-    alpha: float = 1.0,
-    added: torch.Tensor | None = None,
-    beta: float = 0.0,
-) -> torch.Tensor:
-    """`product`, where it is known to be symmetric, and so is what is added: blocks below the
-    diagonal are those above it.
-    """
-    rows = lhs.shape[1]
-    if rows % BLOCKS or rows < SMALLEST_BLOCKED or lhs.dtype != torch.float32 or lhs.is_cuda:
-        return product(lhs, rhs, alpha, added, beta)
-    size = rows // BLOCKS
-    y = lhs.new_empty(lhs.shape[0], rows, rows)
-    for i in range(BLOCKS):
-        own, right = slice(i * size, (i + 1) * size), slice(i * size, rows)
-        block = None if added is None else added[:, own, right]
-        y[:, own, right] = product(lhs[:, own], rhs[:, :, right], alpha, block, beta)
-        y[:, (i + 1) * size :, own] = y[:, own, (i + 1) * size :].mT
-    return y
+symmetric_product = partial(product, is_symmetric=True)

@@ -23,6 +23,7 @@ import popxl_gpt.execution.saving
 from popxl_gpt.config import UserError
 from popxl_gpt.demo import pretraining
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
+from tests.faults import hear_signals
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -64,12 +65,6 @@ def start(command: "list[str]", **options: object) -> subprocess.Popen:
         **options,
     }
     return subprocess.Popen(command, **given)  # type: ignore[call-overload]
-
-
-def hear_signals() -> None:
-    """As in a terminal: what a shell starts in the background or under nohup ignores some."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen, number: "int | None" = None) -> "tuple[int, str, str]":
