@@ -34,6 +34,8 @@ class Optimizer:
     """By parameter."""
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
+    rates: Mapping[str, float]
+    """Learning rates of parameters over that of the step."""
     is_clipped: bool
     conditional: frozenset[str]
     """Parameters whose graphs have the condition of an update as an input; none in plain PopXL."""
@@ -50,7 +52,7 @@ class Optimizer:
         """Graphs for tensors like these. Weight decay is given by each parameter's role, and so is
         the optimizer.
         """
-        graphs, factories, conditional = {}, NamedVariableFactories(), set()
+        graphs, factories, rates, conditional = {}, NamedVariableFactories(), {}, set()
         for name, parameter in table.items():
             tensors = weights[name], gradients[name].spec
             if is_by_muon(config.training, parameter):
@@ -60,8 +62,10 @@ class Optimizer:
                 if update_condition():
                     conditional.add(name)
             graphs[name] = graph
+            rates[name] = rate_multiplier(config.training, parameter)
             factories.insert(name, state, overwrite=True)
-        return cls(graphs, factories, config.training.max_norm > 0, frozenset(conditional))
+        is_clipped = config.training.max_norm > 0
+        return cls(graphs, factories, rates, is_clipped, frozenset(conditional))
 
     def __call__(
         self,
@@ -76,7 +80,8 @@ class Optimizer:
         Args:
             gradient: of the scaled loss.
         """
-        scalars = [state.learning_rate]
+        rate = state.learning_rate
+        scalars = [rate if self.rates[name] == 1.0 else rate * self.rates[name]]
         if isinstance(state.loss_scale, Tensor):
             scalars.append(state.loss_scale)
         if self.is_clipped:
@@ -98,6 +103,11 @@ Made = tuple[NamedVariableFactories, addons.GraphWithNamedArgs]
 def is_by_muon(training: Training, parameter: Parameter) -> bool:
     """Whether Muon updates a parameter: matrices of hidden layers, where it is asked for."""
     return training.optimizer == "muon" and parameter.role is Role.WEIGHT
+
+
+def rate_multiplier(training: Training, parameter: Parameter) -> float:
+    """A parameter's learning rate over that of the step."""
+    return training.embedding_rate_multiplier if parameter.role is Role.EMBEDDING else 1.0
 
 
 def _common(parameter: Parameter, training: Training) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from popxl_gpt.modelling.embedding import word_table
 from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.norm import Norm
-from popxl_gpt.modelling.parameters import Table, nested
+from popxl_gpt.modelling.parameters import Role, Table, nested
 from popxl_gpt.utils.runtime import softcap
 
 IGNORED = -100
@@ -43,7 +44,7 @@ class Head(Layer):
     @staticmethod
     def parameters(model: Model) -> Table:
         """The head's own; a tied word embedding is the embedding's."""
-        own = {} if model.tied_head else {UNTIED: word_table(model)}
+        own = {} if model.tied_head else {UNTIED: replace(word_table(model), role=Role.HEAD)}
         return {**nested(norm=Norm.parameters(model)), **own}
 
     # [N, H/tp2], identical over tp1

@@ -20,12 +20,13 @@ class Role(enum.Enum):
     BIAS = "bias"
     GAIN = "gain"
     EMBEDDING = "embedding"
+    HEAD = "head"
     ADAPTER = "adapter"
 
     @property
     def decays(self) -> bool:
         """Whether weight decay applies: layer norms and biases have none."""
-        return self in (Role.WEIGHT, Role.EMBEDDING, Role.ADAPTER)
+        return self in (Role.WEIGHT, Role.EMBEDDING, Role.HEAD, Role.ADAPTER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +45,7 @@ class Parameter:
     query, key and value side by side.
     """
     std: float = 0.0
-    """Standard deviation of fresh values, for weights and embeddings."""
+    """Standard deviation of fresh values, but of gains; 0: they are zeros."""
 
     def groups(self, tp1: int, tp2: int) -> tuple[int, int]:
         """Into how many pieces the tensor is cut over (tp1, tp2)."""
@@ -99,10 +100,10 @@ class Parameter:
         """Fresh float32 values of the whole tensor: a function of the seed and the tensor's name
         alone.
         """
-        if self.role is Role.BIAS or self.std == 0.0 and self.role is Role.ADAPTER:
-            return np.zeros(self.shape, np.float32)
         if self.role is Role.GAIN:
             return np.ones(self.shape, np.float32)
+        if self.std == 0.0:
+            return np.zeros(self.shape, np.float32)
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         values = generator.standard_normal(self.shape, dtype=np.float32)
         values *= np.float32(self.std)

@@ -33,8 +33,14 @@ TRAINED = small(
 
 
 def plain_optimizer(gpt: PlainGPT, training: Training) -> torch.optim.Optimizer:
-    """AdamW, or Muon and AdamW."""
-    groups = gpt.parameter_groups(training.weight_decay)
+    """AdamW, or Muon and AdamW. The last group is of embeddings, which have a rate of their own."""
+    (matrices, *rest), names = gpt.parameter_groups(training.weight_decay), ("wte", "wpe")
+    tables = [p for name, p in gpt.named_parameters() if name.split(".")[0] in names]
+    assert len(tables) == len(names)
+    others = [p for p in matrices["params"] if all(p is not table for table in tables)]
+    multiplier = training.embedding_rate_multiplier
+    groups = [{**matrices, "params": others}, *rest]
+    groups.append({**matrices, "params": tables, "multiplier": multiplier})
     if training.optimizer == "muon":
         return PlainMuon(gpt, groups, training)
     betas = (training.beta1, training.beta2)
@@ -82,7 +88,7 @@ def train_plainly(
             for p in gpt.parameters():
                 p.grad *= training.max_norm / max(norm.item(), training.max_norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(training, step)
+            group["lr"] = learning_rate(training, step) * group.get("multiplier", 1.0)
         if step not in skipped and not is_spike(norm.item()):
             optimizer.step()
         results.append(StepResult(loss.item(), norm.item()))

@@ -227,6 +227,20 @@ def test_muon_moves_each_matrix_that_stands_beside_others_by_itself():
             assert distance(was - now, moved.numpy() * length) < 2e-3, n
 
 
+def test_an_embedding_rate_moves_embeddings_alone():
+    config = small_model("rotary, qk_norm, untied head", steps=1, learning_rate=0.01)
+    config = override(config, weight_decay=0.0, warmup_steps=0)
+    before = random_weights(config.model)
+    _, same = train(config)
+    _, other = train(override(config, embedding_rate_multiplier=4.0))
+    embeddings = {n for n in before if n.endswith(("embedding.weight", "embedding.word.weight"))}
+    assert len(embeddings) == 1 + config.model.layers
+    for n, was in before.items():
+        factor = 4.0 if n in embeddings else 1.0
+        np.testing.assert_allclose(other[n] - was, factor * (same[n] - was), atol=1e-6, err_msg=n)
+        assert np.any(same[n] != was), n
+
+
 def test_sizes_are_those_of_the_parameters_and_of_their_products():
     model = small_model("rms_norm, swiglu, grouped queries").model
     hidden, wide = model.hidden_size, model.feed_forward

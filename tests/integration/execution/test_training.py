@@ -21,7 +21,12 @@ from tests.integration.runs import batches, train, train_session
 @pytest.mark.parametrize(
     "changes",
     cases(
-        [{}, {"device_iterations": 5}, {"max_norm": 0.0, "recomputation": False}],
+        [
+            {},
+            {"device_iterations": 5},
+            {"max_norm": 0.0, "recomputation": False},
+            {"embedding_rate_multiplier": 5.0},
+        ],
         lambda changes: not changes,
     ),
 )

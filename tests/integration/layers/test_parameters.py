@@ -95,6 +95,14 @@ def test_fresh_embeddings_of_values_are_as_large_as_fresh_values():
     assert (table[f"{prefix}.mix"].initial("mix", seed=3) == 1).all()
 
 
+def test_projections_into_the_residual_stream_may_start_at_zero():
+    zeros = dataclasses.replace(MODEL, zero_init_residual=True)
+    for name, parameter in model_table(zeros).items():
+        is_last = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+        expected = np.zeros(parameter.shape) if is_last else model_table(MODEL)[name].initial(name, 3)
+        np.testing.assert_array_equal(parameter.initial(name, seed=3), expected, err_msg=name)
+
+
 def test_by_width_matrices_of_blocks_start_with_one_over_the_root_of_their_inputs():
     width = dataclasses.replace(MODEL, initialisation="width")
     for name, parameter in model_table(width).items():
