@@ -99,7 +99,9 @@ def test_projections_into_the_residual_stream_may_start_at_zero():
     zeros = dataclasses.replace(MODEL, zero_init_residual=True)
     for name, parameter in model_table(zeros).items():
         is_last = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-        expected = np.zeros(parameter.shape) if is_last else model_table(MODEL)[name].initial(name, 3)
+        expected = (
+            np.zeros(parameter.shape) if is_last else model_table(MODEL)[name].initial(name, 3)
+        )
         np.testing.assert_array_equal(parameter.initial(name, seed=3), expected, err_msg=name)
 
 
