@@ -112,6 +112,7 @@ def test_beside_it():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_leaves_nothing_to_the_next_and_slow_files_are_told(tmp_path):
     conftest = (ROOT / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("LONG = 60", "LONG = 0"))
