@@ -21,6 +21,7 @@ DIVERGED_EXIT_CODE = 3
 CORRUPTED_EXIT_CODE = 4
 SPIKE_EXIT_CODE = 6
 NOT_FINITE_EXIT_CODE = 1
+LOST_EXIT_CODE = 1
 INTERNAL_ERROR_EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: the program's own mistake, never the user's."""
 OUT_OF_MEMORY = (
@@ -66,6 +67,12 @@ class SpikeError(ArithmeticError):
 class NotFiniteError(ArithmeticError):
     """A trained model has numbers that are not finite, or comes to them: told in one message,
     without a traceback, with exit code 1.
+    """
+
+
+class LostError(RuntimeError):
+    """Another process of the run is gone, or does not answer: told in one message, without a
+    traceback, with exit code 1.
     """
 
 
@@ -135,6 +142,8 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
         _end(f"spike: {error}", SPIKE_EXIT_CODE)
     except NotFiniteError as error:
         _end(f"not finite: {error}", NOT_FINITE_EXIT_CODE)
+    except LostError as error:
+        _end(f"error: {error}", LOST_EXIT_CODE)
     except KeyboardInterrupt:
         _end(stopped, 128 + signal.SIGINT)
     except BrokenPipeError:

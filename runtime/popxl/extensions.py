@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from popdist import exchange
+from popdist.exchange import InstanceError
 from popdist.environment import leave_note, read_note
 
 from popxl.backend import backend
@@ -52,6 +53,7 @@ __all__ = [
     "FileTraffic",
     "HostMemory",
     "HostNeeds",
+    "InstanceError",
     "Machine",
     "NotFinite",
     "Phase",
