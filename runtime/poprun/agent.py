@@ -54,7 +54,7 @@ START, AGAIN = "start", "start again"
 """Keys of the store: which start of the run it is of, and whether another follows."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Those that end this process: at the first, instances may finish. Those that follow are the same
-wish, as of a batch system that tells every process of a job, and its script, which tells them again.
+wish: a batch system tells every process of a job, and its script, which tells them again.
 """
 AGAIN_SECONDS = 1.0
 """Ctrl-C so long after the first signal ends instances at once."""

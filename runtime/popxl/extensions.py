@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from popdist import exchange
-from popdist.exchange import InstanceError
 from popdist.environment import leave_note, read_note
+from popdist.exchange import InstanceError
 
 from popxl.backend import backend
 from popxl.dtypes import bfloat16, uint32
