@@ -495,10 +495,12 @@ class Graph:
 
     def __enter__(self) -> "Graph":
         CONTEXT.push_graph(self)
+        self._times_entered += 1
         return self
 
     def __exit__(self, *exc: Any) -> None:
         CONTEXT.pop_graph()
+        self._times_entered -= 1
 
     def register_op_created_hook(self, fn: Any) -> int:
         """Call ``fn(op)`` after each op made in this graph; returns a handle."""
@@ -576,6 +578,8 @@ class Graph:
         self._hooks(op)
         CONTEXT._hooks(op)
 
+    _times_entered = 0
+    """By `with` statements that have not ended: it is being built."""
     _is_body = False
     """Whether a repeat or conditional runs this graph; such a graph's outputs cannot be
     extended.

@@ -79,10 +79,7 @@ class Engine:
         self._recorder: Recorder | None = None
         self._replayer: Replayer | None = None
         before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
-        self._before, self._ops = (
-            before,
-            (frozenset(ir.main_graph.ops) - before if before else None),
-        )
+        self._before, self._ops = before, frozenset(ir.main_graph.ops) - before if before else None
         """Ops that run once after an upload of the variables; those of a run, None for all."""
         self._is_uploaded = True
         self._preparation: Program | None = None
@@ -172,40 +169,47 @@ class Engine:
         for tensor, cell in cells.items():
             replica.state[tensor].copy_(cell.read())
 
+    def _compiled(self, what: str) -> Program:
+        if self.program is None:
+            raise RuntimeError(
+                f"{what}: got a session that interprets its program; expected a compiled "
+                "one. Unset POPXL_INTERPRET."
+            )
+        return self.program
+
+    @contextmanager
+    def _running(
+        self, program: Program, around_run: Callable[[], AbstractContextManager[None]]
+    ) -> Iterator[None]:
+        """Run another program in place of the plain one, with this around each run."""
+        plain = self.program, self._around_run
+        self.program, self._around_run = program, around_run
+        try:
+            yield
+        finally:
+            self.program, self._around_run = plain
+
     @contextmanager
     def profile(self) -> Iterator[list[Profile]]:
         """See `popxl.extensions.profile`."""
-        if self.program is None:
-            raise RuntimeError(
-                "profile: got a session that interprets its program; expected a compiled "
-                "one. Unset POPXL_INTERPRET."
-            )
-        plain = self.program
+        plain = self._compiled("profile")
         recorder = self._recorder = self._recorder or Recorder(self.ir, plain, self.machine)
         profiles: list[Profile] = []
-        self.program, self._around_run = recorder.program, recorder.run
         try:
-            yield profiles
+            with self._running(recorder.program, recorder.run):
+                yield profiles
         finally:
-            self.program, self._around_run = plain, nullcontext
             profiles += recorder.take()
 
     @contextmanager
     def watch(self) -> Iterator[list[NotFinite]]:
         """See `popxl.extensions.find_not_finite`."""
-        if self.program is None:
-            raise RuntimeError(
-                "find_not_finite: got a session that interprets its program; expected a compiled "
-                "one. Unset POPXL_INTERPRET."
-            )
-        plain = self.program
+        watcher = Watcher(self.ir, self._compiled("find_not_finite"))
         found: list[NotFinite] = []
-        watcher = Watcher(self.ir, plain)
-        self.program = watcher.program
         try:
-            yield found
+            with self._running(watcher.program, self._around_run):
+                yield found
         finally:
-            self.program = plain
             found += watcher.found()
 
     @contextmanager
@@ -216,14 +220,12 @@ class Engine:
                 "replay_phases: got a session that interprets its program, or is profiled; "
                 "expected one that only runs it. Unset POPXL_INTERPRET, or do one at a time."
             )
-        plain = self.program
-        replayer = self._replayer = self._replayer or Replayer(self.ir, plain)
+        replayer = self._replayer = self._replayer or Replayer(self.ir, self.program)
         found: list[PhaseDifference] = []
-        self.program, self._around_run = replayer.program, lambda: replayer.run(numbers)
         try:
-            yield found
+            with self._running(replayer.program, lambda: replayer.run(numbers)):
+                yield found
         finally:
-            self.program, self._around_run = plain, nullcontext
             found += replayer.found()
 
     def read(self, variable: Variable) -> np.ndarray:

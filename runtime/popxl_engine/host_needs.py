@@ -10,11 +10,11 @@ from popxl.plan import Event
 from popxl.remote_files import HostNeeds
 
 from popxl_engine.checks import check_executable
-from popxl_engine.compiler import compile, compile_unfused  # noqa: A004
+from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.machine.device import PROCESSOR
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.paging.paged_buffer import RowId, nbytes_of
-from popxl_engine.planner.costs import Counter
+from popxl_engine.planner.costs import costlier_branches
 from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.residency import readable_rows, row_events, stays, uses_of
@@ -49,10 +49,7 @@ def host_needs(ir: Ir) -> HostNeeds:
 
 def _tensors(ir: Ir, together: bool) -> dict[str, int]:
     """Most bytes of tensors beside rows that are alive at a time, by phase."""
-    unfused = compile_unfused(ir).block
-    counter = Counter(unfused)
-    counter.count(unfused.instrs)
-    return peak_bytes(ir, True, together, counter.costlier_branch, PROCESSOR.where)
+    return peak_bytes(ir, True, together, costlier_branches(ir), PROCESSOR.where)
 
 
 def most_held(ir: Ir, events: Sequence[Event], readable: set[RowId]) -> dict[str, int]:

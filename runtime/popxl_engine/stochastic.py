@@ -20,7 +20,7 @@ def rounded(*updates: tuple[int, int]) -> AbstractContextManager[None]:
     """Inside, an op's updates of 16-bit tensors are rounded stochastically.
 
     Args:
-        updates: for each tensor that it updates, in the order in which it draws: the place of the
+        updates: for each tensor that it updates, in the order in which it draws: the path of the
             op that the user wrote, as `machine.rng_path` numbers it, and the index of the tensor's
             first element in the unsharded one.
     """

@@ -116,7 +116,7 @@ class WatchingWriter(BlockWriter):
 
 
 class Watcher:
-    """A program that is watched, to run in site of one that is not."""
+    """A program that is watched, to run in place of one that is not."""
 
     def __init__(self, ir: Ir, program: Program):
         self._generator = WatchingGenerator(program.device, program.rounds)

@@ -218,7 +218,7 @@ def _check_callable(name: str, graph: Graph) -> None:
         raise GraphError(
             f"{name}: got graph '{graph.name}' of another Ir; expected one of Ir {context.ir.id}."
         )
-    if graph in context._graphs:
+    if graph._times_entered:
         raise GraphError(
             f"{name}: got graph '{graph.name or 'main'}', which is being built; expected another: "
             "graphs are not recursive."

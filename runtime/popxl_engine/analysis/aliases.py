@@ -20,7 +20,7 @@ class MustAlias:
             if instr.bodies or may_alias_or_write(instr.definition):
                 for source, result in must_alias_edges(instr):
                     self._classes.join(source, result)
-                written += (*instr.written(), *instr.borrowed())
+                written += instr.may_write()
         self._written: set[Value] = set(map(self.storage, written))
 
     def storage(self, value: Value) -> Value:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from popxl import dtypes
+from popxl.tensor import Constant
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
@@ -17,6 +18,7 @@ class DefUse:
         self.users: dict[Value, list[Instr]] = {}
         self.position: dict[Instr, int] = {}
         self.outputs = frozenset(block.outputs)
+        self.constants: dict[Value, Constant] = {v: c for c, v in block.constants.items()}
         self.aliases = block.find(MustAlias)
         for position, instr in enumerate(block.instrs):
             self.position[instr] = position

@@ -120,10 +120,9 @@ def blocks_of(*mains: Block) -> Iterator[Block]:
 
     def visit(block: Block) -> Iterator[Block]:
         found.add(block)
-        for instr in block.instrs:
-            for body in instr.bodies:
-                if body not in found:
-                    yield from visit(body)
+        for body in block.bodies:
+            if body not in found:
+                yield from visit(body)
         yield block
 
     for main in mains:

@@ -33,9 +33,8 @@ class Generator:
     def function(self, block: Block) -> str:
         """The name of a block's function, which is written first if it is not there yet."""
         if block not in self._functions:
-            for instr in block.instrs:
-                for body in instr.bodies:
-                    self.function(body)
+            for body in block.bodies:
+                self.function(body)
             name = f"block_{len(self._functions)}_" + "".join(
                 c if c.isalnum() else "_" for c in block.name.strip("/")
             )

@@ -79,20 +79,17 @@ class OpWriter:
         where it is.
         """
         definition = instr.definition
-        alias, writes = (
-            (definition.alias, definition.writes) if definition is not None else (False, ())
-        )
-        results = instr.outputs[1:] if writes else instr.outputs
-        for value in results if instr.needs_copy or instr.needs_contiguous and not alias else ():
+        is_alias = definition is not None and definition.alias
+        if not instr.needs_copy and (is_alias or not instr.needs_contiguous):
+            return
+        is_written = definition is not None and bool(definition.writes)
+        for value in instr.outputs[is_written:]:
             name = self.python[value]
-            plain = (
-                f"{name}.copy()"
-                if value.host
-                else self._clone(name)
-                if instr.needs_copy
-                else f"{name}.contiguous()"
-            )
-            yield f"{name} = {plain}"
+            if value.host:
+                yield f"{name} = {name}.copy()"
+            else:
+                plain = self._clone(name) if instr.needs_copy else f"{name}.contiguous()"
+                yield f"{name} = {plain}"
 
     def _start(self, instr: Instr) -> str:
         """The RNG path from which an instruction's numbers count."""

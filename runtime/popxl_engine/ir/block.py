@@ -130,9 +130,10 @@ class Instr:
 
     def written(self) -> Sequence[Value]:
         """Operands whose storage this instruction changes."""
+        if self.bodies:
+            return [inputs[i] for body, inputs in self.calls() for i in sorted(body.written)]
         if self.definition is None:
-            calls = [call for call in self.calls() if call[0].written] if self.bodies else ()
-            return [inputs[i] for body, inputs in calls for i in sorted(body.written)]
+            return ()
         if "control" in self.definition.effects:
             return self._taken_by_reference()
         return [self.arguments[p] for p in self.definition.writes]
@@ -149,26 +150,20 @@ class Instr:
         ]
         return [v for t, v in zip(tensors, values) if t in written]
 
-    def borrowed(self) -> Sequence[Value]:
-        """Values that bodies take by reference, and may change, whether or not `Block.written` is
-        known yet.
+    def may_write(self) -> Sequence[Value]:
+        """As `written`, whether or not `Block.written` is known yet: all that bodies take by
+        reference.
         """
         if not self.bodies:
-            return ()
-        calls = [call for call in self.calls() if call[0].by_ref]
-        return [inputs[i] for body, inputs in calls for i in sorted(body.by_ref)]
+            return self.written()
+        return [inputs[i] for body, inputs in self.calls() for i in sorted(body.by_ref)]
 
     def calls(self) -> Sequence[tuple["Block", Sequence[Value]]]:
         """(body, its inputs here) for calls, loops and branches."""
-        if not self.bodies:
-            return ()
-        if self.kind in ("call", "repeat"):
-            return [(self.bodies[0], self.arguments["inputs"])]
         if self.kind == "conditional":
-            return list(
-                zip(self.bodies, (self.arguments["then_inputs"], self.arguments["else_inputs"]))
-            )
-        return []
+            names = ("then_inputs", "else_inputs")
+            return [(body, self.arguments[name]) for body, name in zip(self.bodies, names)]
+        return [(body, self.arguments["inputs"]) for body in self.bodies]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +194,11 @@ class Block:
         found: Finding = self._findings[analysis]
         return found
 
+    @property
+    def bodies(self) -> tuple["Block", ...]:
+        """The blocks that its instructions run, each once."""
+        return self.find(_bodies)
+
     def with_instrs(self, instrs: Iterable[Instr], **changes: Any) -> "Block":
         """This block with other instructions; itself where nothing is other."""
         found = tuple(instrs)
@@ -212,23 +212,22 @@ def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
     done: dict[Block, Block] = {}
 
     def rewritten(block: Block) -> Block:
-        changed: dict[Instr, Instr] = {}
-        for instr in block.find(_with_bodies):
-            for body in instr.bodies:
-                if body not in done:
-                    done[body] = rewritten(body)
-            bodies = tuple([done[body] for body in instr.bodies])
-            if bodies != instr.bodies:
-                changed[instr] = replace(instr, bodies=bodies)
-        if not changed:
+        for body in block.bodies:
+            if body not in done:
+                done[body] = rewritten(body)
+        if all(done[body] is body for body in block.bodies):
             return rewrite(block)
-        return rewrite(block.with_instrs([changed.get(instr, instr) for instr in block.instrs]))
+        return rewrite(block.with_instrs(map(with_done_bodies, block.instrs)))
+
+    def with_done_bodies(instr: Instr) -> Instr:
+        bodies = tuple([done[body] for body in instr.bodies])
+        return instr if bodies == instr.bodies else replace(instr, bodies=bodies)
 
     return rewritten(program)
 
 
-def _with_bodies(block: Block) -> tuple[Instr, ...]:
-    return tuple([instr for instr in block.instrs if instr.bodies])
+def _bodies(block: Block) -> tuple[Block, ...]:
+    return tuple(dict.fromkeys(body for instr in block.instrs for body in instr.bodies))
 
 
 def values_in(arguments: Any) -> Iterator[Value]:

@@ -14,7 +14,7 @@ def to_text(program: Block) -> str:
 
     def lines(block: Block) -> Iterator[str]:
         seen.append(block)
-        for body in (body for instr in block.instrs for body in instr.bodies):
+        for body in block.bodies:
             if body not in seen:
                 yield from lines(body)
                 yield ""

@@ -23,7 +23,7 @@ def verify(program: Block, after: str = "lowering", is_graph: bool = False) -> N
 
     def check(block: Block) -> None:
         done.add(block)
-        for body in (body for instr in block.instrs for body in instr.bodies):
+        for body in block.bodies:
             if body not in done:
                 check(body)
         for rule in _RULES[:3] if is_graph else _RULES:

@@ -29,6 +29,11 @@ class GraphBlock:
         return {v for instr in self.block.instrs for v in instr.inputs()}.union(self.block.outputs)
 
 
+def short_name(graph: Graph) -> str:
+    """A graph's name without the number that makes it unique."""
+    return graph.name.split("_subgraph(")[0]
+
+
 def op_of(instr: Instr) -> Op:
     """The op that an instruction of a graph's block is."""
     assert instr.source is not None, "each instruction of a graph is of an op"

@@ -24,8 +24,8 @@ from popxl_engine.lowering.block_builder import (
     NotOnHost,
     is_small_integer,
 )
-from popxl_engine.lowering.graphs import GraphPass, op_of
-from popxl_engine.lowering.outlining import Use, taken_alike
+from popxl_engine.lowering.graphs import GraphPass, op_of, short_name
+from popxl_engine.lowering.outlining import Specialization, specialization
 from popxl_engine.lowering.program_graphs import ProgramGraphs
 from popxl_engine.shards import result_sharding
 
@@ -38,7 +38,7 @@ START = RngPath()
 
 def inner_path(path: str, graph: Graph) -> str:
     """The path of what is in a graph that is called there."""
-    return f"{path}/{graph.name.split('_subgraph(')[0]}"
+    return f"{path}/{short_name(graph)}"
 
 
 def lower(main: Graph, run_passes: GraphPass, ops: Collection[Op] | None = None) -> Block:
@@ -76,7 +76,7 @@ class Inliner(BlockBuilder):
         lowered = self.program.graph_block(graph)
         env: Env = dict(zip(lowered.block.inputs, bound))
         env.update((v, self.variables[t]) for t, v in lowered.block.state.items())
-        copies = self.program.touches(graph)
+        copies = self.program.writes_or_aliases(graph)
         for c, v in lowered.block.constants.items():
             env[v] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
         if self.program.rounds and graph.rounding_seed is not None:
@@ -96,10 +96,10 @@ class Inliner(BlockBuilder):
 
     def _call(self, instr: Instr, env: Env, path: str, rng_path: RngPath) -> None:
         graph: Graph = instr.arguments["graph"]
-        if self.program.is_outlined(graph):
+        if graph in self.program.outlined:
             self._call_outlined(instr, env, path, rng_path)
             return
-        copies = self.program.touches(graph)
+        copies = self.program.writes_or_aliases(graph)
         bound = [
             env[t]
             if op_of(instr).is_by_reference(g) or not copies
@@ -186,7 +186,7 @@ class Inliner(BlockBuilder):
         What becomes a carried input is a copy, as only the first iteration changes the caller's.
         """
         graph: Graph = instr.arguments["graph"]
-        if self.program.is_outlined(graph):
+        if graph in self.program.outlined:
             return self._run_outlined(
                 instr, inputs, range(len(graph.outputs)), path, rng_path.inside(0)
             )
@@ -268,18 +268,18 @@ class Inliner(BlockBuilder):
             for v in viewed
             if v not in references
         ]
-        use: Use | None = None
-        if self.program.is_outlined(graph):
+        key: Specialization | None = None
+        if graph in self.program.outlined:
             which = read if read is None else tuple(read)
-            use = (
+            key = (
                 graph,
                 carried,
                 which,
                 tuple(by_ref),
-                *taken_alike(captured, references, views, self),
+                *specialization(captured, references, views, self),
             )
-            if use in self.program.bodies:
-                return self.program.bodies[use], [t.value for t in captured]
+            if key in self.program.bodies:
+                return self.program.bodies[key], [t.value for t in captured]
             name = inner_path("", graph)  # however deep the first use is
         moved: set[Any] = set()
         while True:
@@ -290,7 +290,7 @@ class Inliner(BlockBuilder):
                 found[v if is_ref else (graph, i)]
                 for i, (v, is_ref) in enumerate(zip(inputs, by_ref))
             ]
-            if self.program.touches(graph):
+            if self.program.writes_or_aliases(graph):
                 own = enumerate(zip(bound, by_ref))
                 bound = [v if is_ref else builder.copy(v, (graph, i)) for i, (v, is_ref) in own]
             outputs = builder.inline(graph, bound, name)
@@ -300,8 +300,8 @@ class Inliner(BlockBuilder):
             moves = {(graph, i) for i, v in enumerate(outputs[:carried]) if host[i] and not v.host}
             if not moves:
                 block = builder.finish(outputs, host)
-                if use is not None:
-                    self.program.bodies[use] = block
+                if key is not None:
+                    self.program.bodies[key] = block
                 return block, [t.value for t in captured]
             moved |= moves
 

@@ -10,8 +10,10 @@ from popxl.graph import Graph, called_first
 from popxl_engine.ir import Instr, Value, filled
 from popxl_engine.lowering.block_builder import BlockBuilder, Capture
 
-Use = tuple[Any, ...]
-"""What the block of an outlined graph depends on beside the graph: hashable."""
+Specialization = tuple[Any, ...]
+"""What the block of an outlined graph is made for, beside the graph: hashable. Calls of one
+specialization share a block.
+"""
 
 MOST_INLINED = 256
 """Times that a graph is inlined in the main graph. The layers of a large model, written out, are
@@ -55,12 +57,12 @@ def outlined_graphs(main: Graph) -> set[Graph]:
     return outlined
 
 
-def taken_alike(
+def specialization(
     captured: Sequence[Capture],
     references: Collection[Value],
     views: Sequence[Instr],
     outer: BlockBuilder,
-) -> Use:
+) -> Specialization:
     """What a block must know of the values that it takes, beyond their shapes and types.
 
     Args:

@@ -9,7 +9,7 @@ from popxl.op_records import Op
 from popxl_engine.ir import Block, Instr, RngPath, Value
 from popxl_engine.lowering.block_builder import ProgramValues
 from popxl_engine.lowering.graphs import GraphBlock, GraphPass, graph_block, op_of
-from popxl_engine.lowering.outlining import Use, outlined_graphs
+from popxl_engine.lowering.outlining import Specialization, outlined_graphs
 from popxl_engine.shards import shardings
 from popxl_engine.stochastic import Positions
 
@@ -30,11 +30,11 @@ class ProgramGraphs(ProgramValues):
         self.sharding, self.everyone = shardings(main.ir), main.ir.replica_grouping()
         self.rounds = bool(main.ir._pb_ir.getSessionOptions().enableStochasticRounding)
         self.positions = Positions()
-        self.bodies: dict[Use, Block] = {}
-        """Blocks of outlined graphs, by how they are used."""
-        self._outlined = outlined_graphs(main)
+        self.bodies: dict[Specialization, Block] = {}
+        """Blocks of outlined graphs."""
+        self.outlined = outlined_graphs(main)
         self._graph_blocks: dict[Graph, GraphBlock] = {}
-        self._writes: dict[Graph, bool] = {}
+        self._writes_or_aliases: dict[Graph, bool] = {}
         self._used: dict[Graph, set[Value]] = {}
 
     def graph_block(self, graph: Graph) -> GraphBlock:
@@ -49,24 +49,18 @@ class ProgramGraphs(ProgramValues):
         draws = any(self.positions.draws(op) for op in (op_of(instr), *instr.writers))
         return at if draws else replace(at, seed=None)
 
-    def touches(self, graph: Graph) -> bool:
+    def writes_or_aliases(self, graph: Graph) -> bool:
         """Whether anything in a graph, or in what it calls, writes to storage or shares it by
         contract.
         """
-        if graph not in self._writes:
-            self._writes[graph] = any(
+        if graph not in self._writes_or_aliases:
+            self._writes_or_aliases[graph] = any(
                 op.definition.writes
                 or op.definition.alias
-                or any(self.touches(called) for called, _ in op.called())
+                or any(self.writes_or_aliases(called) for called, _ in op.called())
                 for op in graph.ops
             )
-        return self._writes[graph]
-
-    def is_outlined(self, graph: Graph) -> bool:
-        """Whether a graph becomes a block of its own instead of being inlined wherever it is
-        called.
-        """
-        return graph in self._outlined
+        return self._writes_or_aliases[graph]
 
     def used(self, graph: Graph) -> set[Value]:
         """What a graph's instructions use, and what it returns."""

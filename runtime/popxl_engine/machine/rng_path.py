@@ -1,4 +1,4 @@
-"""Places in a run as single numbers, so that random draws depend on where they are made and on
+"""Positions in a run as single numbers, so that random draws depend on where they are made and on
 nothing else.
 
 A path is made by folding, from the outside in: the run's number, then for each call, branch or

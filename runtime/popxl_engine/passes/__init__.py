@@ -26,9 +26,9 @@ from popxl_engine.passes.adamw import fuse_adamw
 from popxl_engine.passes.attention import fuse_attention
 from popxl_engine.passes.dead_code import remove_dead_code
 from popxl_engine.passes.drop_unused_probs import drop_unused_probs
-from popxl_engine.passes.elide_copies import ALL_RULES, ElideCopies
+from popxl_engine.passes.elide_copies import ALL_RULES, elide_copies
 from popxl_engine.passes.elide_zero_init import elide_zero_init
-from popxl_engine.passes.emulate_views import EmulateViews
+from popxl_engine.passes.emulate_views import emulate_views
 from popxl_engine.passes.flash_attention import flash_attention
 from popxl_engine.passes.fuse_embedding_grad import fuse_embedding_grad
 from popxl_engine.passes.fuse_grad_norm import fuse_grad_norm
@@ -111,9 +111,14 @@ def legalization(rules: frozenset[str] = ALL_RULES) -> tuple[Pass, ...]:
     """
     separate = _in_each(separate_operands) if "operands_apart" in rules else lambda block: block
     return (
-        Pass("emulate_views", EmulateViews(rules), leaves_dead_code=True, is_optional=False),
+        Pass(
+            "emulate_views",
+            partial(emulate_views, rules=rules),
+            leaves_dead_code=True,
+            is_optional=False,
+        ),
         Pass("separate_operands", separate, is_optional=False),
-        Pass("elide_copies", ElideCopies(rules), is_optional=False),
+        Pass("elide_copies", partial(elide_copies, rules=rules), is_optional=False),
     )
 
 

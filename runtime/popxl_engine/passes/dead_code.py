@@ -31,7 +31,7 @@ def _kept(block: Block) -> tuple[list[Instr], dict[Constant, Value]] | None:
     live |= {storage(block.inputs[i]) for i in block.by_ref}
     kept: list[Instr] = []
     for instr in reversed(block.instrs):
-        touched = (*instr.outputs, *instr.written(), *instr.borrowed())
+        touched = (*instr.outputs, *instr.may_write())
         if any(storage(v) in live for v in touched) or effects_of_instr(instr).lasts:
             kept.append(instr)
             live.update(map(storage, instr.inputs()))

@@ -31,7 +31,7 @@ Tests take each rule away and must fail.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from popxl_engine.analysis.aliases import must_alias_edges
@@ -90,19 +90,13 @@ def merged(positions: list[int], more: list[int]) -> list[int]:
     return many
 
 
-@dataclass(frozen=True)
-class ElideCopies:
+def elide_copies(program: Block, rules: frozenset[str]) -> Block:
     """Mark the copies of a program that must stay; all others become views.
 
     Args:
         rules: what keeps copies. Tests take one away.
     """
-
-    rules: frozenset[str]
-
-    def __call__(self, program: Block) -> Block:
-        """The program with its copies marked."""
-        return map_blocks(program, lambda block: _Elision(block, self.rules).run())
+    return map_blocks(program, lambda block: _Elision(block, rules).run())
 
 
 class _Elision:

@@ -54,7 +54,7 @@ def elide_zero_init(block: Block) -> Block:
                 elided.add(zeros)
         for v in met:
             unmet.pop(v, None)
-        for v in (*instr.written(), *instr.borrowed()):
+        for v in instr.may_write():
             unwritten.pop(storage(v), None)
     return block.with_instrs(
         replace(i, arguments={**i.arguments, "init_type": "undef"}) if i in elided else i

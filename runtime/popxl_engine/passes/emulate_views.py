@@ -22,19 +22,19 @@ from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.kernels.registry import kernel, kernel_for
 from popxl_engine.kernels.shape import BACK
 
-Home = Value
+Allocation = Value
 """The first value whose memory others are views of, by contract and in torch."""
 
 
 def refresh(t: torch.Tensor, parts: Sequence[torch.Tensor], view: "Rearrangement") -> torch.Tensor:
-    """Copy to a emulated view what it views."""
+    """Copy to an emulated view what it views."""
     return t.copy_(view(kernel_for(view.definition), parts))
 
 
 def write_back(
     t: torch.Tensor, y: torch.Tensor, back: Callable[[torch.Tensor, torch.Tensor], None]
 ) -> torch.Tensor:
-    """Copy the elements of a emulated view to a part of what it views."""
+    """Copy the elements of an emulated view to a part of what it views."""
     back(t, y)
     return t
 
@@ -134,8 +134,7 @@ def _backwards(
     rule(t, y, number, *args, **kwargs)
 
 
-@dataclass(frozen=True)
-class EmulateViews:
+def emulate_views(program: Block, rules: frozenset[str]) -> Block:
     """Make copies of the alias forms in a program that torch has no view for, and keep them equal.
 
     Args:
@@ -145,12 +144,7 @@ class EmulateViews:
         GraphError: a write through a view that shows an element twice, or to two sides of a view at
             once.
     """
-
-    rules: frozenset[str]
-
-    def __call__(self, program: Block) -> Block:
-        """The program with copies in place of such views."""
-        return _Emulation(program, self.rules, {}, {}).run().block
+    return _Emulation(program, rules, {}, {}).run().block
 
 
 @dataclass(frozen=True)
@@ -180,11 +174,11 @@ class _Emulation:
     ):
         self.block, self.rules, self.done = block, rules, done
         self.layouts: dict[Value, torch.Tensor] = dict(layouts)
-        self.homes: dict[Value, Home] = {}
+        self.allocations: dict[Value, Allocation] = {}
         self.views: list[EmulatedView] = []
         """So far; each after those that it views."""
-        self.changed: set[Home] = set()
-        self._numbers: dict[Home, torch.Tensor] = {}
+        self.changed: set[Allocation] = set()
+        self._numbers: dict[Allocation, torch.Tensor] = {}
 
     def run(self) -> _Emulated:
         """The block with copies in place of views, kept equal."""
@@ -193,17 +187,19 @@ class _Emulation:
             if instr.bodies:
                 instr, changed = self._in_bodies(instr)
             else:
-                changed = [self.home(v) for v in instr.written()]
+                changed = [self.allocation(v) for v in instr.written()]
             instrs.append(self._viewed(instr))
             if changed:
                 self._check_apart(instr, changed)
                 instrs += self._updates(dict.fromkeys(changed))
-        written = (i for i in self.block.by_ref if self.home(self.block.inputs[i]) in self.changed)
+        written = (
+            i for i in self.block.by_ref if self.allocation(self.block.inputs[i]) in self.changed
+        )
         return _Emulated(self.block.with_instrs(instrs), frozenset(written))
 
-    def home(self, value: Value) -> Home:
+    def allocation(self, value: Value) -> Allocation:
         """What a value is a view of."""
-        return self.homes.get(value, value)
+        return self.allocations.get(value, value)
 
     def layout(self, value: Value) -> torch.Tensor:
         """A tensor without data that lies in memory as a value does."""
@@ -211,16 +207,16 @@ class _Emulation:
             self.layouts[value] = torch.empty(value.spec.shape, device="meta")
         return self.layouts[value]
 
-    def _in_bodies(self, instr: Instr) -> tuple[Instr, list[Home]]:
+    def _in_bodies(self, instr: Instr) -> tuple[Instr, list[Allocation]]:
         """An instruction with bodies that are done, and what they change."""
-        changed: list[Home] = []
+        changed: list[Allocation] = []
         bodies: list[Block] = []
         for body, inputs in instr.calls():
             if body not in self.done:
                 layouts = {body.inputs[i]: self.layout(inputs[i]) for i in body.by_ref}
                 self.done[body] = _Emulation(body, self.rules, layouts, self.done).run()
             bodies.append(self.done[body].block)
-            changed += [self.home(inputs[i]) for i in sorted(self.done[body].written)]
+            changed += [self.allocation(inputs[i]) for i in sorted(self.done[body].written)]
         if tuple(bodies) != instr.bodies:
             instr = replace(instr, bodies=tuple(bodies))
         return instr, changed
@@ -235,7 +231,10 @@ class _Emulation:
         result = instr.outputs[0]
         if definition.writes:
             target = instr.arguments[definition.writes[0]]
-            self.homes[result], self.layouts[result] = self.home(target), self.layout(target)
+            self.allocations[result], self.layouts[result] = (
+                self.allocation(target),
+                self.layout(target),
+            )
         elif definition.alias:
             parts = list(values_in([instr.arguments[p] for p in definition.views]))
             layout = self._view(definition, instr) if len(parts) == 1 else None
@@ -244,7 +243,7 @@ class _Emulation:
                 copy = replace(instr, definition=definition.base)
                 self.views.append(EmulatedView(copy, parts))
                 return copy
-            self.homes[result], self.layouts[result] = self.home(parts[0]), layout
+            self.allocations[result], self.layouts[result] = self.allocation(parts[0]), layout
         return instr
 
     def _view(self, definition: OpDefinition, instr: Instr) -> torch.Tensor | None:
@@ -257,49 +256,54 @@ class _Emulation:
 
     # Keeping both sides equal
 
-    def _updates(self, changed: dict[Home, None]) -> Iterator[Instr]:
-        """What has to be copied after these homes were written: first down to where views come
-        from, then up again.
+    def _updates(self, changed: dict[Allocation, None]) -> Iterator[Instr]:
+        """What has to be copied after these allocations were written: first down to where views
+        come from, then up again.
         """
         pending = list(changed)
         while pending:
-            home = pending.pop(0)
+            allocation = pending.pop(0)
             for view in self.views:
-                if view.view is not home or "views_back" not in self.rules:
+                if view.view is not allocation or "views_back" not in self.rules:
                     continue
                 self._check_distinct(view)
                 for number, part in enumerate(view.parts):
                     yield view.back(number)
-                    if self.home(part) not in changed:
-                        pending.append(self.home(part))
-                    changed[self.home(part)] = None
+                    if self.allocation(part) not in changed:
+                        pending.append(self.allocation(part))
+                    changed[self.allocation(part)] = None
         equal = set(changed)
         for view in self.views if "views_again" in self.rules else ():
-            if view.view not in equal and any(self.home(part) in changed for part in view.parts):
+            if view.view not in equal and any(
+                self.allocation(part) in changed for part in view.parts
+            ):
                 yield view.again()
                 changed[view.view] = None
         self.changed.update(changed)
 
-    def _memory(self, home: Home) -> torch.Tensor:
-        """A number for each element of a home's memory. Views have the numbers of what they
+    def _memory(self, allocation: Allocation) -> torch.Tensor:
+        """A number for each element of an allocation's memory. Views have the numbers of what they
         view.
         """
-        if home not in self._numbers:
-            view = next((v for v in self.views if v.view is home), None)
+        if allocation not in self._numbers:
+            view = next((v for v in self.views if v.view is allocation), None)
             if view is None:
                 first = sum(known.numel() for known in self._numbers.values())
-                size = self.layout(home).untyped_storage().nbytes() // self.layout(home).itemsize
-                self._numbers[home] = torch.arange(first, first + size)
+                size = (
+                    self.layout(allocation).untyped_storage().nbytes()
+                    // self.layout(allocation).itemsize
+                )
+                self._numbers[allocation] = torch.arange(first, first + size)
             else:
                 parts = []
                 for part in view.parts:
                     layout = self.layout(part)
                     where = (layout.size(), layout.stride(), layout.storage_offset())
-                    parts.append(self._memory(self.home(part)).as_strided(*where))
-                self._numbers[home] = view.rearrangement(
+                    parts.append(self._memory(self.allocation(part)).as_strided(*where))
+                self._numbers[allocation] = view.rearrangement(
                     kernel_for(view.definition), parts
                 ).reshape(-1)
-        return self._numbers[home]
+        return self._numbers[allocation]
 
     def _check_distinct(self, view: EmulatedView) -> None:
         """GraphError if a view that is written shows an element twice: which of two values stayed
@@ -313,32 +317,37 @@ class _Emulation:
                 "to what it views, or join copies with ops.concat."
             )
 
-    def _check_apart(self, instr: Instr, changed: Iterable[Home]) -> None:
-        """GraphError if an instruction writes to two sides of a emulated view at the same time."""
-        for home in dict.fromkeys(changed) if self.views else ():
-            equal = self._kept_equal(home)
+    def _check_apart(self, instr: Instr, changed: Iterable[Allocation]) -> None:
+        """GraphError if an instruction writes to two sides of an emulated view at the same time."""
+        for allocation in dict.fromkeys(changed) if self.views else ():
+            equal = self._kept_equal(allocation)
             for other in changed:
-                if other is not home and other in equal and self._overlap(home, other):
+                if other is not allocation and other in equal and self._overlap(allocation, other):
                     raise GraphError(
                         f"{instr.source} built at {instr.source.where if instr.source else '?'}: "
-                        f"got writes to {home} and {other}, which are views of the same elements; "
-                        "expected one of them. Write to one after the other."
+                        f"got writes to {allocation} and {other}, which are views of the same "
+                        "elements; expected one of them. Write to one after the other."
                     )
 
-    def _overlap(self, home: Home, other: Home) -> bool:
+    def _overlap(self, allocation: Allocation, other: Allocation) -> bool:
         """Whether an element of one is also one of the other's: parts of a join are linked, and yet
         apart.
         """
-        return bool(torch.isin(self._memory(home), self._memory(other)).any())
+        return bool(torch.isin(self._memory(allocation), self._memory(other)).any())
 
-    def _kept_equal(self, home: Home) -> set[Home]:
-        """Everything that is written when a home is, and what that comes from."""
-        found: set[Home] = {home}
+    def _kept_equal(self, allocation: Allocation) -> set[Allocation]:
+        """Everything that is written when an allocation is, and what that comes from."""
+        found: set[Allocation] = {allocation}
         while True:
-            linked: list[tuple[Home, ...]] = [
-                (v.view, *map(self.home, v.parts)) for v in self.views
+            linked: list[tuple[Allocation, ...]] = [
+                (v.view, *map(self.allocation, v.parts)) for v in self.views
             ]
-            more = {h for homes in linked if not found.isdisjoint(homes) for h in homes} - found
+            more = {
+                h
+                for allocations in linked
+                if not found.isdisjoint(allocations)
+                for h in allocations
+            } - found
             if not more:
                 return found
             found |= more

@@ -1,12 +1,11 @@
 """Attention with a causal mask and without dropout as one kernel that keeps no probabilities."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from popxl import dtypes
 from popxl.op_records import Op
-from popxl.tensor import Constant, TensorSpec
+from popxl.tensor import TensorSpec
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.analysis.effects import blocks_of
@@ -64,17 +63,14 @@ def _is_causal(block: Block, instr: Instr) -> bool:
     )
     if a["seed_tensor"] is not None or not heads_fit or query.shape != value.shape:
         return False
-    mask = block.find(DefUse).source(a["mask"])
-    constant = None if mask is None else block.find(_constants).get(mask)
+    uses = block.find(DefUse)
+    mask = uses.source(a["mask"])
+    constant = None if mask is None else uses.constants.get(mask)
     if constant is None:
         return False
     added = np.asarray(constant.host_value, np.float32).reshape(a["mask"].shape)
     above = np.triu(np.ones(added.shape, np.bool_), k=1)
     return not added[~above].any() and bool((added[above] <= HIDDEN).all())
-
-
-def _constants(block: Block) -> Mapping[Value, Constant]:
-    return {v: c for c, v in block.constants.items()}
 
 
 def _seen_by_gradients(block: Block, instr: Instr) -> _Found | None:

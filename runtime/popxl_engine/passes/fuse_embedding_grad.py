@@ -70,7 +70,7 @@ class _Uses:
         return any(
             self.storage(v) in values
             for instr in self.block.instrs[first + 1 : last]
-            for v in (*instr.written(), *instr.borrowed())
+            for v in instr.may_write()
         )
 
 

@@ -31,7 +31,7 @@ def fuse_grad_norm(block: Block) -> Block:
                 if both is not None:
                     instrs[product], instrs[i] = both, None
                     del products[aliases.storage(t)]
-        for value in (*instr.written(), *instr.borrowed()):
+        for value in instr.may_write():
             products.pop(aliases.storage(value), None)
         if instr.definition is accumulate_gemm_:
             products[aliases.storage(instr.arguments["t"])] = i

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from popxl.op_records import OPS, Op, OpDefinition
-from popxl.tensor import Constant, TensorSpec
+from popxl.tensor import TensorSpec
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.def_use import DefUse
@@ -74,8 +74,10 @@ class Rewriter:
 
     def number(self, v: Any) -> float | None:
         """The value of a constant of one element."""
-        constant = self.block.find(_constants).get(v) if isinstance(v, Value) else None
-        return None if constant is None else float(constant.host_value.reshape(()))
+        constant = self.uses.constants.get(v)
+        if constant is None or constant.nelms != 1:
+            return None
+        return float(constant.host_value.reshape(()))
 
     def storage(self, v: Any) -> Any:
         """The first value whose storage this one is by contract."""
@@ -227,10 +229,6 @@ def _ops_by_name(block: Block) -> dict[str, list[tuple[int, Instr]]]:
         if instr.definition is not None:
             found.setdefault(instr.definition.name, []).append((i, instr))
     return found
-
-
-def _constants(block: Block) -> dict[Value, Constant]:
-    return {v: c for c, v in block.constants.items() if c.nelms == 1}
 
 
 def fused(

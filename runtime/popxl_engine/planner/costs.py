@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from popxl.ir import Ir
 from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.analysis.effects import blocks_of, meets
+from popxl_engine.compiler import compile_unfused
 from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.ops.definition import declared_cost
@@ -108,6 +110,14 @@ class Counter:
         elif meets(instr) and READS.get(definition.name) != "own":
             brought = sum(t.spec.nbytes for t in op.inputs)
             costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
+
+
+def costlier_branches(ir: Ir) -> dict[Op, bool]:
+    """For each conditional of a program, whether its first branch costs more."""
+    block = compile_unfused(ir).block
+    counter = Counter(block)
+    counter.count(block.instrs)
+    return counter.costlier_branch
 
 
 def _read_in(block: Block) -> Iterator[Value]:

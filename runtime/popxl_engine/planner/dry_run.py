@@ -73,22 +73,24 @@ def peak_bytes(
         costlier_branch: for each conditional, whether its first branch is the one to run.
         device: whose fusions; it need not be there.
     """
-
-    def stage(live: LiveBytes, index: int) -> Stage:
-        return Stage(live, borrows_rows, index)
-
-    live, _ = dry_run(ir, stage, together, costlier_branch, device)
+    live, _ = dry_run(
+        ir,
+        lambda live, index: DryReplica(live, borrows_rows, index),
+        together,
+        costlier_branch,
+        device,
+    )
     return live.peaks
 
 
 def dry_run(
     ir: Ir,
-    make_stage: "Callable[[LiveBytes, int], Stage]",
+    make_replica: "Callable[[LiveBytes, int], DryReplica]",
     together: bool,
     costlier_branch: Mapping[Op, bool],
     device: torch.device,
-) -> "tuple[LiveBytes, list[Stage]]":
-    """Run a program on stages; returns the bytes that they counted, and the stages. Arguments as of
+) -> "tuple[LiveBytes, list[DryReplica]]":
+    """Run a program on dry replicas; returns the bytes that they counted, and them. Arguments as of
     `peak_bytes`.
     """
     block = _shortened(_with_marks(ir, compiler.compile(ir, device).block))
@@ -102,9 +104,9 @@ def dry_run(
     name = generator.function(block)
     with torch.device("meta"), native.elsewhere(device), LiveBytes() as live:
         replicas = [
-            make_stage(live, index) for index in range(ir.replication_factor if together else 1)
+            make_replica(live, index) for index in range(ir.replication_factor if together else 1)
         ]
-        names = _props(generator, live, together, costlier_branch)
+        names = _dry_names(generator, live, together, costlier_branch)
         states = [_state(block) for _ in replicas]
         filename = f"<dry run of popxl program {ir.id}>"
         try:
@@ -132,7 +134,7 @@ def _state(block: Block) -> list[Any]:
     return state
 
 
-class Stage:
+class DryReplica:
     """Stands in for a replica: transfers give tensors of the right shape."""
 
     def __init__(self, live: LiveBytes, borrows_rows: bool, index: int):
@@ -169,14 +171,14 @@ def on_meta_uncounted(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tenso
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
-class DryRun:
+class DryCollective:
     """Stands in for a `CollectiveSite`: nobody else comes."""
 
     def __init__(self, site: CollectiveSite):
         self.site = site
 
     def arrive(
-        self, replica: Stage, operands: Sequence[torch.Tensor], combine: Any
+        self, replica: DryReplica, operands: Sequence[torch.Tensor], combine: Any
     ) -> Iterator[torch.Tensor]:
         """What the collective gives: memory of its own, or for slices a view of the operand."""
         op = self.site.op
@@ -208,7 +210,7 @@ def _run_alone(running: Any) -> None:
             return
 
 
-def _props(
+def _dry_names(
     generator: Generator, live: LiveBytes, together: bool, costlier_branch: Mapping[Op, bool]
 ) -> dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
@@ -225,7 +227,7 @@ def _props(
         if isinstance(value, torch.Tensor):
             names[name] = on_meta(value)
         elif isinstance(value, CollectiveSite):
-            names[name] = value if together else DryRun(value)
+            names[name] = value if together else DryCollective(value)
         elif callable(value) and value in printing:
             names[name] = _unprinted
         elif name.startswith("k_") and value not in transfers:

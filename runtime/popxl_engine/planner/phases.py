@@ -12,6 +12,7 @@ from popxl.ir import Ir
 from popxl.opdef import Op
 
 from popxl_engine.ir import Block, Instr
+from popxl_engine.lowering.graphs import short_name
 
 MAIN = "main"
 """The phase of what the main graph does by itself."""
@@ -46,11 +47,6 @@ def steps_of_run(ir: Ir) -> int:
 
     loops = loops_of_steps(ir.main_graph)
     return steps(ir.main_graph)
-
-
-def short_name(graph: Graph) -> str:
-    """A graph's name without the number that makes it unique."""
-    return graph.name.split("_subgraph(")[0]
 
 
 def runs_of(ir: Ir) -> dict[str, int]:

@@ -9,14 +9,13 @@ import torch
 from popxl.ir import Ir
 from popxl.remote_buffer import RemoteBuffer
 
-from popxl_engine.compiler import compile_unfused
-from popxl_engine.planner.costs import Counter
-from popxl_engine.planner.dry_run import Stage, dry_run
+from popxl_engine.planner.costs import costlier_branches
+from popxl_engine.planner.dry_run import DryReplica, dry_run
 from popxl_engine.planner.live_bytes import LiveBytes
 from popxl_engine.planner.phases import MAIN
 
 
-class RowUsage(Stage):
+class RowUsage(DryReplica):
     """Counts the rows that are borrowed: a row is, as long as a tensor has its memory.
 
     Args:
@@ -80,17 +79,13 @@ def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) 
     Raises:
         GraphError: a program that cannot be dry-run.
     """
-    block = compile_unfused(ir).block
-    counter = Counter(block)
-    counter.count(block.instrs)
-    live, stages = dry_run(
+    live, (usage,) = dry_run(
         ir,
         lambda live, index: RowUsage(live, index, nbytes),
         False,
-        counter.costlier_branch,
+        costlier_branches(ir),
         device,
     )
-    (usage,) = stages
     assert isinstance(usage, RowUsage)
     phase = max(usage.peaks, key=lambda name: usage.peaks[name], default=MAIN)
     return InUse(usage.peaks.get(phase, 0), phase, max(live.peaks.values(), default=0))

@@ -16,7 +16,7 @@ from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.phases import in_phases
 
 PhaseSegment = tuple[str, int]
-"""A phase, and which of its phase_segments in the program: a phase that is called again later has
+"""A phase, and which of its segments in the program: a phase that is called again later has
 several.
 """
 
@@ -74,14 +74,3 @@ def loop_key(instr: Instr) -> tuple[str, Op]:
     """What tells a repeat from all others of its program, however it is lowered."""
     assert instr.source is not None
     return instr.bodies[0].name, instr.source
-
-
-class InstructionWork:
-    """The work of single instructions of a program: what their ops declare, fused or not."""
-
-    def __init__(self, program: Block) -> None:
-        self._counter = Counter(program)
-
-    def of(self, instr: Instr) -> Work:
-        """An instruction's work, without that of its bodies."""
-        return Work() if instr.bodies else as_work(self._counter.count([instr]))

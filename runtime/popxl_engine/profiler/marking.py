@@ -22,7 +22,7 @@ Kind = Literal["done", "opened"]
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """A site of the program where the time is noted. Its number is its site in
+    """A site of the program where the time is noted. Its number is its position in
     `MarkedGenerator.marks`.
     """
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work
 
@@ -216,7 +216,4 @@ def longest(spans: Sequence[Span], count: int) -> tuple[Sequence[Span], int]:
 
 
 def _shifted(spans: Sequence[Span], by: int) -> Iterator[Span]:
-    for s in spans:
-        yield Span(
-            s.replica, s.lane, s.name, s.begin + by, s.end + by, s.work, s.graph, s.op, s.row
-        )
+    return (replace(s, begin=s.begin + by, end=s.end + by) for s in spans)

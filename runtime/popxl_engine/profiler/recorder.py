@@ -17,7 +17,7 @@ from popxl_engine.program import Program
 
 
 class Recorder:
-    """A program with marks, to run in site of one without, and the logs of its runs."""
+    """A program with marks, to run in place of one without, and the logs of its runs."""
 
     def __init__(self, ir: Ir, program: Program, machine: Machine):
         self._ir, self._machine = ir, machine

@@ -11,8 +11,9 @@ from popxl.profile import Work
 
 from popxl_engine.analysis.effects import blocks_of, instrs_of, meets
 from popxl_engine.ir import Block, Instr
+from popxl_engine.planner.costs import Counter as CostCounter
 from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
-from popxl_engine.profiler.costs import InstructionWork, PhaseSegment, PlannedWork, phase_segments
+from popxl_engine.profiler.costs import PhaseSegment, PlannedWork, as_work, phase_segments
 from popxl_engine.profiler.marking import Kind, Mark
 
 Frame = Block | PhaseSegment
@@ -47,7 +48,7 @@ class Sites:
     """The sites of a program's marks, and names and work of what is around them."""
 
     def __init__(self, ir: Ir, block: Block):
-        self.planned, self._instruction_work = PlannedWork(ir), InstructionWork(block)
+        self.planned, self._counter = PlannedWork(ir), CostCounter(block)
         self.runs, self.steps, self._loops = (
             runs_of(ir),
             steps_of_run(ir),
@@ -95,7 +96,7 @@ class Sites:
             lane=lane_of(instr),
             name=_name(instr),
             phase=phases[0] if phases else MAIN,
-            work=self._instruction_work.of(instr),
+            work=Work() if instr.bodies else as_work(self._counter.count([instr])),
             frames=tuple(frames),
             is_shared=is_shared,
             positions=positions,

@@ -102,6 +102,21 @@ def _by_value(inner: popxl.Graph, t: Tensor, u: Tensor) -> Tensor:
     return ops.call(inner, once, u)[0]
 
 
+def test_each_level_of_calls_costs_autodiff_the_same() -> None:
+    def differentiate(depth: int) -> Callable[[], Any]:
+        ir = popxl.Ir()
+        with ir.main_graph:
+            x = popxl.variable(np.ones(2, np.float32))
+            graph = ir.create_graph(lambda t, u: t + u, x, x)
+            for _ in range(depth):
+                graph = ir.create_graph(_by_value, graph, x, x)
+            return lambda: autodiff(graph)
+
+    differentiate(2)()  # what is done once for all
+    few, some, many = (work(differentiate(depth)) for depth in (30, 60, 90))
+    assert many - some <= 1.01 * (some - few)
+
+
 def _by_reference(inner: popxl.Graph, t: Tensor, u: popxl.TensorByRef) -> Tensor:
     (once,) = ops.call(inner, t, u)
     return ops.call(inner, once, u)[0]
