@@ -21,6 +21,7 @@ DIVERGED_EXIT_CODE = 3
 CORRUPTED_EXIT_CODE = 4
 SPIKE_EXIT_CODE = 6
 NOT_FINITE_EXIT_CODE = 1
+LOST_EXIT_CODE = 1
 INTERNAL_ERROR_EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: the program's own mistake, never the user's."""
 OUT_OF_MEMORY = (
@@ -69,6 +70,12 @@ class NotFiniteError(ArithmeticError):
     """
 
 
+class LostError(RuntimeError):
+    """Another process of the run is gone, or does not answer: told in one message, without a
+    traceback, with exit code 1.
+    """
+
+
 class ConfigError(UserError):
     """One or more problems in a configuration.
 
@@ -102,6 +109,17 @@ def hear_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+TOLD: "dict[type[BaseException], tuple[str, int]]" = {
+    UserError: ("error", USER_ERROR_EXIT_CODE),
+    DivergedError: ("diverged", DIVERGED_EXIT_CODE),
+    CorruptedError: ("corrupted", CORRUPTED_EXIT_CODE),
+    SpikeError: ("spike", SPIKE_EXIT_CODE),
+    NotFiniteError: ("not finite", NOT_FINITE_EXIT_CODE),
+    LostError: ("error", LOST_EXIT_CODE),
+}
+"""Errors that are told in one message: how it begins, and the exit code."""
+
+
 @contextmanager
 def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
     """End an entry point without a traceback, whatever happens: the one place that turns failures
@@ -125,16 +143,9 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except UserError as error:
-        _end(f"error: {error}", USER_ERROR_EXIT_CODE)
-    except DivergedError as error:
-        _end(f"diverged: {error}", DIVERGED_EXIT_CODE)
-    except CorruptedError as error:
-        _end(f"corrupted: {error}", CORRUPTED_EXIT_CODE)
-    except SpikeError as error:
-        _end(f"spike: {error}", SPIKE_EXIT_CODE)
-    except NotFiniteError as error:
-        _end(f"not finite: {error}", NOT_FINITE_EXIT_CODE)
+    except tuple(TOLD) as error:
+        name, code = next(TOLD[kind] for kind in TOLD if isinstance(error, kind))
+        _end(f"{name}: {error}", code)
     except KeyboardInterrupt:
         _end(stopped, 128 + signal.SIGINT)
     except BrokenPipeError:

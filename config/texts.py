@@ -1,6 +1,7 @@
 """Texts that users give: which are refused whatever they are for, and how one becomes a path."""
 
 import os
+import sys
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,21 @@ def encoding_problem(text: str) -> "str | None":
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return f"got {shown_text(text)}, which is not UTF-8; expected text in UTF-8"
+        return _locale_problem(text) or (
+            f"got {shown_text(text)}, which is not UTF-8; expected text in UTF-8"
+        )
     return None
+
+
+def _locale_problem(text: str) -> "str | None":
+    """What is wrong where the process takes texts in another encoding, such as that of LC_ALL=C."""
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":
+        return None
+    return (
+        f"got {shown_text(text)} where the locale's encoding is {encoding}; expected UTF-8 for "
+        "what goes beyond it: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
+    )
 
 
 def path_text(text: str) -> str:
@@ -56,6 +70,10 @@ def path_text(text: str) -> str:
         ValueError: no path can be that; says `got ..; expected ..`.
     """
     problem = text_problem(text)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        problem = _locale_problem(text) or problem
     if problem is not None:
         raise ValueError(problem)
     try:

@@ -51,7 +51,7 @@ from popxl_gpt.execution.inference import evaluation
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.files import written_whole
-from popxl_gpt.utils.runtime import remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.units import duration
 
 REPORT_SECONDS = 10.0
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     config, options = EVALUATE.parse(arguments, sections_of)
     _check_options(options)
     is_leader = check_instances(config)
-    with remote_memory_errors_are_user_errors():
+    with runtime_errors_are_told():
         if options.lm_eval:
             values = _run_tasks(found[0], config, options)
             shown = _harness().table(values) if is_leader else ""

@@ -42,7 +42,7 @@ from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.instances import check_instances
 from popxl_gpt.execution.sampling import Sampling
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 
 PROMPT_BYTES = 2**26
 """Of a file with a prompt."""
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
         top_p=options.top_p,
         seed=config.training.seed,
     )
-    with remote_memory_errors_are_user_errors():
+    with runtime_errors_are_told():
         if options.chat:
             chat(trained, options, sampling, is_leader)
         else:

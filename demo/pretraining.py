@@ -66,7 +66,7 @@ from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.runtime import gather, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
@@ -143,6 +143,7 @@ def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Conf
     return is_leader, resolved(config, given, options, *programs)
 
 
+@runtime_errors_are_told()
 def train(config: Config, options: Options, given: Set[str] = frozenset()) -> int:
     """Train, and leave a run folder. Returns the exit code. `given` is that of `begun`."""
     is_leader, config = begun(config, options, given)
@@ -150,7 +151,6 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
     with (
         Interruption() as interruption,
         data_errors_are_user_errors(),
-        remote_memory_errors_are_user_errors(),
     ):
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None

@@ -133,6 +133,8 @@ class RunFolder:
                 for path in (self.config, self.metrics):
                     if path.is_dir():
                         raise IsADirectoryError(errno.EISDIR, f"{path.name} is a folder", str(path))
+                    if path.exists() and not path.is_file():
+                        raise OSError(errno.EINVAL, f"{path.name} is no plain file", str(path))
             except OSError as error:
                 raise _takes_no_files(self.path, error) from error
             yield

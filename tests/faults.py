@@ -170,6 +170,16 @@ def folder_in_place_of(name: str) -> Fault:
     return inject
 
 
+def pipe_in_place_of(name: str) -> Fault:
+    """A pipe where a file is expected."""
+
+    def inject(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return inject
+
+
 def read_only(name: str) -> Fault:
     return lambda folder: (folder / name).chmod(0o555)
 

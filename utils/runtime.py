@@ -21,7 +21,7 @@ try:
 except ImportError:  # plain PopXL
     extensions = None  # type: ignore[assignment]
 
-from popxl_gpt.config import UserError
+from popxl_gpt.config import LostError, UserError
 
 _LOG = logging.getLogger(__name__)
 
@@ -372,12 +372,16 @@ def file_traffic(session: popxl.Session) -> Any | None:
 
 
 @contextmanager
-def remote_memory_errors_are_user_errors() -> Iterator[None]:
-    """Too little memory, and a disk that is full or fails, are the user's to change."""
+def runtime_errors_are_told() -> Iterator[None]:
+    """Too little memory, and a disk that is full or fails, are the user's to change; a process that
+    is gone is nobody's mistake.
+    """
     try:
         yield
     except getattr(extensions, "RemoteMemoryError", ()) as error:
         raise UserError(str(error)) from error
+    except getattr(extensions, "InstanceError", ()) as error:
+        raise LostError(str(error)) from error
 
 
 @contextmanager

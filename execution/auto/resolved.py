@@ -13,7 +13,7 @@ from popxl_gpt.execution.auto.choice import SECONDS, choice_text, choose
 from popxl_gpt.execution.auto.trial import Program
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.process import Build
-from popxl_gpt.utils.runtime import gather, read_note, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import gather, read_note, runtime_errors_are_told
 
 
 def executable(config: Config, given: Collection[str]) -> Config:
@@ -51,7 +51,7 @@ def resolved(
             print("auto: executed as the run was that goes on")
         return override(config, **values)
     seconds = SECONDS if options.auto_seconds is None else options.auto_seconds
-    with remote_memory_errors_are_user_errors():
+    with runtime_errors_are_told():
         choice = choose(config, given, program, build, validation, seconds)
     if is_leader:
         print(choice_text(choice), end="\n\n", flush=True)

@@ -53,7 +53,11 @@ RETRY_SECONDS = 0.1
 START, AGAIN = "start", "start again"
 """Keys of the store: which start of the run it is of, and whether another follows."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Those that end this process: at the first, instances may finish; a second ends them at once."""
+"""Those that end this process: at the first, instances may finish. Those that follow are the same
+wish: a batch system tells every process of a job, and its script, which tells them again.
+"""
+AGAIN_SECONDS = 1.0
+"""Ctrl-C so long after the first signal ends instances at once."""
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 """Those that instances get, whatever they mean there, and which do nothing to this process."""
@@ -342,7 +346,9 @@ class Agent(LocalElasticAgent):
         Python calls by itself, such as a finalizer.
         """
         self._heard: int | None = None
-        """A signal that came while instances were being ended for another reason."""
+        """A signal that came while instances were being ended."""
+        self._told_since: float | None = None
+        """When the first signal came."""
 
     @property
     def _client(self) -> Client:
@@ -375,10 +381,13 @@ class Agent(LocalElasticAgent):
                 os.kill(pid, number)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        self._told_since = self._told_since or now
         if self._is_ending:
             self._heard = number
-            self.kill()
-        else:
+            if number == signal.SIGINT and now - self._told_since >= AGAIN_SECONDS:
+                self.kill()
+        elif self._to_end_by is None:
             self._to_end_by = number
             raise _got(number)
 
@@ -525,8 +534,8 @@ class Agent(LocalElasticAgent):
         if death_sig is not None:
             seconds = self._grace
             _say(
-                f"got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Once "
-                "more ends them at once."
+                f"got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Ctrl-C, "
+                "a second later or more, ends them at once."
             )
         self._pcontext.close(death_sig or signal.SIGTERM, seconds)
 

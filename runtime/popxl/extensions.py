@@ -8,6 +8,7 @@ from typing import Any
 
 from popdist import exchange
 from popdist.environment import leave_note, read_note
+from popdist.exchange import InstanceError
 
 from popxl.backend import backend
 from popxl.dtypes import bfloat16, uint32
@@ -52,6 +53,7 @@ __all__ = [
     "FileTraffic",
     "HostMemory",
     "HostNeeds",
+    "InstanceError",
     "Machine",
     "NotFinite",
     "Phase",

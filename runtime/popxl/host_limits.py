@@ -69,7 +69,8 @@ def host_memory(root: Path = SYSTEM) -> HostMemory:
             if limit is None:
                 continue
             available = min(available, max(0, limit - max(0, in_use)))
-            if limit < total:
+            # the same limit higher up is where it was set: `memory.stat` only repeats it
+            if limit < total or (limit == total and limited_by.endswith("memory.stat")):
                 total, limited_by = limit, f"/{(folder / name).relative_to(root)}"
     return HostMemory(total, min(available, total), limited_by)
 

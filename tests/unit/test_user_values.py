@@ -331,8 +331,33 @@ FAILURES = {
     ),
     "names of no encoding": ("print('\\udcffä')", 0, ""),
     "Ctrl-C": ("raise KeyboardInterrupt", 130, "stopped."),
+    "another process": (
+        "from popxl_gpt.config import LostError; raise LostError('instance 1 is gone')",
+        1,
+        "error: instance 1 is gone",
+    ),
     "a code": ("sys.exit(7)", 7, ""),
 }
+
+
+def test_names_beyond_the_locales_encoding_are_refused_with_the_way_out():
+    """.. and not as text that is no UTF-8, which they are."""
+    program = (
+        "import sys; from popxl_gpt.config.texts import path_text, text_problem\n"
+        "sys.stdout.reconfigure(encoding='utf-8')\n"
+        "print(text_problem(sys.argv[1]))\n"
+        "try: path_text(chr(0xe4))\n"
+        "except ValueError as error: print(error)"
+    )
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "läuft"],
+        capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT), **plain}, timeout=30,
+    )  # fmt: skip
+    given, path = done.stdout.decode().splitlines()
+    way_out = "expected UTF-8 for what goes beyond it: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
+    assert given.startswith("got 'l\\udcc3\\udca4uft' where the locale's encoding is ascii; ")
+    assert given.endswith(way_out) and path.endswith(way_out)
 
 
 @pytest.mark.parametrize("failure", cases(FAILURES, lambda name: name == "Ctrl-C"))

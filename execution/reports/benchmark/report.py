@@ -17,7 +17,7 @@ from popxl_gpt.execution.reports.benchmark.speed import FileUse, measure
 from popxl_gpt.execution.reports.plan.process import Build
 from popxl_gpt.execution.reports.plan.report import plan_and_show
 from popxl_gpt.execution.reports.profile.report import step_profiler
-from popxl_gpt.utils.runtime import remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 
@@ -42,7 +42,7 @@ def main(
         plan_and_show(build, config, options)
         return
     check_memory(config, popdist.getNumInstances())
-    with remote_memory_errors_are_user_errors():
+    with runtime_errors_are_told():
         speed = measure(program, config, options, step_profiler(config, options))
     if not is_leader:
         return

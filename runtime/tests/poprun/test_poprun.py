@@ -131,19 +131,20 @@ def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp
     told, *saved = ended.said.splitlines()
     name = signal.Signals(number).name
     assert told == (
-        f"poprun: got {name}; instances have 60 s to finish (--grace). Once more ends them at once."
+        f"poprun: got {name}; instances have 60 s to finish (--grace). Ctrl-C, a second later or "
+        "more, ends them at once."
     )
     assert sorted(saved) == ["[1] saved 1", "saved 0"]
     assert not left_over(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "number, grace, signals",
-    [(signal.SIGTERM, 0.5, 1), (signal.SIGTERM, 60, 2), (signal.SIGINT, 60, 40)],
-    ids=["in time", "at a second", "at many"],
+    "number, grace, again",
+    [(signal.SIGTERM, 0.5, None), (signal.SIGTERM, 60, 1.2), (signal.SIGINT, 60, 1.2)],
+    ids=["in time", "at Ctrl-C", "at Ctrl-C once more"],
 )
-def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, signals, tmp_path):
-    deaf = f"signal.signal({number:d}, signal.SIG_IGN); "
+def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, again, tmp_path):
+    deaf = "signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); "
     process = start(
         ["--num-instances", 2, "--grace", grace],
         ["-c", RANKED + deaf + NOTED + "time.sleep(90)"],
@@ -151,12 +152,39 @@ def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, si
     )
     begin = time.monotonic()
     wait_for_instances(tmp_path, 2)
-    for _ in range(signals):
-        process.send_signal(number)
-        time.sleep(0.5 if signals == 2 else 0.02)
+    process.send_signal(number)
+    if again:
+        time.sleep(again)
+        process.send_signal(signal.SIGINT)
     ended = finish(process, begin)
     assert ended.code == 128 + number and ended.seconds < 30
-    assert re.fullmatch("poprun: got .* Once more ends them at once.\n", ended.said)
+    assert re.fullmatch("poprun: got .* a second later or more, ends them at once.\n", ended.said)
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "numbers, pause",
+    [([signal.SIGTERM] * 40, 0.02), ([signal.SIGINT] * 40, 0.0), ([signal.SIGTERM] * 2, 1.2)],
+    ids=["often", "a Ctrl-C that is sent often", "once more"],
+)
+def test_instances_may_finish_however_often_a_signal_comes(numbers, pause, tmp_path):
+    finishing = (
+        f"signal.signal({numbers[0]:d}, lambda *_: (signal.signal({numbers[0]:d}, signal.SIG_IGN), "
+        "time.sleep(1.5), print('saved', rank, file=sys.stderr), sys.exit(0))); "
+    )
+    process = start(
+        ["--num-instances", 2],
+        ["-c", RANKED + finishing + NOTED + "time.sleep(90)"],
+        NOTES=str(tmp_path),
+    )
+    begin = time.monotonic()
+    wait_for_instances(tmp_path, 2)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(pause)
+    ended = finish(process, begin)
+    assert ended.code == 128 + numbers[0], ended.said
+    assert sorted(ended.said.splitlines()[1:]) == ["[1] saved 1", "saved 0"]
     assert not left_over(tmp_path)
 
 

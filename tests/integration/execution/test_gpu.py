@@ -15,7 +15,7 @@ from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.utils.runtime import (
     file_traffic,
-    remote_memory_errors_are_user_errors,
+    runtime_errors_are_told,
     session_device,
 )
 from tests.integration import runs
@@ -50,7 +50,7 @@ def smallest_memory(config):
     with pytest.raises(
         UserError, match="got 1000 bytes of cpu; expected at least .* in phase"
     ) as refused:
-        with remote_memory_errors_are_user_errors():
+        with runtime_errors_are_told():
             pretraining(override(config, device_memory=1000))
     return int(str(refused.value).split("at least ")[1].split(":")[0])
 

@@ -14,7 +14,7 @@ from popxl_gpt.config import Config, UserError, override
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.utils.runtime import file_traffic, remote_memory_errors_are_user_errors
+from popxl_gpt.utils.runtime import file_traffic, runtime_errors_are_told
 from tests import warm
 from tests.faults import read, run
 from tests.integration.runs import TRAINED, batches, run_job, train
@@ -83,7 +83,7 @@ def test_memory_for_less_than_one_layer_is_refused_with_the_number_that_suffices
     with pytest.raises(
         UserError, match="got 50000 bytes .* expected at least .* in phase"
     ) as refused:
-        with remote_memory_errors_are_user_errors():
+        with runtime_errors_are_told():
             train(with_files(TRAINED, tmp_path, 50_000))
     enough = int(str(refused.value).split("at least ")[1].split()[0])
     assert 50_000 < enough <= ENOUGH

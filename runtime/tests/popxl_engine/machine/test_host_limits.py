@@ -107,6 +107,18 @@ def test_limits_of_version_1_are_read_at_every_height(tmp_path: Path) -> None:
     assert host_memory(root) == HostMemory(3 * GIB, 2 * GIB, said)
 
 
+def test_a_limit_of_version_1_is_named_by_the_file_that_sets_it(tmp_path: Path) -> None:
+    top = "sys/fs/cgroup/memory/job"
+    files = {
+        f"{top}/memory.limit_in_bytes": 5 * GIB,
+        f"{top}/step/memory.limit_in_bytes": NO_LIMIT_V1,
+        f"{top}/step/memory.stat": f"hierarchical_memory_limit {5 * GIB}",
+    }
+    mounts = V1.format(root="/", point="/sys/fs/cgroup/memory")
+    root = system(tmp_path, "4:memory:/job/step\n", mounts, files)
+    assert host_memory(root) == HostMemory(5 * GIB, 5 * GIB, f"/{top}/memory.limit_in_bytes")
+
+
 def test_a_limit_above_what_a_container_sees_is_known_from_the_kernels_own_sum(
     tmp_path: Path,
 ) -> None:
