@@ -18,6 +18,14 @@ LONG = 60
 os.environ.setdefault("POPXL_VERIFY", "1")  # every program of every test, after every pass
 
 
+def pytest_configure() -> None:
+    """Let what tests start hear Ctrl-C: what a shell starts in the background ignores it, as does
+    all that it starts in turn.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> "Iterator[None]":
     """Keep the tests themselves, millions of objects, out of garbage collection: a quarter of the

@@ -5,6 +5,7 @@ tests says which files take its time, and a test that fails takes no other one w
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -106,21 +107,30 @@ def test_that_fails():
     check(process)
 def test_that_ignores_a_signal():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def test_that_starts_what_hears_ctrl_c():
+    process = subprocess.Popen(["sleep", "60"])
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == -signal.SIGINT
 def test_beside_it():
     gc.collect()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_leaves_nothing_to_the_next_and_slow_files_are_told(tmp_path):
     conftest = (ROOT / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("LONG = 60", "LONG = 0"))
     (tmp_path / "test_processes.py").write_text(LEAVES_PROCESSES)
     words = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*words, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, timeout=60
+        [*words, "--rootdir", tmp_path, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background
     )
-    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "1 failed, 3 passed" in done.stdout, done.stdout
     assert re.search(
         r"slowest files, of \d+ s in all -+\n +[\d.]+ s test_processes.py\n", done.stdout
     )

@@ -22,9 +22,9 @@ from popxl_engine.machine.device import Device
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.paging import FileStore, HostStore, Paging, StagedStore, Store, budget_of
 from popxl_engine.machine.paging.paged_buffer import RowId, in_blocks, nbytes_of
-from popxl_engine.planner.phases import MAIN, in_phases
+from popxl_engine.planner.phases import MAIN
 from popxl_engine.planner.row_usage import InUse, in_use
-from popxl_engine.planner.sequence import Walk
+from popxl_engine.planner.sequence import events_of
 
 AUTO = 0.9
 """Share of the memory that is free on a GPU which a program takes where nothing is said."""
@@ -180,9 +180,8 @@ def row_events(ir: Ir, block: Block) -> list[Event] | None:
     """
     if instrs_run(block) > LONGEST:
         return None
-    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
     try:
-        return [e for e in Walk(phases).block(block, {}) if e.kind != "collective"]
+        return [event for event in events_of(ir, block, {}) if event.kind != "collective"]
     except GraphError:  # a row whose number is in a variable, or on the device
         return None
 

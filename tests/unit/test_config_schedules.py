@@ -90,9 +90,10 @@ def growing(**values) -> Config:
 
 def test_a_batch_that_grows_has_the_sizes_of_megatrons_formula():
     # rampup_batch_size 4 4 samples: start + consumed // (samples / increments) * increment
+    settings = growing(rampup_increment=4)
     for tokens in range(0, 1200, 7):
         expected = 20 if tokens >= 1000 else 4 + int(tokens / (1000 / ((20 - 4) / 4))) * 4
-        stage = stage_of(growing(rampup_increment=4), tokens)
+        stage = stage_of(settings, tokens)
         assert stage.training.global_batch_size == expected, tokens
 
 

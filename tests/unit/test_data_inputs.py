@@ -317,6 +317,7 @@ ODD = (
 ).split(" ")
 
 
+@pytest.mark.slow
 def test_tiktoken_gives_the_tokens_of_tokenizers_where_it_is_used(gpt2_like):
     draw = random.Random(0)
     texts = ["".join(draw.choices([*ODD, " ", "  "], k=draw.randint(0, 40))) for _ in range(2000)]

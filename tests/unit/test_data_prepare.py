@@ -323,6 +323,7 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
     )
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_shuffle_is_bounded_for_any_number_and_length(tmp_path, monkeypatch):
     size, documents = 2**16, 40000
     monkeypatch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", size)

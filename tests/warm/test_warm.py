@@ -13,6 +13,8 @@ import pytest
 from tests import warm
 from tests.faults import hear_signals, limited
 
+pytestmark = pytest.mark.slow
+
 TELL = """
 import json, os, resource, signal, sys
 limits = {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")}

@@ -13,7 +13,6 @@ Tests take each rule away and must fail.
 
 from collections.abc import Sequence, Set
 
-from popxl_engine.machine.paging.access_trace import AccessTrace
 from popxl_engine.machine.paging.paged_buffer import RowId
 
 ALL_RULES = frozenset({"written_first", "replaced", "readable"})
@@ -34,29 +33,23 @@ class Lifetimes:
         readable: Set[RowId],
         rules: frozenset[str] = ALL_RULES,
     ):
-        numbers: dict[RowId, int] = {}
-        numbered = [(numbers.setdefault(row, len(numbers)), stores) for row, stores in events]
-        trace = AccessTrace(numbered, [0] * len(numbers))
+        first: dict[RowId, bool] = {}
+        for row, stores in events:
+            first.setdefault(row, stores)
         self.over_before = [
-            row
-            for row, number in numbers.items()
-            if trace.begins_with_store(number) or "written_first" not in rules
+            row for row, stores in first.items() if stores or "written_first" not in rules
         ]
         """Rows whose contents are over when a run begins."""
         passing = {
-            numbers[row]
-            for row in self.over_before
-            if row not in readable or "readable" not in rules
+            row for row in self.over_before if row not in readable or "readable" not in rules
         }
-
-        def is_replaced(number: int, time: int) -> bool:
-            return trace.at(int(trace.next_use(number, time + 1)))[1] or "replaced" not in rules
-
-        self.over_after = {
-            time + 1: row
-            for time, (row, _) in enumerate(events)
-            if numbers[row] in passing and is_replaced(numbers[row], time)
-        }
+        self.over_after: dict[int, RowId] = {}
         """Rows whose contents are over after so many events of a run, the last of which takes that
         row.
         """
+        coming = first  # whether a row's next use, in this run or the next one, is a store
+        for time in range(len(events), 0, -1):
+            row, stores = events[time - 1]
+            if row in passing and (coming[row] or "replaced" not in rules):
+                self.over_after[time] = row
+            coming[row] = stores

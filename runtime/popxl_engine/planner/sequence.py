@@ -1,8 +1,13 @@
 """The order of remote rows and collectives, found by running a lowered program on host scalars
 alone.
+
+Each block is prepared once: what is left of it are steps, functions of the host scalars so far.
+Scalars that no row and no branch follows from, such as seeds, are left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,19 +16,19 @@ from popxl.ir import Ir
 from popxl.op_records import call_arguments
 from popxl.plan import Event
 
-from popxl_engine.analysis.effects import effects_of, meets
+from popxl_engine.analysis.effects import effects_of, instrs_of, meets
 from popxl_engine.compiler import compile_unfused
 from popxl_engine.ir import Block, Instr, Value, filled
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.planner.phases import MAIN, in_phases
 
 Scalars = dict[Value, np.ndarray]
+Step = Callable[[Scalars], None]
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
     """See `popxl.planning.sequence`. Small integer variables have their initial values."""
     block = compile_unfused(ir).block
-    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
     scalars: Scalars = {}
     for variable in ir.main_graph.variables:
         value = block.state.get(variable)
@@ -33,101 +38,186 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
                 variable.host_value if grouping.num_groups > 1 else variable.host_value[np.newaxis]
             )
             scalars[value] = np.array(values[grouping.assignment[replica]])
-    yield from Walk(phases).block(block, scalars)
+    yield from events_of(ir, block, scalars)
+
+
+def events_of(ir: Ir, block: Block, scalars: Scalars) -> list[Event]:
+    """What happens in a run of a program's main block.
+
+    Args:
+        scalars: of the block's state, those that are known; others are added.
+    """
+    walk = Walk({id(instr): phase for phase, instr, _ in in_phases(ir, block)}, _needed(block))
+    walk.run(block, scalars)
+    return walk.events
 
 
 class Walk:
-    """Goes through blocks. ``phases``: of the instructions that start one, by their identity."""
+    """Goes through blocks.
 
-    def __init__(self, phases: dict[int, str]):
-        self.phases, self.phase = phases, MAIN
-        self._kept: dict[Block, list[Instr]] = {}
+    Args:
+        phases: of the instructions that start one, by their identity.
+        needed: the host scalars that it follows.
+    """
 
-    def block(self, block: Block, scalars: Scalars) -> Iterator[Event]:
-        """What happens in a block; its host scalars are added to those of its inputs."""
-        for constant, value in block.constants.items():
-            if value.host:
-                scalars[value] = np.array(constant.host_value).reshape(constant.shape)
-        if block not in self._kept:
-            self._kept[block] = [instr for instr in block.instrs if self._matters(instr)]
-        for instr in self._kept[block]:
-            self.phase = self.phases.get(id(instr), self.phase)
-            if instr.kind == "copy":
-                if instr.outputs[0].host and instr.arguments["t"] in scalars:
-                    scalar = scalars[instr.arguments["t"]]
-                    scalars[instr.outputs[0]] = scalar.copy() if instr.needs_copy else scalar
-            elif instr.kind in ("call", "repeat"):
-                yield from self._repeat(instr, scalars)
-            elif instr.kind == "conditional":
-                yield from self._conditional(instr, scalars)
-            elif instr.host:
-                _evaluate(instr, scalars)
-            else:
-                yield from self._op(instr, scalars)
+    def __init__(self, phases: dict[int, str], needed: set[Value]):
+        self.events: list[Event] = []
+        self._phases, self._phase, self._needed = phases, MAIN, needed
+        self._prepared: dict[Block, tuple[Scalars, list[Step]]] = {}
 
-    def _matters(self, instr: Instr) -> bool:
-        """Whether an instruction starts a phase, moves something or has to do with host scalars."""
-        if id(instr) in self.phases or instr.host or any(v.host for v in instr.outputs):
-            return True
-        return any(not _is_silent(body) for body in instr.bodies) or _moves(instr)
+    def run(self, block: Block, scalars: Scalars) -> None:
+        """Add what happens in a block; its host scalars are added to those of its inputs."""
+        if block not in self._prepared:
+            constants = {
+                value: np.array(constant.host_value).reshape(constant.shape)
+                for constant, value in block.constants.items()
+                if value in self._needed
+            }
+            steps = [step for instr in block.instrs for step in self._steps(instr)]
+            self._prepared[block] = constants, steps
+        constants, steps = self._prepared[block]
+        for value, constant in constants.items():
+            scalars[value] = constant.copy()  # some are written
+        for step in steps:
+            step(scalars)
 
-    def _repeat(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
-        body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
-        given: list[np.ndarray | None] = [scalars.get(v) for v in inputs]
-        count, carried = (
-            (instr.arguments["repeat_count"], len(body.outputs))
-            if instr.kind == "repeat"
-            else (1, 0)
-        )
-        if _is_silent(body) and not any(v.host for v in instr.outputs):
-            return
-        for _ in range(count):
-            inner: Scalars = {v: g for v, g in zip(body.inputs, given) if g is not None}
-            yield from self.block(body, inner)
-            results = [inner.get(v) for v in body.outputs]
-            given[:carried] = results[:carried]
-        for value, result in zip(instr.outputs, results if count else given):
-            if result is not None and value.host:
-                scalars[value] = result
-
-    def _conditional(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
-        if all(_is_silent(body) for body in instr.bodies):
-            return
-        condition = scalars.get(instr.arguments["cond"])
-        if condition is not None:
-            yield from self._branch(instr, 0 if condition else 1, scalars)
-            return
-        then, other = (list(self._branch(instr, number, scalars)) for number in (0, 1))
-        if then != other:
-            raise GraphError(
-                _unknown(
-                    instr,
-                    "a branch around transfers whose condition is on the device, and the other "
-                    "branch has others",
-                )
-            )
-        yield from then
-
-    def _branch(self, instr: Instr, number: int, scalars: Scalars) -> Iterator[Event]:
-        inputs: Sequence[Value] = instr.arguments[("then_inputs", "else_inputs")[number]]
-        body = instr.bodies[number]
-        known = {b: scalars[v] for b, v in zip(body.inputs, inputs) if v in scalars}
-        yield from self.block(body, known)
-
-    def _op(self, instr: Instr, scalars: Scalars) -> Iterator[Event]:
-        definition, arguments = instr.definition, instr.arguments
-        assert definition is not None
-        if "remote" in definition.effects:
-            row: Any = arguments["offset"]
-            if isinstance(row, Value):
-                if row not in scalars:
-                    raise GraphError(_unknown(instr, "a row whose number is on the device"))
-                row = scalars[row]
-            kind = "load" if "load" in definition.name else "store"
-            name = str(arguments["remote_buffer"].remote_buffer_id)
-            yield Event(self.phase, kind, name, int(np.asarray(row).reshape(())))
+    def _steps(self, instr: Instr) -> Iterator[Step]:
+        """What an instruction does that starts a phase, moves something or makes what is
+        needed.
+        """
+        if id(instr) in self._phases:
+            yield self._entering(self._phases[id(instr)])
+        makes = any(value.host and value in self._needed for value in instr.outputs)
+        moves = any(not _is_silent(body) for body in instr.bodies)
+        if instr.kind == "copy":
+            if makes:
+                yield _copying(instr)
+        elif instr.kind in ("call", "repeat"):
+            if makes or moves:
+                yield self._repeating(instr)
+        elif instr.kind == "conditional":
+            if moves:
+                yield self._choosing(instr)
+        elif instr.host:
+            if makes:
+                yield _evaluating(instr)
         elif _moves(instr):
-            yield Event(self.phase, "collective", definition.name)
+            yield self._moving(instr)
+
+    def _entering(self, phase: str) -> Step:
+        def enter(scalars: Scalars) -> None:
+            self._phase = phase
+
+        return enter
+
+    def _repeating(self, instr: Instr) -> Step:
+        body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
+        count = instr.arguments["repeat_count"] if instr.kind == "repeat" else 1
+        given = self._needed_of(body.inputs, inputs)
+        carried = self._needed_of(body.inputs, body.outputs) if instr.kind == "repeat" else []
+        fixed = [pair for pair in given if pair[0] not in dict(carried)]
+        made = self._needed_of(instr.outputs, body.outputs if count else inputs)
+        made = [(to, of) for to, of in made if to.host]
+
+        def repeat(scalars: Scalars) -> None:
+            inner = _passed(given, scalars)
+            for i in range(count):
+                if i:
+                    inner = {**_passed(fixed, scalars), **_passed(carried, inner)}
+                self.run(body, inner)
+            scalars.update(_passed(made, inner if count else scalars))
+
+        return repeat
+
+    def _choosing(self, instr: Instr) -> Step:
+        condition, events = instr.arguments["cond"], self.events
+        branches = [(body, self._needed_of(body.inputs, inputs)) for body, inputs in instr.calls()]
+
+        def run(number: int, scalars: Scalars) -> list[Event]:
+            body, given = branches[number]
+            start = len(events)
+            self.run(body, _passed(given, scalars))
+            return events[start:]
+
+        def choose(scalars: Scalars) -> None:
+            if condition in scalars:
+                run(0 if scalars[condition] else 1, scalars)
+                return
+            then = run(0, scalars)
+            del events[len(events) - len(then) :]
+            if run(1, scalars) != then:
+                raise GraphError(
+                    _unknown(
+                        instr,
+                        "a branch around transfers whose condition is on the device, and the other "
+                        "branch has others",
+                    )
+                )
+
+        return choose
+
+    def _needed_of(self, to: Iterable[Value], of: Iterable[Value]) -> list[tuple[Value, Value]]:
+        """Pairs whose first one is needed."""
+        return [(t, o) for t, o in zip(to, of) if t in self._needed]
+
+    def _moving(self, instr: Instr) -> Step:
+        definition, arguments, events = instr.definition, instr.arguments, self.events
+        assert definition is not None
+        if "remote" not in definition.effects:
+            return lambda scalars: events.append(Event(self._phase, "collective", definition.name))
+        row: Any = arguments["offset"]
+        kind = "load" if "load" in definition.name else "store"
+        name = str(arguments["remote_buffer"].remote_buffer_id)
+
+        def move(scalars: Scalars) -> None:
+            if isinstance(row, Value) and row not in scalars:
+                raise GraphError(_unknown(instr, "a row whose number is on the device"))
+            number = int(scalars[row].item() if isinstance(row, Value) else row)
+            events.append(Event(self._phase, kind, name, number))
+
+        return move
+
+
+def _needed(main: Block) -> set[Value]:
+    """The values that rows and branches follow from, and what is written: others may share it."""
+    sources: defaultdict[Value, list[Value]] = defaultdict(list)
+    left: list[Value] = []
+    for instr in instrs_of(main):
+        for value, source in _follows_from(instr):
+            sources[value].append(source)
+        if instr.kind == "conditional":
+            left.append(instr.arguments["cond"])
+        elif "remote" in instr.effects and isinstance(instr.arguments["offset"], Value):
+            left.append(instr.arguments["offset"])
+        elif instr.host and instr.written():
+            left += instr.outputs
+    found: set[Value] = set()
+    while left:
+        value = left.pop()
+        if value not in found:
+            found.add(value)
+            left += sources[value]
+    return found
+
+
+def _follows_from(instr: Instr) -> Iterator[tuple[Value, Value]]:
+    """Values that an instruction makes, or gives to what it runs, each with what it follows
+    from.
+    """
+    for body, inputs in instr.calls():
+        yield from zip(body.inputs, inputs)
+    if instr.kind in ("call", "repeat"):
+        body, inputs = instr.bodies[0], instr.arguments["inputs"]
+        yield from zip(instr.outputs, body.outputs)
+        yield from zip(instr.outputs, inputs)  # of a loop without rounds
+        yield from zip(body.inputs, body.outputs)
+    elif instr.host or instr.kind == "copy":
+        yield from product(instr.outputs, instr.inputs())
+
+
+def _passed(pairs: list[tuple[Value, Value]], scalars: Scalars) -> Scalars:
+    """What is known of the second ones, as the first ones."""
+    return {to: scalars[of] for to, of in pairs if of in scalars}
 
 
 def _is_silent(block: Block) -> bool:
@@ -144,22 +234,43 @@ def _moves(instr: Instr) -> bool:
     return "remote" in definition.effects or (meets(instr) and READS.get(definition.name) != "own")
 
 
-def _evaluate(instr: Instr, scalars: Scalars) -> None:
-    definition = instr.definition
+def _copying(instr: Instr) -> Step:
+    source, result = instr.arguments["t"], instr.outputs[0]
+
+    def copy(scalars: Scalars) -> None:
+        if source in scalars:
+            scalar = scalars[source]
+            scalars[result] = scalar.copy() if instr.needs_copy else scalar
+
+    return copy
+
+
+def _evaluating(instr: Instr) -> Step:
+    definition, inputs, outputs = instr.definition, instr.inputs(), instr.outputs
     assert definition is not None and definition.host is not None
-    if any(v not in scalars for v in instr.inputs()):
-        return
-    args, kwargs = call_arguments(
-        definition, {n: filled(a, scalars.__getitem__) for n, a in instr.arguments.items()}
-    )
-    result = definition.host(*args, **kwargs)
-    if definition.writes:
-        target = scalars[instr.arguments[definition.writes[0]]]
-        target[...] = result
-        scalars[instr.outputs[0]] = target
-        return
-    for value, found in zip(instr.outputs, [result] if len(instr.outputs) == 1 else result):
-        scalars[value] = np.array(found, dtype=value.spec.dtype.as_numpy())
+    host = definition.host
+    args, kwargs = call_arguments(definition, instr.arguments)
+    target = instr.arguments[definition.writes[0]] if definition.writes else None
+    types = [value.spec.dtype.as_numpy() for value in outputs]
+
+    def evaluate(scalars: Scalars) -> None:
+        if any([value not in scalars for value in inputs]):
+            return
+        known = scalars.__getitem__
+        result = host(
+            *[known(a) if isinstance(a, Value) else filled(a, known) for a in args],
+            **{name: filled(a, known) for name, a in kwargs.items()},
+        )
+        if target is not None:
+            scalars[target][...] = result
+            scalars[outputs[0]] = scalars[target]
+            return
+        for value, found, data_type in zip(
+            outputs, [result] if len(outputs) == 1 else result, types
+        ):
+            scalars[value] = np.array(found, dtype=data_type)
+
+    return evaluate
 
 
 def _unknown(instr: Instr, what: str) -> str:

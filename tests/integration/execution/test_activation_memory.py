@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers.quick import cases
 from popxl import extensions
 
 from popxl_gpt.config import Config, override
@@ -32,7 +31,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", cases(CASES, lambda case: case == "steps in one call"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_losses_norms_and_weights_are_those_of_recomputation_bit_for_bit(case):
     config = CASES[case]
     (expected, weights), *others = (

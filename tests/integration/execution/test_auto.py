@@ -169,6 +169,7 @@ def memory():
     return account.ProcessMemory(itself=1 << 20, rows=0, tensors=0, saving=0, copy=0)
 
 
+@pytest.mark.slow
 def test_the_fastest_by_trials_is_chosen_and_slower_plans_are_not_tried(monkeypatch):
     Linear(monkeypatch)
     found = chosen(small(), monkeypatch)

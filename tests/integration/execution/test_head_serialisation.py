@@ -89,6 +89,7 @@ def reachable(graph: popxl.Graph) -> "set[popxl.Graph]":
     return {graph}.union(*(reachable(called) for called in graph.called_graphs))
 
 
+@pytest.mark.slow
 def test_logits_of_one_piece_exist_at_a_time():
     config = small(micro_batch_size=4, vocabulary_size=5003)
     pieces = override(config, head_serialisation=6)

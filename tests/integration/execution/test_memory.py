@@ -197,6 +197,7 @@ def test_freed_memory_that_the_engine_keeps_is_handed_back_when_asked():
     assert int(done.stdout) > 60 * 2**20
 
 
+@pytest.mark.slow
 def test_memory_is_handed_back_after_compiling_and_around_each_validation(tmp_path, monkeypatch):
     released: list[bool] = []
     monkeypatch.setattr(

@@ -20,6 +20,7 @@ def test_parameters_equal_gpt2s_published_counts():
     assert {name: parameter_count(preset(name).model) for name in counts} == counts
 
 
+@pytest.mark.slow
 def test_parameters_are_those_of_hugging_faces_model_of_the_same_sizes():
     model = small(feed_forward_size=40).model
     theirs = hugging_face(model, random_weights(model))

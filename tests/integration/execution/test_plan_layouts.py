@@ -99,6 +99,7 @@ def chosen(alone, memory, monkeypatch, shown):
     return that_fit([without_peaks(p) for p in alone], memory, with_peaks), asked
 
 
+@pytest.mark.slow
 def test_peaks_are_found_of_the_layouts_that_are_shown_alone(alone, monkeypatch):
     found, asked = chosen(alone, None, monkeypatch, shown=1)
     assert found.shown == alone[:1] and asked == [alone[0].config]
@@ -108,6 +109,7 @@ def test_peaks_are_found_of_the_layouts_that_are_shown_alone(alone, monkeypatch)
     assert peaks == [alone[0].program.peak_bytes, None, None]
 
 
+@pytest.mark.slow
 def test_layouts_that_do_not_fit_device_memory_are_left_out(alone, monkeypatch):
     peaks = sorted(p.program.peak_bytes for p in alone)
     assert len(set(peaks)) == 3

@@ -252,6 +252,7 @@ def test_a_run_goes_on_while_it_saves_and_its_checkpoints_are_those_of_one_that_
     check(tmp_path, undisturbed, 2, 4, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, code, steps",
     [(signal.SIGTERM, 128 + signal.SIGTERM, (2, 4)), (signal.SIGUSR1, 0, (2, 4, 6))],

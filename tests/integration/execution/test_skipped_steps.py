@@ -2,12 +2,14 @@
 others say so.
 """
 
+import functools
 import html
 import json
 import math
 import os
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from popxl_gpt.config import (
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import optimizer
 from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun, checkpoints_in
+from popxl_gpt.execution.host import StepResult
 from popxl_gpt.execution.metrics import MetricsFile, read_metrics
 from popxl_gpt.execution.overflow import COUNTERS, Skipped
 from popxl_gpt.execution.pretraining import pretraining
@@ -72,45 +75,57 @@ every_layout = pytest.mark.parametrize(
 )
 
 
+RATES = [1e-3, POISON, POISON, 1e-3, 1e-3, POISON]
+
+
+class OneByOne(NamedTuple):
+    """What steps at `RATES` give in a program of one step, and what they leave behind."""
+
+    results: "list[StepResult]"
+    states: "list[dict[str, bytes]]"
+    """Before the first step, and after each."""
+    counts: "list[Skipped]"
+    """As the states."""
+
+
+@functools.cache
+def one_by_one(name: str) -> OneByOne:
+    """Of a layout, for a test with `poisoned`: several compare with it."""
+    config = override(LAYOUTS[name], steps=len(RATES))
+    session = session_of(config)
+    found = OneByOne([], [state_of(session)], [Skipped.of(session)])
+    for step, rate in enumerate(RATES):
+        found.results.extend(run(session, config, step, [rate]))
+        found.states.append(state_of(session))
+        found.counts.append(Skipped.of(session))
+    return found
+
+
 @pytest.mark.slow
 @every_layout
 def test_a_step_with_an_infinite_gradient_changes_no_bit_of_the_state(name, poisoned):
-    config = LAYOUTS[name]
-    session = session_of(config)
-    (first,) = run(session, config, 0, [1e-3])
-    before = state_of(session)
-    assert not first.is_skipped and Skipped.of(session) == Skipped(0, 0)
-    for count in (1, 2):
-        (skipped,) = run(session, config, count, [POISON])
-        assert (
-            skipped.is_skipped and skipped.gradient_norm == math.inf and math.isfinite(skipped.loss)
-        )
-        assert state_of(session) == before
-        assert Skipped.of(session) == Skipped(count, count)
-    (last,) = run(session, config, 3, [1e-3])
-    assert not last.is_skipped and Skipped.of(session) == Skipped(2, 0)
-    assert all(
-        state_of(session)[name] != bits
-        for name, bits in before.items()
-        if name.endswith(("_order", ".step"))
-    )
+    results, states, counts = one_by_one(name)
+    assert [result.is_skipped for result in results] == [rate == POISON for rate in RATES]
+    for number, result in enumerate(results):
+        if result.is_skipped:
+            assert result.gradient_norm == math.inf and math.isfinite(result.loss)
+            assert states[number + 1] == states[number]
+    changing = [name for name in states[0] if name.endswith(("_order", ".step"))]
+    for before, after in ((states[3], states[4]), (states[4], states[5])):
+        assert changing and all(after[name] != before[name] for name in changing)
+    assert counts == [Skipped(*c) for c in ((0, 0), (0, 0), (1, 1), (2, 2), (2, 0), (2, 0), (3, 1))]
 
 
 @pytest.mark.slow
 @every_layout
 def test_skipped_steps_are_the_same_with_several_device_iterations(name, poisoned):
-    config, rates = LAYOUTS[name], [1e-3, POISON, 1e-3, 1e-3, POISON, POISON]
-    config = override(config, steps=len(rates))
-    alone = session_of(config)
-    expected = [result for i, rate in enumerate(rates) for result in run(alone, config, i, [rate])]
-    assert [result.is_skipped for result in expected] == [rate == POISON for rate in rates]
-    config = override(config, device_iterations=3)
-    together = session_of(config)
-    assert [
-        result for i in (0, 3) for result in run(together, config, i, rates[i : i + 3])
-    ] == expected
-    assert state_of(together) == state_of(alone)
-    assert Skipped.of(together) == Skipped.of(alone) == Skipped(3, 2)
+    expected = one_by_one(name)
+    config = override(LAYOUTS[name], steps=len(RATES), device_iterations=3)
+    session = session_of(config)
+    results = [r for i in (0, 3) for r in run(session, config, i, RATES[i : i + 3])]
+    assert results == expected.results
+    assert state_of(session) == expected.states[-1]
+    assert Skipped.of(session) == expected.counts[-1]
 
 
 @pytest.mark.slow
@@ -152,15 +167,13 @@ def test_plain_popxls_optimizer_skips_with_the_same_bits(name, poisoned, monkeyp
     """Its updates always happen, so the application puts back what was there. What is rounded at
     random draws anew.
     """
-    config, rates = override(LAYOUTS[name], steps=3), [1e-3, POISON, 1e-3]
-    ours, plain = session_of(config), None
+    expected = one_by_one(name)
     monkeypatch.setattr(optimizer, "update_condition", dict)
-    plain = session_of(config)
-    with_condition, without = (
-        [run(s, config, i, [r]) for i, r in enumerate(rates)] for s in (ours, plain)
-    )
-    assert without == with_condition
-    assert state_of(plain) == state_of(ours)
+    config = override(LAYOUTS[name], steps=len(RATES))
+    session = session_of(config)
+    results = [r for i, rate in enumerate(RATES) for r in run(session, config, i, [rate])]
+    assert results == expected.results
+    assert state_of(session) == expected.states[-1]
 
 
 @pytest.mark.slow

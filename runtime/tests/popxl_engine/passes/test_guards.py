@@ -33,6 +33,7 @@ def program_of(given: str | list[Any]) -> Build | Program:
     return (Scene(name, dtype, wrap, (Perturbation(*perturbation),) if perturbation else ()),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module, guard", SHOWN, ids=str)
 def test_without_a_guard_a_program_is_wrong(module: str, guard: str, monkeypatch: Any) -> None:
     checker = Checker(program_of(SHOWN[module, guard]))

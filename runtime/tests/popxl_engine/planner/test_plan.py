@@ -23,6 +23,7 @@ from helpers.plan_programs import (
 )
 from popxl import ops
 from popxl.errors import GraphError
+from popxl.op_records import OPS
 from popxl.ops import collectives
 from popxl.plan import Event, Machine, PhaseTime, phase_time
 from popxl.planning import measure, plan, sequence
@@ -307,6 +308,32 @@ def test_times_add_up_as_they_are_said_to():
 def test_a_machine_can_be_measured():
     machine = measure()
     assert machine.flops > 1e8 and machine.link > 1e7 and machine.remote > 1e7
+
+
+def test_a_sequence_evaluates_what_rows_follow_from_and_no_seeds(monkeypatch: Any):
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((M,), popxl.float32, 9)
+
+        def two_rows(
+            row: popxl.TensorByRef, other: popxl.Tensor, seed: popxl.Tensor
+        ) -> tuple[popxl.Tensor, popxl.Tensor]:
+            seed, _ = ops.split_random_seed(seed)
+            ops.remote_store(buffer, row, ops.remote_load(buffer, other))
+            ops.add_(row, popxl.constant(2, popxl.int32))  # seen outside
+            return row + popxl.constant(1, popxl.int32), seed
+
+        row = popxl.variable(1, popxl.int32)
+        seed = popxl.constant((1, 2), popxl.uint32)
+        graph = ir.create_graph(two_rows, row, row, seed)
+        other = row + popxl.constant(-1, popxl.int32)
+        for _ in range(2):
+            other, seed = ops.call(graph, row, other, seed)
+    drawn: list[Any] = []
+    monkeypatch.setattr(OPS["split_random_seed"], "host", lambda *given: drawn.append(given))
+    found = [(event.kind, event.row) for event in sequence(ir)]
+    assert found == [("load", 0), ("store", 1), ("load", 4), ("store", 3)]
+    assert not drawn
 
 
 def test_a_row_that_only_the_device_knows_has_no_sequence():
