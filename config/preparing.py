@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
 from popxl_gpt.config.errors import ConfigError
-from popxl_gpt.config.programs import called_as, unknown_command
+from popxl_gpt.config.programs import typed_as, unknown_command
 from popxl_gpt.config.schema import PathText
 
 CHARACTERS, GPT2 = "characters", "gpt2"
@@ -179,7 +179,7 @@ def parse_preparation(arguments: Sequence[str]) -> Any:
         ConfigError: lists every problem.
         SystemExit: with code 0 after printing the help.
     """
-    program = called_as("popxl-gpt-prepare", "data/prepare.py")
+    program = typed_as("popxl-gpt-prepare", "data/prepare.py")
     name, *words = list(arguments) or [""]
     if name in HELP_FLAGS:
         print(_help_text(program))

@@ -50,8 +50,8 @@ def unknown_command(name: str, known: "Iterable[str]", program: str) -> str:
     )
 
 
-def called_as(command: str, script: str, of: str | None = None) -> str:
-    """The name that a program was called by: its console command's, or its script's. With ``of``,
-    the name of another program beside the one of that console command.
+def typed_as(command: str, script: str) -> str:
+    """What starts a program, in words for its user: its console command where this process was
+    started by a console command, or else its script.
     """
-    return command if Path(sys.argv[0]).name == (of or command) else script
+    return command if Path(sys.argv[0]).name.startswith("popxl-gpt-") else script

@@ -1,8 +1,7 @@
-"""Where samples come from: token files, or numbers made on the spot."""
+"""Samples of token files. Those without files are in `in_memory`."""
 
 import contextlib
 import functools
-import glob
 import hashlib
 import json
 import logging
@@ -13,13 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import example
-from popxl_gpt.data.description import Described, check_size, describe, read_info, tokenizer_of
+from popxl_gpt.data.description import Described, check_size, describe, tokenizer_of
 from popxl_gpt.data.errors import DamagedRecordError, DataError
 from popxl_gpt.data.masking import ids_of, masked
 from popxl_gpt.data.records import DAMAGED, RecordFile
-from popxl_gpt.data.sampling import Mixture, derive_key, mix
+from popxl_gpt.data.sampling import Mixture
+from popxl_gpt.data.token_files import find_files, read_infos
 from popxl_gpt.data.windows import Windows
 
 VERIFIED_BYTES = 32 * 2**20
@@ -65,36 +64,6 @@ class Dataset(Protocol):
         """Return from where to where the labels of samples are in no sample before, int [n] ->
         int64 [n, 2].
         """
-
-
-def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the files that paths, folders (their `*.tfrecord`) and globs stand for, each once,
-    ordered by name.
-
-    The indices beside the files, which a wide glob matches too (here or in a shell), are left out.
-
-    Raises:
-        DataError: if a pattern matches nothing.
-    """
-    found: set[Path] = set()
-    several = [patterns] if isinstance(patterns, (str, Path)) else patterns
-    for pattern in several:
-        path = user_path("input files", pattern)
-        if path.suffix == ".tfindex" and path.with_suffix(".tfrecord") in map(Path, several):
-            continue
-        if path.is_dir():
-            matches = list(path.glob("*.tfrecord"))
-        else:
-            globbed = (Path(name) for name in glob.glob(str(path), recursive=True))
-            named = [path] if path.exists() else globbed
-            matches = [name for name in named if name.suffix != ".tfindex"]
-        if not matches:
-            raise DataError(
-                f"input files: got '{pattern}', which matches no file; expected TFRecord files. "
-                "Check the path, or make them with data/prepare.py."
-            )
-        found.update(matches)
-    return sorted(found, key=lambda path: (path.name, str(path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +135,7 @@ class TokenDataset:
             raise DataError(
                 "input files: got none; expected TFRecord files. Name some, or use synthetic data."
             )
-        infos = _read_infos(paths, vocabulary_size)
+        infos = read_infos(paths, vocabulary_size)
         self.info = infos[paths[0].parent]
         named = (tokenizer_of(folder, info) for folder, info in infos.items())
         self.tokenizers = tuple(path for path in named if path is not None)
@@ -405,98 +374,6 @@ class TokenDataset:
         return tokens if counts is None else masked(tokens, counts)
 
 
-class TokenArray:
-    """The samples of one text in memory, each `stride` tokens after the one before.
-
-    Args:
-        tokens: int [tokens], at least 2.
-        sequence_length, stride: as of `TokenDataset`.
-    """
-
-    info: dict[str, Any] | None = None
-    tokenizers: tuple[Path, ...] = ()
-    is_masked = False
-    mixture: Mixture | None = None
-
-    def __init__(
-        self, tokens: np.ndarray, sequence_length: int, vocabulary_size: int, stride: int
-    ) -> None:
-        self.sequence_length = sequence_length
-        self.vocabulary_size = vocabulary_size
-        self._tokens = tokens
-        self._windows = Windows(len(tokens) - 1, sequence_length, stride)
-
-    def __len__(self) -> int:
-        return self._windows.count
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the data."""
-        content = np.ascontiguousarray(self._tokens, dtype=np.int64).tobytes()
-        return hashlib.sha256(content).hexdigest()[:16]
-
-    def read(self, samples: np.ndarray) -> np.ndarray:
-        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]; zeros after a
-        text that is shorter.
-        """
-        batch = np.zeros((len(samples), self.sequence_length + 1), dtype=np.int32)
-        for row, begin in zip(batch, self._windows.begin(np.asarray(samples))):
-            found = self._tokens[begin : begin + row.size]
-            row[: found.size] = found
-        return batch
-
-    def counted(self, samples: np.ndarray) -> np.ndarray:
-        """As of `TokenDataset`."""
-        return self._windows.counted(np.asarray(samples))
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class SyntheticDataset:
-    """Samples of uniformly random tokens, made when they are read; each depends only on the seed
-    and its number.
-    """
-
-    tokenizers: tuple[Path, ...] = ()
-    is_masked = False
-    mixture: Mixture | None = None
-
-    def __init__(
-        self, sequence_length: int, vocabulary_size: int, seed: int = 0, samples: int = 2**32
-    ) -> None:
-        self.sequence_length = sequence_length
-        self.vocabulary_size = vocabulary_size
-        self.info: dict[str, Any] | None = None
-        self._samples = samples
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return self._samples
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the data."""
-        facts = [self.sequence_length, self.vocabulary_size, self._samples, self._seed]
-        return hashlib.sha256(json.dumps(["synthetic", *facts]).encode()).hexdigest()[:16]
-
-    def read(self, samples: np.ndarray) -> np.ndarray:
-        """Return the tokens of samples, int [n] -> int32 [n, sequence_length + 1]."""
-        tokens = self.sequence_length + 1
-        numbers = np.asarray(samples, dtype=np.uint64)[:, None] * np.uint64(tokens) + np.arange(
-            tokens, dtype=np.uint64
-        )
-        ids: np.ndarray = mix(numbers, derive_key(self._seed)) % np.uint64(self.vocabulary_size)
-        return ids.astype(np.int32)
-
-    def counted(self, samples: np.ndarray) -> np.ndarray:
-        """All labels of every sample, int64 [n, 2]."""
-        return np.tile(np.array([[0, self.sequence_length]], np.int64), (len(samples), 1))
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
 def _sampled(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Which bytes name files of these sizes: file, start, size. All of them, or pieces that lie
     evenly over all files.
@@ -511,32 +388,3 @@ def _sampled(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         number = int(np.searchsorted(ends, place, side="right"))
         start = place - int(ends[number]) + sizes[number]
         yield number, start, min(SAMPLED_PIECE, sizes[number] - start)
-
-
-def _read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str, Any] | None]:
-    """What `dataset.json` says in each of the files' folders."""
-    infos = {folder: read_info(folder) for folder in dict.fromkeys(path.parent for path in paths)}
-    for folder, info in infos.items():
-        if info is not None and info["vocabulary_size"] > vocabulary_size:
-            raise DataError(
-                f"{folder / 'dataset.json'}: got data with vocabulary_size "
-                f"{info['vocabulary_size']}; expected at most the model's, {vocabulary_size}. "
-                f"Give --vocabulary_size {info['vocabulary_size']}."
-            )
-        if info is not None:
-            _tell_of_lost_files(folder, info, paths)
-    return infos
-
-
-def _tell_of_lost_files(folder: Path, info: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Say so where files are gone that `dataset.json` lists together with some of these."""
-    here = {path.name for path in paths if path.parent == folder}
-    for split in info.get("splits", {}).values():
-        listed = [file["name"] for file in split["files"]]
-        lost = [name for name in listed if name not in here and not (folder / name).exists()]
-        if lost and here.intersection(listed):
-            _LOG.warning(
-                "%s: got a description of %d files, of which %d are not there, the first %s; "
-                "expected all. Going on without their text: restore them, or prepare again.",
-                folder / "dataset.json", len(listed), len(lost), lost[0],
-            )  # fmt: skip

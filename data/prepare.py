@@ -30,9 +30,8 @@ from popxl_gpt.config.preparing import (
     parse_preparation,
 )
 from popxl_gpt.config.presets import did_you_mean
-from popxl_gpt.config.programs import called_as
+from popxl_gpt.config.programs import typed_as
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.dataset import find_files
 from popxl_gpt.data.description import tokenizer_of
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
@@ -40,6 +39,7 @@ from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.sources import Source, stdlib_source, text_source
+from popxl_gpt.data.token_files import find_files
 from popxl_gpt.data.wikipedia import wikipedia_source
 from popxl_gpt.utils.units import counted
 
@@ -175,7 +175,7 @@ def _show(output: Path, info: dict[str, Any]) -> None:
 
 def _show_training(output: Path, info: dict[str, Any]) -> None:
     """Print a command that trains on what was prepared."""
-    program = called_as("popxl-gpt-train", "python demo/pretraining.py", of="popxl-gpt-prepare")
+    program = typed_as("popxl-gpt-train", "python demo/pretraining.py")
     begin = (
         "--config RUN/config.yml --init_from RUN --masked_labels --document_attention "
         f"--sequence_length {info['sequence_length']}"

@@ -24,7 +24,7 @@ from popxl_gpt.config import (
 from popxl_gpt.config.bounds import Within
 from popxl_gpt.config.plain_files import open_plain
 from popxl_gpt.config.preparing import parse_preparation
-from popxl_gpt.config.programs import called_as, start, unknown_command
+from popxl_gpt.config.programs import start, typed_as, unknown_command
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero
 from popxl_gpt.config.texts import IsFreeText
 from popxl_gpt.execution.reports.options import PlanOptions
@@ -201,7 +201,7 @@ class TrainedModelCommand:
 
     def _known(self) -> "dict[str, Any]":
         return {
-            "program": f"{called_as(self.command, self.script)}: {self.about}",
+            "program": f"{typed_as(self.command, self.script)}: {self.about}",
             "options": self.options,
             "defaults": dict(self.defaults),
             "unused": self.unused(),
@@ -242,7 +242,7 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
         defaults = {**BY_THE_CLOCK, **ONE_HEAD}
     return parse_command_line(
         arguments,
-        program=f"{called_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
+        program=f"{typed_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
         default="demo" if given is None else "modern",
         options=TrainOptions,
         defaults=defaults,
@@ -281,7 +281,7 @@ def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:
     """Which runs the page shows, and where it goes."""
-    program = called_as("popxl-gpt-report", "demo/report.py")
+    program = typed_as("popxl-gpt-report", "demo/report.py")
     return parse_options(
         arguments, program=f"{program}: runs as a page", options=ReportOptions, words="runs"
     )
@@ -289,7 +289,7 @@ def parse_report(arguments: Sequence[str]) -> ReportOptions:
 
 def parse_conversion(arguments: Sequence[str]) -> "tuple[str, Conversion]":
     """The way to convert, and what it takes."""
-    program = called_as("popxl-gpt-convert", "demo/convert.py")
+    program = typed_as("popxl-gpt-convert", "demo/convert.py")
     name, *words = list(arguments) or [""]
     if name in ("--help", "-h"):
         lines = [f"  {name:<20}{about}" for name, (about, _) in CONVERSIONS.items()]

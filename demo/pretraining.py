@@ -17,12 +17,8 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
 from shlex import quote
-from textwrap import indent
-from typing import Any
 
-import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
@@ -30,17 +26,14 @@ from popxl_gpt.config import (
     Config,
     ConfigError,
     DivergedError,
-    NotFiniteError,
     SpikeError,
     UserError,
     changes,
     given_settings,
     stage_of,
 )
-from popxl_gpt.config.plain_files import append_plain
-from popxl_gpt.config.programs import called_as
-from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
-from popxl_gpt.data.masking import ids_of
+from popxl_gpt.config.programs import typed_as
+from popxl_gpt.data import Dataset
 from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.description import describe
@@ -48,7 +41,13 @@ from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
 from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
-from popxl_gpt.demo.text import MARK, check_made_by, read_tokenizer, whole_lines, write_samples
+from popxl_gpt.demo.samples import Samples, show_samples_if_finite
+from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.demo.training_data import (
+    check_tokenizer,
+    data_errors_are_user_errors,
+    open_data,
+)
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import WarningsFile, warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
@@ -70,8 +69,6 @@ from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
-PROMPT_TOKENS = 64
-SAMPLE_TOKENS = 100
 LEAST_SECONDS = 10.0
 """In which what is trained is chosen, and something is learned."""
 
@@ -320,98 +317,6 @@ def _check_all_can_read(problem: str | None) -> None:
             )
 
 
-@contextlib.contextmanager
-def data_errors_are_user_errors() -> Iterator[None]:
-    """Input that cannot be used is the user's to change."""
-    try:
-        yield
-    except DataError as error:
-        raise UserError(str(error)) from error
-
-
-def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
-    """Training and validation data; without files, random tokens."""
-    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
-    if config.data.is_synthetic:
-        seed = config.training.seed
-        return SyntheticDataset(sequence, vocabulary, seed), SyntheticDataset(
-            sequence, vocabulary, seed + 1
-        )
-    validation = config.data.validation_files
-    place: dict[str, Any] = {
-        "instance": popdist.getInstanceIndex(),
-        "instances": popdist.getNumInstances(),
-        "skip_damaged": config.data.skip_damaged,
-    }
-    data = _training_data(config, place)
-    return (
-        data,
-        TokenDataset(validation, sequence, vocabulary, stride=sequence, **place)
-        if validation
-        else None,
-    )
-
-
-def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
-    """The files to train on, or a mixture of some; those that the settings fit."""
-    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
-    mixed = config.data.mixed()
-    parts = (
-        [(config.data.input_files, 1.0)]
-        if not mixed
-        else [
-            ((f"{name}/train-*.tfrecord" if Path(name).is_dir() else name,), weight)
-            for name, weight in mixed.items()
-        ]
-    )
-    sources: list[Dataset] = []
-    for files, _ in parts:
-        data = TokenDataset(files, sequence, vocabulary, **place)
-        _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
-        sources.append(data)
-    return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])
-
-
-def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:
-    """Refuse data that mark what the program would not see."""
-    if data.is_masked and not config.training.masked_labels:
-        raise UserError(
-            f"{flag}: got {name} with prompts, whose tokens do not count as labels; "
-            "expected masked_labels. Give --masked_labels."
-        )
-    end = (data.info or {}).get("end_of_text", config.model.end_of_text)
-    if config.model.document_attention and end != config.model.end_of_text:
-        raise UserError(
-            f"--end_of_text: got {config.model.end_of_text}; expected {end}, with which documents "
-            f"of {name} end. Give --end_of_text {end}."
-        )
-
-
-def check_tokenizer(
-    config: Config, tokenizer: Tokenizer | None, data: Dataset, validation_data: Dataset | None
-) -> None:
-    """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not
-    have.
-    """
-    if tokenizer is None:
-        return
-    tokens = max(tokenizer.get_vocab().values()) + 1
-    if tokens > config.model.vocabulary_size:
-        raise UserError(
-            f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected at most "
-            f"vocabulary_size = {config.model.vocabulary_size}. Use the tokenizer that made the "
-            "data."
-        )
-    if data.info is not None and tokens != data.info["vocabulary_size"]:
-        raise UserError(
-            f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected the data's "
-            f"{data.info['vocabulary_size']}. Use the tokenizer.json beside the data."
-        )
-    for read in (data, validation_data):
-        if read is not None:
-            check_made_by(tokenizer, config.data.tokenizer or "", read)
-
-
 def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> None:
     """Print what is trained, where its files go and where it begins."""
     base, changed = changes(config)
@@ -433,65 +338,6 @@ def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> Non
             print("nothing is left of the run's steps; it trains for longer with more --steps")
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Texts that the model writes while it is trained."""
-
-    tokenizer: Tokenizer | None
-    data: Dataset
-    options: Options
-
-    def after_steps(self, run: TrainingRun, steps: int) -> None:
-        """Write them where they are due: not after the last step, at which they come anyway."""
-        every, end = self.options.sample_every, run.config.training.steps
-        if not every or run.step >= end or run.step // every == (run.step - steps) // every:
-            return
-        with run.away():
-            show_samples_if_finite(run, self.tokenizer, self.data, self.options.samples)
-
-
-def show_samples_if_finite(
-    run: TrainingRun, tokenizer: Tokenizer | None, data: Dataset, samples: int
-) -> None:
-    """Let the model write, where there is a tokenizer and its logits are finite."""
-    if tokenizer is not None and samples > 0:
-        try:
-            show_samples(run, tokenizer, data, samples)
-        except NotFiniteError as error:  # everything that matters is saved
-            _LOG.warning("no samples: %s. Train with a lower learning rate.", error)
-
-
-def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
-    """Print and keep texts that the model writes, each after some lines of the data."""
-    length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
-    numbers = [index * (len(data) // samples) for index in range(samples)]
-    prompts = [
-        whole_lines(ids_of(data.read(np.array([number]))[0, :length]).tolist(), tokenizer)
-        for number in numbers
-    ]
-    texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
-    if run.records is None:
-        return
-    keep_samples(run.folder, run.step, texts)
-    if run.records.wandb is not None:
-        run.records.wandb.log_samples(run.step, texts)
-    for number, (prompt, text) in enumerate(texts, start=1):
-        print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
-        print(indent(prompt + MARK + text, "    | ", lambda line: True))
-
-
-def keep_samples(folder: RunFolder, step: int, texts: "Sequence[tuple[str, str]]") -> None:
-    """Append prompts, and what the model made of them, to the run's samples."""
-    lines = [
-        json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n" for prompt, text in texts
-    ]
-    try:
-        with open(append_plain(folder.samples), "a", encoding="ascii") as file:
-            file.writelines(lines)
-    except OSError as error:
-        _LOG.warning("%s: not written: '%s'.", folder.samples, error.strerror)
-
-
 def show_files(run: TrainingRun, memory: str) -> None:
     """Print where the run's files are, what memory it took, and how it goes on if it is to."""
     folder = run.folder
@@ -509,6 +355,6 @@ def show_files(run: TrainingRun, memory: str) -> None:
     print(f"  {'memory':<14}{memory}")
     is_stopped = run.divergence.failure is None and run.step < run.config.training.steps
     if is_stopped and checkpoints_in(folder.checkpoints):
-        program = called_as("popxl-gpt-train", "python demo/pretraining.py")
+        program = typed_as("popxl-gpt-train", "python demo/pretraining.py")
         words = f"--config {quote(str(folder.config))} --checkpoint.load auto"
         print(f"  {'continue with':<14}{program} {words}")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config import Config, override
-from popxl_gpt.data.dataset import find_files
 from popxl_gpt.data.description import read_info, tokenizer_of
 from popxl_gpt.data.records import RecordFile
+from popxl_gpt.data.token_files import find_files
 from popxl_gpt.execution.auto.trial import step_times
 from popxl_gpt.execution.memory import state_bytes
 from popxl_gpt.execution.model_size import parameter_count

@@ -15,7 +15,7 @@ from popxl_gpt.data.nanogpt import write_bins
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.tokenisation import END_OF_TEXT
-from popxl_gpt.demo.pretraining import open_data
+from popxl_gpt.demo.training_data import open_data
 
 PAIRS = [(f"{a}+{b}=", f"{a + b}") for a in range(12) for b in range(9)]
 

@@ -15,7 +15,7 @@ from popxl_gpt.data import (
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sampling import BLOCK, Mixture, shares_of
 from popxl_gpt.data.sources import text_source
-from popxl_gpt.demo.pretraining import open_data
+from popxl_gpt.demo.training_data import open_data
 from tests.integration.runs import run_job
 
 

@@ -31,7 +31,7 @@ SINGLE = {
 
 @dataclass(frozen=True)
 class Seat:
-    """A member's place in its group."""
+    """A member's position in its group."""
 
     size: int
     position: int

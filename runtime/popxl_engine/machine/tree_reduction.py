@@ -41,15 +41,15 @@ class TreeReduction:
         self._nodes[node] = operands.pop()
         width = self._size
         while width > 1:
-            level, place = node
-            left, right = (level, place & ~1), (level, place | 1)
+            level, position = node
+            left, right = (level, position & ~1), (level, position | 1)
             if right[1] < width:
                 if left not in self._nodes or right not in self._nodes:
                     return
                 value = self._pair(self._nodes.pop(left), self._nodes.pop(right))
             else:
                 value = self._nodes.pop(left)
-            node, width = (level + 1, place // 2), -(-width // 2)
+            node, width = (level + 1, position // 2), -(-width // 2)
             self._nodes[node] = value
             del value
 

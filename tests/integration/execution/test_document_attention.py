@@ -12,7 +12,7 @@ from helpers.quick import cases
 from popxl_gpt.config import UserError, override
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.preparation import Settings, prepare
-from popxl_gpt.demo.pretraining import open_data
+from popxl_gpt.demo.training_data import open_data
 from popxl_gpt.execution.host import document_positions, run_steps
 from popxl_gpt.execution.inference import evaluation, generation, logits, token_losses
 from popxl_gpt.execution.pretraining import pretraining, training_program

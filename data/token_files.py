@@ -1,0 +1,72 @@
+"""Which token files a user means, and what the `dataset.json` beside them says."""
+
+import glob
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from popxl_gpt.config.texts import user_path
+from popxl_gpt.data.description import read_info
+from popxl_gpt.data.errors import DataError
+
+_LOG = logging.getLogger(__name__)
+
+
+def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Return the files that paths, folders (their `*.tfrecord`) and globs stand for, each once,
+    ordered by name.
+
+    The indices beside the files, which a wide glob matches too (here or in a shell), are left out.
+
+    Raises:
+        DataError: if a pattern matches nothing.
+    """
+    found: set[Path] = set()
+    several = [patterns] if isinstance(patterns, (str, Path)) else patterns
+    for pattern in several:
+        path = user_path("input files", pattern)
+        if path.suffix == ".tfindex" and path.with_suffix(".tfrecord") in map(Path, several):
+            continue
+        if path.is_dir():
+            matches = list(path.glob("*.tfrecord"))
+        else:
+            globbed = (Path(name) for name in glob.glob(str(path), recursive=True))
+            named = [path] if path.exists() else globbed
+            matches = [name for name in named if name.suffix != ".tfindex"]
+        if not matches:
+            raise DataError(
+                f"input files: got '{pattern}', which matches no file; expected TFRecord files. "
+                "Check the path, or make them with data/prepare.py."
+            )
+        found.update(matches)
+    return sorted(found, key=lambda path: (path.name, str(path)))
+
+
+def read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str, Any] | None]:
+    """What `dataset.json` says in each of the files' folders."""
+    infos = {folder: read_info(folder) for folder in dict.fromkeys(path.parent for path in paths)}
+    for folder, info in infos.items():
+        if info is not None and info["vocabulary_size"] > vocabulary_size:
+            raise DataError(
+                f"{folder / 'dataset.json'}: got data with vocabulary_size "
+                f"{info['vocabulary_size']}; expected at most the model's, {vocabulary_size}. "
+                f"Give --vocabulary_size {info['vocabulary_size']}."
+            )
+        if info is not None:
+            _tell_of_lost_files(folder, info, paths)
+    return infos
+
+
+def _tell_of_lost_files(folder: Path, info: dict[str, Any], paths: Sequence[Path]) -> None:
+    """Say so where files are gone that `dataset.json` lists together with some of these."""
+    here = {path.name for path in paths if path.parent == folder}
+    for split in info.get("splits", {}).values():
+        listed = [file["name"] for file in split["files"]]
+        lost = [name for name in listed if name not in here and not (folder / name).exists()]
+        if lost and here.intersection(listed):
+            _LOG.warning(
+                "%s: got a description of %d files, of which %d are not there, the first %s; "
+                "expected all. Going on without their text: restore them, or prepare again.",
+                folder / "dataset.json", len(listed), len(lost), lost[0],
+            )  # fmt: skip

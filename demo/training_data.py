@@ -1,0 +1,105 @@
+"""The data that a run trains on, and validates with, as its configuration names them."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import popdist
+from tokenizers import Tokenizer
+
+from popxl_gpt.config import Config, UserError
+from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
+from popxl_gpt.demo.text import check_made_by
+
+
+@contextlib.contextmanager
+def data_errors_are_user_errors() -> Iterator[None]:
+    """Input that cannot be used is the user's to change."""
+    try:
+        yield
+    except DataError as error:
+        raise UserError(str(error)) from error
+
+
+def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
+    """Training and validation data; without files, random tokens."""
+    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
+    if config.data.is_synthetic:
+        seed = config.training.seed
+        return SyntheticDataset(sequence, vocabulary, seed), SyntheticDataset(
+            sequence, vocabulary, seed + 1
+        )
+    validation = config.data.validation_files
+    place: dict[str, Any] = {
+        "instance": popdist.getInstanceIndex(),
+        "instances": popdist.getNumInstances(),
+        "skip_damaged": config.data.skip_damaged,
+    }
+    data = _training_data(config, place)
+    return (
+        data,
+        TokenDataset(validation, sequence, vocabulary, stride=sequence, **place)
+        if validation
+        else None,
+    )
+
+
+def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
+    """The files to train on, or a mixture of some; those that the settings fit."""
+    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
+    mixed = config.data.mixed()
+    parts = (
+        [(config.data.input_files, 1.0)]
+        if not mixed
+        else [
+            ((f"{name}/train-*.tfrecord" if Path(name).is_dir() else name,), weight)
+            for name, weight in mixed.items()
+        ]
+    )
+    sources: list[Dataset] = []
+    for files, _ in parts:
+        data = TokenDataset(files, sequence, vocabulary, **place)
+        _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
+        sources.append(data)
+    return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])
+
+
+def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:
+    """Refuse data that mark what the program would not see."""
+    if data.is_masked and not config.training.masked_labels:
+        raise UserError(
+            f"{flag}: got {name} with prompts, whose tokens do not count as labels; "
+            "expected masked_labels. Give --masked_labels."
+        )
+    end = (data.info or {}).get("end_of_text", config.model.end_of_text)
+    if config.model.document_attention and end != config.model.end_of_text:
+        raise UserError(
+            f"--end_of_text: got {config.model.end_of_text}; expected {end}, with which documents "
+            f"of {name} end. Give --end_of_text {end}."
+        )
+
+
+def check_tokenizer(
+    config: Config, tokenizer: Tokenizer | None, data: Dataset, validation_data: Dataset | None
+) -> None:
+    """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not
+    have.
+    """
+    if tokenizer is None:
+        return
+    tokens = max(tokenizer.get_vocab().values()) + 1
+    if tokens > config.model.vocabulary_size:
+        raise UserError(
+            f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected at most "
+            f"vocabulary_size = {config.model.vocabulary_size}. Use the tokenizer that made the "
+            "data."
+        )
+    if data.info is not None and tokens != data.info["vocabulary_size"]:
+        raise UserError(
+            f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected the data's "
+            f"{data.info['vocabulary_size']}. Use the tokenizer.json beside the data."
+        )
+    for read in (data, validation_data):
+        if read is not None:
+            check_made_by(tokenizer, config.data.tokenizer or "", read)
