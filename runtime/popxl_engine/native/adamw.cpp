@@ -288,8 +288,7 @@ static void draw_block(const Noise& noise, int64_t index, int64_t count, Bits* t
     end = std::min(count, i + PERIOD - (index + i) % PERIOD);
     const Drawn drawn(noise, index + i);
 #pragma omp simd
-    for (int64_t n = 0; n < end - i; ++n)
-      to[i + n] = uint16_t(drawn.bits[n] + drawn.shift);
+    for (int64_t n = 0; n < end - i; ++n) to[i + n] = uint16_t(drawn.bits[n] + drawn.shift);
   }
 }
 

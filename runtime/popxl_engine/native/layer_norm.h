@@ -38,7 +38,8 @@ struct Moments {
 
   Moments(float left, float square, int64_t columns)
       : rest(left / float(columns)),
-        squares(at_least(square - rest * left, 0.0f)) {}  // of equal numbers rounding may leave less
+        squares(at_least(square - rest * left, 0.0f)) {
+  }  // of equal numbers rounding may leave less
 };
 
 // Of a row far from zero the mean has lost digits in rounding; what is left of the numbers less it
@@ -90,9 +91,8 @@ static Row row_of(const T* dy, const T* x, const float* weight, float mean, floa
   Sums<Lanes> lanes{};
   int64_t i = 0;
   for (; i + LANES <= columns; i += LANES) lanes.add(dy + i, x + i, weight + i, mean);
-  Sums<float> sums{sum_of(lanes.slope),
-                   sum_of(lanes.product),
-                   {sum_of(lanes.of.left), sum_of(lanes.of.square)}};
+  Sums<float> sums{
+      sum_of(lanes.slope), sum_of(lanes.product), {sum_of(lanes.of.left), sum_of(lanes.of.square)}};
   for (; i < columns; ++i) sums.add(dy + i, x + i, weight + i, mean);
   const Moments moments(sums.of.left, sums.of.square, columns);
   const float count = float(columns), rest = moments.rest,

@@ -197,8 +197,8 @@ def test_transfers_are_those_of_the_sequence_with_their_rows():
         ]
 
 
-PAUSE = 0.02
-"""Seconds; far more than anything that small programs do by themselves."""
+PAUSE = 0.1
+"""Seconds; far more than anything that small programs do by themselves, on a busy machine, too."""
 
 
 @pytest.mark.parametrize("kind", ["load", "store"])
