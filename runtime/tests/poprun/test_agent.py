@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 def test_a_signal_whose_exception_is_lost_ends_the_run_at_the_next_look():
     agent = Agent.__new__(Agent)
-    agent._is_ending, agent._to_end_by = False, None
+    agent._is_ending, agent._to_end_by, agent._told_since = False, None, None
     with suppress(SignalException):
         agent._hear(signal.SIGTERM, None)
     with pytest.raises(SignalException) as told:
