@@ -115,8 +115,8 @@ class Model:
     a wide one better.
     """
     zero_init_residual: bool = False
-    """Start projections into the residual stream at zero: each decoder block first passes on what
-    it gets.
+    """Start projections into the residual stream at zero, so that each decoder block starts as the
+    identity.
     """
     layer_norm_eps: Positive = 1e-5
     """Added to the variance by layer norms, to the mean square by RMS norms."""
@@ -179,8 +179,7 @@ class Training:
     minimum_learning_rate: PositiveOrZero = 0.0
     """Learning rate that all schedules but the constant one fall to."""
     embedding_rate_multiplier: Positive = 1.0
-    """Learning rate of embeddings over that of the rest; a head that is not tied to the words'
-    embedding is none of them."""
+    """Learning rate of embeddings over learning_rate; an untied head is no embedding."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     """How the learning rate falls after warm-up; wsd (warm-up, stable, decay) stays at the highest
     rate and falls linearly over the last decay_steps.

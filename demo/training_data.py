@@ -31,21 +31,21 @@ def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
             sequence, vocabulary, seed + 1
         )
     validation = config.data.validation_files
-    place: dict[str, Any] = {
+    options: dict[str, Any] = {
         "instance": popdist.getInstanceIndex(),
         "instances": popdist.getNumInstances(),
         "skip_damaged": config.data.skip_damaged,
     }
-    data = _training_data(config, place)
+    data = _training_data(config, options)
     return (
         data,
-        TokenDataset(validation, sequence, vocabulary, stride=sequence, **place)
+        TokenDataset(validation, sequence, vocabulary, stride=sequence, **options)
         if validation
         else None,
     )
 
 
-def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
+def _training_data(config: Config, options: "dict[str, Any]") -> Dataset:
     """The files to train on, or a mixture of some; those that the settings fit."""
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     mixed = config.data.mixed()
@@ -59,7 +59,7 @@ def _training_data(config: Config, place: "dict[str, Any]") -> Dataset:
     )
     sources: list[Dataset] = []
     for files, _ in parts:
-        data = TokenDataset(files, sequence, vocabulary, **place)
+        data = TokenDataset(files, sequence, vocabulary, **options)
         _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
         sources.append(data)
     return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])

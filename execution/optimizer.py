@@ -34,7 +34,7 @@ class Optimizer:
     """By parameter."""
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
-    rates: Mapping[str, float]
+    rate_multipliers: Mapping[str, float]
     """Learning rates of parameters over that of the step."""
     is_clipped: bool
     conditional: frozenset[str]
@@ -52,7 +52,7 @@ class Optimizer:
         """Graphs for tensors like these. Weight decay is given by each parameter's role, and so is
         the optimizer.
         """
-        graphs, factories, rates, conditional = {}, NamedVariableFactories(), {}, set()
+        graphs, factories, multipliers, conditional = {}, NamedVariableFactories(), {}, set()
         for name, parameter in table.items():
             tensors = weights[name], gradients[name].spec
             if is_by_muon(config.training, parameter):
@@ -62,10 +62,10 @@ class Optimizer:
                 if update_condition():
                     conditional.add(name)
             graphs[name] = graph
-            rates[name] = rate_multiplier(config.training, parameter)
+            multipliers[name] = rate_multiplier(config.training, parameter)
             factories.insert(name, state, overwrite=True)
         is_clipped = config.training.max_norm > 0
-        return cls(graphs, factories, rates, is_clipped, frozenset(conditional))
+        return cls(graphs, factories, multipliers, is_clipped, frozenset(conditional))
 
     def __call__(
         self,
@@ -80,8 +80,8 @@ class Optimizer:
         Args:
             gradient: of the scaled loss.
         """
-        rate = state.learning_rate
-        scalars = [rate if self.rates[name] == 1.0 else rate * self.rates[name]]
+        rate, multiplier = state.learning_rate, self.rate_multipliers[name]
+        scalars = [rate if multiplier == 1.0 else rate * multiplier]
         if isinstance(state.loss_scale, Tensor):
             scalars.append(state.loss_scale)
         if self.is_clipped:

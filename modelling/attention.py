@@ -274,7 +274,7 @@ def residual_std(model: Model) -> float:
     """Standard deviation of fresh projections into the residual stream.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3:
-    there are two such projections per layer, and their sum is to have the variance of one. That of
-    zeros: Goyal et al. 2017, arXiv:1706.02677, section 5.1.
+    there are two such projections per layer, and their sum is to have the variance of one. Residual
+    branches that start at zero: Goyal et al. 2017, arXiv:1706.02677, section 5.1.
     """
     return 0.0 if model.zero_init_residual else model.initial_std / math.sqrt(2 * model.layers)

@@ -45,7 +45,7 @@ class Parameter:
     query, key and value side by side.
     """
     std: float = 0.0
-    """Standard deviation of fresh values, but of gains; 0: they are zeros."""
+    """Standard deviation of fresh values; 0: zeros. Gains start at one."""
 
     def groups(self, tp1: int, tp2: int) -> tuple[int, int]:
         """Into how many pieces the tensor is cut over (tp1, tp2)."""

@@ -36,10 +36,9 @@ struct Centred {
 struct Moments {
   float rest, squares;
 
+  // Of equal numbers rounding may leave squares below zero.
   Moments(float left, float square, int64_t columns)
-      : rest(left / float(columns)),
-        squares(at_least(square - rest * left, 0.0f)) {
-  }  // of equal numbers rounding may leave less
+      : rest(left / float(columns)), squares(at_least(square - rest * left, 0.0f)) {}
 };
 
 // Of a row far from zero the mean has lost digits in rounding; what is left of the numbers less it

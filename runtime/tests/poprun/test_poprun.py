@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from helpers.processes import (
@@ -112,19 +113,26 @@ def test_instances_that_succeed_pass_on_what_they_say():
     assert sorted(ended.said.splitlines()) == ["[1] warning 1", "warning 0"]
 
 
+def start_two(code: str, notes: Path, *flags: object) -> "tuple[subprocess.Popen, float]":
+    """Two instances that run some code and then sleep, once they are there, and when they were
+    started.
+    """
+    words = ["-c", RANKED + code + NOTED + "time.sleep(90)"]
+    process, begin = (
+        start(["--num-instances", 2, *flags], words, NOTES=str(notes)),
+        time.monotonic(),
+    )
+    wait_for_instances(notes, 2)
+    return process, begin
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp_path):
     handle = (
         f"signal.signal({number:d}, lambda *_: (print('saved', rank, file=sys.stderr), "
         "sys.exit(0))); "
     )
-    process = start(
-        ["--num-instances", 2],
-        ["-c", RANKED + handle + NOTED + "time.sleep(90)"],
-        NOTES=str(tmp_path),
-    )
-    begin = time.monotonic()
-    wait_for_instances(tmp_path, 2)
+    process, begin = start_two(handle, tmp_path)
     process.send_signal(number)
     ended = finish(process, begin)
     assert ended.code == 128 + number
@@ -145,13 +153,7 @@ def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp
 )
 def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, again, tmp_path):
     deaf = "signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); "
-    process = start(
-        ["--num-instances", 2, "--grace", grace],
-        ["-c", RANKED + deaf + NOTED + "time.sleep(90)"],
-        NOTES=str(tmp_path),
-    )
-    begin = time.monotonic()
-    wait_for_instances(tmp_path, 2)
+    process, begin = start_two(deaf, tmp_path, "--grace", grace)
     process.send_signal(number)
     if again:
         time.sleep(again)
@@ -172,13 +174,7 @@ def test_instances_may_finish_however_often_a_signal_comes(numbers, pause, tmp_p
         f"signal.signal({numbers[0]:d}, lambda *_: (signal.signal({numbers[0]:d}, signal.SIG_IGN), "
         "time.sleep(1.5), print('saved', rank, file=sys.stderr), sys.exit(0))); "
     )
-    process = start(
-        ["--num-instances", 2],
-        ["-c", RANKED + finishing + NOTED + "time.sleep(90)"],
-        NOTES=str(tmp_path),
-    )
-    begin = time.monotonic()
-    wait_for_instances(tmp_path, 2)
+    process, begin = start_two(finishing, tmp_path)
     for number in numbers:
         process.send_signal(number)
         time.sleep(pause)
