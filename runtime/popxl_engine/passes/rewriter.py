@@ -74,7 +74,7 @@ class Rewriter:
 
     def number(self, v: Any) -> float | None:
         """The value of a constant of one element."""
-        constant = self.uses.constants.get(v) if isinstance(v, Value) else None
+        constant = self.uses.constants.get(v)
         if constant is None or constant.nelms != 1:
             return None
         return float(constant.host_value.reshape(()))
