@@ -16,29 +16,30 @@ from popxl_engine.native import library as native
 
 
 def _pointwise(name: str) -> None:
-    """An op that makes each element of one, and its gradient."""
+    """An op that makes each element of one, and its gradient; both may have numbers as well."""
 
     @kernel(name, device="cpu")
-    def forward(t: torch.Tensor) -> torch.Tensor:
+    def forward(t: torch.Tensor, *numbers: float) -> torch.Tensor:
         if not native.takes(t):
-            return KERNELS[name](t)
+            return KERNELS[name](t, *numbers)
         result = torch.empty_like(t)
-        native.call(name, (t.dtype,), t, result, t.numel())
+        native.call(name, (t.dtype,), t, result, *numbers, t.numel())
         return result
 
     gradient_name = f"{name}_grad"
 
     @kernel(gradient_name, device="cpu")
-    def gradient(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    def gradient(dy: torch.Tensor, at: torch.Tensor, *numbers: float) -> torch.Tensor:
         if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
-            return KERNELS[gradient_name](dy, at)
+            return KERNELS[gradient_name](dy, at, *numbers)
         result = torch.empty_like(at)
-        native.call(gradient_name, (at.dtype,), dy, at, result, at.numel())
+        native.call(gradient_name, (at.dtype,), dy, at, result, *numbers, at.numel())
         return result
 
 
 _pointwise("gelu")
 _pointwise("relu2")
+_pointwise("softcap")
 
 
 @kernel("swiglu", device="cpu")

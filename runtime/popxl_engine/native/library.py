@@ -24,6 +24,8 @@ SIGNATURES = {
     "gelu_grad": ("pppn", 1),
     "relu2": ("ppn", 1),
     "relu2_grad": ("pppn", 1),
+    "softcap": ("ppfn", 1),
+    "softcap_grad": ("pppfn", 1),
     "swiglu": ("ppnn", 1),
     "swiglu_grad": ("pppnn", 1),
     "rotary": ("pnpppnnnn", 1),

@@ -78,6 +78,15 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
         "relu2": [(random(*s, dtype=dtype),) for s in shapes]
         + [(torch.tensor([x for x in SPECIAL if x != 3e38]).to(dtype),)],
         "relu2_grad": [(random(*s, dtype=dtype, seed=1), random(*s, dtype=dtype)) for s in shapes],
+        "softcap": [
+            (with_special(random(*s, dtype=dtype, scale=scale)), cap)
+            for s in shapes
+            for scale, cap in ((1.0, 15.0), (30.0, 4.0), (0.01, 0.5))
+        ],
+        "softcap_grad": [
+            (random(*s, dtype=dtype, seed=1), (random(*s) / 5).tanh().mul(4.0).to(dtype), 4.0)
+            for s in shapes
+        ],
         "swiglu": [(gated(*s, dtype),) for s in ((1, 1), (3, 4), (0, 4), (67, 1031))],
         "swiglu_grad": [
             (random(*s, dtype=dtype, seed=1), gated(*s, dtype))
@@ -248,6 +257,15 @@ def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(
     assert NATIVE["gelu_grad"](ones, -far).abs().max() < 1e-34  # that of -9.9 or -10
     assert torch.equal(NATIVE["gelu"](far), far)
     assert NATIVE["gelu"](-far[1:-1]).abs().max() == 0
+
+
+@needs_compiler
+def test_softcap_is_exact_to_four_units_in_the_last_place_near_zero_and_far_from_it() -> None:
+    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-30, 1, 10_001)])
+    found, exact = NATIVE["softcap"](x, 1.0), x.double().tanh()
+    nearest = exact.float().abs()
+    units = torch.nextafter(nearest, torch.tensor(2.0)) - nearest
+    assert ((found - exact).abs() <= 4 * units).all()
 
 
 @needs_compiler
