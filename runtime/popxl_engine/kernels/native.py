@@ -5,6 +5,7 @@ does not take.
 from typing import Any
 
 import torch
+from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.cross_entropy import pick
@@ -71,6 +72,29 @@ def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool)
     tables, sizes = (widened(-sin if inverse else sin), widened(cos)), (*t.shape, *sin.shape)
     native.call("rotary", (t.dtype,), t, t.stride(0), *tables, result, *sizes)
     return result
+
+
+LARGEST = 512
+"""Rows of a matrix, the smaller side, up to which `native.newton_schulz` is faster than products of
+PyTorch's libraries."""
+
+
+@kernel("newton_schulz", device="cpu")
+def newton_schulz(
+    t: torch.Tensor, coefficients: Coefficients, steps: int, eps: float
+) -> torch.Tensor:
+    """Matrix by matrix, in float32."""
+    rows, columns = t.shape[-2:]
+    is_small = 0 < min(rows, columns) <= LARGEST and t.numel() > 0
+    if t.dtype != torch.float32 or not is_small or not native.takes(t):
+        result: torch.Tensor = KERNELS["newton_schulz"](t, coefficients, steps, eps)
+        return result
+    y = torch.empty_like(t)
+    scratch = t.new_empty(native.scratch("newton_schulz", rows, columns))
+    sizes = (t.numel() // (rows * columns), rows, columns)
+    how = eps, steps, is_by_gram_matrix(t.shape, t.element_size())
+    native.call("newton_schulz", (), t, y, scratch, *sizes, *coefficients, *how)
+    return y
 
 
 @kernel("dropout", device="cpu")

@@ -41,6 +41,8 @@ SIGNATURES = {
     "logsumexp_grad": ("pnpppppnnn", 1),
     "adamw": ("pnpnpnpn" + "nnnn" + "dddddddn", 0),
     "adamw_8bit": ("pnpnpp" + "nnnn" + "dddddddn", 0),
+    "newton_schulz": ("pppnnnffffnn", 0),
+    "newton_schulz_scratch": ("nn", 0),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),

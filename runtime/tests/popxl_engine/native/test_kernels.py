@@ -19,6 +19,9 @@ from popxl_engine.kernels.registry import KERNELS, OVERWRITES
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
 from popxl_engine.native import library as native
 
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
+TOLERANCES = {"newton_schulz": {"rtol": 0.0, "atol": 1e-5}}
+"""Of float32, where not two units in the last place: each step multiplies what rounding adds."""
 SPECIAL = [
     0.0,
     -0.0,
@@ -86,6 +89,20 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
         "softcap_grad": [
             (random(*s, dtype=dtype, seed=1), (random(*s) / 5).tanh().mul(4.0).to(dtype), 4.0)
             for s in shapes
+        ],
+        "newton_schulz": [
+            (matrices, COEFFICIENTS, steps, 1e-7)
+            for matrices, steps in (
+                (random(1, 1), 1),
+                (random(5, 3), 5),
+                (random(0, 4), 5),
+                (random(2, 33, 130), 2),
+                (random(3, 65, 64), 5),
+                (random(2, 200, 97), 5),
+                (torch.zeros(70, 70), 5),
+                (with_special(random(2, 64, 70)), 5),
+            )
+            if dtype == torch.float32
         ],
         "swiglu": [(gated(*s, dtype),) for s in ((1, 1), (3, 4), (0, 4), (67, 1031))],
         "swiglu_grad": [
@@ -205,7 +222,7 @@ def test_a_compiled_kernel_gives_the_plain_kernels_numbers(name: str, dtype: tor
         tolerance = (
             {"rtol": 1e-2, "atol": 1e-3}
             if dtype == torch.bfloat16
-            else {"rtol": 2e-6, "atol": 1e-6}
+            else TOLERANCES.get(name, {"rtol": 2e-6, "atol": 1e-6})
         )
         torch.testing.assert_close(found, expected, **tolerance, equal_nan=True, check_dtype=False)
 
