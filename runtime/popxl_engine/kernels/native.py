@@ -17,30 +17,48 @@ from popxl_engine.native import library as native
 
 
 def _pointwise(name: str) -> None:
-    """An op that makes each element of one, and its gradient; both may have numbers as well."""
+    """An op that makes each element of one, and its gradient."""
 
     @kernel(name, device="cpu")
-    def forward(t: torch.Tensor, *numbers: float) -> torch.Tensor:
-        if not native.takes(t):
-            return KERNELS[name](t, *numbers)
-        result = torch.empty_like(t)
-        native.call(name, (t.dtype,), t, result, *numbers, t.numel())
-        return result
+    def forward(t: torch.Tensor) -> torch.Tensor:
+        return _each(name, t)
 
-    gradient_name = f"{name}_grad"
+    @kernel(f"{name}_grad", device="cpu")
+    def gradient(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return _each_grad(f"{name}_grad", dy, at)
 
-    @kernel(gradient_name, device="cpu")
-    def gradient(dy: torch.Tensor, at: torch.Tensor, *numbers: float) -> torch.Tensor:
-        if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
-            return KERNELS[gradient_name](dy, at, *numbers)
-        result = torch.empty_like(at)
-        native.call(gradient_name, (at.dtype,), dy, at, result, *numbers, at.numel())
-        return result
+
+def _each(name: str, t: torch.Tensor, *numbers: float) -> torch.Tensor:
+    """What an op makes of each element, and of numbers."""
+    if not native.takes(t):
+        return KERNELS[name](t, *numbers)
+    result = torch.empty_like(t)
+    native.call(name, (t.dtype,), t, result, *numbers, t.numel())
+    return result
+
+
+def _each_grad(name: str, dy: torch.Tensor, at: torch.Tensor, *numbers: float) -> torch.Tensor:
+    if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
+        return KERNELS[name](dy, at, *numbers)
+    result = torch.empty_like(at)
+    native.call(name, (at.dtype,), dy, at, result, *numbers, at.numel())
+    return result
 
 
 _pointwise("gelu")
 _pointwise("relu2")
-_pointwise("softcap")
+
+
+@kernel("softcap", device="cpu")
+def softcap(t: torch.Tensor, cap: float) -> torch.Tensor:
+    """In one pass."""
+    return _each("softcap", t, cap)
+
+
+@kernel("softcap_grad", device="cpu")
+def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
+    """In one pass."""
+    return _each_grad("softcap_grad", dy, y, cap)
 
 
 @kernel("swiglu", device="cpu")
