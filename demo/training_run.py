@@ -33,8 +33,8 @@ from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import NotSavedError, Saving, begin_save, save
 from popxl_gpt.execution.verification import due, verified
-from popxl_gpt.utils.process_memory import release_freed_memory, resident_bytes
-from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.process_memory import resident_bytes
+from popxl_gpt.utils.runtime import gather, release_freed_memory
 
 _LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 60
