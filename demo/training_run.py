@@ -486,11 +486,14 @@ class TrainingRun:
         if self.tokenizer is not None and self.is_leader:
             self.folder.keep_tokenizer(self.tokenizer)
         self._saved_at = time.monotonic()
+        release_freed_memory()  # what is read of the state takes the place of a step's tensors
         self._saving = begin_save(
             self.session, self.config, place, position, keep_all=keep_all, is_behind=not is_last
         )
         if is_last:
             self._finish_saving(is_last=True)
+        else:
+            release_freed_memory()
 
     def _complete_saving(self) -> None:
         """Where an error ends the run, complete the checkpoint that is being written. Others may

@@ -16,7 +16,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 def mode(name: str, instances: int = 1, has_rows: bool = False, **settings: object) -> Mode:
     """A mode with tokens of its own, for its vocabulary is another."""
-    given = {"steps": 3, "warmup_steps": 0, "checkpoint.every": 0, "dropout": 0.0, **settings}
+    given = {"steps": 40, "warmup_steps": 0, "checkpoint.every": 0, "dropout": 0.0, **settings}
     return Mode(name, given, instances, has_rows=has_rows)
 
 

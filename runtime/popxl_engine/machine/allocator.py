@@ -57,18 +57,22 @@ def keep_tensors_together() -> bool:
     Returns False, and changes nothing, where there is no compiler, where PyTorch came without its
     headers or has another allocator than its own, or where the system has no addresses for it.
     """
-    sources = build.allocator()
-    if sources is None:
+    loaded = _compiled()
+    take_over = getattr(loaded, "take_over", None)
+    if loaded is None or take_over is None:
         return False
+    take_over.argtypes, take_over.restype = [ctypes.c_size_t], ctypes.c_bool
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if not take_over(ADDRESSES * memory):
+        return False
+    _allocators.append(loaded)
+    return True
+
+
+def _compiled() -> ctypes.CDLL | None:
+    sources = build.allocator()
     with build.LOCK:
-        for path in build.libraries(sources):
+        for path in () if sources is None else build.libraries(sources):
             with contextlib.suppress(OSError):  # the loader refuses it
-                loaded = ctypes.CDLL(build.loader_name(path))
-                loaded.take_over.argtypes = [ctypes.c_size_t]
-                loaded.take_over.restype = ctypes.c_bool
-                if not loaded.take_over(ADDRESSES * memory):
-                    return False
-                _allocators.append(loaded)
-                return True
-    return False
+                return ctypes.CDLL(build.loader_name(path))
+    return None
