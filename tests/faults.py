@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.execution.manifest import manifest_text
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 RECORDS = "tokens/train-00000.tfrecord"
@@ -185,13 +186,19 @@ def read_only(name: str) -> Fault:
 
 
 def run(
-    folder: Path, command: str, largest_file: int | None = None
+    folder: Path, command: str, largest_file: int | None = None, python: str = sys.executable
 ) -> "tuple[subprocess.CompletedProcess, float]":
     """Run a command of the table in a folder. Returns what it left and the processor time it took,
     in seconds.
+
+    Args:
+        python: or a command of `tests.warm`, made with `obey_permissions`; what its server has
+            imported counts, as if the program had done that.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    words, environment = read(command)
+    before, of_programs = resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
+    if python != sys.executable:
+        imports, of_programs = warm.seconds(python)
+    words, environment = read(command, python)
     done = subprocess.run(
         words,
         cwd=folder,
@@ -202,10 +209,13 @@ def run(
         preexec_fn=limited(largest_file),
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if python != sys.executable and (more := warm.seconds(python)[1] - of_programs):
+        seconds += imports + more
+    return done, seconds
 
 
-def read(command: str) -> "tuple[list[str], dict[str, str]]":
+def read(command: str, python: str = sys.executable) -> "tuple[list[str], dict[str, str]]":
     """The words and the environment of a command."""
     files = {
         "{train}": "demo/pretraining.py",
@@ -217,12 +227,25 @@ def read(command: str) -> "tuple[list[str], dict[str, str]]":
     for word in command.split():
         name, is_setting, value = word.partition("=")
         if word in programs:
-            words += [sys.executable, str(programs[word])]
+            words += [python, str(programs[word])]
         elif is_setting and not words:
             environment[name] = value
         else:
             words.append(word)
     return words, environment
+
+
+def obey_permissions() -> None:
+    """Even as root, from the next command on."""
+    if os.geteuid() == 0:
+        # linux/prctl.h, capability.h
+        drop_from_bounding_set, override_permissions, search_permissions = 24, 1, 2
+        for capability in (override_permissions, search_permissions):
+            if ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0):
+                raise OSError(
+                    "root without CAP_SETPCAP cannot give up its rights; run the tests "
+                    "as another user"
+                )
 
 
 def limited(largest_file: int | None) -> Callable[[], None]:
@@ -231,15 +254,7 @@ def limited(largest_file: int | None) -> Callable[[], None]:
     """
 
     def apply() -> None:
-        if os.geteuid() == 0:
-            # linux/prctl.h, capability.h
-            drop_from_bounding_set, override_permissions, search_permissions = 24, 1, 2
-            for capability in (override_permissions, search_permissions):
-                if ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0):
-                    raise OSError(
-                        "root without CAP_SETPCAP cannot give up its rights; run the tests "
-                        "as another user"
-                    )
+        obey_permissions()
         if largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 

@@ -1,5 +1,5 @@
 """What users may get wrong, as a table of (command, injected fault, exit code, words), run as real
-processes.
+processes: forks of one that has the programs imported (`tests.warm`), which their time includes.
 
 One message, no traceback, nothing changed that was there before, and an answer at once where no
 training was asked for.
@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import warm
 from tests.faults import (
     RECORDS,
+    ROOT,
     Fault,
     below_zero,
     cut_off,
@@ -34,6 +37,7 @@ from tests.faults import (
     json_entry,
     missing,
     nothing,
+    obey_permissions,
     of_floats,
     pipe_in_place_of,
     read,
@@ -52,6 +56,11 @@ from tests.integration.runs import run_job
 pytestmark = pytest.mark.slow
 SECONDS = 2.0
 """Limit for an answer, in processor time, as the machine may be busy with other things."""
+PROGRAMS = (
+    str(ROOT), str(ROOT / "runtime"),
+    "popxl_gpt.demo.pretraining", "popxl_gpt.execution.pretraining", "popxl_gpt.data.prepare",
+)  # fmt: skip
+"""What answers a mistake before PyTorch is loaded, which takes longer than `SECONDS`."""
 
 ALONE = "--data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
 TRAIN = (
@@ -359,7 +368,7 @@ def made(tmp_path_factory) -> Path:
             "tokens/tokenizer.json --validate_every 4"
         ),
     ):
-        done, _ = run(folder, command)
+        done, _ = run(folder, command, python=warm.python(before=obey_permissions))
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -373,7 +382,9 @@ def copy(made, tmp_path) -> Path:
 def test_a_mistake_is_told_in_one_message_and_changes_nothing(row, copy):
     row.fault(copy)
     before = hashes(copy)
-    done, seconds = run(copy, row.command, row.largest_file)
+    packages = warm.PACKAGES if row.asks_for_training else PROGRAMS
+    python = warm.python(packages, before=obey_permissions)
+    done, seconds = run(copy, row.command, row.largest_file, python)
     assert done.returncode == row.code, done.stdout + done.stderr
     assert (
         "Traceback" not in done.stderr and len(re.findall("^.*?error: ", done.stderr, re.M)) == 1
@@ -450,14 +461,17 @@ def test_a_run_that_cannot_start_leaves_nothing_behind_and_all_that_it_would_con
 ):
     flag, says = CANNOT_START[problem]
     before = hashes(copy)
-    done, _ = run(copy, f"{command} {flag}")
+    python = warm.python(before=obey_permissions)
+    done, _ = run(copy, f"{command} {flag}", python=python)
     assert done.returncode == 2 and says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert hashes(copy) == before
 
 
-def start(folder: Path, command: str, **variables: str) -> subprocess.Popen:
-    words, environment = read(command)
+def start(
+    folder: Path, command: str, python: "str | None" = None, **variables: str
+) -> subprocess.Popen:
+    words, environment = read(command, python or warm.python())
     return subprocess.Popen(
         words,
         cwd=folder,
@@ -485,7 +499,8 @@ def test_two_runs_do_not_write_to_one_folder_at_once(copy):
         wait_until(first, (copy / "runs/run/checkpoints/step_00000006").exists)
         works_at = copy / "runs/run/.config.yml.123"
         works_at.touch()
-        second, _ = run(copy, f"{RESUME} --steps 100000")
+        python = warm.python(before=obey_permissions)
+        second, _ = run(copy, f"{RESUME} --steps 100000", python=python)
         assert second.returncode == 2, second.stdout
         assert "runs/run: got a folder that another run is writing to" in second.stderr
         assert works_at.exists()
@@ -536,7 +551,7 @@ def test_ctrl_c_while_modules_load_ends_without_a_traceback(command, copy, tmp_p
     (tmp_path / "numpy.py").write_text(
         "import time\nprint('loading', flush=True)\ntime.sleep(60)\n"
     )
-    process = start(copy, command, PYTHONPATH=str(tmp_path))
+    process = start(copy, command, sys.executable, PYTHONPATH=str(tmp_path))
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -14,7 +14,7 @@ from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.machine.device import PROCESSOR
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.paging.paged_buffer import RowId, nbytes_of
-from popxl_engine.planner.costs import costlier_branches
+from popxl_engine.planner.costs import costlier_branch
 from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.residency import readable_rows, row_events, stays, uses_of
@@ -31,8 +31,10 @@ def host_needs(ir: Ir) -> HostNeeds:
     block = compile(ir, ops=frozenset(ir.main_graph.ops) - before if before else None).block
     preparation = compile(ir, ops=before).block if before else None
     here, replicas = ir.instance_replication_factor, ir.replication_factor
-    tensors = _tensors(ir, together=1 < replicas <= TOGETHER)
-    share = here / replicas if 1 < replicas <= TOGETHER else here
+    together, where = 1 < replicas <= TOGETHER, PROCESSOR.where
+    whole = None if before else block
+    tensors = peak_bytes(ir, True, together, costlier_branch(ir), where, whole)
+    share = here / replicas if together else here
     everything = sum(nbytes_of(b) * b.entries for b in ir.remote_buffers)
     events = row_events(ir, block) if stays(ir, PROCESSOR) else None
     if events:
@@ -45,11 +47,6 @@ def host_needs(ir: Ir) -> HostNeeds:
     }
     most: tuple[int, int] = max(found.values(), key=sum, default=(0, 0))
     return HostNeeds(*most, all_rows=here * everything)
-
-
-def _tensors(ir: Ir, together: bool) -> dict[str, int]:
-    """Most bytes of tensors beside rows that are alive at a time, by phase."""
-    return peak_bytes(ir, True, together, costlier_branches(ir), PROCESSOR.where)
 
 
 def most_held(ir: Ir, events: Sequence[Event], readable: set[RowId]) -> dict[str, int]:

@@ -58,7 +58,7 @@ def paging_of(
         store = FileStore(ir.remote_files.folder, nbytes)
         return store if on_host else StagedStore(store, largest, device)
 
-    found = _in_use(ir, device.where)
+    found = _in_use(ir, device.where, block if preparation is None else None)
     events = row_events(ir, block) if block is not None else None
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Paging(
@@ -118,20 +118,20 @@ def device_needs(ir: Ir, device: str) -> DeviceNeeds:
     return DeviceNeeds(least=found.rows + found.working, resident=_all_rows(ir) + found.working)
 
 
-def _in_use(ir: Ir, where: torch.device) -> InUse:
+def _in_use(ir: Ir, where: torch.device, block: Block | None) -> InUse:
     """What a replica needs at a time on a device, as far as that is known before."""
     try:
-        return _dry_run(ir, where)
+        return _dry_run(ir, where, block)
     except GraphError:  # it finds out when it runs
         return InUse(0, MAIN, 0)
 
 
-def _dry_run(ir: Ir, where: torch.device) -> InUse:
+def _dry_run(ir: Ir, where: torch.device, block: Block | None = None) -> InUse:
     """What a replica needs at a time on a device, with room for one more row; no more than all rows
-    take.
+    take. ``block``: of the whole program, compiled for it; default: it is compiled.
     """
     largest = max((in_blocks(nbytes_of(b)) for b in ir.remote_buffers), default=0)
-    found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)), where)
+    found = in_use(ir, lambda buffer: in_blocks(nbytes_of(buffer)), where, block)
     return replace(found, rows=min(found.rows + largest, _all_rows(ir)) if found.rows else 0)
 
 

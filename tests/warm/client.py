@@ -12,8 +12,10 @@ READ_AT_START = (
 """Variables that an interpreter and the packages read when they start. (How threads wait is nothing
 to one thread.)
 """
+READ_LATER = ("PYTHONPATH", "PYTHONFAULTHANDLER", "TORCH_NCCL_")
+"""Those of them that the server sees to, and that nothing on processors reads."""
 SIGNALS = (
-    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 )  # fmt: skip
 
 
@@ -28,8 +30,7 @@ def needs_its_own(words: "list[str]", server: "dict[str, str]", of_server: "list
 
     def read(environment: "dict[str, str]") -> "dict[str, str]":
         found = {n: v for n, v in environment.items() if n.startswith(READ_AT_START)}
-        found.pop("PYTHONPATH", None)
-        return found
+        return {n: v for n, v in found.items() if not n.startswith(READ_LATER)}
 
     is_program = bool(words) and (words[0] in ("-c", "-m") or os.path.isfile(words[0]))
     return not is_program or read(dict(os.environ)) != read(server) or rights() != of_server
@@ -45,13 +46,14 @@ def main(python: str, address: str, words: "list[str]") -> None:
     }
     umask = os.umask(0)
     os.umask(umask)
-    request = marshal.dumps((words, dict(os.environ), os.getcwd(), umask, limits))
+    ignored = {int(n) for n in SIGNALS if signal.getsignal(n) == signal.SIG_IGN}
+    request = marshal.dumps((words, dict(os.environ), os.getcwd(), umask, limits, ignored))
     server = socket.socket(socket.AF_UNIX)
     server.connect(address)
     socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(request)
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
+        if number not in ignored:
             signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
     answer = server.recv(4, socket.MSG_WAITALL)
     assert len(answer) == 4, "the server has ended before the program"

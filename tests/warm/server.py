@@ -1,5 +1,6 @@
 """Imports the large packages, and forks for each program that a client asks for."""
 
+import faulthandler
 import gc
 import importlib
 import io
@@ -18,9 +19,6 @@ from typing import Any, NamedTuple
 
 import client
 
-PACKAGES = ("numpy", "torch", "torch._meta_registrations", "torch.export", "tokenizers", "yaml")
-"""What programs import of others. Ours they import themselves: some run copies that are changed."""
-
 
 class Request(NamedTuple):
     """What a program is to find, and the files that are its standard ones."""
@@ -30,6 +28,8 @@ class Request(NamedTuple):
     folder: str
     umask: int
     limits: "dict[int, tuple[int, int]]"
+    ignored: "set[int]"
+    """Signals of `client.SIGNALS`."""
     files: "list[int]"
 
 
@@ -128,10 +128,18 @@ def become(request: Request, paths: "list[str]") -> "dict[str, Any]":
         setattr(sys, f"__{name}__", stream)
     os.chdir(request.folder)
     os.umask(request.umask)
+    for number in client.SIGNALS:
+        if number in request.ignored:
+            signal.signal(number, signal.SIG_IGN)
+        elif signal.getsignal(number) == signal.SIG_IGN:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
     for number, limit in request.limits.items():
         resource.setrlimit(number, limit)
     os.environ.clear()
     os.environ.update(request.environment)
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     sys.executable = os.environ.get("WARM_PYTHON", sys.executable)
     mode, *arguments = request.words
     script = arguments.pop(0) if mode in ("-c", "-m") else mode
@@ -141,7 +149,8 @@ def become(request: Request, paths: "list[str]") -> "dict[str, Any]":
     sys.argv[:] = [mode if mode in ("-c", "-m") else script, *arguments]
     multiprocessing.process.ORIGINAL_DIR = request.folder
     tempfile.tempdir = None
-    sys.modules["numpy"].random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__annotations__ = {}
     return vars(main)
@@ -167,13 +176,28 @@ def run(request: Request, names: "dict[str, Any]") -> None:
         sys.exit(1)
 
 
-def main(address: str) -> None:
+def load(words: "list[str]") -> None:
+    """Import packages, with the variables that stand among them as NAME=VALUE, from folders that
+    do, too.
+    """
+    variables = dict(word.split("=", 1) for word in words if "=" in word)
+    folders = [word for word in words if os.path.isabs(word)]
+    os.environ.update(variables)
+    sys.path[:0] = folders
+    for word in words:
+        if word not in folders and "=" not in word:
+            importlib.import_module(word)
+    del sys.path[: len(folders)]
+    for name in variables:
+        del os.environ[name]
+
+
+def main(address: str, *words: str) -> None:
     own = os.path.dirname(os.path.abspath(__file__))
     paths = [path for path in sys.path if path != own]
     sys.path[:] = paths
     del sys.modules["client"]  # a program may have one
-    for package in PACKAGES:
-        importlib.import_module(package)
+    load(list(words))
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has the thread that forks alone"
     gc.collect()
     gc.freeze()
@@ -185,4 +209,4 @@ def main(address: str) -> None:
     run(request, become(request, paths))
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.faults import hear_signals, limited
+from tests.faults import hear_signals, limited, obey_permissions
 
 pytestmark = pytest.mark.slow
 
@@ -57,16 +57,25 @@ def folder(tmp_path) -> Path:
     (tmp_path / "below").mkdir()
     (tmp_path / "below/tell.py").write_text(TELL)
     (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "fails_not.py").touch()
     (tmp_path / "spawns.py").write_text(SPAWNS)
     (tmp_path / "long.py").write_text(NOTED)
     return tmp_path
 
 
-def run(python: str, words: "list[str]", folder: Path, **variables: str):
+def run(
+    python: str, words: "list[str]", folder: Path, ignored: "tuple[int, ...]" = (), **variables: str
+):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+
+    def before() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12345, 23456))
+        os.umask(0o27)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
     done = subprocess.run(
-        [python, *words], cwd=folder, env=environment, input="a line", capture_output=True, text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12345, 23456)) or os.umask(0o27),
+        [python, *words], cwd=folder, env=environment, input="a line", capture_output=True, text=True, preexec_fn=before
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
@@ -107,6 +116,21 @@ def test_its_environment_is_the_commands(folder):
         assert str(folder) in found[1]
 
 
+def test_signals_that_the_command_ignores_are_ignored(folder):
+    ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1)
+    found = run(warm.python(), ["tell.py"], folder, ignored)
+    assert found == run(sys.executable, ["tell.py"], folder, ignored)
+    assert found != run(warm.python(), ["tell.py"], folder)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"PYTHONFAULTHANDLER": "1"}], ids=["not asked for", "asked for"]
+)
+def test_faults_are_told_of_where_the_environment_asks_for_it(given, folder):
+    words = ["-c", "import faulthandler; print(faulthandler.is_enabled())"]
+    assert run(warm.python(), words, folder, **given)[1] == f"{bool(given)}\n"
+
+
 def test_torch_is_there_and_gives_the_same_numbers(folder):
     text = "import sys; print('torch' in sys.modules); import numpy as np, torch; torch.manual_seed(1)\n"
     text += (
@@ -145,6 +169,17 @@ def test_a_command_with_fewer_rights_gets_an_interpreter_of_its_own(folder):
     assert done.stdout.split() == [str(os.geteuid() != 0), "False"], done.stderr
 
 
+def test_a_server_of_fewer_rights_serves_those_commands_and_finds_other_packages(folder):
+    python = warm.python(("yaml", str(folder), "fails_not"), before=obey_permissions)
+    assert python == warm.python(("yaml", str(folder), "fails_not"), before=obey_permissions)
+    (folder / "shut").mkdir(0o555)
+    text = "import os, sys; print('yaml' in sys.modules, 'torch' in sys.modules, os.access('shut', os.W_OK))"
+    done = subprocess.run(
+        [python, "-c", text], cwd=folder, env={**os.environ, **warm.ONE_THREAD}, preexec_fn=limited(None), capture_output=True, text=True
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "False", str(os.geteuid() != 0)], done.stderr
+
+
 def started(folder: Path) -> "tuple[subprocess.Popen, int]":
     """A command, and the process of its program."""
     process = subprocess.Popen(
@@ -160,7 +195,7 @@ def started(folder: Path) -> "tuple[subprocess.Popen, int]":
     return process, int((folder / "started").read_text())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGABRT, signal.SIGKILL])
 def test_signals_to_the_command_are_for_the_program(number, folder):
     process, program = started(folder)
     assert program != process.pid

@@ -18,9 +18,9 @@ MADE_FOR_RUNS = 22 * 2**20
 """Bytes that a process takes from when it has loaded the engine to its first steps, beside rows and
 tensors: the program, what it is compiled to, and the kernels' code. Measured with the preset tiny.
 """
-LOADED_TO_PAGE = 66 * 2**20
+LOADED_TO_PAGE = 33 * 2**20
 """What it takes more where rows come and go: how many are in use at a time is found by a dry run,
-for which PyTorch loads its compiler.
+for which PyTorch loads a library of algebra.
 """
 SHARED_WITH_EACH = 8 * 2**20
 """What it shares with each other process of the run here: long messages, in both directions."""

@@ -11,7 +11,8 @@ class VerificationError(AssertionError):
 
 
 def verify(program: Block, after: str = "lowering", is_graph: bool = False) -> None:
-    """Check a program: names, scopes, types, effects and aliases, of each block once.
+    """Check a program: names, scopes, types, effects and aliases, of each block once, whichever
+    passes leave it as it is.
 
     Args:
         after: the pass that made it, for the message.
@@ -27,7 +28,7 @@ def verify(program: Block, after: str = "lowering", is_graph: bool = False) -> N
             if body not in done:
                 check(body)
         for rule in _RULES[:3] if is_graph else _RULES:
-            for instr, wrong in rule(block):
+            for instr, wrong in block.find(rule):
                 raise VerificationError(
                     f"after {after}, in block {block.name or 'main'}: {shown(instr)}: {wrong}"
                 )

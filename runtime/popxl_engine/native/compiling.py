@@ -5,6 +5,8 @@
 It leaves nothing unfinished behind, and loads nothing but the standard library.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import select
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,7 @@ def main(seconds: str, file: str, sources: str, *compiler: str) -> None:
     """Make the library of the units in a folder. Does not return."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        units = units_in(Path(sources))
-        _make(Path(file), units, list(compiler), time.monotonic() + float(seconds))
+        _make(Path(file), units_in(Path(sources)), list(compiler), float(seconds))
     except OSError as error:
         sys.exit(_told(CANNOT_WRITE, error))
     except subprocess.SubprocessError as error:
@@ -56,12 +57,60 @@ def units_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.cpp"))
 
 
-def _make(path: Path, units: Sequence[Path], compiler: list[str], until: float) -> None:
+def _make(path: Path, units: Sequence[Path], compiler: list[str], seconds: float) -> None:
     """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises
     as `made`.
+
+    Where another process makes a file in this folder, this one waits for it, and compiles nothing
+    if it was this file. Whoever loads the file looks whose it is and whether it is whole.
     """
-    # A folder of its own: other programs, and machines that share the cache, may compile at the
-    # same time.
+    before = _mark(path)
+    with _alone_in(path.parent, seconds):
+        if (after := _mark(path)) is None or after == before:
+            _compile_to(path, units, compiler, time.monotonic() + seconds)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """What changes with the file at ``path``; None: there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path, seconds: float) -> Iterator[None]:
+    """Hold the folder's lock in the body. Without it after so many seconds, or where the file
+    system knows none.
+
+    Raises:
+        SystemExit: standard input has ended.
+    """
+    descriptor, until = os.open(folder, os.O_RDONLY), time.monotonic() + seconds
+    try:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _end_with_input(0.05)
+            except OSError:
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _end_with_input(seconds: float) -> None:
+    """Wait, and end this process where standard input ends meanwhile."""
+    if select.select([sys.stdin], [], [], seconds)[0]:
+        sys.exit(1)
+
+
+def _compile_to(path: Path, units: Sequence[Path], compiler: list[str], until: float) -> None:
+    # A folder of its own: machines that share the cache without locks may compile at the same time.
     folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
     try:
         part = folder / path.name
@@ -137,8 +186,7 @@ def _run_all(
         while any(process.poll() is None for process in running):
             if any(process.returncode for process in running):
                 break
-            if select.select([sys.stdin], [], [], 0.01)[0]:
-                sys.exit(1)
+            _end_with_input(0.01)
             if time.monotonic() > until:
                 raise subprocess.SubprocessError(f"{shlex.join(compiler)} has not ended in time")
         failed = [number for number, process in enumerate(running) if process.returncode]

@@ -2,8 +2,9 @@
 repeats.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from popxl.ir import Ir
@@ -112,12 +113,19 @@ class Counter:
             costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
 
 
-def costlier_branches(ir: Ir) -> dict[Op, bool]:
-    """For each conditional of a program, whether its first branch costs more."""
-    block = compile_unfused(ir).block
-    counter = Counter(block)
-    counter.count(block.instrs)
-    return counter.costlier_branch
+def costlier_branch(ir: Ir) -> Callable[[Op], bool]:
+    """Says of a conditional of a program whether its first branch costs more. The program is
+    counted for the first that is asked for.
+    """
+
+    @cache
+    def counted() -> dict[Op, bool]:
+        block = compile_unfused(ir).block
+        counter = Counter(block)
+        counter.count(block.instrs)
+        return counter.costlier_branch
+
+    return lambda op: counted()[op]
 
 
 def _read_in(block: Block) -> Iterator[Value]:

@@ -8,7 +8,7 @@ with what the first one leaves.
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from popxl_engine.kernels.registry import kernel, kernel_for
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
 from popxl_engine.native import library as native
-from popxl_engine.planner.live_bytes import LiveBytes, on_meta
+from popxl_engine.planner.live_bytes import LiveBytes, on_meta, without_compiler
 from popxl_engine.planner.memoized import MemoizedKernel
 from popxl_engine.planner.phases import in_phases
 from popxl_engine.support import CollectiveSite, to_device
@@ -62,16 +62,18 @@ def peak_bytes(
     ir: Ir,
     borrows_rows: bool,
     together: bool,
-    costlier_branch: Mapping[Op, bool],
+    costlier_branch: Callable[[Op], bool],
     device: torch.device,
+    block: Block | None = None,
 ) -> dict[str, int]:
     """Most bytes of device memory that are in use at a time on one replica, by phase.
 
     Args:
         borrows_rows: whether remote rows and stream slots take no device memory.
         together: count all replicas, as one process runs them.
-        costlier_branch: for each conditional, whether its first branch is the one to run.
+        costlier_branch: of a conditional, whether its first branch is the one to run.
         device: whose fusions; it need not be there.
+        block: of the whole program, compiled for it; default: it is compiled.
     """
     live, _ = dry_run(
         ir,
@@ -79,6 +81,7 @@ def peak_bytes(
         together,
         costlier_branch,
         device,
+        block,
     )
     return live.peaks
 
@@ -87,13 +90,15 @@ def dry_run(
     ir: Ir,
     make_replica: "Callable[[LiveBytes, int], DryReplica]",
     together: bool,
-    costlier_branch: Mapping[Op, bool],
+    costlier_branch: Callable[[Op], bool],
     device: torch.device,
+    block: Block | None = None,
 ) -> "tuple[LiveBytes, list[DryReplica]]":
     """Run a program on dry replicas; returns the bytes that they counted, and them. Arguments as of
     `peak_bytes`.
     """
-    block = _shortened(_with_marks(ir, compiler.compile(ir, device).block))
+    block = compiler.compile(ir, device).block if block is None else block
+    block = _shortened(_with_marks(ir, block))
     if (count := instrs_run(block)) > LONGEST:
         raise GraphError(
             f"plan: got a program whose dry run runs {count} instructions, because of calls in "
@@ -102,7 +107,12 @@ def dry_run(
     rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
     generator = Generator(rounds=rounds, kernels=device.type)
     name = generator.function(block)
-    with torch.device("meta"), native.elsewhere(device), LiveBytes() as live:
+    with (
+        without_compiler(),
+        torch.device("meta"),
+        native.elsewhere(device),
+        LiveBytes() as live,
+    ):
         replicas = [
             make_replica(live, index) for index in range(ir.replication_factor if together else 1)
         ]
@@ -211,7 +221,7 @@ def _run_alone(running: Any) -> None:
 
 
 def _dry_names(
-    generator: Generator, live: LiveBytes, together: bool, costlier_branch: Mapping[Op, bool]
+    generator: Generator, live: LiveBytes, together: bool, costlier_branch: Callable[[Op], bool]
 ) -> dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
     printing = {
@@ -249,7 +259,7 @@ def _to_meta(value: np.ndarray) -> torch.Tensor:
 class _Truth:
     """What branches ask: a value on the host as it is; else the branch that costs more."""
 
-    def __init__(self, instrs: dict[int, Instr], costlier_branch: Mapping[Op, bool]):
+    def __init__(self, instrs: dict[int, Instr], costlier_branch: Callable[[Op], bool]):
         self.instrs, self.costlier_branch = instrs, costlier_branch
 
     def __call__(self, condition: Any) -> bool:
@@ -257,7 +267,7 @@ class _Truth:
             return bool(condition)
         op = self.instrs[sys._getframe(1).f_lineno].source
         assert op is not None
-        return self.costlier_branch[op]
+        return self.costlier_branch(op)
 
 
 def _with_marks(ir: Ir, program: Block) -> Block:

@@ -37,7 +37,9 @@ def make_plan(
         reached[name] |= effects.loads | effects.stores
     where = torch.device(device)
     peaks = (
-        peak_bytes(ir, borrows_rows, together, counter.costlier_branch, where) if with_peaks else {}
+        peak_bytes(ir, borrows_rows, together, counter.costlier_branch.__getitem__, where)
+        if with_peaks
+        else {}
     )
     runs = runs_of(ir)
     buffers = {

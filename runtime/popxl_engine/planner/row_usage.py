@@ -9,7 +9,8 @@ import torch
 from popxl.ir import Ir
 from popxl.remote_buffer import RemoteBuffer
 
-from popxl_engine.planner.costs import costlier_branches
+from popxl_engine.ir import Block
+from popxl_engine.planner.costs import costlier_branch
 from popxl_engine.planner.dry_run import DryReplica, dry_run
 from popxl_engine.planner.live_bytes import LiveBytes
 from popxl_engine.planner.phases import MAIN
@@ -70,12 +71,18 @@ class InUse:
     """
 
 
-def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) -> InUse:
+def in_use(
+    ir: Ir,
+    nbytes: Callable[[RemoteBuffer], int],
+    device: torch.device,
+    block: Block | None = None,
+) -> InUse:
     """What a replica of a program has in use at a time.
 
     Args:
         nbytes: that a row of a buffer takes.
         device: whose fusions; it need not be there.
+        block: of the whole program, compiled for it; default: it is compiled.
     Raises:
         GraphError: a program that cannot be dry-run.
     """
@@ -83,8 +90,9 @@ def in_use(ir: Ir, nbytes: Callable[[RemoteBuffer], int], device: torch.device) 
         ir,
         lambda live, index: RowUsage(live, index, nbytes),
         False,
-        costlier_branches(ir),
+        costlier_branch(ir),
         device,
+        block,
     )
     assert isinstance(usage, RowUsage)
     phase = max(usage.peaks, key=lambda name: usage.peaks[name], default=MAIN)

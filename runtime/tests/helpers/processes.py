@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import warm
+
 TESTS = Path(__file__).parents[1]
 LAUNCHER = "poprun"
 SECONDS = 100
@@ -47,10 +49,16 @@ def environment(**more):
     }
 
 
-def start(options, program, module=LAUNCHER, **more):
-    """A launcher that has been started. ``program``: arguments of Python."""
-    interpreter = [sys.executable] if module == LAUNCHER else []
-    command = [sys.executable, "-m", module, *map(str, options), *interpreter, *map(str, program)]
+def start(options, program, module=LAUNCHER, python=sys.executable, is_fork=True, **more):
+    """A launcher that has been started. ``program``: arguments of Python.
+
+    ``python``: what runs the instances of our launcher. ``is_fork``: that launcher has torch loaded
+    already, and the process that is returned passes signals to it.
+    """
+    is_ours = module == LAUNCHER
+    launcher = warm.launcher() if is_ours and is_fork else sys.executable
+    interpreter = [python] if is_ours else []
+    command = [launcher, "-m", module, *map(str, options), *interpreter, *map(str, program)]
     return subprocess.Popen(
         command, env=environment(**more), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

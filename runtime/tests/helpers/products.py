@@ -2,14 +2,17 @@
 neither.
 """
 
+import functools
 import os
 import platform
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from popxl_engine.native import build
 from popxl_engine.native import library as native
 from popxl_engine.native.library import (
     _are_tiles_refused,
@@ -29,6 +32,22 @@ FLAGS = {
     "vectors": "-mno-amx-bf16 -mno-avx512bf16",
 }
 """What the compiler is told, if this is an x86."""
+TURNED_OFF = {"-mno-amx-bf16": "__AMX_BF16__", "-mno-avx512bf16": "__AVX512BF16__"}
+"""By flag: what the compiler defines on a CPU on which that changes something."""
+
+
+@functools.cache
+def _defined() -> frozenset[str]:
+    """What the compiler defines on this CPU."""
+    command = [*(build._compiler() or ["c++"]), "-march=native", "-dM", "-E", "-x", "c++"]
+    told = subprocess.run([*command, os.devnull], capture_output=True, text=True)
+    return frozenset(line.split()[1] for line in told.stdout.splitlines())
+
+
+def _flags_of(way: str) -> str:
+    """Without those that change nothing here: the same library is not compiled twice."""
+    words = FLAGS[way].split()
+    return " ".join(w for w in words if w not in TURNED_OFF or TURNED_OFF[w] in _defined())
 
 
 @pytest.fixture
@@ -42,8 +61,8 @@ def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     def choose(way: str) -> None:
         if way == "parts":
             monkeypatch.setattr(native, "attends", lambda *tensors: False)
-        elif FLAGS[way] and platform.machine() == "x86_64":
-            monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} {FLAGS[way]}")
+        elif platform.machine() == "x86_64" and (flags := _flags_of(way)):
+            monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} {flags}")
             load_again()
             assert library() is not None
             assert way != "vectors" or not hasattr(library(), "refuses_tiles")

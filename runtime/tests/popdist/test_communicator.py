@@ -13,13 +13,15 @@ from popxl.op_records import OPS
 from popxl_engine.kernels.collectives import APART
 from popxl_engine.machine.communicator import Home, shared_devices
 
+from tests import warm
+
 SCRIPT = Path(communicator_program.__file__)
 CPU = Home("cpu", None, 1)
 
 
 @pytest.mark.multi
 def test_the_devices_own_collectives_give_the_numbers_of_the_fixed_tree():
-    ended = launch(["--num-instances", 4], [SCRIPT])
+    ended = launch(["--num-instances", 4], [SCRIPT], python=warm.python())
     assert ended.code == 0, ended.said
 
 
@@ -29,7 +31,10 @@ def test_devices_of_several_machines_meet_by_the_runs_own_store():
         ["--num-instances", 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"],
         monotonic(),
     )
-    machines = [start([*options, "--node-rank", index], [SCRIPT]) for index in range(2)]
+    machines = [
+        start([*options, "--node-rank", index], [SCRIPT], python=warm.python())
+        for index in range(2)
+    ]
     ended = [finish(machine, begin) for machine in machines]
     assert [(e.code, e.said) for e in ended] == [(0, "")] * 2, [print(e.said) for e in ended]
 
@@ -53,7 +58,8 @@ with popxl.Session(ir, "cpu") as session:
 
 @pytest.mark.multi
 def test_a_replica_that_does_not_come_to_a_devices_collective_ends_the_run_in_time():
-    ended = launch(["--num-instances", 2, "--timeout", 3], ["-c", HANG])
+    options = ["--num-instances", 2, "--timeout", 3]
+    ended = launch(options, ["-c", HANG], python=warm.python())
     assert ended.code == 1 and ended.seconds < 40
     assert "replica 0 waits at %w_all_reduce = " in ended.last_line
     assert "did not answer in time" in ended.last_line

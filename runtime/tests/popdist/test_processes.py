@@ -10,6 +10,8 @@ from helpers import process_programs as programs
 from helpers.process_programs import ASSIGNMENTS, GRADIENT_GROUPS, REPLICAS, results, values
 from helpers.processes import launch
 
+from tests import warm
+
 pytestmark = pytest.mark.multi
 
 SCRIPT = Path(programs.__file__)
@@ -21,7 +23,8 @@ def in_one_process(tmp_path_factory):
 
 
 def in_processes(folder, options, module="poprun", **environment):
-    ended = launch(options, [SCRIPT, folder / "results.npz"], module, **environment)
+    program = [SCRIPT, folder / "results.npz"]
+    ended = launch(options, program, module, python=warm.python(), **environment)
     assert ended.code == 0, ended.said
     with np.load(folder / "results.npz") as found:
         return dict(found)

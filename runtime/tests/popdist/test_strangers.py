@@ -312,7 +312,7 @@ def ports_of(pids):
 @pytest.mark.multi
 def test_a_run_on_one_machine_listens_at_no_port_and_no_other_user_can_enter_its_folder(tmp_path):
     begin = time.monotonic()
-    process = start(["--num-instances", 2], ["-c", STAYS], NOTES=str(tmp_path))
+    process = start(["--num-instances", 2], ["-c", STAYS], is_fork=False, NOTES=str(tmp_path))
     try:
         wait_for(tmp_path, 2)
         folder = Path(process.stdout.readline().strip())
@@ -432,7 +432,7 @@ def test_strangers_at_every_port_of_a_run_neither_end_nor_change_it(tmp_path):
     notes, mark = tmp_path / "notes", tmp_path / "mark"
     notes.mkdir()
     begin = time.monotonic()
-    machines = two_machines(["-c", STAYS], free_port(), NOTES=str(notes))
+    machines = two_machines(["-c", STAYS], free_port(), is_fork=False, NOTES=str(notes))
     try:
         # Those that open and those that stay: while instances meet, and while they run.
         met = threading.Thread(target=wait_for, args=(notes, 2))

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -21,6 +20,8 @@ from helpers.processes import (
     wait_for_instances,
 )
 from poprun import launcher
+
+from tests import warm
 
 pytestmark = pytest.mark.multi
 
@@ -51,7 +52,7 @@ def start_two_machines(program, port, instances, options=(), **more):
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_machine_that_does_not_meet_the_others_in_time_says_so_in_one_message(index):
     command = [
-        sys.executable,
+        warm.launcher(),
         "-c",
         IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))",
         *two_machines(index),
@@ -94,7 +95,7 @@ def test_a_port_where_something_else_listens_and_says_nothing_is_told_of(who):
         variables = environment(
             POPDIST_TIMEOUT="1", **(of_instance if who == "an instance" else {})
         )
-        command = [sys.executable, "-c", IMPATIENT + code, *options]
+        command = [warm.launcher(), "-c", IMPATIENT + code, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
     assert done.returncode == 1
     assert re.fullmatch(says + ".*", done.stderr.splitlines()[-1])
@@ -110,7 +111,7 @@ def test_waiting_for_other_machines_ends_with_ctrl_c(index):
         "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start(); "
         "launcher.main(sys.argv[1:])"
     )
-    command = [sys.executable, "-c", code, *two_machines(index)]
+    command = [warm.launcher(), "-c", code, *two_machines(index)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 

@@ -24,6 +24,8 @@ from helpers.processes import (
     wait_for_instances,
 )
 
+from tests import warm
+
 pytestmark = pytest.mark.multi
 
 FAILURES = {
@@ -199,7 +201,7 @@ def test_a_run_that_ignores_hangups_goes_on_after_one(tmp_path):
         "-c",
         NOTED + "time.sleep(3)",
     ]
-    process = subprocess.Popen([sys.executable, *words], env=environment(NOTES=str(tmp_path)))
+    process = subprocess.Popen([warm.launcher(), *words], env=environment(NOTES=str(tmp_path)))
     wait_for_instances(tmp_path, 1)
     time.sleep(1)
     process.send_signal(signal.SIGHUP)
@@ -284,7 +286,9 @@ HANGS = r"Instance 1 \(process \d+ on .*\) does not wait: it is at <string>:\d+ 
     ],
 )
 def test_errors_around_collectives_name_their_cause(mode, says):
-    ended = launch(["--num-instances", 2, "--timeout", 3], ["-c", COLLECTIVE, mode])
+    options = ["--num-instances", 2, "--timeout", 3]
+    python = sys.executable if mode == "hang" else warm.python()  # a fork has more calls around it
+    ended = launch(options, ["-c", COLLECTIVE, mode], python=python)
     assert ended.code == 1
     assert says in ended.last_line
     assert ended.said.count("Traceback") == 1

@@ -22,6 +22,8 @@ from helpers.processes import (
 )
 from poprun import restarts
 
+from tests import warm
+
 pytestmark = pytest.mark.multi
 
 STARTED = RANKED + "start = int(os.environ['POPDIST_RESTARTS'])\n"
@@ -124,7 +126,7 @@ def two_machines(program, module=("-m", "poprun"), **more):
     return [
         subprocess.Popen(
             [
-                *(sys.executable, *module),
+                *(warm.launcher(), *module),
                 *map(str, (*common, *address, "--node-rank", index)),
                 *(sys.executable, "-c", program),
             ],

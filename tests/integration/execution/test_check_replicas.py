@@ -1,7 +1,6 @@
 """Replicas that come to differ in what they must hold alike end the run."""
 
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from popxl_gpt.execution.checkpoint import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
+from tests import warm
 from tests.integration.bit_flips import NAME, flip
 from tests.integration.runs import TRAINED, batches
 
@@ -101,9 +101,9 @@ def damaging(step: int) -> str:
 def test_a_run_whose_replicas_differ_ends_with_its_own_exit_code_and_saves_nothing_of_it(tmp_path):
     program = tmp_path / "damaging.py"
     program.write_text(damaging(step=3))
-    words = [sys.executable, str(program), *FLAGS, "--run_folder", str(tmp_path)]
+    words = [warm.python(), str(program), *FLAGS, "--run_folder", str(tmp_path)]
     launcher = "-m poprun --num-replicas 2 --num-instances 2".split()
-    words = [sys.executable, *launcher, *words]
+    words = [warm.launcher(), *launcher, *words]
     paths = ":".join(str(ROOT / part) for part in ("", "runtime", "runtime/tests"))
     done = subprocess.run(
         words,

@@ -23,6 +23,7 @@ import popxl_gpt.execution.saving
 from popxl_gpt.config import UserError
 from popxl_gpt.demo import pretraining
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
+from tests import warm
 from tests.faults import hear_signals
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
@@ -40,14 +41,19 @@ LONG = 100_000
 
 
 def words(folder: Path, **settings: object) -> "list[str]":
-    """The command line of a run in `folder`/runs/run; `__` stands for a dot."""
+    """The command line of a run in `folder`/runs/run, as a fork; `__` stands for a dot."""
     given = {**SETTINGS, "run_folder": folder / "runs", **settings}
     flags = [
         word
         for name, value in given.items()
         for word in (f"--{name.replace('__', '.')}", str(value))
     ]
-    return [sys.executable, str(ROOT / "demo/pretraining.py"), *flags]
+    return [warm.python(), str(ROOT / "demo/pretraining.py"), *flags]
+
+
+def alone(command: "list[str]") -> "list[str]":
+    """The same, run by the very process that is started."""
+    return [sys.executable, *command[1:]]
 
 
 def start(command: "list[str]", **options: object) -> subprocess.Popen:
@@ -184,7 +190,7 @@ def instances_of(launcher: int) -> "list[int]":
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)
 def test_a_signal_that_is_sent_twice_saves_and_ends_with_its_number(number, tmp_path):
     with open(tmp_path / "output", "w") as output:
-        process = start(words(tmp_path, steps=LONG), stdout=output)
+        process = start(alone(words(tmp_path, steps=LONG)), stdout=output)
     wait_for_steps(process, tmp_path / "runs/run")
     process.send_signal(number)
     time.sleep(0.002)
@@ -222,7 +228,7 @@ def test_sigusr1_saves_and_the_run_goes_on(launched, tmp_path):
 
 
 def test_a_signal_to_the_launcher_and_its_instances_at_once_saves(tmp_path):
-    process = start(poprun(words(tmp_path, steps=LONG, data_parallel=2)), **QUIET)
+    process = start(poprun(alone(words(tmp_path, steps=LONG, data_parallel=2))), **QUIET)
     wait_for_steps(process, tmp_path / "runs/run")
     for member in [*instances_of(process.pid), process.pid]:
         os.kill(member, signal.SIGTERM)
@@ -233,7 +239,7 @@ def test_a_signal_to_the_launcher_and_its_instances_at_once_saves(tmp_path):
 
 @pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
 def test_a_terminal_that_closes_ends_a_run_that_saves(launched, tmp_path):
-    command = words(tmp_path, steps=LONG, data_parallel=1 + launched)
+    command = alone(words(tmp_path, steps=LONG, data_parallel=1 + launched))
     terminal, inside = os.openpty()
 
     def in_terminal() -> None:
@@ -375,7 +381,7 @@ ROOM = 20_000
 
 
 def test_a_disk_that_is_full_for_a_while_costs_no_line_of_metrics_and_no_step(tmp_path):
-    process = start(words(tmp_path, hidden_size=12, steps=LONG), **QUIET)
+    process = start(alone(words(tmp_path, hidden_size=12, steps=LONG)), **QUIET)
     run, before = tmp_path / "runs/run", resource.getrlimit(resource.RLIMIT_FSIZE)
     wait_for_steps(process, run)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (ROOM, before[1]))
@@ -524,7 +530,7 @@ def test_a_disk_that_is_full_for_a_checkpoint_costs_no_step_and_the_next_is_take
     paths = [str(ROOT), str(ROOT / "runtime")]
     program.write_text(FULL_AT_STEP_2.format(paths=paths, folder=tmp_path))
     _, _, *flags = words(tmp_path, steps=3, checkpoint__every=1, data_parallel=2)
-    code, _, told = end(start(poprun([sys.executable, str(program), *flags])))
+    code, _, told = end(start(poprun([warm.python(), str(program), *flags])))
     assert code == 0, told
     assert re.search(r"00002: got 'No space left on device'.* the checkpoint's \d+ bytes", told)
     assert told.count("Training goes on, and saves again when it is due.") == 1

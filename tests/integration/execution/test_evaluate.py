@@ -6,7 +6,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,7 +151,7 @@ def run(*words, launcher=()):
         for key, value in os.environ.items()
         if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))
     }
-    python = sys.executable if launcher else warm.python()
+    python = warm.launcher() if launcher else warm.python()
     command = [python, *launcher, str(ROOT / "demo/evaluate.py"), *map(str, words)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=90, env={**plain, "OMP_NUM_THREADS": "1"}
@@ -177,7 +176,7 @@ def test_two_processes_give_the_numbers_of_one(folder, tmp_path):
     flags = "--data_parallel 2 --tensor_parallel_1 2 --widening 2 --json".split()
     launcher = "-m poprun --num-replicas 4 --num-instances 2".split()
     words = ("--checkpoint", folder / "runs/run", *flags, tmp_path / "result.json")
-    done = run(*words, launcher=[*launcher, sys.executable])
+    done = run(*words, launcher=[*launcher, warm.python()])
     assert done.returncode == 0, done.stderr
     values = json.loads((tmp_path / "result.json").read_text())
     measured = evaluate(folder / "runs/run").measured

@@ -57,8 +57,7 @@ def words(run: Path, *flags: object) -> "list[str]":
 
 
 def started(arguments, launcher=(), python=None, **more) -> subprocess.Popen:
-    python = python or (sys.executable if launcher else warm.python())
-    script = [*launcher, python, str(ROOT / "demo/generate.py")]
+    script = [*launcher, python or warm.python(), str(ROOT / "demo/generate.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([*script, *arguments], text=True, env=environment, **pipes, **more)
@@ -120,7 +119,7 @@ def test_two_processes_write_what_one_does(run, capsys):
         "--data_parallel",
         2,
     )
-    launcher = [sys.executable, "-m", "poprun", "--num-replicas", "4", "--num-instances", "2"]
+    launcher = [warm.launcher(), "-m", "poprun", "--num-replicas", "4", "--num-instances", "2"]
     code, output, errors = ended(started(words(run, *flags), launcher))
     assert code == 0, errors
     assert output == printed(capsys, run, *flags)

@@ -16,7 +16,7 @@ from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.utils.runtime import file_traffic, runtime_errors_are_told
 from tests import warm
-from tests.faults import read, run
+from tests.faults import obey_permissions, read, run
 from tests.integration.runs import TRAINED, batches, run_job, train
 from tests.metrics_text import metrics_of
 
@@ -109,7 +109,8 @@ FILES = f"--memmap_dir rows --host_memory {ENOUGH}"
 
 
 def job(folder, flags, largest_file=None, code=0):
-    done, _ = run(folder, f"{{train}} {FLAGS} {flags}", largest_file)
+    python = warm.python(before=obey_permissions)
+    done, _ = run(folder, f"{{train}} {FLAGS} {flags}", largest_file, python)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr

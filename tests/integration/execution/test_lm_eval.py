@@ -117,7 +117,7 @@ def tasks(folder):
 
 
 def ours(folder, *words, launcher=()):
-    python = sys.executable if launcher else warm.python()
+    python = warm.launcher() if launcher else warm.python()
     script = [python, *launcher, str(ROOT / "demo/evaluate.py")]
     done = subprocess.run(
         [*script, "--checkpoint", str(folder / "run"), "--lm_eval", *tasks(folder), *words],
@@ -172,7 +172,7 @@ def test_scores_are_those_of_the_harness_own_hugging_face_model(folder, shown):
 
 @pytest.mark.slow
 def test_two_processes_give_the_scores_of_one(folder, shown):
-    launcher = ["-m", "poprun", "--num-replicas", "4", "--num-instances", "2", sys.executable]
+    launcher = ["-m", "poprun", "--num-replicas", "4", "--num-instances", "2", warm.python()]
     flags = "--data_parallel 2 --tensor_parallel_1 2 --json".split()
     told = ours(folder, *flags, str(folder / "two.json"), launcher=launcher)
     got, expected = results_of(folder / "two.json"), results_of(folder / "ours.json")

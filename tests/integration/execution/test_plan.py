@@ -361,16 +361,20 @@ WITHOUT_COMPILER = """
 import sys
 from popxl_gpt.config import preset
 from popxl_gpt.execution.model_size import flops_per_step
-from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.utils.runtime import planner
 config = preset("tiny", layers=1, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
 assert flops_per_step(config) > 0 and pretraining(config) and "torch" in sys.modules
 assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+program = training_program(config)[0]
+assert planner().plan(program).peak_bytes > 0 and planner().host_needs(program).tensors > 0
+assert "torch._dynamo" not in sys.modules
 """
 
 
 @pytest.mark.slow
-def test_neither_a_session_nor_counting_flops_loads_the_compiler_of_pytorch():
-    """It takes 70 MiB and more than a second."""
+def test_neither_a_session_nor_counting_flops_nor_a_plan_loads_the_compiler_of_pytorch():
+    """It takes more than a second and 25 MiB, and 70 MiB with the algebra that plans load, too."""
     subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], cwd=ROOT, check=True, timeout=120)
 
 

@@ -5,12 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -28,9 +28,9 @@ FLAGS = (
 
 
 def command(instances, *flags, options=()):
-    program = [sys.executable, str(SCRIPT), *FLAGS, *map(str, flags)]
+    program = [warm.python(), str(SCRIPT), *FLAGS, *map(str, flags)]
     sizes = ["--num-replicas", REPLICAS, "--num-instances", instances]
-    return [sys.executable, "-m", "poprun", *map(str, sizes), *options, *program]
+    return [warm.launcher(), "-m", "poprun", *map(str, sizes), *options, *program]
 
 
 def environment():
@@ -143,7 +143,7 @@ def said_by_two(program, folder):
 )
 def test_what_does_not_fit_together_is_said_once_and_writes_nothing(flags, says, tmp_path):
     said = said_by_two(
-        " ".join([sys.executable, str(SCRIPT), *FLAGS, "--run_folder runs", *flags]), tmp_path
+        " ".join([warm.python(), str(SCRIPT), *FLAGS, "--run_folder runs", *flags]), tmp_path
     )
     assert says in said and len(said.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
@@ -157,7 +157,7 @@ def test_other_code_in_a_process_is_found_before_anything_is_built(tmp_path):
     with open(tmp_path / "1/modelling/layout.py", "a") as file:
         file.write("# another version\n")
     program = (
-        f"{sys.executable} {tmp_path}/${{RANK}}/demo/pretraining.py {' '.join(FLAGS)} "
+        f"{warm.python()} {tmp_path}/${{RANK}}/demo/pretraining.py {' '.join(FLAGS)} "
         "--run_folder runs"
     )
     said = said_by_two(program, tmp_path)
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_only_instance_0_sees_is_refused(alone, tmp_path):
         (tmp_path / rank).mkdir()
     (tmp_path / "0/saved").symlink_to(alone / "tiny/checkpoints/step_00000002")
     program = (
-        f"{sys.executable} {SCRIPT} {' '.join(FLAGS)} --run_folder runs --checkpoint.load saved"
+        f"{warm.python()} {SCRIPT} {' '.join(FLAGS)} --run_folder runs --checkpoint.load saved"
     )
     said = said_by_two(f"env --chdir=${{RANK}} {program}", tmp_path)
     assert said.count("error: ") == 1

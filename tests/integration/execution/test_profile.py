@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -254,7 +253,7 @@ def test_lanes_are_as_busy_as_their_spans_are_long():
 
 
 def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    python = sys.executable if "poprun" in words else warm.python()
+    python = warm.launcher() if "poprun" in words else warm.python()
     done = subprocess.run([python, *words], capture_output=True, text=True, timeout=120, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done
@@ -296,7 +295,7 @@ def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
         "4",
         "--num-instances",
         "2",
-        sys.executable,
+        warm.python(),
     )
     flags = (
         "--config",

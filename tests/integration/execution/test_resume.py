@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -57,7 +57,7 @@ def flags_of(folder: Path, tokens: Path, *flags: object) -> "list[str]":
 
 
 def start(flags: "list[str]") -> subprocess.Popen:
-    words = [sys.executable, str(ROOT / "demo/pretraining.py"), *flags]
+    words = [warm.python(), str(ROOT / "demo/pretraining.py"), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

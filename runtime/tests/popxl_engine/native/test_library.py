@@ -3,6 +3,7 @@ with the program.
 """
 
 import contextlib
+import fcntl
 import os
 import resource
 import shlex
@@ -77,7 +78,7 @@ def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
 
 
 @pytest.mark.slow
-def test_several_programs_that_build_at_once_leave_one_whole_library(
+def test_of_several_programs_that_build_at_once_one_compiles_and_the_others_wait_for_it(
     compiler: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "cache" / "kernels.so"
@@ -87,6 +88,40 @@ def test_several_programs_that_build_at_once_leave_one_whole_library(
         program.wait()
     assert path.read_bytes() == compiling.sealed(b"code\nmore\n")
     assert list(path.parent.iterdir()) == [path]
+    assert len(calls(tmp_path)) == CALLS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "refused", "never"])
+def test_a_program_compiles_itself_where_the_one_that_it_waits_for_leaves_no_library(
+    compiler: list[str], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cache" / "kernels.so"
+    path.parent.mkdir()
+    if how == "never":
+        lock = os.open(path.parent, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr(build, "TIME_LIMIT", 1.0)
+        build.Making(path, compiler).wait()
+        os.close(lock)
+    else:
+        refused = {"FAILS": "1"} if how == "refused" else {}
+        for name, value in {"SLOWLY": "sleep 1", **refused}.items():
+            monkeypatch.setenv(name, value)
+        first = build.Making(path, compiler)
+        while not calls(tmp_path):
+            time.sleep(0.01)
+        for name in ("SLOWLY", "FAILS"):
+            monkeypatch.delenv(name, raising=False)
+        second = build.Making(path, compiler)
+        if how == "killed":
+            first._process.kill()
+        else:
+            with pytest.raises(subprocess.SubprocessError, match="cannot do this"):
+                first.wait()
+        second.wait()
+        first.end()
+    assert path.read_bytes() == compiling.sealed(b"code\nmore\n")
 
 
 def test_several_threads_that_need_the_library_at_once_build_it_once(
@@ -394,7 +429,7 @@ def test_a_fork_leaves_its_parents_library_alone(
 ) -> None:
     program = FORK.replace("CHILD", "sys.exit()" if is_left_early else "pass")
     assert run(program, tmp_path, SLOWLY="sleep 0.3") == ("", "")
-    assert len(calls(tmp_path)) == (CALLS if is_left_early else 2 * CALLS)
+    assert len(calls(tmp_path)) == CALLS
     assert [path.suffix for path in kept(tmp_path)] == [".so"]
 
 

@@ -4,6 +4,7 @@ counters of a run.
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from helpers.plan_programs import (
 )
 from popxl import ops
 from popxl.errors import GraphError
+from popxl.extensions import host_needs
 from popxl.op_records import OPS
 from popxl.ops import collectives
 from popxl.plan import Event, Machine, PhaseTime, phase_time
 from popxl.planning import measure, plan, sequence
+from popxl_engine import compiler
 from popxl_engine.machine.replica import Replica
+from popxl_engine.planner import dry_run, live_bytes
 
 
 def run(ir: popxl.Ir) -> popxl.Session:
@@ -246,6 +250,28 @@ def test_of_a_branch_that_the_device_decides_the_dearer_side_is_planned():
 
 
 @pytest.mark.slow
+def test_what_a_program_needs_of_the_host_takes_one_compilation(monkeypatch: Any):
+    lowered, lower = [], compiler.lower
+
+    def noted(*arguments: Any) -> Any:
+        lowered.append(arguments)
+        return lower(*arguments)
+
+    monkeypatch.setattr(compiler, "lower", noted)
+    assert host_needs(program()).tensors > 0
+    assert len(lowered) == 1
+
+
+def test_a_plan_without_torchs_compiler_is_the_same_and_leaves_torch_as_it_was(monkeypatch: Any):
+    ir, functions = program(), live_bytes._left_alone()
+    before = [getattr(function, live_bytes.LEFT_ALONE, None) for function in functions]
+    found = plan(ir)
+    assert functions
+    assert before == [getattr(function, live_bytes.LEFT_ALONE, None) for function in functions]
+    monkeypatch.setattr(dry_run, "without_compiler", nullcontext)
+    assert plan(ir) == found
+
+
 def test_every_op_can_be_planned():
     for name in sorted({sample.op for sample in SAMPLES}):
         sample = next(s for s in SAMPLES if s.op == name)
