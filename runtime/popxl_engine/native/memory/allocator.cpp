@@ -80,6 +80,7 @@ class Arena {
     void* found = mmap(nullptr, length, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) return false;
+    madvise(found, length, MADV_HUGEPAGE);
     begin = static_cast<char*>(found);
     end = begin + length;
     absent.add(begin, length);
