@@ -55,7 +55,7 @@ for _ in range(5_000):
     t = torch.ones(int(2 ** draw.uniform(14, 20)))  # 64 KiB to 4 MiB
     held.append(t)
     used += t.nbytes
-    while used > 60e6:
+    while used > 120e6:
         used -= held.pop(draw.randrange(len(held))).nbytes
     most = max(most, used)
 del t
