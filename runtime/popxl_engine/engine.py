@@ -98,7 +98,7 @@ class Engine:
             p.block if p is not None else None for p in (self.program, self._preparation)
         )
         if device is PROCESSOR:
-            keep_tensors_together()
+            keep_tensors_together(waits=False)  # the first run does
         paging = paging_of(ir, block, before_run, device, len(replicas))
         lifetimes = lifetimes_of(ir, block, before_run, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
@@ -116,6 +116,8 @@ class Engine:
         that are stored to are filled.
         """
         keep_freed_memory()
+        if self.device is PROCESSOR:
+            keep_tensors_together()
         programs: dict[int, Running] = {}
         preparations: dict[int, Running] = {}
         received: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -49,15 +49,25 @@ def release_freed_memory() -> None:
         trim(0)
 
 
-@functools.cache
-def keep_tensors_together() -> bool:
+def keep_tensors_together(waits: bool = True) -> bool:
     """Have PyTorch take large blocks of tensors, from here on, from an allocator that leaves few
-    holes between them: `native/memory/allocator.cpp`. Waits for the compiler.
+    holes between them: `native/memory/allocator.cpp`.
 
     Returns False, and changes nothing, where there is no compiler, where PyTorch came without its
     headers or has another allocator than its own, or where the system has no addresses for it.
+
+    Args:
+        waits: for a compiler that still makes it; else that is another reason.
     """
-    loaded = _compiled()
+    sources = build.allocator()
+    if sources is None or not waits and build.is_being_made(sources):
+        return False
+    return _takes_over(sources)
+
+
+@functools.cache
+def _takes_over(sources: build.Sources) -> bool:
+    loaded = _compiled(sources)
     take_over = getattr(loaded, "take_over", None)
     if loaded is None or take_over is None:
         return False
@@ -69,10 +79,9 @@ def keep_tensors_together() -> bool:
     return True
 
 
-def _compiled() -> ctypes.CDLL | None:
-    sources = build.allocator()
+def _compiled(sources: build.Sources) -> ctypes.CDLL | None:
     with build.LOCK:
-        for path in () if sources is None else build.libraries(sources):
+        for path in build.libraries(sources):
             with contextlib.suppress(OSError):  # the loader refuses it
                 return ctypes.CDLL(build.loader_name(path))
     return None

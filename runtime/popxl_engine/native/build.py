@@ -140,6 +140,14 @@ def libraries(sources: Sources = KERNELS) -> Iterator[Path]:
     logger.log(level, "%s: %s; %s.", what, no, sources.instead)
 
 
+def is_being_made(sources: Sources) -> bool:
+    """Whether a compiler still works on a library."""
+    return any(
+        path.name.startswith(f"{sources.name}_") and making.is_running()
+        for path, making in list(_begun.items())
+    )
+
+
 def made(path: Path, compiler: list[str], sources: Sources = KERNELS) -> Path:
     """Wait until a library is at ``path``. Returns where that is without links.
 
@@ -219,6 +227,10 @@ class Making:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
 
     def wait(self) -> None:
         """Until it has ended. Raises as `made`."""
