@@ -33,8 +33,8 @@ from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import NotSavedError, Saving, begin_save, save
 from popxl_gpt.execution.verification import due, verified
-from popxl_gpt.utils.process_memory import release_freed_memory, resident_bytes
-from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.process_memory import resident_bytes
+from popxl_gpt.utils.runtime import gather, release_freed_memory
 
 _LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 60
@@ -486,11 +486,14 @@ class TrainingRun:
         if self.tokenizer is not None and self.is_leader:
             self.folder.keep_tokenizer(self.tokenizer)
         self._saved_at = time.monotonic()
+        release_freed_memory()  # what is read of the state takes the place of a step's tensors
         self._saving = begin_save(
             self.session, self.config, place, position, keep_all=keep_all, is_behind=not is_last
         )
         if is_last:
             self._finish_saving(is_last=True)
+        else:
+            release_freed_memory()
 
     def _complete_saving(self) -> None:
         """Where an error ends the run, complete the checkpoint that is being written. Others may

@@ -2,6 +2,7 @@
 
 import math
 import os
+from itertools import pairwise
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.execution.model_size import parameter_count, trained_count
@@ -50,6 +51,19 @@ def bytes_by_kind(config: Config) -> "dict[str, int]":
         kind: sum(math.prod(parameter.shape) for parameter in table.values()) * (weight + moments)
         for kind, table in layer_tables(model).items()
     }
+
+
+def saving_bytes(config: Config) -> int:
+    """What is read of a state at a time while it is written: a layer, the next one, which is read
+    meanwhile, and a layer as it is stored, where pieces of replicas are put together or numbers are
+    decoded.
+    """
+    by_kind, execution = bytes_by_kind(config), config.execution
+    layers = ["embedding", *["decoder"] * min(config.model.layers, 2), "head"]
+    two = max(by_kind[a] + by_kind[b] for a, b in pairwise(layers))
+    has_pieces = execution.tensor_parallel_1 * execution.tensor_parallel_2 > 1
+    is_stored_apart = has_pieces or config.training.moment_precision == "8bit"
+    return two + is_stored_apart * max(by_kind.values())
 
 
 def copy_bytes(config: Config, instances: int) -> int:

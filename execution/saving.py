@@ -149,6 +149,8 @@ class Saving:
                 if layer in own:
                     part = layer, {name: data[v] for name, v in variables.items()}
                     self._parts.put(copied(part) if is_behind else part)
+                    del part
+                del data  # before the next layer is read
         except BaseException:
             self.abandon()
             self._thread.join()

@@ -1,6 +1,5 @@
-"""The host's memory that this process has, and has no use for."""
+"""The host's memory that this process has."""
 
-import ctypes
 import os
 
 
@@ -14,14 +13,3 @@ def peak_resident_bytes() -> int:
     """Most bytes of this process that have been in host memory at a time."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
-
-
-def release_freed_memory() -> None:
-    """Hand what was freed back to the system. The engine's allocator keeps it for the next step,
-    whose sizes are the same; another program's are not, and would come on top.
-
-    Other C libraries than glibc do so by themselves.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -292,6 +292,14 @@ def round_from(graph: popxl.Graph, seed: popxl.Tensor) -> None:
         extensions.round_from(graph, seed)
 
 
+def release_freed_memory() -> None:
+    """Hand memory that runs have freed back to the system; what plain PopXL does with it is its own
+    affair.
+    """
+    if hasattr(extensions, "release_freed_memory"):
+        extensions.release_freed_memory()
+
+
 def keep_state_once(ir: popxl.Ir) -> None:
     """Do without a second copy of the state on the host; plain PopXL always has one."""
     if hasattr(extensions, "keep_state_once"):

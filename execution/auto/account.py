@@ -6,7 +6,7 @@ from pathlib import Path
 
 from popxl_gpt.config import Config, override
 from popxl_gpt.execution.auto.candidates import CHOSEN
-from popxl_gpt.execution.memory import processes_here, state_bytes
+from popxl_gpt.execution.memory import bytes_by_kind, processes_here, state_bytes
 from popxl_gpt.execution.reports.plan.process import (
     Build,
     ProcessMemory,
@@ -76,7 +76,7 @@ class Account:
     def _in_files(self, config: Config, memory: ProcessMemory) -> Placed | str:
         """The configuration with its rows in files of the folder of runs."""
         rows = self.room - (memory.resident - memory.rows)
-        if rows < memory.saving:  # the largest layer, as it comes and as it goes
+        if rows < 2 * max(bytes_by_kind(config).values()):  # the largest, as it comes and goes
             return self._too_large(memory)
         folder = Path(config.logging.run_folder)
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -125,6 +125,9 @@ class Backend(Protocol):
     def measure(self, data_type: dtype) -> Machine:
         """See `popxl.planning.measure`."""
 
+    def release_freed_memory(self) -> None:
+        """See `popxl.extensions.release_freed_memory`."""
+
 
 class Kernels(Protocol):
     """What takes long and can be made before the engine is loaded."""

@@ -88,6 +88,7 @@ __all__ = [
     "plan",
     "profile",
     "read_note",
+    "release_freed_memory",
     "relu2",
     "replay_phases",
     "rms_norm",
@@ -243,6 +244,13 @@ def host_needs(ir: Ir) -> HostNeeds:
     Errors as of `plan`.
     """
     return backend().host_needs(ir)
+
+
+def release_freed_memory() -> None:
+    """Hand memory that runs have freed back to the system. It is kept for the next run, whose
+    blocks are the same; another program's are not, and would come on top.
+    """
+    backend().release_freed_memory()
 
 
 def file_traffic(session: Session) -> FileTraffic | None:

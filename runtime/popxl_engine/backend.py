@@ -4,6 +4,7 @@ from popxl.backend import Backend
 
 from popxl_engine.engine import make_engine
 from popxl_engine.host_needs import host_needs
+from popxl_engine.machine.allocator import release_freed_memory
 from popxl_engine.machine.device import device_named
 from popxl_engine.planner import make_plan, measure, sequence
 from popxl_engine.residency import device_needs
@@ -18,6 +19,7 @@ class TorchBackend:
     make_plan = staticmethod(make_plan)
     sequence = staticmethod(sequence)
     measure = staticmethod(measure)
+    release_freed_memory = staticmethod(release_freed_memory)
 
     @staticmethod
     def check_device(name: str) -> None:

@@ -26,7 +26,7 @@ from popxl_engine.checks import check_executable
 from popxl_engine.interpreter import Cell, Interpreter, groups_that_meet
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.machine import rng_path
-from popxl_engine.machine.allocator import keep_freed_memory
+from popxl_engine.machine.allocator import keep_freed_memory, keep_tensors_together
 from popxl_engine.machine.device import PROCESSOR, Device, device_named
 from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.lockstep import Program as Running
@@ -97,6 +97,8 @@ class Engine:
         block, before_run = (
             p.block if p is not None else None for p in (self.program, self._preparation)
         )
+        if device is PROCESSOR:
+            keep_tensors_together(waits=False)  # the first run does
         paging = paging_of(ir, block, before_run, device, len(replicas))
         lifetimes = lifetimes_of(ir, block, before_run, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
@@ -114,6 +116,8 @@ class Engine:
         that are stored to are filled.
         """
         keep_freed_memory()
+        if self.device is PROCESSOR:
+            keep_tensors_together()
         programs: dict[int, Running] = {}
         preparations: dict[int, Running] = {}
         received: list[tuple[torch.Tensor, torch.Tensor]] = []

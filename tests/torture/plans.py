@@ -16,7 +16,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 def mode(name: str, instances: int = 1, has_rows: bool = False, **settings: object) -> Mode:
     """A mode with tokens of its own, for its vocabulary is another."""
-    given = {"steps": 3, "warmup_steps": 0, "checkpoint.every": 0, "dropout": 0.0, **settings}
+    given = {"steps": 40, "warmup_steps": 0, "checkpoint.every": 0, "dropout": 0.0, **settings}
     return Mode(name, given, instances, has_rows=has_rows)
 
 
@@ -28,7 +28,7 @@ CASES = [
     mode("bfloat16", precision="bfloat16", **LARGER),
     mode("dropout", **{**LARGER, "dropout": 0.1}),
     mode("activations", **{**LARGER, "sequence_length": 128, "global_batch_size": 16, "layers": 2}),
-    mode("micro-batches", **{**LARGER, "sequence_length": 128, "micro_batch_size": 8, "global_batch_size": 16}),
+    mode("micro-batches", steps=12, **{**LARGER, "sequence_length": 128, "micro_batch_size": 8, "global_batch_size": 16}),
     mode("no recomputation", **{**LARGER, "recomputation": "false", "sequence_length": 128}),
     mode("files", has_rows=True, host_memory="48MiB", **LARGER),
 ]  # fmt: skip

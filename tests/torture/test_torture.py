@@ -37,7 +37,7 @@ SHARE = {
     "same_seed": [0],
     "layouts": [15, 50],
     "soak": [0],
-    "plans": [0],
+    "plans": [0, 8],
 }
 """Cases of each kind; those that are made of tests are tests already."""
 

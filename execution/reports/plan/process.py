@@ -8,7 +8,7 @@ import popdist
 import popxl
 
 from popxl_gpt.config import Config
-from popxl_gpt.execution.memory import bytes_by_kind, copy_bytes
+from popxl_gpt.execution.memory import copy_bytes, processes_here, saving_bytes
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import planner, session_device
 
@@ -22,6 +22,8 @@ LOADED_TO_PAGE = 33 * 2**20
 """What it takes more where rows come and go: how many are in use at a time is found by a dry run,
 for which PyTorch loads a library of algebra.
 """
+SHARED_WITH_EACH = 8 * 2**20
+"""What it shares with each other process of the run here: long messages, in both directions."""
 MADE_AFTER_PLAN = 6 * 2**20
 """Of these, what is not there after a plan."""
 
@@ -37,7 +39,7 @@ class ProcessMemory:
     tensors: int
     """What its replicas have in hand beside rows; on a GPU that is in the device's memory."""
     saving: int
-    """What checkpoints are written from: a layer as it is read, and as it is stored."""
+    """What a checkpoint is written from, in place of tensors."""
     copy: int
     """What it takes more while a checkpoint is written beside training: a copy of its part of the
     state. No more than half of the memory that is free then."""
@@ -45,7 +47,7 @@ class ProcessMemory:
     @property
     def resident(self) -> int:
         """What it keeps to its end: the process's resident set."""
-        return self.itself + self.rows + self.tensors + self.saving
+        return self.itself + self.rows + max(self.tensors, self.saving)
 
 
 def has_validation(config: Config) -> bool:
@@ -66,11 +68,12 @@ def own_bytes(config: Config, has_planned: bool = False) -> int:
         has_planned: it has made a plan, and with it some of what runs need.
     """
     session_device("cpu")  # loads the engine; a GPU that is planned for need not be there
+    shared = (processes_here() - 1) * SHARED_WITH_EACH
     if has_planned:
-        return resident_bytes() + MADE_AFTER_PLAN
+        return resident_bytes() + MADE_AFTER_PLAN + shared
     execution = config.execution
     is_paged = execution.host_memory is not None or execution.device_memory is not None
-    return resident_bytes() + MADE_FOR_RUNS + is_paged * LOADED_TO_PAGE
+    return resident_bytes() + MADE_FOR_RUNS + is_paged * LOADED_TO_PAGE + shared
 
 
 def process_memory(
@@ -93,6 +96,6 @@ def process_memory(
     if execution.memmap_dir is not None and execution.host_memory is not None:
         rows = min(all_rows, execution.host_memory)
     on_host = 0 if execution.device.startswith("cuda") else tensors
-    saving = 2 * max(bytes_by_kind(config).values())
+    saving = saving_bytes(config)
     copy = copy_bytes(config, popdist.getNumInstances())
     return ProcessMemory(itself, rows, on_host, saving, copy)

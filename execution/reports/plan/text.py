@@ -150,8 +150,8 @@ def _totals(found: RunPlan) -> str:
             "process",
             f"{bytes_text(process.resident)} resident: {bytes_text(process.itself)} for itself, "
             f"{bytes_text(process.rows)} of rows and {bytes_text(process.tensors)} of tensors for "
-            f"{replicas_here} replica{'s' * (replicas_here > 1)}, {bytes_text(process.saving)} "
-            "for checkpoints",
+            f"{replicas_here} replica{'s' * (replicas_here > 1)}, or in place of tensors "
+            f"{bytes_text(process.saving)} for checkpoints",
         ),
         (
             "saving",

@@ -1,14 +1,23 @@
-"""How the process's allocator treats large blocks."""
+"""Where large blocks of the process's memory come from, and what becomes of freed ones."""
 
+import contextlib
 import ctypes
 import functools
 import logging
+import os
 import platform
+
+from popxl_engine.native import build
 
 logger = logging.getLogger("popxl")
 
 # Parameters of mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+ADDRESSES = 4
+"""Addresses for tensors, as a multiple of the machine's memory: those of freed blocks whose pages
+the system has again are taken for blocks of their size at most."""
+_allocators: list[ctypes.CDLL] = []
+"""That of tensors, once it is in use."""
 
 
 @functools.cache
@@ -27,3 +36,52 @@ def keep_freed_memory() -> bool:
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)
     return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, -1))
+
+
+def release_freed_memory() -> None:
+    """See `popxl.extensions.release_freed_memory`. C libraries without `malloc_trim` do so by
+    themselves.
+    """
+    if _allocators:
+        _allocators[0].trim()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def keep_tensors_together(waits: bool = True) -> bool:
+    """Have PyTorch take large blocks of tensors, from here on, from an allocator that leaves few
+    holes between them: `native/memory/allocator.cpp`.
+
+    Returns False, and changes nothing, where there is no compiler, where PyTorch came without its
+    headers or has another allocator than its own, or where the system has no addresses for it.
+
+    Args:
+        waits: for a compiler that still makes it; else that is another reason.
+    """
+    sources = build.allocator()
+    if sources is None or not waits and build.is_being_made(sources):
+        return False
+    return _takes_over(sources)
+
+
+@functools.cache
+def _takes_over(sources: build.Sources) -> bool:
+    loaded = _compiled(sources)
+    take_over = getattr(loaded, "take_over", None)
+    if loaded is None or take_over is None:
+        return False
+    take_over.argtypes, take_over.restype = [ctypes.c_size_t], ctypes.c_bool
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if not take_over(ADDRESSES * memory):
+        return False
+    _allocators.append(loaded)
+    return True
+
+
+def _compiled(sources: build.Sources) -> ctypes.CDLL | None:
+    with build.LOCK:
+        for path in build.libraries(sources):
+            with contextlib.suppress(OSError):  # the loader refuses it
+                return ctypes.CDLL(build.loader_name(path))
+    return None

@@ -1,7 +1,8 @@
 """Kernels in C++ for CPUs: passes over memory that PyTorch makes several of, or makes slowly.
 
-The `.cpp` files are compiled into one library, once per machine. `build` says where its file is and
-has it made by `compiling`; both load no torch. `library` loads the file and calls its functions
-with tensors; `kernels/native.py` says which ops use it. Where there is no compiler the plain
-kernels run, and the log says so once.
+The `.cpp` files are compiled into one library, once per machine, and `memory/`, the allocator of
+tensors, into another one, with PyTorch's headers. `build` says where these files are and has them
+made by `compiling`; both load no torch. `library` loads the kernels and calls its functions with
+tensors; `kernels/native.py` says which ops use it. `machine/allocator.py` loads the allocator.
+Where there is no compiler the plain kernels run, and the log says so once.
 """

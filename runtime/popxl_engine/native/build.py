@@ -1,14 +1,15 @@
-"""The compiled library's file: made once per machine, beside the program that will need it.
+"""Files of compiled code: made once per machine, beside the program that will need them.
 
-It is only taken from folders and files that no other user has written and none can change
-(`poprun.private`); where there are none such, each process makes its own. `compiling` is how it is
-made. This module loads no torch, so that it can begin before torch is there.
+They are only taken from folders and files that no other user has written and none can change
+(`poprun.private`); where there are none such, each process makes its own. `compiling` is how they
+are made. This module loads no torch, so that it can begin before torch is there.
 """
 
 import atexit
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -20,16 +21,60 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from poprun import private
 
 from popxl_engine.native import compiling
-from popxl_engine.native.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS, UNITS
+from popxl_engine.native.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS
 
 logger = logging.getLogger("popxl")
 
-SOURCES = sorted([*UNITS, *compiling.FOLDER.glob("*.h")])
+
+@dataclass(frozen=True)
+class Sources:
+    """What is compiled into one file."""
+
+    name: str
+    """The file's name begins with it."""
+    folder: Path
+    """Of units and headers."""
+    instead: str
+    """Words for what is used where there is no such file."""
+    words: tuple[str, ...] = ()
+    """Arguments of the compiler beside `FLAGS`."""
+    others: tuple[Path, ...] = ()
+    """Files elsewhere that change when what is compiled does."""
+
+    def files(self) -> list[Path]:
+        """All that the file is made from, which name it."""
+        return [*compiling.units_in(self.folder), *sorted(self.folder.glob("*.h")), *self.others]
+
+
+KERNELS = Sources("kernels", compiling.FOLDER, "the plain, slower ones are used")
+
+
+@functools.cache
+def allocator() -> Sources | None:
+    """What is compiled with the headers of PyTorch; None where it has come without them."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    torch = Path(found.origin).parent
+    include, library = torch / "include", torch / "lib" / "libc10.so"
+    if not (library.exists() and (include / "c10/core/CPUAllocator.h").exists()):
+        return None
+    words = ("-isystem", str(include), "-Wl,--no-as-needed", str(library))
+    return Sources(
+        "allocator",
+        compiling.FOLDER / "memory",
+        "the C library's is used",
+        words,
+        (torch / "version.py",),
+    )
+
+
 TIME_LIMIT = 120
 """Seconds that compiling may take; it takes about three on two cores."""
 PATIENCE = 5
@@ -42,60 +87,69 @@ _begun: dict[Path, "Making"] = {}
 
 @functools.cache
 def begin() -> None:
-    """Start to make the library in the background, unless it is there, switched off, or
+    """Start to make the libraries in the background, unless they are there, switched off, or
     impossible.
     """
     compiler = _compiler()
     if _is_off() or compiler is None:
         return
-    for path in _candidates(tuple(compiler)):
+    for sources in (KERNELS, allocator()):
+        if sources is not None:
+            _begin_one(sources, compiler)
+
+
+def _begin_one(sources: Sources, compiler: list[str]) -> None:
+    for path in _candidates(tuple(compiler), sources):
         # who needs the library says so
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            _start(path, compiler)
+            _start(path, compiler, sources)
             return
 
 
-def libraries() -> Iterator[Path]:
-    """Where the library is, place after place: the loader may refuse some. Waits, and says why
-    there are no more.
+def libraries(sources: Sources = KERNELS) -> Iterator[Path]:
+    """Where a library is, place after place: the loader may refuse some. Waits, and says why there
+    are no more: of the kernels, for the others lack for the same reasons.
     """
     if _is_off():
         return
     compiler = _compiler()
+    level = logging.WARNING if sources is KERNELS else logging.DEBUG
+    what = f"native {sources.name}"
     if compiler is None:
-        logger.warning(
-            "native kernels: no C++ compiler (CXX, c++, g++, clang++); the plain, slower "
-            "ones are used."
-        )
+        no = "no C++ compiler (CXX, c++, g++, clang++)"
+        logger.log(level, "%s: %s; %s.", what, no, sources.instead)
         return
     is_told = False
-    for path in (*_candidates(tuple(compiler)), None):
+    for path in (*_candidates(tuple(compiler), sources), None):
         try:
-            found = made(path or _own_folder() / "kernels.so", compiler)
+            found = made(path or _own_folder() / f"{sources.name}.so", compiler, sources)
         except private.NotPrivate as error:
             if not is_told:
                 where = path.parent if path else "a temporary folder"
-                logger.warning(
-                    "native kernels: not kept in %s (%s); they are kept elsewhere.", where, error
-                )
+                told = "%s: not kept in %s (%s); they are kept elsewhere."
+                logger.log(level, told, what, where, error)
             is_told = True
         except OSError as error:
-            logger.debug("native kernels: %s cannot be used (%s)", path, error)
+            logger.debug("%s: %s cannot be used (%s)", what, path, error)
         except subprocess.SubprocessError as error:
-            logger.warning(
-                "native kernels: not compiled (%s); the plain, slower ones are used.", error
-            )
+            logger.log(level, "%s: not compiled (%s); %s.", what, error, sources.instead)
             return
         else:
             yield found
-    logger.warning(
-        "native kernels: no folder to keep them in (set POPXL_CACHE_DIR); the plain, slower "
-        "ones are used."
+    no = "no folder to keep them in (set POPXL_CACHE_DIR)"
+    logger.log(level, "%s: %s; %s.", what, no, sources.instead)
+
+
+def is_being_made(sources: Sources) -> bool:
+    """Whether a compiler still works on a library."""
+    return any(
+        path.name.startswith(f"{sources.name}_") and making.is_running()
+        for path, making in list(_begun.items())
     )
 
 
-def made(path: Path, compiler: list[str]) -> Path:
-    """Wait until the library is at ``path``. Returns where that is without links.
+def made(path: Path, compiler: list[str], sources: Sources = KERNELS) -> Path:
+    """Wait until a library is at ``path``. Returns where that is without links.
 
     Raises:
         private.NotPrivate: somebody else can have written what would be loaded, or can replace it.
@@ -103,7 +157,7 @@ def made(path: Path, compiler: list[str]) -> Path:
         subprocess.SubprocessError: the compiler fails with every set of flags, or takes too long.
     """
     with LOCK:
-        path = _start(path, compiler)
+        path = _start(path, compiler, sources)
         if path in _begun:
             try:
                 _begun[path].wait()
@@ -112,8 +166,8 @@ def made(path: Path, compiler: list[str]) -> Path:
     return path
 
 
-def _start(path: Path, compiler: list[str]) -> Path:
-    """Make the library at ``path`` in the background, unless it is there or this has begun.
+def _start(path: Path, compiler: list[str], sources: Sources) -> Path:
+    """Make a library at ``path`` in the background, unless it is there or this has begun.
     Returns, raises as `made`.
 
     What is there and is no library of this user is never read: where it can be replaced, it is.
@@ -124,7 +178,7 @@ def _start(path: Path, compiler: list[str]) -> Path:
             try:
                 os.close(opened(path))
             except FileNotFoundError:
-                _begun[path] = Making(path, compiler)
+                _begun[path] = Making(path, compiler, sources)
         return path
 
 
@@ -157,13 +211,14 @@ def opened(path: Path) -> int:
 
 
 class Making:
-    """A process that makes the library at ``path``. It ends with this one, which does not wait for
+    """A process that makes a library at ``path``. It ends with this one, which does not wait for
     it otherwise.
     """
 
-    def __init__(self, path: Path, compiler: list[str]):
+    def __init__(self, path: Path, compiler: list[str], sources: Sources = KERNELS):
         maker = [sys.executable or "python3", "-I", "-S", compiling.__file__]
-        command = [*maker, str(TIME_LIMIT), str(path), *compiler]
+        command = [*maker, str(TIME_LIMIT), str(path), str(sources.folder)]
+        command += [*compiler, *sources.words]
         _watch_ends()
         self._process = compiling.started(  # Ctrl-C is for the program
             command,
@@ -172,6 +227,10 @@ class Making:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
 
     def wait(self) -> None:
         """Until it has ended. Raises as `made`."""
@@ -241,15 +300,14 @@ def _compiler() -> list[str] | None:
 
 
 @functools.cache
-def _candidates(compiler: tuple[str, ...]) -> list[Path]:
-    """Where the library may be, of these sources and flags, this compiler and machine; the same
-    when asked again.
+def _candidates(compiler: tuple[str, ...], sources: Sources = KERNELS) -> list[Path]:
+    """Where a library may be, of these sources and flags, this compiler and machine; the same when
+    asked again.
     """
-    sources = {path.name: path.read_bytes() for path in SOURCES}
-    key = hashlib.sha256(
-        repr((sources, FLAGS, OPTIONAL_FLAGS, compiler, _machine())).encode()
-    ).hexdigest()[:16]
-    return [folder / f"kernels_{key}.so" for folder in _folders()]
+    contents = {path.name: path.read_bytes() for path in sources.files()}
+    made_by = (FLAGS, OPTIONAL_FLAGS, (*compiler, *sources.words), _machine())
+    key = hashlib.sha256(repr((contents, *made_by)).encode()).hexdigest()[:16]
+    return [folder / f"{sources.name}_{key}.so" for folder in _folders()]
 
 
 @functools.cache

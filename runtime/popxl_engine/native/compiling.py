@@ -1,6 +1,6 @@
-"""Make the file of compiled kernels: a process of its own, that ends when its standard input does.
+"""Make a file of compiled code: a process of its own, that ends when its standard input does.
 
-    python -I -S compiling.py SECONDS FILE COMPILER [ARGUMENT ...]
+    python -I -S compiling.py SECONDS FILE SOURCES COMPILER [ARGUMENT ...]
 
 It leaves nothing unfinished behind, and loads nothing but the standard library.
 """
@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-UNITS = sorted(FOLDER.glob("*.cpp"))
-"""Compiled side by side, then linked."""
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's
 # width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
@@ -37,11 +35,11 @@ CANNOT_WRITE, CANNOT_COMPILE = 3, 4
 """Exit codes. The reason is printed."""
 
 
-def main(seconds: str, file: str, *compiler: str) -> None:
-    """Make the library. Does not return."""
+def main(seconds: str, file: str, sources: str, *compiler: str) -> None:
+    """Make the library of the units in a folder. Does not return."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        _make(Path(file), list(compiler), float(seconds))
+        _make(Path(file), units_in(Path(sources)), list(compiler), float(seconds))
     except OSError as error:
         sys.exit(_told(CANNOT_WRITE, error))
     except subprocess.SubprocessError as error:
@@ -54,7 +52,12 @@ def _told(code: int, error: Exception) -> int:
     return code
 
 
-def _make(path: Path, compiler: list[str], seconds: float) -> None:
+def units_in(folder: Path) -> list[Path]:
+    """What is compiled side by side, then linked."""
+    return sorted(folder.glob("*.cpp"))
+
+
+def _make(path: Path, units: Sequence[Path], compiler: list[str], seconds: float) -> None:
     """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises
     as `made`.
 
@@ -64,7 +67,7 @@ def _make(path: Path, compiler: list[str], seconds: float) -> None:
     before = _mark(path)
     with _alone_in(path.parent, seconds):
         if (after := _mark(path)) is None or after == before:
-            _compile_to(path, compiler, time.monotonic() + seconds)
+            _compile_to(path, units, compiler, time.monotonic() + seconds)
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
@@ -106,14 +109,14 @@ def _end_with_input(seconds: float) -> None:
         sys.exit(1)
 
 
-def _compile_to(path: Path, compiler: list[str], until: float) -> None:
+def _compile_to(path: Path, units: Sequence[Path], compiler: list[str], until: float) -> None:
     # A folder of its own: machines that share the cache without locks may compile at the same time.
     folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
     try:
         part = folder / path.name
         part.write_bytes(bytes(ROOM))  # a full folder is told from a compiler that fails
         part.unlink()
-        _compile(compiler, part, until)
+        _compile(compiler, units, part, until)
         part.write_bytes(sealed(part.read_bytes()))
         part.chmod(0o600)  # whatever the umask says: a file that others may write to is not loaded
         os.replace(part, path)
@@ -121,13 +124,13 @@ def _compile_to(path: Path, compiler: list[str], until: float) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compile(compiler: list[str], to: Path, until: float) -> None:
+def _compile(compiler: list[str], units: Sequence[Path], to: Path, until: float) -> None:
     """Compile with all flags, or else with those that the compiler knows, each by itself."""
 
     def all_units(optional: Sequence[str]) -> None:
         flags = [*FLAGS, *optional]
-        objects = [str(to.with_name(f"{unit.stem}.o")) for unit in UNITS]
-        compiling = [[*flags, "-c", str(unit), "-o", o] for unit, o in zip(UNITS, objects)]
+        objects = [str(to.with_name(f"{unit.stem}.o")) for unit in units]
+        compiling = [[*flags, "-c", str(unit), "-o", o] for unit, o in zip(units, objects)]
         _run_all(compiler, compiling, to.parent, until)
         _run_all(compiler, [[*flags, "-shared", *objects, "-o", str(to)]], to.parent, until)
 

@@ -179,7 +179,8 @@ def test_resident_sets_of_processes_grow_by_their_share(tmp_path):
 
 KEEPS_AND_RELEASES = """
 from popxl_engine.machine.allocator import keep_freed_memory
-from popxl_gpt.utils.process_memory import release_freed_memory, resident_bytes
+from popxl_gpt.utils.process_memory import resident_bytes
+from popxl_gpt.utils.runtime import release_freed_memory
 keep_freed_memory()
 blocks = [bytearray(2**20) for _ in range(64)]
 del blocks

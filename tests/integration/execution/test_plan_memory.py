@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from popdist.messages import RING_BYTES
 from popxl import extensions
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
@@ -20,6 +21,7 @@ from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.memory import copy_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.reports.plan import process
 from popxl_gpt.execution.reports.plan.process import process_memory
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
@@ -150,15 +152,23 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     needs = extensions.host_needs(training_program(config)[0])
     found = process_memory(config, 1000, training_program(config)[0], None)
     assert (found.itself, found.rows, found.tensors) == (1000, needs.rows, needs.tensors)
-    layer = 3 * 4 * (12 * 180**2 + 13 * 180)  # weights and moments
-    assert found.saving == 2 * layer
+    model, layer = config.model, 3 * 4 * (12 * 180**2 + 13 * 180)  # weights and moments
+    embedding = 3 * 4 * 180 * (model.vocabulary_size + model.sequence_length)
+    assert found.saving == layer + max(layer * (model.layers > 1), embedding)
     assert found.copy == copy_bytes(config, 1)  # not resident at the end
-    assert found.resident == 1000 + needs.rows + needs.tensors + 2 * layer
+    assert found.resident == 1000 + needs.rows + max(needs.tensors, found.saving)
     limited = override(config, memmap_dir="anywhere", host_memory=needs.rows // 2)
     assert process_memory(limited, 0, training_program(config)[0], None).rows == needs.rows // 2
     looks = override(config, validate_every=1)
     validated = process_memory(looks, 1000, training_program(config)[0], evaluation_program)
     assert validated.rows > found.rows + 4 * parameter_count(config.model)
+
+
+def test_a_process_shares_memory_with_each_other_one_here(monkeypatch):
+    monkeypatch.setattr(process, "resident_bytes", lambda: 1000)
+    alone = process.own_bytes(configuration())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert process.own_bytes(configuration()) == alone + 2 * 2 * RING_BYTES
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 import pytest
-from popxl_engine.native import compiling, library
+from popxl_engine.native import build, compiling, library
 
 CTYPES: dict[str, Any] = {
     "int": ctypes.c_int,
@@ -88,7 +88,7 @@ def ctype(declared: str) -> Any:
 
 def in_sources() -> dict[str, Signature]:
     found: dict[str, Signature] = {}
-    for path in sorted([*compiling.UNITS, *compiling.FOLDER.glob("*.h")]):
+    for path in build.KERNELS.files():
         found.update(exported(path.read_text(encoding="utf-8")))
     return found
 

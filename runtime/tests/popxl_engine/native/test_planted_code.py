@@ -143,7 +143,7 @@ def test_where_no_folder_is_private_one_warning_says_so_and_the_process_has_its_
     (tmp_path / "above").chmod(0o775)
     monkeypatch.setattr(build, "_compiler", lambda: COMPILER)
     monkeypatch.setattr(
-        build, "_candidates", lambda _: [folder / "kernels.so" for folder in folders]
+        build, "_candidates", lambda *_: [folder / "kernels.so" for folder in folders]
     )
     build._own_folder.cache_clear()
     with caplog.at_level(logging.WARNING, "popxl"):
