@@ -66,7 +66,9 @@ class MuonStep(addons.Module):
 
         whole = self._gathered(ops.cast(ahead, self.dtype), var)  # [rows, columns]
         update = self._own(self._moved(whole), var)
-        ops.scaled_add_(var, update + ops.cast(var, popxl.float32) * weight_decay, b=-lr)
+        if weight_decay:
+            update = update + ops.cast(var, popxl.float32) * weight_decay
+        ops.scaled_add_(var, update, b=-lr)
 
     def _momentum(self, var: Tensor, dtype: popxl.dtype) -> Tensor:
         """Zeros, sharded as the variable is."""

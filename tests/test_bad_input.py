@@ -403,6 +403,12 @@ def test_a_mistake_is_told_in_one_message_and_changes_nothing(row, copy):
         assert seconds < SECONDS, f"{seconds:.1f} s of processor time"
 
 
+def test_programs_that_answer_mistakes_have_loaded_no_torch_yet(copy):
+    words = [warm.python(PROGRAMS), "-c", "import sys; print('torch' in sys.modules)"]
+    done = subprocess.run(words, env={**os.environ, **warm.ONE_THREAD}, capture_output=True)
+    assert done.stdout == b"False\n", done.stderr
+
+
 def run_here(folder, command, monkeypatch):
     """A training run that has no reason to fail, in this process."""
     monkeypatch.chdir(folder)

@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +38,7 @@ SMALL = (
 DEMO = "make demo {make} PREPARE_ARGS='--max_bytes 3000000 --workers 1' DEMO_ARGS='{small}'"
 ONE_STEP = "+ {small} --steps 1 --global_batch_size 4 --vocabulary_size 300 --validate_every 0"
 ALONE = "+ --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
-ON_TWO = "{python} -m poprun --num-instances 2"
+ON_TWO = "{launcher} -m poprun --num-instances 2"
 TWO_REPLICAS = (
     "--num-replicas 2 {python} demo/pretraining.py --config tiny --steps 2 --data_parallel 2 "
     "--tensor_parallel_1 1 --tensor_parallel_2 1"
@@ -156,9 +155,10 @@ def shorter(command: str, page: Path) -> str:
     command = command.replace(".venv/bin/python ", "python ")
     rule = rule_for(command, page)
     form = SHORTER[rule] if rule else "+"
-    # a launcher is the parent of its instances
-    python = shlex.quote(sys.executable if form.startswith(ON_TWO) else warm.python())
-    words = form.format(python=python, make="VENV=venv", small=f"{SMALL} --steps 4")
+    python, launcher = shlex.quote(warm.python()), shlex.quote(warm.launcher())
+    words = form.format(
+        python=python, launcher=launcher, make="VENV=venv", small=f"{SMALL} --steps 4"
+    )
     if words.startswith("+"):
         words = re.sub(r"(^| )python ", rf"\1{python} ", command) + words[1:]
     return words

@@ -142,8 +142,8 @@ def profile(session: Session) -> AbstractContextManager[list[Profile]]:
     """Record what the runs of a session do, and when: ``with profile(session) as profiles:
     session.run(...)``.
 
-    The list gets one `Profile` for each run when the block ends. The program runs with marks
-    between its instructions, and gives the same numbers; outside the block it has no marks. Times
+    The list gets one `Profile` for each run when the block ends. The program runs with probes
+    between its instructions, and gives the same numbers; outside the block it has none. Times
     are those of the work, on a GPU by events in its stream. In a program over several processes
     each records its own replicas; `timeline` joins them.
 

@@ -144,8 +144,8 @@ def _verify_calls(op: Op) -> None:
         if op.definition.name != "call" and not graph._is_body:
             _fail(
                 op,
-                f"{_name(graph)}, not marked as a body",
-                "the mark that keeps autodiff from adding outputs",
+                f"{_name(graph)}, which is not a body",
+                "a body, to which autodiff adds no outputs",
             )
         if op.definition.name == "repeat":
             _verify_loop(op, graph)

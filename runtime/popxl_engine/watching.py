@@ -15,7 +15,7 @@ from popxl.not_finite import NotFinite
 
 from popxl_engine.codegen import BlockWriter, Generator
 from popxl_engine.ir import Block, Instr
-from popxl_engine.profiler.marking import Mark
+from popxl_engine.profiler.probes import Probe
 from popxl_engine.profiler.sites import Sites
 from popxl_engine.program import Program
 
@@ -130,7 +130,7 @@ class Watcher:
         result = []
         for replica, (order, number, kind, rounds) in self.watch.first.items():
             instr, block = self._generator.watched[number]
-            site = sites.of(Mark("done", instr, block))
+            site = sites.of(Probe("done", instr, block))
             bodies = [frame for frame in site.frames if isinstance(frame, Block)]
             loops = tuple((body.name.rsplit("/", 1)[-1], rounds.get(body, 0)) for body in bodies)
             assert instr.source is not None, "only copies have none"

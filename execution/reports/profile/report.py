@@ -21,7 +21,7 @@ from popxl_gpt.utils.files import written_whole
 from popxl_gpt.utils.runtime import gather, planner, profile
 
 WARM_UP = 2
-"""Runs of a session, with marks as well, before the one whose record counts: they fill caches."""
+"""Runs of a session, with probes as well, before the one whose record counts: they fill caches."""
 FLAG = "--profile_folder"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from popxl_engine.ir.block import Block, Instr, Value
 
-_MARKS = ("host", "needs_copy", "needs_contiguous", "must_view")
+_FLAGS = ("host", "needs_copy", "needs_contiguous", "must_view")
 
 
 def to_text(program: Block) -> str:
@@ -44,10 +44,10 @@ def instr_text(instr: Instr) -> str:
     name = instr.definition.name if instr.definition is not None else instr.kind
     arguments = ", ".join(f"{n}={_argument(a)}" for n, a in instr.arguments.items())
     bodies = "".join(f" @{body.name}" for body in instr.bodies)
-    marks = "".join(f" !{mark}" for mark in _MARKS if getattr(instr, mark))
+    flags = "".join(f" !{flag}" for flag in _FLAGS if getattr(instr, flag))
     results = ", ".join(map(_typed, instr.outputs))
     where = f"  # {instr.source.where}" if instr.source is not None else ""
-    return f"{results}{' = ' if results else ''}{name}{bodies}({arguments}){marks}{where}"
+    return f"{results}{' = ' if results else ''}{name}{bodies}({arguments}){flags}{where}"
 
 
 def _argument(argument: Any) -> str:

@@ -5,6 +5,7 @@ does not take.
 from typing import Any
 
 import torch
+from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.cross_entropy import pick
@@ -20,25 +21,44 @@ def _pointwise(name: str) -> None:
 
     @kernel(name, device="cpu")
     def forward(t: torch.Tensor) -> torch.Tensor:
-        if not native.takes(t):
-            return KERNELS[name](t)
-        result = torch.empty_like(t)
-        native.call(name, (t.dtype,), t, result, t.numel())
-        return result
+        return _each(name, t)
 
-    gradient_name = f"{name}_grad"
-
-    @kernel(gradient_name, device="cpu")
+    @kernel(f"{name}_grad", device="cpu")
     def gradient(dy: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
-            return KERNELS[gradient_name](dy, at)
-        result = torch.empty_like(at)
-        native.call(gradient_name, (at.dtype,), dy, at, result, at.numel())
-        return result
+        return _each_grad(f"{name}_grad", dy, at)
+
+
+def _each(name: str, t: torch.Tensor, *numbers: float) -> torch.Tensor:
+    """What an op makes of each element, and of numbers."""
+    if not native.takes(t):
+        return KERNELS[name](t, *numbers)
+    result = torch.empty_like(t)
+    native.call(name, (t.dtype,), t, result, *numbers, t.numel())
+    return result
+
+
+def _each_grad(name: str, dy: torch.Tensor, at: torch.Tensor, *numbers: float) -> torch.Tensor:
+    if not native.takes(dy, at) or dy.dtype != at.dtype or dy.shape != at.shape:
+        return KERNELS[name](dy, at, *numbers)
+    result = torch.empty_like(at)
+    native.call(name, (at.dtype,), dy, at, result, *numbers, at.numel())
+    return result
 
 
 _pointwise("gelu")
 _pointwise("relu2")
+
+
+@kernel("softcap", device="cpu")
+def softcap(t: torch.Tensor, cap: float) -> torch.Tensor:
+    """In one pass."""
+    return _each("softcap", t, cap)
+
+
+@kernel("softcap_grad", device="cpu")
+def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
+    """In one pass."""
+    return _each_grad("softcap_grad", dy, y, cap)
 
 
 @kernel("swiglu", device="cpu")
@@ -70,6 +90,29 @@ def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool)
     tables, sizes = (widened(-sin if inverse else sin), widened(cos)), (*t.shape, *sin.shape)
     native.call("rotary", (t.dtype,), t, t.stride(0), *tables, result, *sizes)
     return result
+
+
+LARGEST = 512
+"""Rows of a matrix, the smaller side, up to which `native.newton_schulz` is faster than products of
+PyTorch's libraries."""
+
+
+@kernel("newton_schulz", device="cpu")
+def newton_schulz(
+    t: torch.Tensor, coefficients: Coefficients, steps: int, eps: float
+) -> torch.Tensor:
+    """Matrix by matrix, in float32."""
+    rows, columns = t.shape[-2:]
+    is_small = 0 < min(rows, columns) <= LARGEST and t.numel() > 0
+    if t.dtype != torch.float32 or not is_small or not native.takes(t):
+        result: torch.Tensor = KERNELS["newton_schulz"](t, coefficients, steps, eps)
+        return result
+    y = torch.empty_like(t)
+    scratch = t.new_empty(native.scratch("newton_schulz", rows, columns))
+    sizes = (t.numel() // (rows * columns), rows, columns)
+    how = eps, steps, is_by_gram_matrix(t.shape, t.element_size())
+    native.call("newton_schulz", (), t, y, scratch, *sizes, *coefficients, *how)
+    return y
 
 
 @kernel("dropout", device="cpu")

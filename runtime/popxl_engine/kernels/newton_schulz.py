@@ -4,6 +4,7 @@ inside.
 All products but those with X itself are of polynomials of X X^T: they are symmetric, and commute.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -25,7 +26,7 @@ def newton_schulz(
 ) -> torch.Tensor:
     """Step by step, or, of long matrices, on the product of the small side alone."""
     rows, columns = t.shape[-2:]
-    stack = t.reshape(-1, rows, columns)
+    stack = t.reshape(math.prod(t.shape[:-2]), rows, columns)
     wide = widened(stack.mT if rows > columns else stack)
     # by rows first: one sum of a matrix would depend on the number of threads
     norm = wide.square().sum(2).sum(1).sqrt_().add_(eps)

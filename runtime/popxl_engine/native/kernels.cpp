@@ -331,6 +331,16 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void relu2_grad_##NAME(const T* dy, const T* x, T* dx, int64_t count, int threads) {            \
     pointwise_grad(dy, x, dx, count, threads, relu2_slope);                                       \
   }                                                                                               \
+  void softcap_##NAME(const T* x, T* y, float cap, int64_t count, int threads) {                  \
+    pointwise(x, y, count, threads, [=](auto at) { return hyperbolic_tangent(at / cap) * cap; }); \
+  }                                                                                               \
+  void softcap_grad_##NAME(const T* dy, const T* y, T* dx, float cap, int64_t count,              \
+                           int threads) {                                                         \
+    pointwise_grad(dy, y, dx, count, threads, [=](auto at) {                                      \
+      const auto share = at / cap;                                                                \
+      return fused(share, share * -1.0f, 1.0f);                                                   \
+    });                                                                                           \
+  }                                                                                               \
   void swiglu_##NAME(const T* x, T* y, int64_t rows, int64_t columns, int threads) {              \
     swiglu(x, y, rows, columns, threads);                                                         \
   }                                                                                               \

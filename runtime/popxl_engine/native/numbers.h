@@ -283,6 +283,27 @@ static inline N small_or_decay(N x, bfloat16) {
   return power_of_two(at_least(x, -87.0f) * LOG2_E);
 }
 
+// y where x is less than a limit, else z.
+static inline float choose_below(float x, float limit, float y, float z) {
+  return x < limit ? y : z;
+}
+static inline Vector choose_below(Vector x, float limit, Vector y, Vector z) {
+  return x < every(limit) ? y : z;
+}
+
+// tanh(x) to 4 units in the last place: near zero by a polynomial, beyond by an exponential; of 9.1
+// it is one. Coefficients: Cephes' tanhf (Moshier).
+template <class N>
+static inline N hyperbolic_tangent(N x) {
+  const N square = x * x;
+  N p = fused(square, -5.70498872745e-3f, 2.06390887954e-2f);
+  p = fused(p, square, -5.37397155531e-2f);
+  p = fused(p, square, 1.33314422036e-1f);
+  p = fused(p, square, -3.33332819422e-1f);
+  const N far = 1.0f - 2.0f / (exponential(at_most(at_least(x, -9.1f), 9.1f) * 2.0f) + 1.0f);
+  return choose_below(square, 0.390625f, fused(p * square, x, x), far);
+}
+
 // GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope, as exactly as
 // results of a type need; beyond 10 they are 0 or x, 0 or 1.
 constexpr float GELU_C = 1.5957691216057308f, GELU_CUBIC = GELU_C * 0.044715f;

@@ -47,15 +47,17 @@ LONGEST = 10_000_000
 
 
 def enter_phase(replica: Any, name: str) -> None:
-    """Kernel of the marks between phases."""
+    """Kernel of `ENTER_PHASE`."""
     replica.bytes.enter(name)
 
 
-def _mark(name: str) -> None: ...
+def _enter_phase(name: str) -> None: ...
 
 
-MARK = OpDefinition("enter_phase", _mark, inspect.signature(_mark), effects=frozenset({"host"}))
-kernel(MARK.name)(enter_phase)
+ENTER_PHASE = OpDefinition(
+    "enter_phase", _enter_phase, inspect.signature(_enter_phase), effects=frozenset({"host"})
+)
+kernel(ENTER_PHASE.name)(enter_phase)
 
 
 def peak_bytes(
@@ -98,7 +100,7 @@ def dry_run(
     `peak_bytes`.
     """
     block = compiler.compile(ir, device).block if block is None else block
-    block = _shortened(_with_marks(ir, block))
+    block = _shortened(_with_phases(ir, block))
     if (count := instrs_run(block)) > LONGEST:
         raise GraphError(
             f"plan: got a program whose dry run runs {count} instructions, because of calls in "
@@ -229,7 +231,7 @@ def _dry_names(
     }
     transfers = {
         kernel_for(definition)
-        for definition in (*OPS.values(), MARK)
+        for definition in (*OPS.values(), ENTER_PHASE)
         if definition.effects & NOT_REMEMBERED
     }
     names: dict[str, Any] = {}
@@ -270,24 +272,24 @@ class _Truth:
         return self.costlier_branch(op)
 
 
-def _with_marks(ir: Ir, program: Block) -> Block:
+def _with_phases(ir: Ir, program: Block) -> Block:
     """A program that says when it comes to another phase."""
     phases = {id(instr): phase for phase, instr, _ in in_phases(ir, program)}
 
-    def marked(block: Block) -> Block:
+    def entering(block: Block) -> Block:
         instrs: list[Instr] = []
         current = None
         for instr in block.instrs:
             phase = phases.get(id(instr))
             if phase is None:  # a loop of steps
-                instr = replace(instr, bodies=(marked(instr.bodies[0]),))
+                instr = replace(instr, bodies=(entering(instr.bodies[0]),))
             elif phase != current:
-                instrs.append(Instr("op", {"name": phase}, (), MARK))
+                instrs.append(Instr("op", {"name": phase}, (), ENTER_PHASE))
             instrs.append(instr)
             current = phase
         return block.with_instrs(instrs)
 
-    return marked(program)
+    return entering(program)
 
 
 def _shortened(program: Block) -> Block:

@@ -1,4 +1,4 @@
-"""What a run did and when: the program with marks between its instructions, and what they tell.
+"""What a run did and when: the program with probes between its instructions, and what they tell.
 
 May import the rest of the engine but `engine`, which offers it. `popxl.profile` defines what it
 returns.

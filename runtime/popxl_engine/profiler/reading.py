@@ -9,12 +9,12 @@ from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Wor
 from popxl_engine.ir import Block
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.files import Transfer
-from popxl_engine.profiler.sites import Frame, Site, Sites
+from popxl_engine.profiler.sites import Frame, ProbeSite, Sites
 
 SPANS = 100_000
 """Spans outside `PHASES` that a profile keeps: what a browser shows without trouble."""
 Unpacked = Callable[[int], tuple[int, int | None]]
-"""See `MarkedGenerator.unpacked`."""
+"""See `ProbedGenerator.unpacked`."""
 FIRST = float("inf")
 """Position of a block that has not begun."""
 
@@ -58,9 +58,9 @@ class Track:
         self._last: dict[Block, float] = {}
         self._rounds: dict[Block, int] = {}
 
-    def enter(self, site: Site) -> None:
+    def enter(self, site: ProbeSite) -> None:
         """End the frames that a site is not in, and begin those that it is in; both at the time of
-        the last mark.
+        the last probe.
         """
         if site.is_shared:
             return
@@ -80,7 +80,7 @@ class Track:
             self._last[body] = FIRST
             self._rounds.pop(body, None)
 
-    def phase(self, site: Site) -> str:
+    def phase(self, site: ProbeSite) -> str:
         """The phase of a site: of the frames that are open where its block is shared."""
         if not site.is_shared:
             return site.phase
@@ -88,7 +88,7 @@ class Track:
             (opened.frame[0] for opened in self._open if isinstance(opened.frame, tuple)), MAIN
         )
 
-    def _is_new_round(self, frame: Frame, site: Site) -> bool:
+    def _is_new_round(self, frame: Frame, site: ProbeSite) -> bool:
         """Whether a body starts again: what has ended in it does not end, and what has begun does
         not begin, twice.
         """
@@ -114,33 +114,33 @@ class Reading:
     lane.
     """
 
-    def __init__(self, sites: Sites, marks: Sequence[Site], unpacked: Unpacked, log: Log):
+    def __init__(self, sites: Sites, probes: Sequence[ProbeSite], unpacked: Unpacked, log: Log):
         self.sites, self.unpacked, self.log = sites, unpacked, log
         self.tracks: dict[int, Track] = {}
         self.spent: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.leaves: list[Span] = []
         self._rows = iter(log.rows)
         self._last = log.begin
-        """The time of the last mark of any replica."""
-        self._read(marks)
+        """The time of the last probe of any replica."""
+        self._read(probes)
         for track in self.tracks.values():
             track.leave()
 
-    def _read(self, marks: Sequence[Site]) -> None:
+    def _read(self, probes: Sequence[ProbeSite]) -> None:
         track: Track | None = None
         entries = self.log.entries
         for number, time in zip(entries[::2], entries[1::2]):
-            mark: int | None = number
+            probe: int | None = number
             if number < 0:
-                replica, mark = self.unpacked(number)
-                if mark is None:
+                replica, probe = self.unpacked(number)
+                if probe is None:
                     self.tracks[replica] = Track(replica, time, self.sites)
                     self._spend(MAIN, "compute", time)
                 track = self.tracks[replica]
-            if mark is None:
+            if probe is None:
                 continue
             assert track is not None, "a program begins with a replica"
-            site = marks[mark]
+            site = probes[probe]
             track.enter(site)
             if site.kind == "done":  # a loop that begins takes no time by itself
                 self._spend(track.phase(site), site.lane, time)
@@ -151,8 +151,8 @@ class Reading:
         self.spent[phase, lane] += until - self._last
         self._last = until
 
-    def _leaf(self, track: Track, site: Site, end: int) -> None:
-        """What a replica has done since its last mark. In a collective others run, too."""
+    def _leaf(self, track: Track, site: ProbeSite, end: int) -> None:
+        """What a replica has done since its last probe. In a collective others run, too."""
         row = next(self._rows) if site.lane in ("load", "store") else None
         span = Span(
             track.replica,

@@ -10,18 +10,18 @@ from popxl.profile import Profile
 
 from popxl_engine.machine.machine import Machine
 from popxl_engine.profiler.files import watched
-from popxl_engine.profiler.marking import MarkedGenerator
+from popxl_engine.profiler.probes import ProbedGenerator
 from popxl_engine.profiler.reading import Log, Reading
-from popxl_engine.profiler.sites import Site, Sites
+from popxl_engine.profiler.sites import ProbeSite, Sites
 from popxl_engine.program import Program
 
 
 class Recorder:
-    """A program with marks, to run in place of one without, and the logs of its runs."""
+    """A program with probes, to run in place of one without, and the logs of its runs."""
 
     def __init__(self, ir: Ir, program: Program, machine: Machine):
         self._ir, self._machine = ir, machine
-        self._generator = MarkedGenerator(ir.replication_factor, program.device, program.rounds)
+        self._generator = ProbedGenerator(ir.replication_factor, program.device, program.rounds)
         self.program = program.written_by(self._generator)
         self._logs: list[Log] = []
 
@@ -44,7 +44,7 @@ class Recorder:
         """What the runs did since the last time."""
         logs, self._logs = self._logs, []
         return [
-            Reading(self._sites, self._marks, self._generator.unpacked, log).profile()
+            Reading(self._sites, self._probe_sites, self._generator.unpacked, log).profile()
             for log in logs
         ]
 
@@ -53,5 +53,5 @@ class Recorder:
         return Sites(self._ir, self.program.block)
 
     @cached_property
-    def _marks(self) -> list[Site]:
-        return [self._sites.of(mark) for mark in self._generator.marks]
+    def _probe_sites(self) -> list[ProbeSite]:
+        return [self._sites.of(probe) for probe in self._generator.probes]

@@ -1,4 +1,4 @@
-"""Where each mark of a program stands: its lane and its work, and the phase and the loops around
+"""Where each probe of a program stands: its lane and its work, and the phase and the loops around
 it.
 """
 
@@ -14,15 +14,15 @@ from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.costs import Counter as CostCounter
 from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
 from popxl_engine.profiler.costs import PhaseSegment, PlannedWork, as_work, phase_segments
-from popxl_engine.profiler.marking import Kind, Mark
+from popxl_engine.profiler.probes import Kind, Probe
 
 Frame = Block | PhaseSegment
 """What lasts longer than an instruction: one round of a loop's body, or a segment of a phase."""
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
-    """What is known of a mark before the program runs."""
+class ProbeSite:
+    """What is known of a probe before the program runs."""
 
     kind: Kind
     lane: str
@@ -45,7 +45,7 @@ class Site:
 
 
 class Sites:
-    """The sites of a program's marks, and names and work of what is around them."""
+    """The sites of a program's probes, and names and work of what is around them."""
 
     def __init__(self, ir: Ir, block: Block):
         self.planned, self._counter = PlannedWork(ir), CostCounter(block)
@@ -76,23 +76,23 @@ class Sites:
         self._shared = set(blocks_of(*several))
         """Blocks that are called, or that several instructions run, and what they run."""
 
-    def of(self, mark: Mark) -> Site:
-        """The site of a mark."""
-        instr, is_shared = mark.instr, mark.block in self._shared
+    def of(self, probe: Probe) -> ProbeSite:
+        """The site of a probe."""
+        instr, is_shared = probe.instr, probe.block in self._shared
         frames: list[Frame] = []
         positions: dict[Block, int] = {}
-        for block, around in () if is_shared else reversed(list(self._chain(mark))):
+        for block, around in () if is_shared else reversed(list(self._chain(probe))):
             kind = self._around[block][1].kind if block in self._around else None
             if kind == "repeat":
                 frames.append(block)
             if kind != "conditional":
-                has_ended = around is instr and mark.kind != "opened"
+                has_ended = around is instr and probe.kind != "opened"
                 positions[block] = 2 * self._positions[id(around)] + has_ended
             if id(around) in self._segments:
                 frames.append(self._segments[id(around)])
         phases = [frame[0] for frame in frames if isinstance(frame, tuple)]
-        return Site(
-            kind=mark.kind,
+        return ProbeSite(
+            kind=probe.kind,
             lane=lane_of(instr),
             name=_name(instr),
             phase=phases[0] if phases else MAIN,
@@ -100,16 +100,16 @@ class Sites:
             frames=tuple(frames),
             is_shared=is_shared,
             positions=positions,
-            starts=instr.bodies if mark.kind == "opened" and not is_shared else (),
+            starts=instr.bodies if probe.kind == "opened" and not is_shared else (),
             graph=instr.path.strip("/"),
             op=instr.source.where if instr.source is not None else "",
         )
 
-    def _chain(self, mark: Mark) -> Iterator[tuple[Block, Instr]]:
-        """The blocks around a mark, each with its instruction that the mark is in, innermost
+    def _chain(self, probe: Probe) -> Iterator[tuple[Block, Instr]]:
+        """The blocks around a probe, each with its instruction that the probe is in, innermost
         first.
         """
-        block, instr = mark.block, mark.instr
+        block, instr = probe.block, probe.instr
         yield block, instr
         while block in self._around:
             block, instr = self._around[block]

@@ -151,7 +151,7 @@ DAMAGE = [
     ),
     (unknown_call, "expected it among that graph's call sites"),
     (missing_result, "got 0 results"),
-    (unmarked_body, "not marked as a body"),
+    (unmarked_body, "which is not a body"),
     (reference_to_no_input, "got by-reference tensor %exp"),
     (other_name, "got tensor %other of graph .* under the name 'exp'"),
     (input_twice, "got input %a of graph"),

@@ -1,5 +1,6 @@
 """Steps of training against a plain PyTorch loop, dropout, precision."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -212,8 +213,12 @@ def test_moments_in_bfloat16_are_those_of_float32_rounded():
     assert 0 < differences.max() < 0.01
 
 
+LONG = override(TRAINED, steps=500, warmup_steps=20, beta2=0.999)
+
+
+@functools.cache
 def curve_and_second_moments(config: Config) -> "tuple[np.ndarray, float]":
-    """As `curve`, and the sum of all second moments at the end."""
+    """As `curve`, and the sum of all second moments at the end. Two tests compare with one run."""
     results, session = train_session(config)
     data = session.get_tensors_data(session.state.optimizer.to_dict().values())
     squares = sum(
@@ -232,16 +237,15 @@ def test_moments_in_bfloat16_track_float32_over_500_steps():
     have in float32. Rounded to the nearest they grow and do not fall, for beta2 takes less from
     them than half of what their last bit stands for.
     """
-    config = override(TRAINED, steps=500, warmup_steps=20, beta2=0.999)
-    expected, squares = curve_and_second_moments(config)
+    expected, squares = curve_and_second_moments(LONG)
     assert expected[-1] < expected[0] - 2
-    narrow = override(config, **NARROW_MOMENTS)
+    narrow = override(LONG, **NARROW_MOMENTS)
     stochastic, narrow_squares = curve_and_second_moments(narrow)
     assert 0 < np.abs(stochastic - expected).max() < 0.001
     assert narrow_squares == pytest.approx(squares, rel=0.002)
     nearest = replace(narrow, training=replace(narrow.training, stochastic_rounding=False))
     assert curve_and_second_moments(nearest)[1] > 1.02 * squares
-    eight = override(config, moment_precision="8bit", stochastic_rounding=True)
+    eight = override(LONG, moment_precision="8bit", stochastic_rounding=True)
     # a moment is off by up to an eighth of itself: sixteen times as much
     assert 0 < np.abs(curve(eight) - expected).max() < 0.01
 
@@ -255,11 +259,10 @@ def test_bfloat16_with_stochastic_rounding_tracks_float32_over_500_steps():
     half a step of bfloat16 are where a
     bias could come in: rounded to nearest they are lost, and the curve leaves the band.
     """
-    config = override(TRAINED, steps=500, warmup_steps=20)
-    expected = curve(config)
+    expected, _ = curve_and_second_moments(LONG)
     assert expected[-1] < expected[0] - 2
-    stochastic = curve(override(config, precision="bfloat16", stochastic_rounding=True))
-    nearest = curve(override(config, precision="bfloat16", master_weights=False))
+    stochastic = curve(override(LONG, precision="bfloat16", stochastic_rounding=True))
+    nearest = curve(override(LONG, precision="bfloat16", master_weights=False))
     assert np.abs(stochastic - expected).max() < 0.01
     assert np.abs(nearest - expected).max() > 0.03
 

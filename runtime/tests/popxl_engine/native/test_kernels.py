@@ -19,6 +19,9 @@ from popxl_engine.kernels.registry import KERNELS, OVERWRITES
 from popxl_engine.kernels.rounding import Noise, Updates, round_to
 from popxl_engine.native import library as native
 
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
+TOLERANCES = {"newton_schulz": {"rtol": 0.0, "atol": 1e-5}}
+"""Of float32, where not two units in the last place: each step multiplies what rounding adds."""
 SPECIAL = [
     0.0,
     -0.0,
@@ -78,6 +81,29 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
         "relu2": [(random(*s, dtype=dtype),) for s in shapes]
         + [(torch.tensor([x for x in SPECIAL if x != 3e38]).to(dtype),)],
         "relu2_grad": [(random(*s, dtype=dtype, seed=1), random(*s, dtype=dtype)) for s in shapes],
+        "softcap": [
+            (with_special(random(*s, dtype=dtype, scale=scale)), cap)
+            for s in shapes
+            for scale, cap in ((1.0, 15.0), (30.0, 4.0), (0.01, 0.5))
+        ],
+        "softcap_grad": [
+            (random(*s, dtype=dtype, seed=1), (random(*s) / 5).tanh().mul(4.0).to(dtype), 4.0)
+            for s in shapes
+        ],
+        "newton_schulz": [
+            (matrices, COEFFICIENTS, steps, 1e-7)
+            for matrices, steps in (
+                (random(1, 1), 1),
+                (random(5, 3), 5),
+                (random(0, 4), 5),
+                (random(2, 33, 130), 2),
+                (random(3, 65, 64), 5),
+                (random(2, 200, 97), 5),
+                (torch.zeros(70, 70), 5),
+                (with_special(random(2, 64, 70)), 5),
+            )
+            if dtype == torch.float32
+        ],
         "swiglu": [(gated(*s, dtype),) for s in ((1, 1), (3, 4), (0, 4), (67, 1031))],
         "swiglu_grad": [
             (random(*s, dtype=dtype, seed=1), gated(*s, dtype))
@@ -196,7 +222,7 @@ def test_a_compiled_kernel_gives_the_plain_kernels_numbers(name: str, dtype: tor
         tolerance = (
             {"rtol": 1e-2, "atol": 1e-3}
             if dtype == torch.bfloat16
-            else {"rtol": 2e-6, "atol": 1e-6}
+            else TOLERANCES.get(name, {"rtol": 2e-6, "atol": 1e-6})
         )
         torch.testing.assert_close(found, expected, **tolerance, equal_nan=True, check_dtype=False)
 
@@ -248,6 +274,15 @@ def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(
     assert NATIVE["gelu_grad"](ones, -far).abs().max() < 1e-34  # that of -9.9 or -10
     assert torch.equal(NATIVE["gelu"](far), far)
     assert NATIVE["gelu"](-far[1:-1]).abs().max() == 0
+
+
+@needs_compiler
+def test_softcap_is_exact_to_four_units_in_the_last_place_near_zero_and_far_from_it() -> None:
+    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-30, 1, 10_001)])
+    found, exact = NATIVE["softcap"](x, 1.0), x.double().tanh()
+    nearest = exact.float().abs()
+    units = torch.nextafter(nearest, torch.tensor(2.0)) - nearest
+    assert ((found - exact).abs() <= 4 * units).all()
 
 
 @needs_compiler

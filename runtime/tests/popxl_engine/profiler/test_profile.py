@@ -96,13 +96,13 @@ def test_a_profile_changes_no_bit_of_what_a_run_gives():
         np.testing.assert_array_equal(plain, recorded)
 
 
-def test_programs_have_marks_in_the_block_and_nowhere_else(tmp_path, monkeypatch):
+def test_programs_have_probes_in_the_block_and_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path))
     session = popxl.Session(program())
     (plain,) = tmp_path.glob("*.py")
     before = session._engine.program
     with session, profile(session):
-        (marked,) = set(tmp_path.glob("*.py")) - {plain}
+        (probed,) = set(tmp_path.glob("*.py")) - {plain}
         recorded = session._engine.program
         assert recorded is not before
     with session, profile(session):
@@ -111,12 +111,12 @@ def test_programs_have_marks_in_the_block_and_nowhere_else(tmp_path, monkeypatch
     stamp = re.compile(r"^ +(log|rows)_\d+g\.append")
     texts = [
         [line for line in path.read_text().splitlines() if not stamp.match(line)]
-        for path in (plain, marked)
+        for path in (plain, probed)
     ]
     assert len(texts[0]) == len(plain.read_text().splitlines()), (
-        "no marks where nobody asks for them"
+        "no probes where nobody asks for them"
     )
-    assert len(texts[0]) == len(texts[1]) < len(marked.read_text().splitlines()), (
+    assert len(texts[0]) == len(texts[1]) < len(probed.read_text().splitlines()), (
         "and nothing else where they are"
     )
 
@@ -396,7 +396,7 @@ def test_a_run_that_fails_leaves_no_profile_and_the_next_one_a_whole_one(monkeyp
     assert len(paths(of(found.spans, REPLICAS - 1, PHASES))) == 5 + ROWS
 
 
-def test_a_block_that_fails_leaves_the_program_without_marks():
+def test_a_block_that_fails_leaves_the_program_without_probes():
     session = popxl.Session(program())
     before = session._engine.program
     with pytest.raises(KeyError), session, profile(session):

@@ -1,6 +1,6 @@
-"""The generated program with marks: numbers that each say what has just ended, with the time.
+"""The generated program with probes: numbers that each say what has just ended, with the time.
 
-Marks stand between the lines that every program has. A program that is not profiled has none, and
+Probes stand between the lines that every program has. A program that is not profiled has none, and
 no room for them.
 """
 
@@ -21,9 +21,9 @@ Kind = Literal["done", "opened"]
 
 
 @dataclass(frozen=True, eq=False)
-class Mark:
+class Probe:
     """A site of the program where the time is noted. Its number is its position in
-    `MarkedGenerator.marks`.
+    `ProbedGenerator.probes`.
     """
 
     kind: Kind
@@ -31,11 +31,11 @@ class Mark:
     block: Block
 
 
-class MarkedGenerator(Generator):
+class ProbedGenerator(Generator):
     """Writes a program whose run fills ``log`` with numbers and moments of ``clock`` in turn, and
     ``rows`` with rows.
 
-    A number is a mark's. Where a replica begins, or goes on after a collective, it is negative and
+    A number is a probe's. Where a replica begins, or goes on after a collective, it is negative and
     tells which replica that is, see `unpacked`.
 
     Args:
@@ -45,7 +45,7 @@ class MarkedGenerator(Generator):
     def __init__(self, replicas: int, device: torch.device, rounds: bool = False):
         super().__init__(device, rounds)
         self.replicas = replicas
-        self.marks: list[Mark] = []
+        self.probes: list[Probe] = []
         self.log: list[int] = []
         self.rows: list[int] = []
         self._log, self._rows = (
@@ -57,21 +57,21 @@ class MarkedGenerator(Generator):
 
     def write(self, block: Block, name: str) -> None:
         """See `Generator`."""
-        MarkingWriter(self, block, name).write()
+        ProbedWriter(self, block, name).write()
 
     def _stamp(self, number: str) -> str:
         return f"{self._log}.append({number}); {self._log}.append({self._now}())"
 
     def begin(self) -> str:
-        """Source of the mark at which a replica begins."""
+        """Source of the probe at which a replica begins."""
         return self._stamp("-1 - r.index")
 
-    def mark(self, kind: Kind, instr: Instr, block: Block) -> str:
-        """Source of a mark."""
-        self.marks.append(Mark(kind, instr, block))
-        number = len(self.marks) - 1
+    def probe(self, kind: Kind, instr: Instr, block: Block) -> str:
+        """Source of a probe."""
+        self.probes.append(Probe(kind, instr, block))
+        number = len(self.probes) - 1
         return self._stamp(
-            f"{-1 - len(self.marks) * self.replicas} - r.index" if meets(instr) else str(number)
+            f"{-1 - len(self.probes) * self.replicas} - r.index" if meets(instr) else str(number)
         )
 
     def row(self, offset: str) -> str:
@@ -79,30 +79,30 @@ class MarkedGenerator(Generator):
         return f"{self._rows}.append(int({offset}))"
 
     def unpacked(self, number: int) -> tuple[int, int | None]:
-        """The replica of a negative number, and the number of the collective's mark; None where the
+        """The replica of a negative number, and the collective's probe; None where the
         replica begins.
         """
         count, replica = divmod(-1 - number, self.replicas)
         return replica, count - 1 if count else None
 
 
-class MarkingWriter(BlockWriter):
-    """Writes a block's function with a mark after each instruction that does something."""
+class ProbedWriter(BlockWriter):
+    """Writes a block's function with a probe after each instruction that does something."""
 
-    def __init__(self, generator: MarkedGenerator, block: Block, name: str):
+    def __init__(self, generator: ProbedGenerator, block: Block, name: str):
         super().__init__(generator, block, name)
-        self.marked = generator
+        self.probed = generator
 
     def _instr(self, instr: Instr) -> Iterator[str]:
         if self.block.name == MAIN and instr is self.block.instrs[0]:
-            yield self.marked.begin()
+            yield self.probed.begin()
         if instr.kind in ("call", "repeat"):
-            yield self.marked.mark("opened", instr, self.block)
+            yield self.probed.probe("opened", instr, self.block)
         if "remote" in instr.effects:
-            yield self.marked.row(self._row(instr))
+            yield self.probed.row(self._row(instr))
         yield from super()._instr(instr)
         if not is_free(instr):
-            yield self.marked.mark("done", instr, self.block)
+            yield self.probed.probe("done", instr, self.block)
 
 
 def is_free(instr: Instr) -> bool:

@@ -1,0 +1,268 @@
+// Newton-Schulz iteration of float32 matrices: X = (a + b X X^T + c (X X^T)^2) X, step by step or,
+// where they are long, on X X^T alone.
+//
+// Of products that are symmetric half is multiplied and the rest is copied. Threads share every
+// product; they meet after each in loops of their own, as OpenMP's waiting threads sleep before so
+// small a product ends. Every sum is taken in one order, whatever the number of threads.
+#include <atomic>
+#include <cmath>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "lanes.h"
+#include "pieces.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace {
+
+constexpr int64_t ROWS = 6;     // whose sums, of two vectors each, stay in registers
+constexpr int64_t SIDE = 32;    // of blocks that are multiplied or copied whole
+constexpr int64_t BLOCK = 16;   // of a copy from rows to columns
+constexpr int64_t SHARED = 64;  // rows from which on threads share a matrix
+constexpr int SPINS = 2000;     // of a thread that waits, before it lets others run
+static_assert(SIDE % LANES == 0, "blocks are of whole vectors");
+
+int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+// Rows that begin in different sets of the cache, with room for whole tiles. What lies beyond rows
+// and columns is anything: of a product, it reaches nothing but what lies beyond its own.
+struct Matrix {
+  float* at;
+  int64_t rows, columns;
+
+  int64_t stride() const { return rounded_up(columns, SIDE) + 16; }
+  int64_t size() const { return rounded_up(rows, ROWS) * stride(); }
+  float* row(int64_t i) const { return at + i * stride(); }
+};
+
+// Where all threads meet.
+class Barrier {
+ public:
+  explicit Barrier(int threads) : threads_(threads) {}
+
+  void wait() {
+    const int round = round_.load(std::memory_order_acquire);
+    if (here_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+      here_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    for (int n = 0; round_.load(std::memory_order_acquire) == round; ++n)
+      if (n >= SPINS) std::this_thread::yield();
+  }
+
+ private:
+  const int threads_;
+  std::atomic<int> here_{0}, round_{0};
+};
+
+// One of the threads that work on the same matrices.
+struct Worker {
+  Barrier& barrier;
+  int index, count;
+
+  // Its part of 0 .. length.
+  int64_t first(int64_t length) const { return length * index / count; }
+  int64_t end(int64_t length) const { return length * (index + 1) / count; }
+};
+
+// What a product becomes: scale * product + weight * added + diagonal * identity.
+struct Result {
+  Matrix to;
+  float scale = 1.0f;
+  const float* added = nullptr;  // of the same strides
+  float weight = 0.0f, diagonal = 0.0f;
+};
+
+// A tile's rows, i and following, to columns of the result, where those are not multiplied.
+void mirror(const Matrix& to, const float* tile, int64_t i, int64_t j) {
+  for (int64_t c = j; c < std::min(j + LANES, to.columns); ++c) {
+    const int64_t below = c / ROWS * ROWS / SIDE * SIDE;
+    float* const row = to.row(c);
+    for (int64_t m = 0; m < std::min(below - i, ROWS); ++m) row[i + m] = tile[m * LANES + c - j];
+  }
+}
+
+// Rows i and following, and a tile's columns, of lhs @ rhs.
+void multiply_tile(const Matrix& lhs, const Matrix& rhs, const Result& result, bool is_symmetric,
+                   int64_t i, int64_t j) {
+  Lanes sums[ROWS] = {};
+  const float *a = lhs.row(i), *b = rhs.at + j;
+  const int64_t along = lhs.stride(), step = rhs.stride();
+  for (int64_t k = 0; k < lhs.columns; ++k, b += step) {
+    const Lanes line = load_as<Lanes>(b);
+    for (int64_t m = 0; m < ROWS; ++m) sums[m] = fused(line, a[m * along + k], sums[m]);
+  }
+  float tile[ROWS * LANES];
+  for (int64_t m = 0; m < ROWS; ++m) {
+    Lanes row = sums[m] * result.scale;
+    const int64_t at = (i + m) * result.to.stride() + j;
+    if (result.added) row = fused(load_as<Lanes>(result.added + at), result.weight, row);
+    store(row, tile + m * LANES);
+    if (result.diagonal != 0.0f && i + m >= j && i + m < j + LANES)
+      tile[m * LANES + i + m - j] += result.diagonal;
+    store(load_as<Lanes>(tile + m * LANES), result.to.at + at);
+  }
+  if (is_symmetric) mirror(result.to, tile, i, j);
+}
+
+// A worker's part of lhs @ rhs.
+void multiply(const Worker& worker, const Matrix& lhs, const Matrix& rhs, const Result& result,
+              bool is_symmetric = true) {
+  for (int64_t block = 0; block < rhs.columns; block += SIDE)
+    for (int64_t i = worker.index * ROWS; i < lhs.rows; i += worker.count * ROWS)
+      if (!is_symmetric || block >= i / SIDE * SIDE)
+        for (int64_t j = block; j < std::min(block + SIDE, rhs.columns); j += LANES)
+          multiply_tile(lhs, rhs, result, is_symmetric, i, j);
+}
+
+// Calls copy(i, j) for a worker's rows i of a matrix and all of its columns, in small blocks: one
+// side may lie column by column.
+template <class Copy>
+void in_blocks(const Worker& worker, const Matrix& of, Copy copy) {
+  for (int64_t block = 0; block < of.columns; block += BLOCK)
+    for (int64_t i = worker.first(of.rows); i < worker.end(of.rows); ++i)
+      for (int64_t j = block; j < std::min(block + BLOCK, of.columns); ++j) copy(i, j);
+}
+
+// Matrices of one size, and what is needed for one of them at a time.
+struct Iteration {
+  int64_t few, many, row_step,
+      column_step;  // element (i, j) lies at i * row_step + j * column_step
+  float a, b, c, epsilon;
+  int64_t steps;
+  bool by_gram_matrix;
+  Matrix x, turned, y, square, polynomial, next, whole, other;
+  float* squares;
+
+  Iteration(float* scratch, int64_t rows, int64_t columns)
+      : few(std::min(rows, columns)), many(std::max(rows, columns)) {
+    row_step = rows <= columns ? columns : 1;
+    column_step = rows <= columns ? 1 : columns;
+    const auto taken = [&](int64_t rows, int64_t columns) {
+      const Matrix made{scratch, rows, columns};
+      scratch += made.size();
+      return made;
+    };
+    x = taken(few, many), y = taken(few, many), turned = taken(many, few);
+    for (Matrix* each : {&square, &polynomial, &next, &whole, &other}) *each = taken(few, few);
+    squares = scratch;
+  }
+
+  int64_t scratch() const { return squares + few - x.at; }
+
+  // X over its norm, and its transpose.
+  void load(const Worker& worker, const float* from) {
+    in_blocks(worker, x,
+              [&](int64_t i, int64_t j) { x.row(i)[j] = from[i * row_step + j * column_step]; });
+    for (int64_t i = worker.first(few); i < worker.end(few); ++i) {
+      const float* row = x.row(i);
+      squares[i] = sum_over(many, [=](auto sum, int64_t j) {
+        const auto at = load_as<decltype(sum)>(row + j);
+        return fused(at, at, sum);
+      });
+    }
+    worker.barrier.wait();
+    double sum = 0.0;
+    for (int64_t i = 0; i < few; ++i) sum += squares[i];
+    const float norm = std::sqrt(float(sum)) + epsilon;
+    in_blocks(worker, x, [&](int64_t i, int64_t j) { turned.row(j)[i] = x.row(i)[j] /= norm; });
+    worker.barrier.wait();
+  }
+
+  void make_polynomial(const Worker& worker) {
+    multiply(worker, square, square, {polynomial, c, square.at, b, a});
+    worker.barrier.wait();
+  }
+
+  // The product of all steps' polynomials so far becomes one more's.
+  void extend(const Worker& worker, bool is_first) {
+    if (is_first)
+      in_blocks(worker, whole,
+                [&](int64_t i, int64_t j) { whole.row(i)[j] = polynomial.row(i)[j]; });
+    else
+      multiply(worker, polynomial, whole, {other});
+  }
+
+  // The polynomials of all steps, found from the first X X^T; X is multiplied once.
+  void on_gram_matrix(const Worker& worker) {
+    make_polynomial(worker);
+    for (int64_t step = 1; step <= steps; ++step) {
+      extend(worker, step == 1);
+      if (step < steps) multiply(worker, polynomial, square, {next});
+      worker.barrier.wait();
+      if (step > 1) std::swap(whole, other);
+      if (step == steps) break;
+      multiply(worker, polynomial, next, {square});
+      worker.barrier.wait();
+      make_polynomial(worker);
+    }
+    multiply(worker, whole, x, {y}, false);
+    worker.barrier.wait();
+  }
+
+  void step_by_step(const Worker& worker) {
+    for (int64_t step = 1;; ++step) {
+      make_polynomial(worker);
+      multiply(worker, polynomial, x, {y}, false);
+      worker.barrier.wait();
+      if (step == steps) break;
+      std::swap(x, y);
+      in_blocks(worker, x, [&](int64_t i, int64_t j) { turned.row(j)[i] = x.row(i)[j]; });
+      worker.barrier.wait();
+      multiply(worker, x, turned, {square});
+      worker.barrier.wait();
+    }
+  }
+
+  void operator()(const Worker& worker, const float* from, float* to) {
+    load(worker, from);
+    multiply(worker, x, turned, {square});
+    worker.barrier.wait();
+    if (by_gram_matrix)
+      on_gram_matrix(worker);
+    else
+      step_by_step(worker);
+    in_blocks(worker, y,
+              [&](int64_t i, int64_t j) { to[i * row_step + j * column_step] = y.row(i)[j]; });
+    worker.barrier.wait();
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Of `count` matrices, each [rows, columns], one after the other.
+void newton_schulz(const float* x, float* y, float* scratch, int64_t count, int64_t rows,
+                   int64_t columns, float a, float b, float c, float epsilon, int64_t steps,
+                   int64_t by_gram_matrix, int threads) {
+  Iteration iteration(scratch, rows, columns);
+  iteration.a = a, iteration.b = b, iteration.c = c;
+  iteration.epsilon = epsilon, iteration.steps = steps;
+  iteration.by_gram_matrix = by_gram_matrix;
+  if (iteration.few < SHARED) threads = 1;
+  std::optional<Barrier> barrier;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#ifdef _OPENMP
+    const int index = omp_get_thread_num(), team = omp_get_num_threads();
+#else
+    const int index = 0, team = 1;
+#endif
+#pragma omp single
+    barrier.emplace(team);
+    const Worker worker{*barrier, index, team};
+    Iteration own = iteration;  // each swaps by itself
+    for (int64_t n = 0; n < count; ++n) own(worker, x + n * rows * columns, y + n * rows * columns);
+  }
+}
+
+// Elements of float32 that one matrix needs beside its operands.
+int64_t newton_schulz_scratch(int64_t rows, int64_t columns, int) {
+  return Iteration(nullptr, rows, columns).scratch();
+}
+}
