@@ -6,7 +6,6 @@ the third adds beyond the second is the state of those layers, for a program's o
 size whatever its depth.
 """
 
-import ctypes
 import gc
 import json
 import re
@@ -20,6 +19,7 @@ import popxl_addons as addons
 from popxl_gpt.config import Config, preset
 from popxl_gpt.execution.host import own_samples, run_steps
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.utils.runtime import release_freed_memory
 
 LAYERS = (1, 1, 8)
 
@@ -54,7 +54,7 @@ def resident_bytes() -> int:
     later.
     """
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    release_freed_memory()
     found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024

@@ -62,6 +62,11 @@ class Ranges {
     return begin;
   }
 
+  template <class Do>
+  void each(Do work) const {
+    for (auto [begin, length] : by_address) work(begin, length);
+  }
+
   size_t longest() const { return by_length.empty() ? 0 : by_length.rbegin()->first; }
 
  private:
@@ -120,10 +125,11 @@ class Arena {
     pthread_mutex_unlock(&mutex);
   }
 
-  // Give all free pages back.
+  // Give all free pages back, with those that came along in huge ones.
   void trim() {
     pthread_mutex_lock(&mutex);
     give_back(resident.bytes);
+    absent.each(drop);
     pthread_mutex_unlock(&mutex);
   }
 
@@ -134,19 +140,23 @@ class Arena {
   Ranges resident, absent;  // free ones, whose pages are here or not
   size_t used = 0, most_used = 0;
 
+  // Have the system take whole pages.
+  static void drop(char* range, size_t length) {
+    const uintptr_t page = sysconf(_SC_PAGESIZE);
+    auto first = (reinterpret_cast<uintptr_t>(range) + page - 1) / page * page;
+    auto last = reinterpret_cast<uintptr_t>(range + length) / page * page;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  }
+
   // So many bytes, of the longest ranges.
   void give_back(size_t excess) {
-    const uintptr_t page = sysconf(_SC_PAGESIZE);
     while (excess > 0 && resident.bytes > 0) {
       size_t length = resident.longest();
       char* range = resident.take(length);
       size_t given = std::min(length, std::max(excess / HEADER * HEADER, LEAST));
       if (given < length) resident.add(range, length - given);
-      range += length - given;
-      auto first = (reinterpret_cast<uintptr_t>(range) + page - 1) / page * page;
-      auto last = reinterpret_cast<uintptr_t>(range + given) / page * page;
-      if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-      absent.add(range, given);
+      drop(range + length - given, given);
+      absent.add(range + length - given, given);
       excess -= std::min(excess, given);
     }
   }
