@@ -147,11 +147,13 @@ def grown_bytes(folder: Path, processes: int) -> "list[int]":
         for key, value in os.environ.items()
         if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))
     }
-    # Threads draw weights: with arenas of their own glibc would keep some of what they freed.
+    # Threads draw weights: with arenas of their own glibc would keep some of what they freed. And
+    # the allocator of tensors has huge pages, of which one is two parts in a hundred here.
     environment = {
         **plain,
         "OMP_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
+        "POPXL_NATIVE": "0",
         "PYTHONPATH": str(ROOT),
     }
     command = [*launcher, "--num-instances", str(processes), *program]
