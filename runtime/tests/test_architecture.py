@@ -73,7 +73,7 @@ ROOMS = (
     ),
     Room(
         "popxl_engine.machine",
-        (*NOUNS, "popxl_engine.kernels.dtypes", "popdist", "poprun"),
+        (*NOUNS, "popxl_engine.kernels.dtypes", "popxl_engine.native.build", "popdist", "poprun"),
         ("numpy", "torch"),
     ),
     Room("popxl_gpt.config", (), ("yaml",)),
