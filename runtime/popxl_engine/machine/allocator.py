@@ -1,6 +1,5 @@
 """Where large blocks of the process's memory come from, and what becomes of freed ones."""
 
-import contextlib
 import ctypes
 import functools
 import logging
@@ -67,7 +66,7 @@ def keep_tensors_together(waits: bool = True) -> bool:
 
 @functools.cache
 def _takes_over(sources: build.Sources) -> bool:
-    loaded = _compiled(sources)
+    loaded = build.load(sources)
     take_over = getattr(loaded, "take_over", None)
     if loaded is None or take_over is None:
         return False
@@ -77,11 +76,3 @@ def _takes_over(sources: build.Sources) -> bool:
         return False
     _allocators.append(loaded)
     return True
-
-
-def _compiled(sources: build.Sources) -> ctypes.CDLL | None:
-    with build.LOCK:
-        for path in build.libraries(sources):
-            with contextlib.suppress(OSError):  # the loader refuses it
-                return ctypes.CDLL(build.loader_name(path))
-    return None

@@ -7,7 +7,6 @@
 
 namespace attention {
 
-using products::ceil_div;
 using products::PANEL;
 using std::int64_t;
 

@@ -7,6 +7,7 @@ are made. This module loads no torch, so that it can begin before torch is there
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import hashlib
 import importlib.util
@@ -138,6 +139,19 @@ def libraries(sources: Sources = KERNELS) -> Iterator[Path]:
             yield found
     no = "no folder to keep them in (set POPXL_CACHE_DIR)"
     logger.log(level, "%s: %s; %s.", what, no, sources.instead)
+
+
+def load(sources: Sources = KERNELS) -> ctypes.CDLL | None:
+    """A library of those that the loader takes. Waits; None where there is none, as `libraries`
+    says.
+    """
+    with LOCK:
+        for path in libraries(sources):
+            try:
+                return ctypes.CDLL(loader_name(path))
+            except OSError as error:
+                logger.debug("native %s: %s cannot be loaded (%s)", sources.name, path, error)
+    return None
 
 
 def is_being_made(sources: Sources) -> bool:

@@ -142,6 +142,15 @@ static inline float sum_over(int64_t count, Add add) {
   return over(count, 0.0f, add, [](Lanes x, Lanes y) { return x + y; }, sum_of);
 }
 
+// The sum of all squares.
+template <class T>
+static float squares_of(const T* x, int64_t count) {
+  return sum_over(count, [=](auto sum, int64_t i) {
+    const auto at = load_as<decltype(sum)>(x + i);
+    return fused(at, at, sum);
+  });
+}
+
 // The largest of all that step(most, i) compares.
 template <class Step>
 static inline float largest_over(int64_t count, Step step) {

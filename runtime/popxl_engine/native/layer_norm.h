@@ -135,14 +135,6 @@ static void gradients(const T* dy, const T* x, const float* weight, T* dx, float
 namespace rms_norms {
 
 template <class T>
-static float squares_of(const T* x, int64_t columns) {
-  return sum_over(columns, [=](auto sum, int64_t i) {
-    const auto at = load_as<decltype(sum)>(x + i);
-    return fused(at, at, sum);
-  });
-}
-
-template <class T>
 static void forward(const T* x, const float* weight, T* y, float epsilon, int64_t columns) {
   const float rrms = layer_norms::rstd_of(squares_of(x, columns), epsilon, columns);
   in_lanes(columns, [=](auto n, int64_t i) {

@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import itertools
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import torch
 
 from popxl_engine.native import build
-
-logger = logging.getLogger("popxl")
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -257,14 +254,8 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    for path in build.libraries():
-        try:
-            loaded = ctypes.CDLL(build.loader_name(path))
-        except OSError as error:
-            logger.debug("native kernels: %s cannot be loaded (%s)", path, error)
-            continue
-        for name, (parameters, result) in symbols().items():
-            if (function := getattr(loaded, name, None)) is not None:
-                function.argtypes, function.restype = parameters, result
-        return loaded
-    return None
+    loaded = build.load()
+    for name, (parameters, result) in symbols().items():
+        if (function := getattr(loaded, name, None)) is not None:
+            function.argtypes, function.restype = parameters, result
+    return loaded

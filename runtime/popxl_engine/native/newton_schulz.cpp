@@ -25,16 +25,14 @@ constexpr int64_t SHARED = 64;  // rows from which on threads share a matrix
 constexpr int SPINS = 2000;     // of a thread that waits, before it lets others run
 static_assert(SIDE % LANES == 0, "blocks are of whole vectors");
 
-int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
-
 // Rows that begin in different sets of the cache, with room for whole tiles. What lies beyond rows
 // and columns is anything: of a product, it reaches nothing but what lies beyond its own.
 struct Matrix {
   float* at;
   int64_t rows, columns;
 
-  int64_t stride() const { return rounded_up(columns, SIDE) + 16; }
-  int64_t size() const { return rounded_up(rows, ROWS) * stride(); }
+  int64_t stride() const { return ceil_div(columns, SIDE) * SIDE + 16; }
+  int64_t size() const { return ceil_div(rows, ROWS) * ROWS * stride(); }
   float* row(int64_t i) const { return at + i * stride(); }
 };
 
@@ -130,8 +128,8 @@ void in_blocks(const Worker& worker, const Matrix& of, Copy copy) {
 
 // Matrices of one size, and what is needed for one of them at a time.
 struct Iteration {
-  int64_t few, many, row_step,
-      column_step;  // element (i, j) lies at i * row_step + j * column_step
+  int64_t few, many;
+  int64_t row_step, column_step;  // of operand and result
   float a, b, c, epsilon;
   int64_t steps;
   bool by_gram_matrix;
@@ -158,13 +156,8 @@ struct Iteration {
   void load(const Worker& worker, const float* from) {
     in_blocks(worker, x,
               [&](int64_t i, int64_t j) { x.row(i)[j] = from[i * row_step + j * column_step]; });
-    for (int64_t i = worker.first(few); i < worker.end(few); ++i) {
-      const float* row = x.row(i);
-      squares[i] = sum_over(many, [=](auto sum, int64_t j) {
-        const auto at = load_as<decltype(sum)>(row + j);
-        return fused(at, at, sum);
-      });
-    }
+    for (int64_t i = worker.first(few); i < worker.end(few); ++i)
+      squares[i] = squares_of(x.row(i), many);
     worker.barrier.wait();
     double sum = 0.0;
     for (int64_t i = 0; i < few; ++i) sum += squares[i];

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "numbers.h"
+#include "pieces.h"
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -41,8 +42,6 @@ struct Matrix {
 };
 
 using Operand = Matrix<bfloat16>;
-
-static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 #if defined(__AVX512F__)
 // 16 by 16 numbers of 32 bits.

@@ -5,12 +5,14 @@
 
 using std::int64_t;
 
+static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
 constexpr int64_t PIECE = 1 << 14;  // elements that one thread takes at a time
 
 // Calls work(first, end) for pieces of 0 .. count.
 template <class Work>
 static void in_pieces(int64_t count, int64_t piece, int threads, Work work) {
-  const int64_t pieces = (count + piece - 1) / piece;
+  const int64_t pieces = ceil_div(count, piece);
 #pragma omp parallel for schedule(static) num_threads(threads) if (pieces > 1 && threads > 1)
   for (int64_t i = 0; i < pieces; ++i) work(i * piece, std::min(count, (i + 1) * piece));
 }
