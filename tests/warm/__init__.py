@@ -6,6 +6,9 @@ The fork gets the command's words, environment, folder, files and limits, signal
 go on to it, and the command ends as it does (`client.py`): `test_warm.py` compares both.
 `launcher()` is one for `-m poprun`, and `python` takes other packages and fewer rights.
 
+Our own modules are there, too, unless the program would find others of their names; and a program
+that is at its end ends, without taking apart what it has.
+
 Not for what a fork has from its server: its parent, group and terminal, memory, time to start, and
 that its end is its own. So tests of Ctrl-C, of memory and of starts take `sys.executable`, as do
 those of what a launcher does to its instances: to it, the command is the instance.
@@ -23,11 +26,21 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """What the environment of a program must have."""
-PACKAGES = ("numpy", "torch", "torch._meta_registrations", "torch.export", "tokenizers", "yaml")
-"""What programs import of others. Ours they import themselves: some run copies that are changed."""
-OF_LAUNCHER = tuple(
-    f"torch.distributed.elastic.{name}"
-    for name in ("agent.server.local_elastic_agent", "multiprocessing", "rendezvous")
+ROOT = HERE.parents[1]
+OURS = (str(ROOT), str(ROOT / "runtime"))
+PACKAGES = (
+    "numpy", "torch", "torch._meta_registrations", "torch.export", "tokenizers", "yaml",
+    *OURS, "popxl_engine.engine", "popxl_gpt.demo.pretraining",
+)  # fmt: skip
+"""What programs import, and where ours is."""
+OF_LAUNCHER = (
+    *(
+        f"torch.distributed.elastic.{name}"
+        for name in ("agent.server.local_elastic_agent", "multiprocessing", "rendezvous")
+    ),
+    *OURS,
+    "poprun.agent",
+    "poprun.launcher",
 )
 _servers: "dict[str, int]" = {}
 """The process of each command's server."""

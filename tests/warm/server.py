@@ -1,5 +1,7 @@
 """Imports the large packages, and forks for each program that a client asks for."""
 
+import atexit
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -14,6 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import types
 from typing import Any, NamedTuple
 
@@ -114,7 +117,7 @@ def standard_stream(number: int, like: io.TextIOWrapper) -> io.TextIOWrapper:
     return stream
 
 
-def become(request: Request, paths: "list[str]") -> "dict[str, Any]":
+def become(request: Request, paths: "list[str]", of_folders: "set[str]") -> "dict[str, Any]":
     """Make this process what a new one of the request would be. Returns the globals of its main
     module.
     """
@@ -146,6 +149,7 @@ def become(request: Request, paths: "list[str]") -> "dict[str, Any]":
     first = {"-c": "", "-m": request.folder}.get(mode, os.path.dirname(os.path.abspath(script)))
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
     sys.path[:] = [first, *map(os.path.abspath, given), *paths]
+    forget(of_folders)
     sys.argv[:] = [mode if mode in ("-c", "-m") else script, *arguments]
     multiprocessing.process.ORIGINAL_DIR = request.folder
     tempfile.tempdir = None
@@ -154,6 +158,18 @@ def become(request: Request, paths: "list[str]") -> "dict[str, Any]":
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__annotations__ = {}
     return vars(main)
+
+
+def forget(names: "set[str]") -> None:
+    """Forget these modules, if this program would find others where one of them was found."""
+    importlib.invalidate_caches()
+    for name in {name.partition(".")[0] for name in names}:
+        specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+        found = next((spec for spec in specs if spec is not None), None)
+        if found is None or found.origin != sys.modules[name].__spec__.origin:
+            for module in names:
+                del sys.modules[module]
+            return
 
 
 def run(request: Request, names: "dict[str, Any]") -> None:
@@ -176,9 +192,23 @@ def run(request: Request, names: "dict[str, Any]") -> None:
         sys.exit(1)
 
 
-def load(words: "list[str]") -> None:
+def end(code: int) -> None:
+    """End as Python does, but for taking modules apart: a fork would copy all their memory. Returns
+    if Python has something to say to this end.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):  # not there, full, closed
+        return
+    os._exit(code)
+
+
+def load(words: "list[str]") -> "set[str]":
     """Import packages, with the variables that stand among them as NAME=VALUE, from folders that
-    do, too.
+    do, too. Returns the names of all modules from these folders.
     """
     variables = dict(word.split("=", 1) for word in words if "=" in word)
     folders = [word for word in words if os.path.isabs(word)]
@@ -190,6 +220,17 @@ def load(words: "list[str]") -> None:
     del sys.path[: len(folders)]
     for name in variables:
         del os.environ[name]
+    tops = {name for name in sys.modules if is_in(folders, name)}
+    return {name for name in sys.modules if name.partition(".")[0] in tops}
+
+
+def is_in(folders: "list[str]", name: str) -> bool:
+    """Whether a package or module lies in one of these folders itself."""
+    place = getattr(sys.modules[name], "__file__", None) or ""
+    return any(
+        place in (os.path.join(folder, name, "__init__.py"), os.path.join(folder, f"{name}.py"))
+        for folder in folders
+    )
 
 
 def main(address: str, *words: str) -> None:
@@ -197,7 +238,7 @@ def main(address: str, *words: str) -> None:
     paths = [path for path in sys.path if path != own]
     sys.path[:] = paths
     del sys.modules["client"]  # a program may have one
-    load(list(words))
+    of_folders = load(list(words))
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has the thread that forks alone"
     gc.collect()
     gc.freeze()
@@ -206,7 +247,13 @@ def main(address: str, *words: str) -> None:
     programs = Programs(address)
     print("ready", flush=True)
     request = programs.next()
-    run(request, become(request, paths))
+    try:
+        run(request, become(request, paths, of_folders))
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            end((error.code or 0) & 255)
+        raise
+    end(0)
 
 
 main(*sys.argv[1:])

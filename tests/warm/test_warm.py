@@ -22,11 +22,11 @@ umask = os.umask(0)
 streams = [[s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.newlines, s.isatty(), s.fileno()]
            for s in (sys.stdin, sys.stdout, sys.stderr)]
 handlers = [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())]
-ours = [name for name in sys.modules if name.startswith(("popxl", "popdist", "popart", "tests"))]
+tests = [name for name in sys.modules if name.startswith(("tests", "helpers", "client"))]
 variables = {n: v for n, v in os.environ.items() if n != "_"}
 print(json.dumps([
     sys.argv, sys.path, sys.executable, sys.flags, __name__, globals().get("__file__"), os.getcwd(), variables, umask,
-    limits, streams, handlers, ours, os.listdir("/proc/self/fd"), sys.stdin.read(), dir(sys.modules["__main__"]),
+    limits, streams, handlers, tests, os.listdir("/proc/self/fd"), sys.stdin.read(), dir(sys.modules["__main__"]),
 ]))
 print("of errors", file=sys.stderr)
 """
@@ -94,6 +94,13 @@ def run(
         ["-c", "import sys; sys.exit(3)"],
         ["-c", "import sys; sys.exit('in words')"],
         ["-c", "import os; os.abort()"],
+        ["-c", "import sys; print('said'); sys.stdout.close()"],
+        ["-c", "import os, sys; print('said'); os.close(1)"],
+        ["-c", "import sys; sys.exit(300)"],
+        [
+            "-c",
+            "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()",
+        ],
         ["-c", "import atexit; atexit.register(print, 'at its end'); print('first')"],
         ["-W", "error", "-c", "import warnings; warnings.warn('said')"],
         ["-c", "not Python"],
@@ -103,6 +110,19 @@ def run(
 )
 def test_a_program_finds_prints_and_ends_the_same(words, folder):
     assert run(warm.python(), words, folder) == run(sys.executable, words, folder)
+
+
+def test_our_modules_are_there_unless_the_program_has_others(folder):
+    text = "import sys; print('popxl' in sys.modules, len([n for n in sys.modules if n.startswith('popxl')]) > 100)"
+    text += "; import popxl; print(popxl.__file__)"
+    ours = f"{warm.ROOT}/runtime/popxl/__init__.py"
+    assert run(warm.python(), ["-c", text], folder)[1].split() == ["True", "True", ours]
+    (folder / "popxl.py").touch()
+    theirs = str(folder / "popxl.py")
+    assert run(warm.python(), ["-c", text], folder)[1].split() == ["False", "False", theirs]
+    below = {"PYTHONPATH": str(folder)}
+    found = run(warm.python(), ["-c", text], folder / "below", **below)
+    assert found[1].split() == ["False", "False", theirs]
 
 
 def test_its_environment_is_the_commands(folder):
