@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,8 @@ HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")
 OVERHEAD = HEADER.size + FOOTER.size
 """Bytes of a frame beyond its payload."""
+BLOCK = 64
+"""Records that are read at once when all are checked."""
 
 DAMAGED = "The file is damaged: restore it from a copy or prepare it again."
 
@@ -238,11 +240,21 @@ class RecordFile:
         start, end = int(self.offsets[record]), int(self.offsets[record + 1])
         return _checked_payload(self.name_of(record), file.read(start, end - start), start)
 
-    def verify(self) -> None:
-        """Check both checksums of every record."""
-        file = self.open()
-        for record in range(len(self)):
-            self.payload(file, record)
+    def damaged(self) -> Iterator[DamagedRecordError]:
+        """Check both checksums of every record, and yield the error of each that is wrong."""
+        file, offsets = self.open(), self.offsets.tolist()
+        for first in range(0, len(self), BLOCK):
+            begin, *ends = offsets[first : first + BLOCK + 1]
+            block, start = memoryview(file.read(begin, ends[-1] - begin)), begin
+            for record, end in enumerate(ends, first):
+                try:
+                    _checked_payload(
+                        self.name_of(record), block[start - begin : end - begin], start
+                    )
+                except DamagedRecordError as error:
+                    yield error
+                start = end
+        file.check()
 
     def save_index(self) -> None:
         """Write the index beside the file, unless it is there or the folder does not take it."""
@@ -272,7 +284,7 @@ def unreadable(path: Path, error: Exception) -> DataError:
     )
 
 
-def _checked_payload(where: str, frame: bytes, start: int) -> memoryview:
+def _checked_payload(where: str, frame: bytes | memoryview, start: int) -> memoryview:
     """Return the payload of a frame that begins at byte `start` of its file."""
     length = _checked_length(where, frame, start)
     if length != len(frame) - OVERHEAD:
@@ -292,7 +304,7 @@ def _checked_payload(where: str, frame: bytes, start: int) -> memoryview:
     return payload
 
 
-def _checked_length(where: str, frame: bytes, start: int) -> int:
+def _checked_length(where: str, frame: bytes | memoryview, start: int) -> int:
     """Return the length in bytes of the payload whose frame begins with these bytes."""
     length: int
     length, expected = HEADER.unpack_from(frame)

@@ -14,7 +14,7 @@ from tfrecord import example_pb2
 from tfrecord.tools.tfrecord2idx import create_index
 
 from popxl_gpt.data import DataError, example
-from popxl_gpt.data.records import RecordFile, RecordWriter, index_path, masked_crc
+from popxl_gpt.data.records import BLOCK, RecordFile, RecordWriter, index_path, masked_crc
 
 IDS = st.integers(0, example.MAXIMUM_ID)
 
@@ -182,7 +182,20 @@ def test_a_flipped_bit_in_any_byte_is_found(tmp_path, with_index):
         path.write_bytes(damaged)
         record = int(byte >= len(content) // 2)
         with pytest.raises(DataError, match=rf"a.tfrecord, record {record}: got"):
-            RecordFile(path).verify()
+            raise next(RecordFile(path).damaged())
+
+
+def test_each_damaged_record_of_a_file_is_found(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    write_ours(path, [[number] for number in range(3 * BLOCK)])
+    content, damaged = bytearray(path.read_bytes()), [0, 5, BLOCK - 1, BLOCK, 2 * BLOCK + 7]
+    for record in damaged:
+        content[RecordFile(path).offsets[record + 1] - 1] ^= 1
+    path.write_bytes(content)
+    found = [str(error) for error in RecordFile(path).damaged()]
+    assert [f"{path}, record {record}" for record in damaged] == [
+        text.partition(":")[0] for text in found
+    ]
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -209,7 +222,7 @@ def test_an_index_with_other_boundaries_is_named(tmp_path):
     with pytest.raises(
         DataError, match=r"a.tfrecord, record 0: got a record of .*delete the .tfindex file"
     ):
-        RecordFile(path).verify()
+        list(RecordFile(path).damaged())
 
 
 @pytest.mark.parametrize(

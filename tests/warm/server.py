@@ -1,7 +1,6 @@
 """Imports the large packages, and forks for each program that a client asks for."""
 
 import atexit
-import contextlib
 import faulthandler
 import gc
 import importlib
