@@ -1,7 +1,9 @@
 """Presets: named entries of `pretraining.yml`, merged deeply over the presets they inherit from."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,13 @@ SECTIONS = tuple(name for name in sections() if name)
 
 def preset_names(file: Path = PRESETS_FILE) -> tuple[str, ...]:
     """Names of the presets, in the file's order."""
-    return tuple(read_yaml(file))
+    return tuple(_presets(file))
+
+
+@cache
+def _presets(file: Path) -> dict[str, Any]:
+    """What is in a file, read once."""
+    return read_yaml(file)
 
 
 def preset(name: str, /, **values: Any) -> Config:
@@ -52,7 +60,7 @@ def preset_mapping(name: str, file: Path = PRESETS_FILE) -> dict[str, Any]:
     """A preset's sections with everything it inherits merged in, as it stands in the file,
     unchecked.
     """
-    presets = read_yaml(file)
+    presets = _presets(file)
     chain: list[str] = []
     wanted: str | None = name
     while wanted is not None:
@@ -82,10 +90,9 @@ def preset_mapping(name: str, file: Path = PRESETS_FILE) -> dict[str, Any]:
         wanted = presets[wanted].get(INHERITS)
     merged: dict[str, Any] = {"name": name}
     for ancestor in reversed(chain):
-        merged = merge(
-            merged, {key: value for key, value in presets[ancestor].items() if key != INHERITS}
-        )
-    return merged
+        merged = merge(merged, presets[ancestor])
+    merged.pop(INHERITS, None)
+    return deepcopy(merged)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
