@@ -26,8 +26,8 @@ PathText = Annotated[str, IsPath()]
 
 ARCHITECTURE = (
     "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
-    "rotary_base", "qk_norm", "value_embeddings", "activation", "biases", "tied_head",
-    "logit_softcap",
+    "rotary_base", "token_shift", "qk_norm", "value_embeddings", "activation", "biases",
+    "tied_head", "logit_softcap",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those that may be none."""
 
@@ -63,6 +63,10 @@ class Model:
     rotary_base: Positive = 10000.0
     """Features i and i + D/2 of a head of size D turn by rotary_base ** (-2i / D) radians per
     token.
+    """
+    token_shift: bool = False
+    """Add to the vector of each word that of the word before it, times a factor per channel that is
+    trained.
     """
     qk_norm: bool = False
     """Normalise queries and keys of each head by an RMS norm, before they are turned."""

@@ -75,6 +75,7 @@ class CachedPass(ForwardGraphs):
     keys: popxl.RemoteBuffer
     values: popxl.RemoteBuffer
     words: popxl.HostToDeviceStream
+    """Of each text the word before, and so many more."""
     logits: popxl.DeviceToHostStream
 
 
@@ -85,8 +86,8 @@ def cached_session(config: Config, sizes: CacheSizes) -> addons.TaskSession:
     vocabulary = config.model.vocabulary_size
     with ir.main_graph:
         inputs = addons.InputStreams(
-            prompt=((sizes.texts * sizes.prompt,), popxl.int32),
-            words=((sizes.texts,), popxl.int32),
+            prompt=((sizes.texts * (sizes.prompt + 1),), popxl.int32),
+            words=((sizes.texts * 2,), popxl.int32),
             padding=((sizes.texts,), popxl.int32),
             column=((), popxl.int32),
             is_prompt=((), popxl.bool),
@@ -155,8 +156,11 @@ def _graphs(
     x = TensorSpec((texts * tokens, width), cached.dtype)
     mask = TensorSpec((texts, 1, tokens, cached.shape[2]), cached.dtype)
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
+    positions, before = (
+        words if is_wanted else None for is_wanted in (model.has_position_table, model.token_shift)
+    )
     layers: tuple[tuple[Any, int, Sequence[Any]], ...] = (
-        (Embedding(model, layout), 1, (words, None, words if model.has_position_table else None)),
+        (Embedding(model, layout), 1, (words, None, positions, before)),
         (
             CachedDecoderBlock(model, layout),
             model.layers,
@@ -188,27 +192,29 @@ def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
     """
     run = PhaseGraphs(step, step.config.model.layers)
     with popxl.in_sequence(True):
-        words = ops.host_load(step.words)
-        x, mask = run.once(embedding_phase, words, column, padding)
+        rows = ops.host_load(step.words).reshape((step.sizes.texts, step.tokens + 1))
+        words, before = (t.reshape((-1,)) for t in (rows[:, 1:], rows[:, :-1]))
+        x, mask = run.once(embedding_phase, words, before, column, padding)
         beside = [words] if step.config.model.value_embeddings else []
         x = run.per_layer(decoder_phase, x, mask, column, beside)
         run.once(head_phase, x)
 
 
 def embedding_phase(
-    step: CachedPass, words: Tensor, column: Tensor, padding: Tensor
+    step: CachedPass, words: Tensor, before: Tensor, column: Tensor, padding: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Words to activations [texts * tokens, H/tp2], and what attention adds to its scores,
-    [texts, 1, tokens, columns].
+    """Words, and the word before each, to activations [texts * tokens, H/tp2], and what attention
+    adds to its scores, [texts, 1, tokens, columns].
     """
-    graphs, sizes = step.embedding, step.sizes
+    graphs, sizes, model = step.embedding, step.sizes, step.config.model
     own = popxl.constant(np.arange(step.tokens, dtype=np.int32), popxl.int32) + column
-    before = padding.reshape((sizes.texts, 1))
-    positions = ops.maximum(own - before, popxl.constant(0, popxl.int32))  # [texts, tokens]
+    zero, none = (popxl.constant(n, popxl.int32) for n in (0, -1))
+    positions = ops.maximum(own - padding.reshape((sizes.texts, 1)), zero)  # [texts, tokens]
     weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
-    has_table = step.config.model.has_position_table
-    numbers = (positions.reshape((-1,)),) if has_table else ()
-    x, *_ = graphs.fwd.bind(weights).call(words, *numbers)
+    numbers = positions.reshape((-1,))
+    before = ops.where(ops.equal(numbers, zero), none, before)
+    beside = ((numbers, model.has_position_table), (before, model.token_shift))
+    x, *_ = graphs.fwd.bind(weights).call(words, *(t for t, is_wanted in beside if is_wanted))
 
     # A token of the padding sees itself, so that its softmax has something to sum.
     columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)
@@ -309,7 +315,7 @@ class CachedModel:
                 for text in self._seen
             ]
             return self._read()
-        words = np.array([[text[-1]] for text in self._seen], np.int32)
+        words = np.array([[0, *text][-2:] for text in self._seen], np.int32)
         return self._run(words, is_prompt=False)
 
     def forget(self, number: int) -> None:
@@ -337,20 +343,22 @@ class CachedModel:
         """Read all that is seen, some columns at a time."""
         size, longest = self.sizes.prompt, max(len(text) for text in self._seen)
         columns = -(-longest // size) * size
-        words = np.zeros((self._batch, columns), np.int32)
+        words = np.zeros((self._batch, 1 + columns), np.int32)
         for row, text in zip(words, self._seen):
-            row[columns - len(text) :] = text
+            row[1 + columns - len(text) :] = text
         self._padding = np.array([columns - len(text) for text in self._seen], np.int32)
         self._column = 0
         for first in range(0, columns, size):
-            logits = self._run(words[:, first : first + size], is_prompt=True)
+            logits = self._run(words[:, first : first + 1 + size], is_prompt=True)
         return logits
 
     def _run(self, words: np.ndarray, is_prompt: bool) -> np.ndarray:
-        """Run tokens of all texts, int32 [batch, tokens], into the next columns."""
+        """Run tokens of all texts into the next columns: int32 [batch, 1 + tokens], the first of
+        which is the one before.
+        """
         session, inputs, config = self.session, self.session.inputs, self.config
-        prompt = words if is_prompt else np.zeros((self._batch, self.sizes.prompt), np.int32)
-        word = words[:, -1:]
+        prompt = words if is_prompt else np.zeros((self._batch, 1 + self.sizes.prompt), np.int32)
+        word = words[:, -2:]
         samples = {"prompt": prompt, "words": word, "padding": self._padding[:, None]}
         arrays: dict[Any, Any] = {
             inputs[name]: token_array(session, name, own_samples(array, config), config)
@@ -360,7 +368,7 @@ class CachedModel:
             stream = inputs[name]
             shape = session._full_input_shape(stream.shape)
             arrays[stream] = np.full(shape, value, stream.dtype.as_numpy())
-        self._column += words.shape[1]
+        self._column += words.shape[1] - 1
         found = np.asarray(session.run(arrays)[session.outputs.logits])
         execution, local = config.execution, session.ir.instance_replication_factor
         copies = min(local, execution.tensor_parallel_1 * execution.tensor_parallel_2)

@@ -9,14 +9,17 @@ import popxl
 from popxl import Tensor, ops
 
 from popxl_gpt.config import Model
-from popxl_gpt.modelling.layer import Layer, leave
+from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
 
 
 class Embedding(Layer):
-    """A word's vector, and where positions are learned that of its position added to it. Rows of
-    both tables are split over tp1, padded at the end.
+    """A word's vector, to which are added that of the word before times a factor per channel, with
+    a token shift, and that of its position, where positions are learned. Rows of both tables are
+    split over tp1, padded at the end.
+
+    Source: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.1 (token shift).
     """
 
     def __init__(self, model: Model, layout: Layout):
@@ -24,8 +27,14 @@ class Embedding(Layer):
 
     @staticmethod
     def parameters(model: Model) -> Table:
-        """Word table [V, H] and, for learned positions, position table [P, H]."""
+        """Word table [V, H], the token shift's factors [H], and, for learned positions, position
+        table [P, H].
+        """
         table = {"word.weight": word_table(model)}
+        if model.token_shift:
+            table["shift.weight"] = Parameter(
+                shape=(model.hidden_size,), role=Role.GAIN, tp2_axis=0
+            )
         if model.has_position_table:
             table["position.weight"] = Parameter(
                 shape=(model.positions, model.hidden_size),
@@ -37,7 +46,11 @@ class Embedding(Layer):
         return table
 
     def build(
-        self, words: Tensor, seed: Tensor | None = None, positions: Tensor | None = None
+        self,
+        words: Tensor,
+        seed: Tensor | None = None,
+        positions: Tensor | None = None,
+        before: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # int32 [N]
         """int32 [N] -> [N, H/tp2], identical over tp1, and what decoder blocks get beside it.
         Without a seed nothing is dropped.
@@ -45,10 +58,14 @@ class Embedding(Layer):
         Args:
             positions: of the words, int32 [N], which blocks get with document attention; none:
                 words are whole sequences.
+            before: with a token shift the word before each, int32 [N], -1 where there is none; not
+                given: the one before it in its sequence, or document.
         """
-        word, is_split = self.parameter("word.weight"), self.layout.tp1.group_size > 1
+        is_split = self.layout.tp1.group_size > 1
         shard = self.position_in(self.layout.tp1, "tp1_position") if is_split else None
-        x = _gathered(word, words, shard)  # [N, H/tp2], partial sums over tp1
+        if self.model.token_shift and before is None:
+            before = self._before(words, positions)
+        x = self._words(words, shard, before)
         if self.model.has_position_table:
             position, numbers = self.parameter("position.weight"), positions
             if numbers is None:
@@ -64,13 +81,36 @@ class Embedding(Layer):
         )
         return (x, *(ops.identity(t) for t in beside if t is not None))
 
+    def _words(self, words: Tensor, shard: Tensor | None, before: Tensor | None) -> Tensor:
+        """The vectors of words, [N, H/tp2], partial sums over tp1."""
+        table = self.parameter("word.weight")
+        if before is None:
+            return _gathered(table, words, shard)
+        both = _gathered(table, ops.concat([words, before]), shard, zero_OOR=True)
+        x, y = ops.split(both, 2)
+        return x + y * enter(self.parameter("shift.weight"), self.layout.tp1)
 
-def _gathered(table: Tensor, numbers: Tensor, shard: Tensor | None) -> Tensor:
+    def _before(self, words: Tensor, positions: Tensor | None) -> Tensor:
+        """The word before each in its sequence, or in its document where there are positions; -1
+        for the first.
+        """
+        rows = words.reshape((-1, self.model.sequence_length))
+        none = popxl.constant(np.full((rows.shape[0], 1), -1, np.int32))
+        before = ops.concat([none, rows[:, :-1]], 1).reshape(words.shape)
+        if positions is None:
+            return before
+        zero, missing = (popxl.constant(n, popxl.int32) for n in (0, -1))
+        return ops.where(ops.equal(positions, zero), missing, before)
+
+
+def _gathered(
+    table: Tensor, numbers: Tensor, shard: Tensor | None, zero_OOR: bool = False
+) -> Tensor:
     """Rows of a table, of which this replica has the shard of this number, int32 scalar; none: all.
     Zeros for others' rows.
     """
     if shard is None:
-        return ops.gather(table, numbers)
+        return ops.gather(table, numbers, zero_OOR=zero_OOR)
     # rows count from this replica's first; others' rows are out of range
     return ops.gather(table, numbers - shard * table.shape[0], zero_OOR=True)
 

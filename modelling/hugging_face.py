@@ -88,6 +88,7 @@ GPT2 = Family(
     settings={
         "norm": "layer_norm",
         "position_embedding": "learned",
+        "token_shift": False,
         "shares_keys": False,
         "qk_norm": False,
         "value_embeddings": False,
@@ -112,6 +113,7 @@ GPT2 = Family(
 _LLAMA = {
     "norm": "rms_norm",
     "position_embedding": "rotary",
+    "token_shift": False,
     "value_embeddings": False,
     "activation": "swiglu",
     "biases": False,

@@ -29,7 +29,7 @@ from tests.integration.runs import batches, own_gradients_of, train, train_sessi
 
 TOLERANCE = 1e-5
 MODELS = {
-    "no biases, relu2": {"biases": False, "activation": "relu2"},
+    "no biases, relu2": {"biases": False, "activation": "relu2", "token_shift": True},
     "rms_norm, swiglu, grouped queries": {
         "norm": "rms_norm",
         "activation": "swiglu",
@@ -39,6 +39,7 @@ MODELS = {
     "rotary, qk_norm, untied head": {
         "position_embedding": "rotary",
         "rotary_base": 100.0,
+        "token_shift": True,
         "qk_norm": True,
         "value_embeddings": True,
         "attention_serialisation": 3,

@@ -123,6 +123,9 @@ def decoder(
 def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
     positions = torch.arange(words.shape[0]) % model.sequence_length
     x = w["word.weight"][words]
+    if model.token_shift:
+        begins = positions == 0
+        x = x + torch.where(begins[:, None], 0.0, x.roll(1, 0) * w["shift.weight"])
     return x if model.position_embedding == "rotary" else x + w["position.weight"][positions]
 
 
@@ -172,6 +175,7 @@ CHOICES = {
     "rotary, qk_norm": {"position_embedding": "rotary", "rotary_base": 50.0, "qk_norm": True},
     "grouped queries": {"key_value_heads": 2, "qk_norm": True},
     "value embeddings": {"value_embeddings": True, "key_value_heads": 2},
+    "token shift": {"token_shift": True},
     "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},
 }
 """Settings of a model beside GPT-2's."""
@@ -179,6 +183,7 @@ BLOCK = {"decoder": CASES["decoder"]}
 CHANGED = {
     **dict.fromkeys(CHOICES, BLOCK),
     "value embeddings": {"decoder": Case(DecoderBlockOfWords, decoder, ("x", "words"))},
+    "token shift": {"embedding": CASES["embedding"]},
     "untied head, softcap": {name: CASES[name] for name in ("loss", "logits")},
 }
 """Layers that a choice changes."""
