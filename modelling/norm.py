@@ -26,7 +26,7 @@ class Norm(Layer):
     def parameters(model: Model) -> Table:
         """Gain, and the bias of a layer norm, [H] each."""
         shape = (model.hidden_size,)
-        table = {"weight": Parameter(shape=shape, role=Role.GAIN, tp2_axis=0)}
+        table = {"weight": Parameter(shape=shape, role=Role.GAIN, tp2_axis=0, mean=1.0)}
         if model.norm == "layer_norm" and model.biases:
             table["bias"] = Parameter(shape=shape, role=Role.BIAS, tp2_axis=0)
         return table
@@ -63,7 +63,7 @@ class HeadNorm(Layer):
     @staticmethod
     def parameters(model: Model) -> Table:
         """Gain, [D]."""
-        return {"weight": Parameter(shape=(model.head_size,), role=Role.GAIN)}
+        return {"weight": Parameter(shape=(model.head_size,), role=Role.GAIN, mean=1.0)}
 
     def build(self, x: Tensor) -> Tensor:  # [N, h*D], identical over tp2
         """[N, h*D] -> [N, h*D], identical over tp2."""

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Role(enum.Enum):
-    """What a parameter does; decides how it starts and whether it decays."""
+    """What a parameter does; decides what updates it, and whether it decays."""
 
     WEIGHT = "weight"
     BIAS = "bias"
@@ -44,8 +44,10 @@ class Parameter:
     """Relative sizes of blocks along the tp1 axis, each of which is split by itself: (1, 1, 1) for
     query, key and value side by side.
     """
+    mean: float = 0.0
+    """Mean of fresh values."""
     std: float = 0.0
-    """Standard deviation of fresh values; 0: zeros. Gains start at one."""
+    """Standard deviation of fresh values; 0: all are the mean."""
 
     def groups(self, tp1: int, tp2: int) -> tuple[int, int]:
         """Into how many pieces the tensor is cut over (tp1, tp2)."""
@@ -100,13 +102,12 @@ class Parameter:
         """Fresh float32 values of the whole tensor: a function of the seed and the tensor's name
         alone.
         """
-        if self.role is Role.GAIN:
-            return np.ones(self.shape, np.float32)
         if self.std == 0.0:
-            return np.zeros(self.shape, np.float32)
+            return np.full(self.shape, self.mean, np.float32)
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         values = generator.standard_normal(self.shape, dtype=np.float32)
         values *= np.float32(self.std)
+        values += np.float32(self.mean)
         return values
 
     def _in_blocks(self, t: np.ndarray) -> "list[np.ndarray]":

@@ -38,7 +38,7 @@ class ValueEmbedding(Layer):
                 tp1_axis=1,
                 std=1.0 if model.initialisation == "width" else model.initial_std * width,
             ),
-            "mix": Parameter(shape=(2,), role=Role.GAIN),
+            "mix": Parameter(shape=(2,), role=Role.GAIN, mean=1.0),
         }
 
     # [N, k*D] identical over tp2, int32 [N]

@@ -67,12 +67,13 @@ def test_names_and_shapes_are_those_of_hugging_face():
 
 def test_fresh_weights_follow_their_roles():
     model = dataclasses.replace(MODEL, hidden_size=256, layers=8, vocabulary_size=2000)
+    model = dataclasses.replace(model, token_shift=True)
     for name, parameter in model_table(model).items():
         role, array = parameter.role, parameter.initial(name, seed=3)
         if role is Role.BIAS:
             assert not array.any(), name
         elif role is Role.GAIN:
-            assert (array == 1).all(), name
+            assert (array == (0.5 if name == "embedding.shift.weight" else 1)).all(), name
         else:
             into_the_residual_stream = name.endswith(
                 ("attention.output.weight", "feed_forward.down.weight")
