@@ -85,6 +85,15 @@ def test_every_case_is_tried_once_and_a_broken_one_is_told_with_its_command(shop
     assert "python -m tests.torture --kind sky --case 13" in capsys.readouterr().out
 
 
+def test_so_many_trials_are_done_as_are_asked_for(shop, capsys):
+    done = []
+    endless = Torture("endless", "", lambda case, shop: done.append(case))
+    limited = Torture("limited", "", lambda case, shop: done.append(case), lambda shop: 3)
+    tallies = spend(0, [endless, limited], 5, shop, is_full=False, trials=7)
+    assert [tally.trials for tally in tallies] == [7, 3]
+    assert len(done) == 10
+
+
 def test_one_seed_gives_the_same_cases_in_the_same_order(shop, capsys):
     def tried(seed):
         order = []
