@@ -61,6 +61,7 @@ from popxl_gpt.execution.minutes import chosen, since_start, text_of
 from popxl_gpt.execution.model_size import parameter_count, trained_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.folder import written_to
+from popxl_gpt.execution.reports.plan.fit import check_fits
 from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.profile.report import step_profiler
@@ -162,10 +163,11 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             seen = 0 if saved is None else saved.position.tokens or 0
             profiler = step_profiler(stage_of(config, seen), options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
+            has_planned = check_fits(config, training_program, evaluation_program) or bool(limit)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
                     show_start(config, folder, saved)
-                memory = RunMemory(config, has_planned=limit is not None)  # loads PyTorch
+                memory = RunMemory(config, has_planned)  # loads PyTorch
                 run = TrainingRun(
                     config,
                     folder,

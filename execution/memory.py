@@ -18,6 +18,10 @@ GRADIENT = 4
 """Bytes of a parameter's gradient, float32."""
 LARGEST_STATE = 2**50
 """Bytes that not even files hold."""
+PROCESS = 200 * 2**20
+"""Bytes that each process takes beside the state, at least, from here to its first steps: PyTorch,
+the program, and a plan of it. Pages of libraries, which processes share, are not among them.
+"""
 
 
 def state_bytes(config: Config) -> int:
@@ -81,8 +85,8 @@ def processes_here() -> int:
 
 
 def check_memory(config: Config, instances: int) -> None:
-    """Refuse a run whose state alone, what its processes here hold of it, is more than this
-    machine's memory.
+    """Refuse a run whose state alone, what its processes here hold of it, and the processes that
+    hold it, are more than this machine's memory.
 
     Args:
         instances: processes of the run, on all machines.
@@ -106,11 +110,14 @@ def check_memory(config: Config, instances: int) -> None:
             f"host_memory: got {bytes_text(part)}; expected at most the {bytes_text(total)} of "
             f"{limited_by}{share}. Take less, for the program needs memory beside it."
         )
-    if config.execution.memmap_dir is None and needed > left:
+    own = PROCESS * here
+    if config.execution.memmap_dir is not None:
+        needed = 0
+    if needed + own > left:
         raise UserError(
             f"memory: got {bytes_text(left)} free, of the {bytes_text(total)} of {limited_by}; "
-            f"expected at least {bytes_text(needed)} for the state of {config.name}. Choose a "
-            "smaller model or batch, set --memmap_dir to a folder on a fast disk and "
-            "--host_memory, or start more processes on other machines; --plan shows where the "
-            "memory goes."
+            f"expected at least {bytes_text(needed)} for the state of {config.name}, and "
+            f"{bytes_text(own)} for what trains it. Choose a smaller model or batch, set "
+            "--memmap_dir to a folder on a fast disk and --host_memory, or start more processes "
+            "on other machines; --plan shows where the memory goes."
         )

@@ -22,6 +22,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="time to spend, over all kinds")
     parser.add_argument(
+        "--trials", type=int, help="so many trials of each kind, however long it takes"
+    )
+    parser.add_argument(
         "--seed", type=int, help="decides the cases that are tried; a random one by default"
     )
     parser.add_argument(
@@ -48,14 +51,12 @@ def main() -> int:
             one_trial(tally, given.case, shop)
             return report([tally], None, given.json)
         seed = random.randrange(2**32) if given.seed is None else given.seed
-        print(
-            f"{given.minutes:g} minutes of torture: {', '.join(kind.name for kind in kinds)}; "
-            f"--seed {seed}",
-            flush=True,
-        )
+        length = f"{given.minutes:g} minutes" if given.trials is None else f"{given.trials} trials"
+        names = ", ".join(kind.name for kind in kinds)
+        print(f"{length} of torture: {names}; --seed {seed}", flush=True)
         tallies = spend(
-            given.minutes, kinds, seed, shop, is_full=given.full, is_verbose=given.verbose
-        )
+            given.minutes, kinds, seed, shop, is_full=given.full, is_verbose=given.verbose, trials=given.trials
+        )  # fmt: skip
         return report(tallies, seed, given.json)
 
 

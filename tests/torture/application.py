@@ -21,6 +21,7 @@ import numpy as np
 
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
+from tests import warm
 from tests.faults import hear_signals
 from tests.metrics_text import metrics_of
 from tests.torture.judge import (
@@ -89,8 +90,7 @@ class Program:
         self._log = folder / "output.txt"
         variables = {
             **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
+            **warm.ONE_THREAD,
             name: value,
             **environment,
         }
@@ -110,11 +110,14 @@ class Program:
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                if entry.name.isdigit() and self._mark.encode() in (
-                    entry / "environ"
-                ).read_bytes().split(b"\0"):
+                if entry.name.isdigit() and self._is_member(entry):
                     found.append(int(entry.name))
         return sorted(found, key=lambda number: (number != self.process.pid, number))
+
+    def _is_member(self, process: Path) -> bool:
+        """By its environment; that of a warm Python's fork is its server's, and its output ours."""
+        has_mark = self._mark.encode() in (process / "environ").read_bytes().split(b"\0")
+        return has_mark or os.readlink(process / "fd/1") == str(self._log)
 
     def is_alive(self) -> bool:
         """Whether its first process is."""
@@ -198,10 +201,16 @@ class Workshop:
         mode: Mode,
         folder: Path,
         environment: "Mapping[str, str] | None" = None,
+        *,
+        is_cold: bool = False,
         **settings: object,
     ) -> Program:
         """Start the training job, or let it go on, in `folder`/runs/run. A setting that is None is
         left to the program.
+
+        Args:
+            is_cold: by an interpreter of its own, whose memory is its own. That of one process is a
+                fork of one that has imported PyTorch, otherwise.
         """
         given = {
             **SETTINGS, "run_folder": folder / "runs", "input_files": self.tokens, "validation_files": self.tokens,
@@ -215,7 +224,9 @@ class Workshop:
         ]
         launcher = [sys.executable, "-m", "poprun", "--num-replicas", mode.instances]
         launcher += ["--num-instances", mode.instances, *mode.launcher]
-        words = [*(launcher if mode.instances > 1 else []), sys.executable, SCRIPT, *flags]
+        has_launcher = mode.instances > 1
+        python = sys.executable if is_cold or has_launcher else warm.python()
+        words = [*(launcher if has_launcher else []), python, SCRIPT, *flags]
         return Program([str(word) for word in words], folder, environment or {})
 
     def finish(self, mode: Mode, folder: Path, **settings: object) -> None:
@@ -231,8 +242,9 @@ class Workshop:
 
     def _undisturbed(self, mode: Mode) -> Undisturbed:
         folder, every = self.fresh(), mode.settings.get("device_iterations", 1)
-        run, begin = folder / "runs/run", time.monotonic()
+        run = folder / "runs/run"
         with self.start(mode, folder, checkpoint__every=every, checkpoint__keep=1000) as program:
+            begin = time.monotonic()
             while not steps_in(run) and program.is_alive():
                 time.sleep(0.01)
             start = time.monotonic() - begin

@@ -6,6 +6,7 @@ import signal
 from tests.torture.application import (
     MODES,
     MOMENTS,
+    Mode,
     Program,
     Workshop,
     last_line,
@@ -24,7 +25,7 @@ def trial(case: int, shop: Workshop) -> str:
         moment, begun = choice.choice(MOMENTS), steps_in(run)
         with shop.start(mode, folder) as program:
             wait_for(moment, program, run, undisturbed, choice)
-            who = kill(program, choice)
+            who = kill(program, mode, choice)
             code, output = program.wait(), program.output
         if code not in (0, -signal.SIGKILL) and mode.instances == 1:
             raise Broken(
@@ -40,10 +41,10 @@ def trial(case: int, shop: Workshop) -> str:
     return f"{mode.name}: {', '.join(told)}"
 
 
-def kill(program: Program, choice: random.Random) -> str:
+def kill(program: Program, mode: Mode, choice: random.Random) -> str:
     """Kill a run's first process, one of the others, or all of them. Returns which."""
     members = program.members()
-    if len(members) < 2:
+    if mode.instances == 1 or len(members) < 2:
         program.kill(*members)
         return "killed"
     which = choice.choice(("launcher", "one", "all"))

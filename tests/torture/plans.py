@@ -38,11 +38,11 @@ def trial(case: int, shop: Workshop) -> str:
     chosen, folder = CASES[case], shop.fresh()
     # random tokens: those of the shop are of another vocabulary
     given = {"input_files": None, "validation_files": None}
-    with shop.start(chosen, folder, plan="true", **given, **SPEEDS) as program:
+    with shop.start(chosen, folder, is_cold=True, plan="true", **given, **SPEEDS) as program:
         finished(program)
     plan = json.loads((folder / "runs/run-plan/plan.json").read_text())
     planned = plan["memory"]["process"]["resident"]
-    with shop.start(chosen, folder, **given) as program:
+    with shop.start(chosen, folder, is_cold=True, **given) as program:
         output = finished(program)
     number, unit = re.search(r"memory +([\d.]+) (\w+) resident", output).groups()
     more = float(number) * UNITS[unit] / planned - 1

@@ -1,6 +1,8 @@
 """Spends time on tortures, evenly, and tells what came out."""
 
+import itertools
 import json
+import math
 import random
 import sys
 import time
@@ -78,18 +80,23 @@ def spend(
     *,
     is_full: bool,
     is_verbose: bool = False,
+    trials: int | None = None,
 ) -> "list[Tally]":
     """Try kinds in turn, the one with the least time first, until the time is spent or Ctrl-C.
 
     Args:
         is_full: afterwards try what is left of the kinds whose cases are limited.
+        trials: try so many cases of each kind, however long it takes.
     """
     tallies = [Tally(kind, is_verbose) for kind in kinds]
     left = {
         tally.torture.name: order(tally, shop, random.Random(f"{seed} {tally.torture.name}"))
         for tally in tallies
     }
-    until, stopped = time.monotonic() + 60 * minutes, False
+    if trials is not None:
+        left = {name: itertools.islice(cases, trials) for name, cases in left.items()}
+    seconds = 60 * minutes if trials is None else math.inf
+    until, stopped = time.monotonic() + seconds, False
     while left and not stopped:
         if time.monotonic() > until:
             for tally in tallies:

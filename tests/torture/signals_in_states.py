@@ -12,7 +12,6 @@ from tests.torture.application import (
     MODES,
     MOMENTS,
     STEPS,
-    Program,
     Workshop,
     last_line,
     steps_in,
@@ -37,8 +36,13 @@ def trial(case: int, shop: Workshop) -> str:
         settings = SETTINGS | ({"checkpoint__every": 0} if asks_for_one else {})
         with shop.start(mode, folder, **settings) as program:
             wait_for(moment, program, run, undisturbed, choice)
+            members = program.members()
+            if asks_for_one:  # so that it is heard after the step that is the last one now
+                send(signal.SIGSTOP, members)
             was_alive, done = program.is_alive(), steps_in(run)
-            send(number, to, program)
+            send(number, members if to == "all at once" else members[:1])
+            if asks_for_one:
+                send(signal.SIGCONT, members)
             code, output = program.wait(), program.output
         saved = check_checkpoints(run, undisturbed)
         check_no_traceback(code, output)
@@ -72,9 +76,9 @@ def judge(number: signal.Signals, moment: str, code: int, output: str) -> None:
         raise Broken(f"exit code {code}; expected {max(right)}: {last_line(output)}")
 
 
-def send(number: signal.Signals, to: str, program: Program) -> None:
-    """Send a signal to a run's first process, or to all."""
-    for member in program.members()[: None if to == "all at once" else 1]:
+def send(number: signal.Signals, members: "list[int]") -> None:
+    """Send a signal to these processes of a run."""
+    for member in members:
         with suppress(ProcessLookupError):
             os.kill(member, number)
 

@@ -44,7 +44,7 @@ def trial(case: int, shop: Workshop) -> str:
         "checkpoint__load": "none", "log_every": every,
         "layers": 1, "global_batch_size": 2, "micro_batch_size": 1, "samples": 0,
     }  # fmt: skip
-    with shop.start(mode, folder, **settings) as program:
+    with shop.start(mode, folder, is_cold=True, **settings) as program:
         samples = watch(program, folder / "runs/run/metrics.jsonl")
         code, output = program.wait(), program.output
     check_words(code, output)

@@ -85,6 +85,15 @@ def test_every_case_is_tried_once_and_a_broken_one_is_told_with_its_command(shop
     assert "python -m tests.torture --kind sky --case 13" in capsys.readouterr().out
 
 
+def test_so_many_trials_are_done_as_are_asked_for(shop, capsys):
+    done = []
+    endless = Torture("endless", "", lambda case, shop: done.append(case))
+    limited = Torture("limited", "", lambda case, shop: done.append(case), lambda shop: 3)
+    tallies = spend(0, [endless, limited], 5, shop, is_full=False, trials=7)
+    assert [tally.trials for tally in tallies] == [7, 3]
+    assert len(done) == 10
+
+
 def test_one_seed_gives_the_same_cases_in_the_same_order(shop, capsys):
     def tried(seed):
         order = []
@@ -184,6 +193,7 @@ def test_each_call_that_changes_something_is_counted(shop, tmp_path):
     ]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("number", range(1, len(NAMES) + 1))
 def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path):
     assert changes(shop, tmp_path, at=number, action="kill").returncode == -signal.SIGKILL
@@ -203,6 +213,7 @@ def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path)
     )
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("number", range(1, len(NAMES) + 1))
 def test_the_nth_call_fails_with_an_error(number, shop, tmp_path):
     done = changes(shop, tmp_path, at=number, action=errno.EIO)

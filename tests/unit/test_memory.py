@@ -9,6 +9,8 @@ import pytest
 from popxl_gpt.config import UserError, preset
 from popxl_gpt.execution import memory
 
+MIB = 2**20
+
 
 @pytest.mark.parametrize(
     "instances, here, fits", [(1, 1, False), (2, 1, True), (2, 2, False), (4, 2, True)]
@@ -31,8 +33,9 @@ def test_the_processes_of_one_machine_share_its_memory(
 def test_the_files_memory_of_all_processes_of_a_machine_is_judged_together(
     here: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = preset("test", memmap_dir=str(tmp_path), host_memory=600)
-    monkeypatch.setattr(memory, "host_bytes", lambda: (1000, 900, "/sys/fs/cgroup/job/memory.max"))
+    config = preset("test", memmap_dir=str(tmp_path), host_memory=600 * MIB)
+    found = (1000 * MIB, 900 * MIB, "/sys/fs/cgroup/job/memory.max")
+    monkeypatch.setattr(memory, "host_bytes", lambda: found)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
     if fits:
         memory.check_memory(config, here)
@@ -41,3 +44,20 @@ def test_the_files_memory_of_all_processes_of_a_machine_is_judged_together(
             UserError, match="of /sys/fs/cgroup/job/memory.max, over 2 processes here"
         ):
             memory.check_memory(config, here)
+
+
+@pytest.mark.parametrize("has_files", [False, True])
+def test_what_trains_a_state_needs_memory_beside_it(
+    has_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = preset("tiny", memmap_dir=str(tmp_path) if has_files else None)
+    least = memory.PROCESS + (0 if has_files else memory.state_bytes(config))
+    monkeypatch.setattr(memory, "host_bytes", lambda: (2**34, least, "this machine"))
+    memory.check_memory(config, 1)
+    monkeypatch.setattr(
+        memory, "host_bytes", lambda: (2**34, least - 1, "/sys/fs/cgroup/a/memory.max")
+    )
+    with pytest.raises(
+        UserError, match="of /sys/fs/cgroup/a/memory.max; .* 200 MiB for what trains it"
+    ):
+        memory.check_memory(config, 1)

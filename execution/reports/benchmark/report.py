@@ -14,6 +14,7 @@ from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.reports.benchmark.options import Options, parse
 from popxl_gpt.execution.reports.benchmark.speed import FileUse, measure
+from popxl_gpt.execution.reports.plan.fit import check_fits
 from popxl_gpt.execution.reports.plan.process import Build
 from popxl_gpt.execution.reports.plan.report import plan_and_show
 from popxl_gpt.execution.reports.profile.report import step_profiler
@@ -43,6 +44,7 @@ def main(
         return
     check_memory(config, popdist.getNumInstances())
     with runtime_errors_are_told():
+        check_fits(config, build, None)
         speed = measure(program, config, options, step_profiler(config, options))
     if not is_leader:
         return

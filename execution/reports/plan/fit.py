@@ -1,0 +1,74 @@
+"""Whether the processes of a run fit the memory that is left to them, by its plan, told before they
+take it.
+"""
+
+import popdist
+
+from popxl_gpt.config import Config, UserError
+from popxl_gpt.execution.memory import processes_here, state_bytes
+from popxl_gpt.execution.reports.plan.process import (
+    Build,
+    own_bytes,
+    process_memory,
+    without_files,
+)
+from popxl_gpt.utils.process_memory import resident_bytes
+from popxl_gpt.utils.runtime import gather, host_bytes
+from popxl_gpt.utils.units import bytes_text
+
+AMPLE = 8
+"""Times `_known_bytes` with which no plan is needed. Plans of presets, with other batches and
+without recomputation, come to 1.1 to 5.1 times."""
+LEAST_AMPLE = 2**29
+"""Bytes below which one is made for any run."""
+
+
+def check_fits(config: Config, build: Build, validation: Build | None) -> bool:
+    """Refuse a run whose processes here take more than is left, where the system would end them
+    without a word. All processes must call it, before one has its rows. Returns whether a plan was
+    made, which takes seconds: not where there is ample memory.
+
+    Args:
+        build: builds the training program.
+        validation: builds the program that runs between steps; none: nothing does.
+
+    Raises:
+        UserError: the processes of some machine do not fit.
+    """
+    instances, problem = popdist.getNumInstances(), None
+    ample = max(LEAST_AMPLE, AMPLE * _known_bytes(config) // instances) * processes_here()
+    is_planned = host_bytes()[1] < ample
+    if is_planned:
+        problem = _problem(config, build, validation)
+    for told in gather(problem, instances, patiently=True):
+        if told is not None:
+            raise UserError(told)
+    return is_planned
+
+
+def _known_bytes(config: Config) -> int:
+    """The state of all replicas, and the logits of a micro-batch, which may be larger."""
+    model, execution = config.model, config.execution
+    tokens = execution.micro_batch_size * execution.widening * model.sequence_length
+    return state_bytes(config) + execution.replication_factor * tokens * model.vocabulary_size * 4
+
+
+def _problem(config: Config, build: Build, validation: Build | None) -> str | None:
+    """Why the processes here do not fit."""
+    here, execution = processes_here(), config.execution
+    found = process_memory(config, 0, build(without_files(config))[0], validation)
+    itself = own_bytes(config, has_planned=True) - resident_bytes()
+    # pages of files, which the system drops
+    rows = 0 if execution.memmap_dir and execution.host_memory is None else found.rows
+    tensors = found.resident - found.rows
+    (total, left, limited_by), needed = host_bytes(), here * (itself + rows + tensors)
+    if needed <= left:
+        return None
+    each = f" for each of {here} processes" if here > 1 else ""
+    return (
+        f"memory: got {bytes_text(left)} left, of the {bytes_text(total)} of {limited_by}; "
+        f"expected at least {bytes_text(needed)} for {config.name}: {bytes_text(rows)} of rows and "
+        f"{bytes_text(itself + tensors)} of tensors{each}. Choose a smaller model or micro-batch, "
+        "set --memmap_dir to a folder on a fast disk and --host_memory, or raise that limit; "
+        "--plan shows where the memory goes."
+    )

@@ -1,0 +1,64 @@
+"""A run that takes more memory than is left is refused in words before it takes it: the system would
+end it without any.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from popxl_gpt.config import UserError, override
+from popxl_gpt.execution.inference import evaluation_program
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.reports.plan import fit
+from tests.integration.runs import TRAINED
+
+MIB = 2**20
+SAID = "/sys/fs/cgroup/job/memory.max"
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr(fit, "host_bytes", lambda: (2**40, nbytes, SAID))
+
+
+def test_with_ample_memory_nothing_is_planned(monkeypatch):
+    leave(monkeypatch, 2**33)
+    assert not fit.check_fits(TRAINED, None, None)
+
+
+def test_too_little_is_refused_with_the_limit_and_the_number_that_suffices(monkeypatch):
+    config = override(TRAINED, hidden_size=192, heads=6)
+    leave(monkeypatch, 2 * MIB)
+    with pytest.raises(
+        UserError, match=f"got 2.00 MiB left, .* of {SAID}; expected at least"
+    ) as told:
+        fit.check_fits(config, training_program, evaluation_program)
+    needed = float(re.search(r"at least ([\d.]+) MiB", str(told.value))[1])
+    leave(monkeypatch, int((needed + 0.1) * MIB))
+    assert fit.check_fits(config, training_program, evaluation_program)
+    assert needed > 2
+
+
+def test_rows_in_files_need_the_memory_that_they_are_given(tmp_path: Path, monkeypatch):
+    config = override(TRAINED, hidden_size=192, heads=6, memmap_dir=str(tmp_path))
+    leave(monkeypatch, MIB)
+    found = []
+    for rows in (None, 4 * MIB, 5 * MIB):
+        with pytest.raises(UserError) as told:
+            fit.check_fits(override(config, host_memory=rows), training_program, None)
+        found.append(re.search(r": ([\d.]+ \w+) of rows", str(told.value))[1])
+    assert found == ["0 B", "4.00 MiB", "5.00 MiB"]
+
+
+def test_what_does_not_fit_one_process_ends_all(monkeypatch):
+    leave(monkeypatch, 2**33)
+    monkeypatch.setattr(fit, "gather", lambda mine, *_, **__: [mine, "memory: got 1 MiB left"])
+    with pytest.raises(UserError, match="got 1 MiB left"):
+        fit.check_fits(TRAINED, None, None)
+
+
+def test_all_processes_of_a_machine_are_counted(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    leave(monkeypatch, MIB)
+    with pytest.raises(UserError, match="for each of 3 processes"):
+        fit.check_fits(TRAINED, training_program, None)
