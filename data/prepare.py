@@ -219,7 +219,8 @@ def _check(options: Check) -> int:
     records = 0
     for path in find_files(options.files):
         file = RecordFile(path)
-        file.verify()
+        for error in file.damaged():
+            raise error
         records += len(file)
         print(f"{path}: {counted(len(file), 'record')}, all checksums right")
     print(counted(records, "record"))

@@ -33,7 +33,7 @@ class Embedding(Layer):
         table = {"word.weight": word_table(model)}
         if model.token_shift:
             table["shift.weight"] = Parameter(
-                shape=(model.hidden_size,), role=Role.GAIN, tp2_axis=0, mean=0.5
+                shape=(model.hidden_size,), role=Role.EMBEDDING, tp2_axis=0, mean=0.5
             )
         if model.has_position_table:
             table["position.weight"] = Parameter(

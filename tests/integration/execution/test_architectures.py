@@ -235,8 +235,10 @@ def test_an_embedding_rate_moves_embeddings_alone():
     before = random_weights(config.model)
     _, same = train(config)
     _, other = train(override(config, embedding_rate_multiplier=4.0))
-    embeddings = {n for n in before if n.endswith(("embedding.weight", "embedding.word.weight"))}
-    assert len(embeddings) == 1 + config.model.layers
+    embeddings = {
+        n for n in before if n.endswith(("embedding.weight", "word.weight", "shift.weight"))
+    }
+    assert len(embeddings) == 2 + config.model.layers
     for n, was in before.items():
         factor = 4.0 if n in embeddings else 1.0
         np.testing.assert_allclose(other[n] - was, factor * (same[n] - was), atol=1e-6, err_msg=n)
