@@ -405,6 +405,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found_and_its_file_named(save
     SavedRun(copy, config)
 
 
+@pytest.mark.slow
 def test_descriptions_with_right_checksums_and_any_content_are_read_or_refused_in_words(
     saved, tmp_path
 ):
@@ -482,6 +483,7 @@ def test_tensor_files_with_any_content_are_read_or_refused_in_words(saved, tmp_p
             ) from error
 
 
+@pytest.mark.slow
 def test_metrics_at_random_are_read_line_by_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     line = (

@@ -174,6 +174,7 @@ def test_imports_point_down():
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module, text",
     [

@@ -250,6 +250,7 @@ def test_the_smooth_curve_is_a_mean_of_what_came_before():
     assert mean.add(2.0) == pytest.approx((0.95 * 1 + 2) / 1.95)
 
 
+@pytest.mark.slow
 def test_a_run_that_still_trains_says_so(tmp_path):
     run = read_run(make_run(tmp_path / "run", 10))
     assert not run.is_finished and len(run.curves) == 10

@@ -193,6 +193,7 @@ def test_each_call_that_changes_something_is_counted(shop, tmp_path):
     ]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("number", range(1, len(NAMES) + 1))
 def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path):
     assert changes(shop, tmp_path, at=number, action="kill").returncode == -signal.SIGKILL
@@ -212,6 +213,7 @@ def test_the_nth_call_ends_the_process_before_it_is_made(number, shop, tmp_path)
     )
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("number", range(1, len(NAMES) + 1))
 def test_the_nth_call_fails_with_an_error(number, shop, tmp_path):
     done = changes(shop, tmp_path, at=number, action=errno.EIO)

@@ -411,6 +411,7 @@ for script in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_benchmarks_answer_help_before_anything_slow_is_loaded():
     folder = ROOT / "benchmarks"
     scripts = [path for path in folder.glob("*.py") if '"__main__"' in path.read_text()]

@@ -231,6 +231,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_training_with_what_no_run_can_use_ends_in_words_before_anything_slow_is_loaded(name):
     flags, says = PROGRAMS[name]

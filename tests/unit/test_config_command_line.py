@@ -63,6 +63,7 @@ KINDS = {
 """A leaf of each kind."""
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     "leaf",
     cases(

@@ -121,6 +121,7 @@ def test_yaml_numbers_with_exponents_are_numbers(tmp_path):
     assert read_yaml(file) == {"a": 1e-5, "b": 1500.0, "c": 6e-4, "d": 12, "e": "1e-5", "f": "1e5x"}
 
 
+@pytest.mark.slow
 def test_a_saved_configuration_loads_equal(tmp_path):
     file = tmp_path / "config.yml"
     for name in config.preset_names():

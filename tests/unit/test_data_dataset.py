@@ -109,6 +109,7 @@ def stream(folder, tokens, per_record, split="train", files=3):
     (folder / "dataset.json").write_text(json.dumps(info))
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("per_record", [1, 3, 4, 7, 16, 29])
 @pytest.mark.parametrize("stride", [None, 1, 3])
 def test_records_of_any_length_give_samples_of_any_other_and_every_token_is_once(

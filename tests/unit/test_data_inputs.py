@@ -68,6 +68,7 @@ def texts_in(*patterns: object, **options) -> "list[str]":
     return list(text_source([*map(str, patterns)], **options).documents())
 
 
+@pytest.mark.slow
 def test_a_folder_that_datasets_saved_gives_the_texts_of_its_rows(tmp_path):
     texts = [f"text {number}\n" for number in range(20)]
     folder = save_to_disk(tmp_path / "in/saved", [*texts, None, ""])

@@ -294,6 +294,7 @@ def by_rank(documents, seed):
     return [documents[number].tolist() for number in numbers if documents[number].size]
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 3), st.integers(1, 2000))
 def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
@@ -569,6 +570,7 @@ def corrupt(path):
     path.write_bytes(content)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -727,6 +729,7 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
     assert again.returncode == 0 and list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("stopped_at", ["the tokenizer", "documents", "validation", "the end"])
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_a_stopped_preparation_goes_on_where_it_was_to_the_same_bytes(

@@ -40,6 +40,7 @@ PACES = {
 }
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("name", cases(PACES, lambda name: name != "never as expected"))
 @pytest.mark.parametrize("iterations", [1, 4])
 def test_a_run_ends_with_its_time_whatever_its_pace(name, iterations):
@@ -82,6 +83,7 @@ def test_a_run_that_gets_more_time_does_not_end_where_it_would_have():
     assert elapsed + CLOSING == pytest.approx(2 * SECONDS, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_decay_keeps_its_share_where_the_steps_of_a_run_become_known():
     config = preset("tiny", schedule="wsd", steps=40, decay_steps=8, minutes=1.0)
     clock = RunClock(config, None, None, has_texts=False)

@@ -68,6 +68,7 @@ def test_a_scalar_that_is_no_number_is_refused_in_one_line(scalar, tmp_path):
     assert ODD_SCALARS[scalar] in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("leaf", leaves(), ids=lambda leaf: leaf.name)
 @pytest.mark.parametrize(
     "scalar",
@@ -122,6 +123,7 @@ def test_a_text_means_the_same_in_a_file_and_on_the_command_line(name, tmp_path)
     assert 3 <= taken
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize(
     "name", "1e5 08 010 yes on null ~ 1:30 0o17 0x1f 1_000 2024-01-01 .inf true = << 1.5 -".split()
 )
@@ -144,6 +146,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
     "leaf",
@@ -225,6 +228,7 @@ def test_no_path_that_leads_in_a_circle_is_a_mistake_of_the_program(tmp_path):
                 assert ".resolve()" not in line or "__file__" in line, f"{path}: {line}"
 
 
+@pytest.mark.slow
 def test_whatever_is_appended_to_is_opened_as_a_plain_file():
     """A pipe in its place would wait for a reader for ever."""
     for folder in ("config", "data", "demo", "execution", "utils", "runtime/poprun"):
@@ -360,6 +364,7 @@ def test_names_beyond_the_locales_encoding_are_refused_with_the_way_out():
     assert given.endswith(way_out) and path.endswith(way_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", cases(FAILURES, lambda name: name == "Ctrl-C"))
 @pytest.mark.parametrize(
     "streams", ["", ">&-", "<&- >&- 2>err 3<&-"], ids=["open", "no stdout", "neither nor"]
@@ -414,6 +419,7 @@ def started_by_torchrun(rank: int, **variables: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_first_process_of_a_machine_tells_what_all_fail_by():
     first, other = started_by_torchrun(0), started_by_torchrun(1)
     by_poprun = started_by_torchrun(1, POPDIST_RENDEZVOUS="here")

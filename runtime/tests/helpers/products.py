@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from popxl_engine.native import build
 from popxl_engine.native import library as native
 from popxl_engine.native.library import (
@@ -50,8 +49,7 @@ def _flags_of(way: str) -> str:
     return " ".join(w for w in words if w not in TURNED_OFF or TURNED_OFF[w] in _defined())
 
 
-@pytest.fixture
-def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def choice_of_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Chooses between the ways, "parts" among them: op by op."""
 
     def load_again() -> None:
@@ -70,11 +68,3 @@ def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     yield choose
     monkeypatch.undo()
     load_again()
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Sets how many threads PyTorch, and so the library, uses."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)

@@ -31,6 +31,26 @@ def firsts(samples: Iterable[Sample]) -> Callable[[Sample], bool]:
     return lambda sample: found[sample.op] is sample
 
 
+def of_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Makes one test of a check, for all names: where that takes less time than pytest does for a
+    test of each.
+    """
+
+    def decorated(check: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            problems = []
+            for name in names:
+                try:
+                    check(name)
+                except AssertionError as error:
+                    problems.append(f"{name}: {error}")
+            assert not problems, "\n".join(problems)
+
+        return test
+
+    return decorated
+
+
 class Later:
     """A module that is imported when a public name of it is first read, and not where tests are
     only collected.

@@ -21,6 +21,7 @@ def flops_of_torch(program: Program) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("sample", COUNTED, ids=lambda s: s.op)
 def test_flops_of_convolutions_are_those_that_torch_counts(sample: Sample) -> None:
     program = build(make_case(sample))

@@ -7,16 +7,16 @@ import inspect
 import re
 
 import popxl
-import pytest
 from helpers.op_samples import REFUSALS
 from helpers.ops_page import function, names_of_the_api
+from helpers.quick import of_each
 from helpers.samples.sample import Refusal
 from popxl import ops
 
 WITHOUT_TENSORS = {
     "code_copy", "multiply_tuple", "remote_code_load", "to_collective_op", "weight_decay_is_required",
 }  # fmt: skip
-over_functions = pytest.mark.parametrize("name", names_of_the_api())
+over_functions = of_each(names_of_the_api())
 
 
 def documentation(name: str) -> str:

@@ -23,7 +23,7 @@ from helpers.op_cases import (
     to_numpy,
 )
 from helpers.op_samples import REFUSALS, SAMPLES, ids, over
-from helpers.quick import cases
+from helpers.quick import cases, of_each
 from helpers.samples.sample import Refusal, Sample
 from helpers.tolerance import FINITE_DIFFERENCES, assert_close
 from popxl import ops
@@ -121,6 +121,7 @@ def test_values_and_inferred_specs_are_those_of_the_oracle(sample: Sample) -> No
     check_values(sample, sample.dtype)
 
 
+@pytest.mark.quick_every(4)
 @over_dtypes(*NARROW)
 @over([s for s in SAMPLES if s.dtype is popxl.float32 and s.in_16_bits])
 def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(
@@ -132,6 +133,7 @@ def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(
 WRITING = [s for s in SAMPLES if OPS[s.op].writes]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("sample", WRITING, ids=ids(WRITING))
 def test_ops_that_write_change_the_operand_itself(sample: Sample) -> None:
     case = make_case(sample)
@@ -278,6 +280,7 @@ def test_gradients_are_central_differences_and_torchs(sample: Sample) -> None:
 FLOAT32 = [s for s in DIFFERENTIABLE if s.dtype is popxl.float32]
 
 
+@pytest.mark.quick_every(4)
 @over_dtypes(popxl.float32, popxl.bfloat16)
 @over(FLOAT32)
 def test_gradients_in_narrow_types_are_near_those_in_float64(
@@ -306,9 +309,7 @@ def test_gradients_in_narrow_types_are_near_those_in_float64(
         )
 
 
-@pytest.mark.parametrize(
-    "name", sorted(n for n, d in OPS.items() if d.differentiable and not d.effects & INDIRECT)
-)
+@of_each(sorted(n for n, d in OPS.items() if d.differentiable and not d.effects & INDIRECT))
 def test_every_differentiable_op_has_its_gradient_compared(name: str) -> None:
     assert any(s.op == name for s in DIFFERENTIABLE), (
         f"{name}: no sample with a gradient, though it is not declared without one"
@@ -335,14 +336,14 @@ def test_gradients_through_ops_without_one_are_refused_or_do_not_arise(name: str
 # Declarations
 
 
-@over_ops
+@of_each(sorted(OPS))
 def test_every_op_has_a_sample(name: str) -> None:
     assert any(s.op == name for s in SAMPLES), (
         f"{name}: no sample; add one to runtime/tests/helpers/samples"
     )
 
 
-@over_ops
+@of_each(sorted(OPS))
 def test_every_op_has_a_kernel_with_its_parameters(name: str) -> None:
     definition = OPS[name]
     if "control" in definition.effects:
@@ -375,7 +376,7 @@ def test_every_op_has_a_cost(name: str) -> None:
         assert isinstance(cost.bytes, int) and cost.bytes >= 0
 
 
-@over_ops
+@of_each(sorted(OPS))
 def test_every_op_says_what_it_does(name: str) -> None:
     assert inspect.getdoc(public_function(name)), f"{name}: no docstring"
 
@@ -383,6 +384,7 @@ def test_every_op_says_what_it_does(name: str) -> None:
 HOST = sorted(n for n, d in OPS.items() if d.host is not None)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("name", HOST)
 def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
     compared = 0

@@ -76,6 +76,7 @@ FUNCTIONS = (
 )
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize(
     "steps",
     [

@@ -171,6 +171,7 @@ def test_distributed_layer_norm_normalises_whole_rows_with_one_collective_each_w
     assert made == ["replicated_all_gather", "replicated_all_reduce"]
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("kernels", ["native", "plain"])
 @pytest.mark.parametrize("digits", ["0123", "0011", "0000"])
 @pytest.mark.parametrize("mean", [1.0, 300.0, 1e4])
@@ -212,6 +213,7 @@ def test_the_layer_has_its_slice_of_gain_and_bias_and_costs_nothing_more_in_a_gr
         assert [op.definition.name for op in graph.graph.ops] == ["layer_norm"]
 
 
+@pytest.mark.quick_every(5)
 @over_groups
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignore", [None, 5])

@@ -101,6 +101,7 @@ def test_gradients_are_clipped_where_the_global_norm_exceeds_its_maximum(norm):
     )
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("passes", ["", "-fuse_adamw"])
 @pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ are.
 """
 
 
+@pytest.mark.quick_every(5)
 @over(SAMPLES)
 def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample):
     case = make_case(sample, sample.dtype)
@@ -59,6 +60,7 @@ def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample
             assert t.device.type == "cuda", f"{op}: a result on {t.device}"
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize(
     "family", cases(sorted(FAMILIES.keys() - {"sparse"}), lambda family: family in QUICK)
@@ -133,6 +135,7 @@ class Launches(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [ALTERNATES["cuda"], KERNELS], ids=["gpu", "plain"])
 def test_a_large_cross_entropy_asks_little_of_a_gpu(kernels):
     with fake_gpu():

@@ -190,6 +190,7 @@ GRADIENTS: dict[str, tuple[Callable[[popxl.Tensor, Any], popxl.Tensor], Gradient
 }
 
 
+@pytest.mark.quick_every(5)
 @over_groups
 @pytest.mark.parametrize("name", sorted(GRADIENTS))
 def test_gradients_of_collectives_are_as_documented(name: str, digits: str) -> None:

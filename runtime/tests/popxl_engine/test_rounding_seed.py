@@ -74,6 +74,7 @@ def test_the_engine_rounds_as_the_interpreter_does(program: Program, monkeypatch
     assert len(np.unique(found)) > 1
 
 
+@pytest.mark.quick_every(7)
 @both
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not beside_others])
 def test_bits_follow_from_the_seed_and_not_from_the_run(

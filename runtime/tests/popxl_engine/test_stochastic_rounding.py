@@ -134,6 +134,7 @@ def test_rows_updated_in_a_loop_without_operands_draw_anew_each_time(
     assert len(np.unique(values)) > 2
 
 
+@pytest.mark.slow
 def test_replicas_in_lockstep_draw_the_same_each() -> None:
     alone = after(*adding(size=64), 3)
     np.testing.assert_array_equal(after(*adding(size=64, replicas=4), 3), np.tile(alone, (4, 1)))

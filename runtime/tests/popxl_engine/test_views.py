@@ -193,6 +193,7 @@ def test_a_loop_may_take_two_views_of_the_same_elements_by_reference(joined: boo
     assert found["d2h_stream"] == 4 and found["v"] == [v.tolist()] and found["w"] == w.tolist()
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("count", [0, 1, 100])
 @pytest.mark.parametrize("joined", [False, True])
 def test_views_of_the_same_elements_may_be_passed_to_loops_of_any_length(

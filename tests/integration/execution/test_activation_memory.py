@@ -54,6 +54,7 @@ def test_as_many_layers_keep_theirs_as_the_budget_holds():
     )
 
 
+@pytest.mark.slow
 def test_a_plan_shows_who_keeps_and_that_what_is_kept_is_within_the_budget():
     plans = [
         extensions.plan(training_program(config)[0], with_peaks=False)

@@ -227,6 +227,7 @@ def test_muon_moves_each_matrix_that_stands_beside_others_by_itself():
             assert distance(was - now, moved.numpy() * length) < 2e-3, n
 
 
+@pytest.mark.slow
 def test_an_embedding_rate_moves_embeddings_alone():
     config = small_model("rotary, qk_norm, untied head", steps=1, learning_rate=0.01)
     config = override(config, weight_decay=0.0, warmup_steps=0)

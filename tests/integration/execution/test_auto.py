@@ -183,6 +183,7 @@ def test_the_fastest_by_trials_is_chosen_and_slower_plans_are_not_tried(monkeypa
     assert "8 of them as one, activations kept: the fastest of" in text and "left out" in text
 
 
+@pytest.mark.slow
 def test_when_the_time_is_over_no_further_trial_begins(monkeypatch):
     Linear(monkeypatch)
     found = chosen(small(), monkeypatch, seconds=1e-9)
@@ -248,6 +249,7 @@ def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path):
     assert isinstance(none, str) and "needs" in none
 
 
+@pytest.mark.slow
 def test_a_place_for_rows_that_is_given_is_not_changed(tmp_path):
     config = small(run_folder=str(tmp_path))
     found = account_with(101 << 20, "host_memory", "memmap_dir").place(config)

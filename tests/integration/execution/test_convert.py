@@ -157,6 +157,7 @@ def test_a_run_begins_with_the_weights_of_another_model(theirs, tmp_path, source
     assert line["loss"] == pytest.approx(loss.item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_weights_alone_is_not_continued(theirs, tmp_path):
     main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
     flags = ("--config", tmp_path / "ours/config.yml", "--global_batch_size", 1, "--steps", 1)
@@ -206,6 +207,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("damage", REFUSED)
 def test_what_is_no_gpt2_is_refused_in_words(theirs, tmp_path, damage):
     harm, words = REFUSED[damage]

@@ -9,11 +9,10 @@ import struct
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
 
 from popxl_gpt import config as configuration
 from popxl_gpt.config import preset
@@ -210,8 +209,10 @@ def test_wandb_has_all_of_a_run_also_of_one_that_goes_on(folder, tmp_path):
     assert len(tables) == 2 and json.loads(tables[0].read_text())["columns"][2] == "text"
 
 
-def records_of(path: Path) -> "list[wandb_internal_pb2.Record]":
+def records_of(path: Path) -> "list[Any]":
     """What a file of wandb's holds."""
+    from wandb.proto import wandb_internal_pb2  # a second, of each process that collects tests
+
     content, at, found, parts = path.read_bytes(), 7, [], b""
     # LevelDB's log: blocks of 32 KiB; parts with checksum, length, and 1 whole, 2 first, 4 last
     while at + 7 <= len(content):
@@ -227,7 +228,7 @@ def records_of(path: Path) -> "list[wandb_internal_pb2.Record]":
     return found
 
 
-def history_of(records: "list[wandb_internal_pb2.Record]", name: str) -> "list[float]":
+def history_of(records: "list[Any]", name: str) -> "list[float]":
     """A metric's values."""
     lines = [
         {item.key or item.nested_key[0]: json.loads(item.value_json) for item in r.history.item}
@@ -252,6 +253,8 @@ def test_a_wandb_that_fails_stops_nothing(folder, tmp_path):
 
 
 def test_tensorboard_shows_what_the_metrics_say_also_of_a_run_that_goes_on(folder, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     flags = ("--run_folder", tmp_path, "--tensorboard", "--samples", 0)
     run_job(*words(folder), *flags, "--steps", 12)
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000012")

@@ -120,6 +120,7 @@ def test_the_loss_is_that_of_a_plain_loop_over_the_same_tokens(folder, settings)
     assert found.bits_per_byte == pytest.approx(total / math.log(2) / found.bytes, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_text_gives_the_loss_of_its_tokens_and_bits_over_its_own_bytes(folder, tmp_path):
     texts = ["One text, short.\n", "日本 and " * 20]
     (tmp_path / "a.txt").write_text(texts[0], encoding="utf-8")
@@ -292,6 +293,7 @@ def test_data_that_fit_into_the_batches_are_read_whole_and_every_token_once():
     assert part.measure().tokens == 8 * 12 and part.measure().standard_error > 0
 
 
+@pytest.mark.slow
 def test_the_standard_error_is_how_far_parts_are_from_the_whole():
     dataset = SyntheticDataset(12, 37, samples=400)
     whole, config = measured(dataset, None)

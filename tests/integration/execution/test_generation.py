@@ -170,6 +170,7 @@ def test_probabilities_are_hugging_faces(temperature, top_k, top_p):
     np.testing.assert_allclose(got, scores.softmax(-1)[0].numpy(), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_draws_have_the_probabilities():
     logits, sampling = np.log(np.arange(1, 21, dtype=np.float32)), Sampling(temperature=1.0, seed=3)
     random, draws = sampling.random(0), 20000

@@ -27,6 +27,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case == "split every way"))
 def test_loss_and_every_gradient_equal_hugging_faces(case):
     config = CASES[case]

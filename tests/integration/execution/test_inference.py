@@ -38,6 +38,7 @@ def test_the_loss_of_a_batch_is_the_training_programs(changes):
     assert loss == pytest.approx(step.loss, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluation_drops_no_units():
     config = small(dropout=0.5)
     session = evaluation(config)

@@ -111,6 +111,7 @@ def tensors(path: Path) -> "dict[str, torch.Tensor]":
     return {n: t for file in path.glob("*.safetensors") for n, t in load_file(file).items()}
 
 
+@pytest.mark.quick_every(3)
 def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tmp_path, capsys):
     path, model = folder
     convert(["from_hugging_face", str(path), str(tmp_path / "ours")])

@@ -101,7 +101,7 @@ def plans(tmp_path_factory) -> "list[dict[str, Any]]":
     lines = [
         ["--plan", "--plan_folder", str(f), *as_flags(*case)] for f, case in zip(folders, PLANNED)
     ]
-    command = [sys.executable, "-c", PLANS, json.dumps(lines)]
+    command = [warm.python(), "-c", PLANS, json.dumps(lines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / "plan.json").read_text()) for folder in folders]

@@ -125,6 +125,7 @@ def test_layouts_that_do_not_fit_device_memory_are_left_out(alone, monkeypatch):
         chosen(alone, peaks[0] - 1, monkeypatch, 1)
 
 
+@pytest.mark.slow
 def test_what_a_block_takes_alone_is_less_than_the_peak_and_rules_layouts_out(alone, monkeypatch):
     for plan in alone:
         block, tp = plan.config, plan.config.execution.tensor_parallel_1

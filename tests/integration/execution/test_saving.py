@@ -89,6 +89,7 @@ def test_what_is_written_behind_is_the_step_that_it_was_begun_after(changes, tmp
     assert all(later[name] != expected[name] for name in expected if name != "checkpoint.json")
 
 
+@pytest.mark.slow
 def test_steps_that_are_skipped_and_spikes_while_a_checkpoint_is_written_change_no_bit_of_it(
     poisoned, tmp_path, monkeypatch
 ):
@@ -273,6 +274,7 @@ def test_a_signal_while_a_checkpoint_is_written_waits_for_it_and_saves(
     check(tmp_path, undisturbed, *steps)
 
 
+@pytest.mark.slow
 def test_an_error_while_a_checkpoint_is_written_leaves_it_whole(
     gate, undisturbed, tmp_path, monkeypatch
 ):
@@ -286,6 +288,7 @@ def test_an_error_while_a_checkpoint_is_written_leaves_it_whole(
     check(tmp_path, undisturbed, 2)
 
 
+@pytest.mark.slow
 def test_ctrl_c_for_the_second_time_does_not_wait_for_a_checkpoint(gate, tmp_path, monkeypatch):
     def interrupt() -> None:
         assert gate.is_holding
@@ -297,6 +300,7 @@ def test_ctrl_c_for_the_second_time_does_not_wait_for_a_checkpoint(gate, tmp_pat
     assert not (tmp_path / "runs/run/checkpoints").exists()  # empty, and made by this run
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_not_finite_ends_the_run_that_went_on_and_older_ones_stay(
     undisturbed, tmp_path, monkeypatch
 ):
@@ -314,6 +318,7 @@ def test_a_checkpoint_that_is_not_finite_ends_the_run_that_went_on_and_older_one
     check(tmp_path, undisturbed, 2)
 
 
+@pytest.mark.slow
 def test_a_folder_for_checkpoints_that_goes_while_one_is_written_is_made_again(
     gate, undisturbed, tmp_path, monkeypatch, capfd
 ):

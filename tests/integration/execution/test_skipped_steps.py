@@ -344,14 +344,21 @@ def test_metrics_keep_what_a_null_stands_for(tmp_path):
 SAVED = small(steps=4)
 
 
+@pytest.fixture(scope="module")
+def saved_session():
+    """A session that has not trained, for tests that read its state, write it or restore it."""
+    return session_of(SAVED)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tensor", ["weights.decoder.1.attention.qkv.weight", "optimizer.head.norm.bias.second_order"]
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_not_saved_and_nothing_is_deleted(tensor, value, tmp_path):
-    config = override(SAVED, keep=1)
-    session = session_of(config)
+def test_what_is_not_finite_is_not_saved_and_nothing_is_deleted(
+    tensor, value, tmp_path, saved_session
+):
+    config, session = override(SAVED, keep=1), saved_session
     before = save(session, config, tmp_path, Position(1, "data"))
     variable = session.state.to_dict()[tensor]
     data = np.array(session.get_tensor_data(variable))
@@ -361,6 +368,7 @@ def test_what_is_not_finite_is_not_saved_and_nothing_is_deleted(tensor, value, t
         save(session, config, tmp_path, Position(2, "data"))
     assert list(tmp_path.iterdir()) == [before]
     SavedRun(before, config).restore(session)
+    assert np.isfinite(session.get_tensor_data(variable)).all()
 
 
 def altered(folder: Path, name: str, change) -> None:
@@ -400,8 +408,10 @@ def filled(value: float):
         ("optimizer.word.weight.step", lambda a: a.reshape(1), r"got shape \(1,\); expected \(\)"),
     ],
 )
-def test_tensors_that_no_run_saves_are_refused_by_file_and_name(name, change, says, tmp_path):
-    session = session_of(SAVED)
+def test_tensors_that_no_run_saves_are_refused_by_file_and_name(
+    name, change, says, tmp_path, saved_session
+):
+    session = saved_session
     saved = save(session, SAVED, tmp_path, Position(1, "data"))
     altered(saved, name, change)
     with pytest.raises(UserError, match=rf"embedding\.safetensors, {name}: {says}"):
@@ -413,9 +423,8 @@ def test_tensors_that_no_run_saves_are_refused_by_file_and_name(name, change, sa
 
 
 @pytest.mark.slow
-def test_weights_beyond_float16_are_refused(tmp_path):
-    session = session_of(SAVED)
-    saved = save(session, SAVED, tmp_path, Position(1, "data"))
+def test_weights_beyond_float16_are_refused(tmp_path, saved_session):
+    saved = save(saved_session, SAVED, tmp_path, Position(1, "data"))
     altered(saved, "weights.word.weight", filled(1e6))
     narrow = override(SAVED, precision="float16")
     with pytest.raises(

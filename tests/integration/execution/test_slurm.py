@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -63,7 +64,7 @@ def slurm(tmp_path) -> "dict[str, str]":
     return {
         **plain,
         "PATH": f"{commands}:{os.environ['PATH']}",
-        "PYTHON": sys.executable,
+        "PYTHON": warm.python(),
         "OMP_NUM_THREADS": "1",
         "REPLICAS": "2",
         "REQUEUED": str(tmp_path / "requeued"),

@@ -74,10 +74,12 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_what_was_freed_before_runs_is_handed_back_and_what_runs_free_is_kept():
     run(KEEPS)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_tensors_of_many_sizes_leave_few_holes_between_them():
     run(LEAVES_NO_HOLES)
@@ -115,6 +117,7 @@ def churn(seed: int) -> None:
     assert all(bool((t == number).all()) for t, number in held)
 
 
+@pytest.mark.slow
 def test_blocks_keep_their_contents_in_several_threads(together: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(churn, range(4))) == [None] * 4
@@ -168,6 +171,7 @@ def test_too_much_is_refused_in_pytorchs_words(together: Any) -> None:
 # Where there is none
 
 
+@pytest.mark.slow
 def test_without_compiled_code_the_c_librarys_memory_is_used():
     run(
         """

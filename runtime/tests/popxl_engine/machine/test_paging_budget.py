@@ -84,6 +84,7 @@ def test_sessions_that_take_turns_have_the_limit_together_and_compute_what_each_
     assert taken.now <= limit
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_session_without_memory_is_read_and_written_where_its_rows_are(
     kind, tmp_path, monkeypatch
@@ -104,6 +105,7 @@ def test_a_session_without_memory_is_read_and_written_where_its_rows_are(
     np.testing.assert_equal(run_and_read(first, variables, 2), run_and_read(alone, same, 2))
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_session_in_a_block_gives_its_memory_to_one_that_runs_meanwhile(
     kind, tmp_path, monkeypatch

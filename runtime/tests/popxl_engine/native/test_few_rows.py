@@ -23,6 +23,7 @@ def matrix(inner, columns, dtype, is_transposed):
     return random(inner, columns, dtype=dtype, seed=2)
 
 
+@pytest.mark.quick_every(5)
 @both_types
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("rows", range(1, 9))

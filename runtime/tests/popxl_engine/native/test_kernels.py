@@ -296,6 +296,7 @@ def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is(
     torch.testing.assert_close(result, bias.expand(rows, columns), rtol=0, atol=1e-2)
 
 
+@pytest.mark.quick_every(3)
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))
 def test_operands_that_the_library_does_not_take_go_to_the_plain_kernel(
@@ -334,6 +335,7 @@ def same(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
 
 
+@pytest.mark.quick_every(3)
 @needs_compiler
 @pytest.mark.parametrize(
     "dtype",
@@ -355,6 +357,7 @@ def test_the_number_of_threads_does_not_change_a_bit(
         assert same(results[0], results[1]) and same(results[0], results[2])
 
 
+@pytest.mark.quick_every(3)
 @needs_compiler
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))
@@ -581,6 +584,7 @@ def assert_apart_by_rounding(found: torch.Tensor, expected: torch.Tensor) -> Non
     assert ((found != expected) & ~found.isnan()).float().mean() < 5e-3
 
 
+@pytest.mark.quick_every(17)
 @needs_compiler
 @pytest.mark.parametrize("stochastic", [False, True], ids=["to nearest", "stochastic"])
 @pytest.mark.parametrize("gradient", TYPES.values(), ids=TYPES)

@@ -89,6 +89,7 @@ def check_refused(path: Path) -> None:
     assert time.monotonic() - begin < 1
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("door", DOORS)
 def test_a_library_is_not_taken_from(door: str, kept: Path) -> None:
     DOORS[door](kept)

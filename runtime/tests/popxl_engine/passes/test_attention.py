@@ -46,6 +46,7 @@ def run(
     return [probs, y, d_query, d_key_t.transpose(2, 3), d_value]
 
 
+@pytest.mark.quick_every(7)
 @ways
 @dtypes
 @pytest.mark.parametrize(

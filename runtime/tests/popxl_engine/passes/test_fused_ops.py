@@ -65,6 +65,7 @@ def check(name: str, sample: Sample, dtype: torch.dtype) -> None:
         assert difference <= bound, f"result {i}: {difference} > {bound}"
 
 
+@pytest.mark.quick_every(7)
 @over_ops
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(

@@ -247,6 +247,7 @@ def places_of(name: str) -> int:
     return count[0]
 
 
+@pytest.mark.quick_every(3)
 @patterns
 @pytest.mark.parametrize("use", ["used twice", "an output"])
 def test_a_value_that_others_see_is_not_fused_away(name: str, use: str) -> None:
@@ -565,6 +566,7 @@ def means_in_a_loop(kind: str, twist: str, times: int) -> Callable[[popxl.Ir], S
     return build
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("kind", ["product", "rows", "mean"])
 @pytest.mark.parametrize(
     "twist", ["", "counted before", "read before", "counter is not zero", "read between"]

@@ -43,6 +43,7 @@ ONCE_WRONG: list[Program] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ONCE_WRONG, ids=str)
 def test_programs_that_were_wrong_are_right(program: Program) -> None:
     Checker(program).check()

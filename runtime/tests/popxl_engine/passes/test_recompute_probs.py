@@ -48,6 +48,7 @@ def check_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], 
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.quick_every(11)
 @ways
 @dtypes
 @pytest.mark.parametrize("p", [0.0, 0.2])
@@ -85,6 +86,7 @@ def test_gradients_are_the_textbooks(dtype: torch.dtype, way: str, by: Any) -> N
         ) * expected.norm()
 
 
+@pytest.mark.quick_every(5)
 @ways
 @dtypes
 @pytest.mark.parametrize("p", [0.0, 0.2])

@@ -20,6 +20,7 @@ from popxl_engine.ir import Block, Instr
 from popxl_engine.kernels.attention import attention, attention_grad
 
 
+@pytest.mark.quick_every(7)
 @ways
 @dtypes
 @pytest.mark.parametrize("p", [0.0, 0.2])

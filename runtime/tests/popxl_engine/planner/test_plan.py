@@ -272,6 +272,7 @@ def test_a_plan_without_torchs_compiler_is_the_same_and_leaves_torch_as_it_was(m
     assert plan(ir) == found
 
 
+@pytest.mark.slow
 def test_every_op_can_be_planned():
     for name in sorted({sample.op for sample in SAMPLES}):
         sample = next(s for s in SAMPLES if s.op == name)
