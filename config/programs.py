@@ -31,14 +31,21 @@ def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:
         sys.exit(0)
     with exit_on_user_error():
         check(arguments)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # while modules load, Ctrl-C ends the process without a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _end_by_ctrl_c()  # while modules load, too
     gc.disable()  # modules are many objects that stay, and none of them is garbage
     program = importlib.import_module(module)
     gc.enable()
-    with exit_on_user_error(getattr(program, "STOPPED", "stopped.")):
-        sys.exit(program.main(arguments))
+    try:
+        with exit_on_user_error(getattr(program, "STOPPED", "stopped.")):
+            sys.exit(program.main(arguments))
+    finally:
+        _end_by_ctrl_c()  # while the interpreter ends, it would be told with a traceback
+
+
+def _end_by_ctrl_c() -> None:
+    """Let Ctrl-C end the process without a word, unless it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def unknown_command(name: str, known: "Iterable[str]", program: str) -> str:

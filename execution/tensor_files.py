@@ -129,9 +129,12 @@ def read_tensor(path: Path, name: str) -> np.ndarray:
         return (bits << 16).view(np.float32)
 
 
-def damaged_tensors(path: Path, checksums: "dict[str, int]") -> "list[str]":
+def damaged_tensors(path: Path, checksums: "dict[str, int]", nbytes: int) -> "list[str]":
     """Names of the tensors whose bytes are not those that were saved; none where the damage is in
     the header.
+
+    Args:
+        nbytes: the file's size when it was saved; no more of it is read.
     """
     with open(open_plain(path), "rb", buffering=0) as file:
         number = file.fileno()
@@ -139,7 +142,7 @@ def damaged_tensors(path: Path, checksums: "dict[str, int]") -> "list[str]":
             entries = _entries(number, whole=False)
         except TensorFileError:
             return []
-        size = os.fstat(number).st_size
+        size = min(nbytes, os.fstat(number).st_size)
         return [
             name
             for name, expected in checksums.items()

@@ -564,6 +564,24 @@ def test_ctrl_c_while_modules_load_ends_without_a_traceback(command, copy, tmp_p
     assert process.returncode == -signal.SIGINT and errors == ""
 
 
+def test_ctrl_c_while_the_interpreter_ends_ends_it_without_a_traceback(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import atexit, os, signal\n"
+        "def main(arguments):\n"
+        "    atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "    return 0\n"
+    )
+    words = "from popxl_gpt.config.programs import start; start('program', list)"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "runtime", tmp_path))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", words], env=environment, capture_output=True, text=True, preexec_fn=hear_signals
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_ctrl_c_while_preparing_leaves_what_the_same_command_goes_on_with_and_no_more(copy):
     (copy / "text/long.txt").write_text(
         "a text that is not read before the signal comes\n" * 100_000

@@ -91,7 +91,8 @@ def check_end(run: Path, undisturbed: Undisturbed, *, is_tidy: bool = True) -> N
 def check_no_traceback(code: int, output: str) -> None:
     """No process of the run met an error that nobody had thought of."""
     if "Traceback" in output:
-        raise Broken(f"ended with a traceback (exit code {code})")
+        told = output[output.index("Traceback") :][:1500]
+        raise Broken(f"ended with a traceback (exit code {code}): {told}")
 
 
 def check_words(code: int, output: str) -> None:

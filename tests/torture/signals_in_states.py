@@ -47,7 +47,7 @@ def trial(case: int, shop: Workshop) -> str:
         saved = check_checkpoints(run, undisturbed)
         check_no_traceback(code, output)
         if was_alive:
-            judge(number, moment, code, output)
+            judge(number, "end" if done >= STEPS else moment, code, output)
         if asks_for_one and done < STEPS - 2:
             steps = [int(checkpoint.name[5:]) for checkpoint in saved]
             if not any(done <= step < STEPS for step in steps):

@@ -1,6 +1,7 @@
 """Checkpoints, saved and restored within a process."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -244,3 +245,12 @@ def test_what_killed_runs_left_is_removed_and_never_loaded(tmp_path):
     assert find("auto", tmp_path, BASE) is None
     save(pretraining(BASE), BASE, tmp_path, Position(2, "data"))
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
+
+
+def test_a_file_that_was_made_larger_than_can_be_read_is_refused_by_its_size(tmp_path):
+    folder = save(pretraining(BASE), BASE, tmp_path, Position(0, "data"))
+    path = folder / "decoder.0.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, 2**40)  # of zeros that take no space
+    with pytest.raises(UserError, match=f"got {2**40} bytes.* expected {size}"):
+        SavedRun(folder, BASE)
