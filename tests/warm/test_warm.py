@@ -116,12 +116,14 @@ def test_our_modules_are_there_unless_the_program_has_others(folder):
     text = "import sys; print('popxl' in sys.modules, len([n for n in sys.modules if n.startswith('popxl')]) > 100)"
     text += "; import popxl; print(popxl.__file__)"
     ours = f"{warm.ROOT}/runtime/popxl/__init__.py"
-    assert run(warm.python(), ["-c", text], folder)[1].split() == ["True", "True", ours]
+    paths = {"PYTHONPATH": os.pathsep.join(warm.OURS)}
+    found = run(warm.python(), ["-c", text], folder, **paths)
+    assert found[1].split() == ["True", "True", ours]
     (folder / "popxl.py").touch()
     theirs = str(folder / "popxl.py")
     assert run(warm.python(), ["-c", text], folder)[1].split() == ["False", "False", theirs]
-    below = {"PYTHONPATH": str(folder)}
-    found = run(warm.python(), ["-c", text], folder / "below", **below)
+    paths = {"PYTHONPATH": os.pathsep.join([str(folder), *warm.OURS])}
+    found = run(warm.python(), ["-c", text], folder / "below", **paths)
     assert found[1].split() == ["False", "False", theirs]
 
 

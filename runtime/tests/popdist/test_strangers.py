@@ -279,7 +279,7 @@ STAYS = (
     RANKED + "import popdist; popdist.init(); from popxl.extensions import gather; gather(rank); "
 )
 STAYS += "open(os.path.join(os.environ['NOTES'], f'{os.getpid()}'), 'w').close(); "
-STAYS += "print(os.environ.get('POPDIST_RENDEZVOUS'), flush=True)\n"
+STAYS += "os.write(1, (str(os.environ.get('POPDIST_RENDEZVOUS')) + '\\n').encode())\n"  # at once
 STAYS += "while not os.path.exists(os.environ['NOTES'] + '/end'): time.sleep(0.05)\n"
 STAYS += "sys.exit(gather(rank) != list(range(int(os.environ['WORLD_SIZE']))))"
 """A run that has met, stays, and talks once more at its end."""
