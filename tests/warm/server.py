@@ -4,6 +4,7 @@ import atexit
 import faulthandler
 import gc
 import importlib
+import importlib.machinery
 import io
 import marshal
 import multiprocessing.process
@@ -148,7 +149,8 @@ def become(request: Request, paths: "list[str]", of_folders: "set[str]") -> "dic
     first = {"-c": "", "-m": request.folder}.get(mode, os.path.dirname(os.path.abspath(script)))
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
     sys.path[:] = [first, *map(os.path.abspath, given), *paths]
-    forget(of_folders)
+    # scripts of ours find the tree that they are in by their own place
+    forget(of_folders, [] if mode in ("-c", "-m") else [os.path.dirname(first)])
     sys.argv[:] = [mode if mode in ("-c", "-m") else script, *arguments]
     multiprocessing.process.ORIGINAL_DIR = request.folder
     tempfile.tempdir = None
@@ -159,11 +161,14 @@ def become(request: Request, paths: "list[str]", of_folders: "set[str]") -> "dic
     return vars(main)
 
 
-def forget(names: "set[str]") -> None:
-    """Forget these modules, if this program would find others where one of them was found."""
+def forget(names: "set[str]", folders: "list[str]") -> None:
+    """Forget these modules, if this program would find others where one of them was found, in these
+    folders or on its path.
+    """
     importlib.invalidate_caches()
     for name in {name.partition(".")[0] for name in names}:
-        specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+        specs = [importlib.machinery.PathFinder.find_spec(name, folders)]
+        specs += [finder.find_spec(name, None) for finder in sys.meta_path]
         found = next((spec for spec in specs if spec is not None), None)
         if found is None or found.origin != sys.modules[name].__spec__.origin:
             for module in names:

@@ -122,6 +122,11 @@ def test_our_modules_are_there_unless_the_program_has_others(folder):
     (folder / "popxl.py").touch()
     theirs = str(folder / "popxl.py")
     assert run(warm.python(), ["-c", text], folder)[1].split() == ["False", "False", theirs]
+    (folder / "below/script.py").write_text(
+        f"import sys; sys.path.insert(0, {str(folder)!r}); {text}"
+    )
+    found = run(warm.python(), ["below/script.py"], folder, **paths)
+    assert found[1].split() == ["False", "False", theirs]
     paths = {"PYTHONPATH": os.pathsep.join([str(folder), *warm.OURS])}
     found = run(warm.python(), ["-c", text], folder / "below", **paths)
     assert found[1].split() == ["False", "False", theirs]
