@@ -163,7 +163,9 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             seen = 0 if saved is None else saved.position.tokens or 0
             profiler = step_profiler(stage_of(config, seen), options, folder.path)
             limit = step_limit(config, options, folder) if options.limit and is_leader else None
-            has_planned = check_fits(config, training_program, evaluation_program) or bool(limit)
+            has_planned = (
+                check_fits(config, training_program, evaluation_program) or limit is not None
+            )
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
                     show_start(config, folder, saved)

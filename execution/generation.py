@@ -26,7 +26,7 @@ from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.execution.variables import make_weights
 from popxl_gpt.modelling import Layout
 from popxl_gpt.modelling.decoder import CachedDecoderBlock
-from popxl_gpt.modelling.embedding import Embedding
+from popxl_gpt.modelling.embedding import Embedding, none_before_first
 from popxl_gpt.modelling.head import TIED, LogitsHead
 from popxl_gpt.utils.runtime import (
     data_type,
@@ -156,9 +156,8 @@ def _graphs(
     x = TensorSpec((texts * tokens, width), cached.dtype)
     mask = TensorSpec((texts, 1, tokens, cached.shape[2]), cached.dtype)
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
-    positions, before = (
-        words if is_wanted else None for is_wanted in (model.has_position_table, model.token_shift)
-    )
+    positions = words if model.has_position_table else None
+    before = words if model.token_shift else None
     layers: tuple[tuple[Any, int, Sequence[Any]], ...] = (
         (Embedding(model, layout), 1, (words, None, positions, before)),
         (
@@ -208,13 +207,14 @@ def embedding_phase(
     """
     graphs, sizes, model = step.embedding, step.sizes, step.config.model
     own = popxl.constant(np.arange(step.tokens, dtype=np.int32), popxl.int32) + column
-    zero, none = (popxl.constant(n, popxl.int32) for n in (0, -1))
-    positions = ops.maximum(own - padding.reshape((sizes.texts, 1)), zero)  # [texts, tokens]
+    begins = padding.reshape((sizes.texts, 1))
+    positions = ops.maximum(own - begins, popxl.constant(0, popxl.int32))  # [texts, tokens]
     weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
     numbers = positions.reshape((-1,))
-    before = ops.where(ops.equal(numbers, zero), none, before)
-    beside = ((numbers, model.has_position_table), (before, model.token_shift))
-    x, *_ = graphs.fwd.bind(weights).call(words, *(t for t, is_wanted in beside if is_wanted))
+    beside = [numbers] if model.has_position_table else []
+    if model.token_shift:
+        beside.append(none_before_first(before, numbers))
+    x, *_ = graphs.fwd.bind(weights).call(words, *beside)
 
     # A token of the padding sees itself, so that its softmax has something to sum.
     columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)

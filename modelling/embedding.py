@@ -97,10 +97,13 @@ class Embedding(Layer):
         rows = words.reshape((-1, self.model.sequence_length))
         none = popxl.constant(np.full((rows.shape[0], 1), -1, np.int32))
         before = ops.concat([none, rows[:, :-1]], 1).reshape(words.shape)
-        if positions is None:
-            return before
-        zero, missing = (popxl.constant(n, popxl.int32) for n in (0, -1))
-        return ops.where(ops.equal(positions, zero), missing, before)
+        return before if positions is None else none_before_first(before, positions)
+
+
+def none_before_first(before: Tensor, positions: Tensor) -> Tensor:
+    """The word before each, and -1 before the first of a text: int32, all of one shape."""
+    first, none = (popxl.constant(n, popxl.int32) for n in (0, -1))
+    return ops.where(ops.equal(positions, first), none, before)
 
 
 def _gathered(
