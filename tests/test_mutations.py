@@ -457,6 +457,7 @@ def test_descriptions_with_right_checksums_and_any_content_are_read_or_refused_i
             ) from error
 
 
+@pytest.mark.slow
 def test_tensor_files_with_any_content_are_read_or_refused_in_words(saved, tmp_path):
     folder, _ = saved
     content = (folder / "head.safetensors").read_bytes()

@@ -200,6 +200,7 @@ def test_a_wrong_arrow_is_seen(module, text):
     assert wrong_arrow(found), f"{module}: {text}"
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_is_imported_inside_a_function():
     hidden = [
         (
@@ -255,6 +256,7 @@ def import_edges() -> dict[str, set[str]]:
     return edges
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     assert not cycles(import_edges())
 

@@ -105,6 +105,7 @@ def test_curves_are_drawn_and_told_where_the_mouse_is(browser, run):
     assert browser.messages == []
 
 
+@pytest.mark.slow
 def test_a_batch_that_grows_has_a_chart_and_all_charts_have_one_axis_of_steps(browser, tmp_path):
     run = make_run(tmp_path / "grown", steps=0)
     metrics = MetricsFile(run / "metrics.jsonl", 0)
@@ -130,6 +131,7 @@ def test_a_batch_that_grows_has_a_chart_and_all_charts_have_one_axis_of_steps(br
     assert browser.messages == []
 
 
+@pytest.mark.slow
 def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(browser, run):
     colour = "getComputedStyle(document.body).backgroundColor"
     browser.open(run / "report.html", width=360, dark=True)
@@ -206,6 +208,7 @@ def test_curves_grow_with_their_file_and_begin_again_with_another(tmp_path):
     metrics.close()
 
 
+@pytest.mark.slow
 def test_a_long_run_takes_no_more_memory_than_a_short_one_and_keeps_what_stands_out(
     tmp_path, monkeypatch
 ):

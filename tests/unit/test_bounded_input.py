@@ -86,6 +86,7 @@ def test_a_configuration_is_refused_that_holds(bomb, tmp_path):
     assert says in one_line(error)
 
 
+@pytest.mark.slow
 def test_a_configuration_of_ordinary_size_is_read(tmp_path):
     file = tmp_path / "config.yml"
     files = [f"data/files/part-{i:05}.tfrecord" for i in range(3000)]

@@ -78,6 +78,7 @@ def test_a_folder_that_datasets_saved_gives_the_texts_of_its_rows(tmp_path):
         texts_in(folder, text_field="n")
 
 
+@pytest.mark.slow
 def test_an_arrow_file_that_is_no_stream_is_read_too(tmp_path):
     table = pyarrow.table({"text": pyarrow.array(["a", "b", "c"], pyarrow.large_string())})
     with pyarrow.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
@@ -85,6 +86,7 @@ def test_an_arrow_file_that_is_no_stream_is_read_too(tmp_path):
     assert texts_in(tmp_path) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_a_data_set_of_several_splits_says_what_to_give(tmp_path):
     for split in ("train", "test"):
         save_to_disk(tmp_path / "both" / split, ["a"] * 4)
@@ -204,6 +206,7 @@ def gpt2_like(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_list_of_merges_gives_the_tokens_of_gpt2s_tokenizer(gpt2_like):
     theirs = transformers.GPT2TokenizerFast(
         vocab=str(gpt2_like / "vocab.json"), merges=str(gpt2_like / "merges.txt")

@@ -432,6 +432,7 @@ def test_zst_files_of_several_frames_are_read_whole(tmp_path):
         list(source.documents())
 
 
+@pytest.mark.slow
 def test_parquet_gives_the_texts_of_a_column_a_document_a_row(tmp_path):
     texts = [f"text {number}\n" * (number % 5) for number in range(2500)]
     table = pyarrow.table({"number": range(2500), "body": texts[:-1] + [None]})

@@ -36,6 +36,7 @@ def hugging_face(gpt: PlainGPT) -> torch.nn.Module:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["fused", "products"])
 @pytest.mark.parametrize("gelu", ["tanh", "sigmoid"])
 def test_loss_logits_and_every_gradient_equal_hugging_face(attention, gelu):
@@ -174,6 +175,7 @@ def test_dropout_changes_training_and_not_evaluation():
     assert trainer.evaluate(batch) == trainer.evaluate(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputation", [False, True])
 def test_every_baseline_takes_the_same_steps(recomputation):
     model, training = (

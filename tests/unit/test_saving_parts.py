@@ -64,6 +64,7 @@ def own_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 
 
+@pytest.mark.slow
 def test_a_copy_is_apart_from_what_is_copied_and_its_memory_is_given_back():
     arrays = {
         "matrix": np.arange(2**22, dtype=np.float32).reshape(2**11, 2**11).T,

@@ -127,6 +127,7 @@ def test_an_end_that_is_gone_is_told_of_after_all_that_it_sent():
     far.close()
 
 
+@pytest.mark.slow
 def test_an_end_that_does_not_come_in_time_is_told_of(three):
     begin = time.monotonic()
     with pytest.raises(TransferError, match=r"^timed out after 0.2 s$"):

@@ -64,6 +64,7 @@ def says_nothing_more(connection):
         return True
 
 
+@pytest.mark.slow
 def test_members_see_each_others_values(keeper):
     first, second = member(keeper), member(keeper)
     with pytest.raises(store.StoreError, match=r"timed out after 0.1 s waiting for a"):
@@ -79,6 +80,7 @@ def test_members_see_each_others_values(keeper):
         client.close()
 
 
+@pytest.mark.slow
 def test_a_value_that_is_too_large_is_refused_by_both_ends(keeper):
     client = member(keeper)
     with pytest.raises(store.StoreError, match="expected at most 16777216"):
@@ -161,6 +163,7 @@ class Recorder(threading.Thread):
                 near.sendall(text)
 
 
+@pytest.mark.slow
 def test_what_a_member_has_said_lets_nobody_else_in(keeper):
     recorder = Recorder(keeper)
     recorder.start()
@@ -215,6 +218,7 @@ def test_a_listener_that_does_not_know_the_secret_is_told_nothing(what):
         member(listener.getsockname())
 
 
+@pytest.mark.slow
 def test_a_listener_that_ends_connections_is_one_that_cannot_be_reached():
     with (
         listens(lambda said: b"") as listener,
@@ -251,6 +255,7 @@ def as_other(*paths):
     ).stdout.split()
 
 
+@pytest.mark.slow
 @needs_root
 def test_another_user_who_gets_into_the_folder_is_not_let_in():
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
@@ -265,6 +270,7 @@ def test_another_user_who_gets_into_the_folder_is_not_let_in():
         kept.close()
 
 
+@pytest.mark.slow
 def test_a_socket_in_a_folder_with_a_long_name_can_be_met_at(tmp_path):
     place = tmp_path / ("x" * 120)
     place.mkdir()

@@ -33,6 +33,7 @@ def keys(size):
     return st.integers(-size, size - 1) | st.builds(slice, numbers(size), numbers(size), steps)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.tuples(keys(4)) | st.tuples(keys(4), keys(5)) | st.tuples(keys(4), keys(5), keys(3)))
 def test_integers_and_slices_index_as_in_numpy(key):

@@ -190,6 +190,7 @@ def test_when_the_time_is_over_no_further_trial_begins(monkeypatch):
     assert len(found.tried) == 1 and len(found.left_out) == 7
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_never_chosen(monkeypatch):
     Linear(monkeypatch)
 

@@ -247,6 +247,7 @@ def test_what_killed_runs_left_is_removed_and_never_loaded(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
 
+@pytest.mark.slow
 def test_a_file_that_was_made_larger_than_can_be_read_is_refused_by_its_size(tmp_path):
     folder = save(pretraining(BASE), BASE, tmp_path, Position(0, "data"))
     path = folder / "decoder.0.safetensors"

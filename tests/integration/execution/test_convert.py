@@ -57,6 +57,7 @@ def tensors(folder: Path) -> "dict[str, torch.Tensor]":
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_there_and_back_is_the_same_bits(tmp_path, dtype, sharded):
@@ -95,6 +96,7 @@ def test_a_trained_model_gives_its_logits_in_transformers(tmp_path):
     np.testing.assert_allclose(ours, found, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_goes_both_ways(theirs, tmp_path):
     main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
     main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
@@ -110,6 +112,7 @@ def test_the_tokenizer_goes_both_ways(theirs, tmp_path):
     assert loaded.bos_token == loaded.eos_token == "<|endoftext|>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_the_export_says_that_transformers_lets_documents_attend_to_each_other(
     theirs, tmp_path, monkeypatch, capsys, is_apart
@@ -121,6 +124,7 @@ def test_the_export_says_that_transformers_lets_documents_attend_to_each_other(
     assert ("note: documents of one sequence attended" in capsys.readouterr().out) == is_apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", [5, 12, 20])
 def test_positions_are_cropped_or_extended_where_that_is_asked_for(theirs, tmp_path, positions):
     words = ["from_hugging_face", theirs, tmp_path / "ours", "--positions", positions]
@@ -207,7 +211,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.quick_every(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", REFUSED)
 def test_what_is_no_gpt2_is_refused_in_words(theirs, tmp_path, damage):
     harm, words = REFUSED[damage]
@@ -219,6 +223,7 @@ def test_what_is_no_gpt2_is_refused_in_words(theirs, tmp_path, damage):
     assert not list(tmp_path.glob(".ours*"))
 
 
+@pytest.mark.slow
 def test_a_run_refuses_weights_of_another_model(theirs, tmp_path):
     with pytest.raises(UserError, match="--init_from: got .* with layers 2, not 3; .* settings"):
         run_job(
@@ -252,6 +257,7 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
     assert convert("--help").returncode == convert("to_hugging_face", "--help").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_whole_checkpoint_is_read_by_name(theirs, tmp_path):
     main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
     saved = find_trained(tmp_path / "ours")

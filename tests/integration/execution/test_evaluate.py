@@ -135,6 +135,7 @@ def test_text_gives_the_loss_of_its_tokens_and_bits_over_its_own_bytes(folder, t
     assert result.measured.bytes == len("".join(texts).encode())
 
 
+@pytest.mark.slow
 def test_text_shorter_than_a_window_is_evaluated(folder, tmp_path):
     (tmp_path / "a.txt").write_text("a b")
     result = evaluate(folder / "runs/run", text=[tmp_path / "a.txt"], sequence_length=40)

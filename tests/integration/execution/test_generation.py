@@ -149,6 +149,7 @@ def test_parts_of_a_prompt_give_what_the_whole_gives(monkeypatch):
 # Choosing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p", [1.0, 0.7, 0.01])
 @pytest.mark.parametrize("top_k", [None, 1, 12, 1000])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])

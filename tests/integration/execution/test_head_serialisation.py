@@ -54,6 +54,7 @@ def test_sixteen_bit_gradients_are_those_of_all_rows_at_once(precision, scaling)
     assert worst[0] < rounding, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", cases([{"tensor_parallel_1": 3}, {"widening": 2}], bool))
 def test_held_out_losses_and_likeliest_tokens_are_those_of_all_rows_at_once(changes):
     config = small(layers=1, **changes)

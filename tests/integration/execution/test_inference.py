@@ -51,6 +51,7 @@ def test_evaluation_drops_no_units():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widening", [1, 4])
 def test_logits_of_one_row_are_those_of_the_whole_sequence(widening):
     config = override(small(), tensor_parallel_1=3, widening=widening)

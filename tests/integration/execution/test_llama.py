@@ -111,7 +111,7 @@ def tensors(path: Path) -> "dict[str, torch.Tensor]":
     return {n: t for file in path.glob("*.safetensors") for n, t in load_file(file).items()}
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.slow
 def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tmp_path, capsys):
     path, model = folder
     convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
@@ -196,6 +196,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_another_model_is_refused_in_words(tmp_path):
     family, theirs, _ = MODELS["llama"]
     path = tmp_path / "theirs"
@@ -210,6 +211,7 @@ def test_what_is_another_model_is_refused_in_words(tmp_path):
         assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.slow
 def test_a_base_of_positions_is_read_in_the_older_form_too(tmp_path):
     their_model(LLAMA).save_pretrained(tmp_path / "theirs")
     change(tmp_path / "theirs", rope_parameters=None, rope_theta=321.0)

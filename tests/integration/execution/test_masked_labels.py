@@ -69,6 +69,7 @@ def test_loss_and_every_gradient_equal_hugging_faces_with_ignored_labels(case):
     assert worst[0] < TOLERANCE, worst
 
 
+@pytest.mark.slow
 def test_hugging_faces_own_loss_shifts_the_same_labels():
     """The oracle above is what `GPT2LMHeadModel` gives for `labels`, which it shifts itself."""
     config = CASES["accumulation"]

@@ -26,6 +26,7 @@ def test_with_ample_memory_nothing_is_planned(monkeypatch):
     assert not fit.check_fits(TRAINED, None, None)
 
 
+@pytest.mark.slow
 def test_too_little_is_refused_with_the_limit_and_the_number_that_suffices(monkeypatch):
     config = override(TRAINED, hidden_size=192, heads=6)
     leave(monkeypatch, 2 * MIB)
@@ -39,6 +40,7 @@ def test_too_little_is_refused_with_the_limit_and_the_number_that_suffices(monke
     assert needed > 2
 
 
+@pytest.mark.slow
 def test_rows_in_files_need_the_memory_that_they_are_given(tmp_path: Path, monkeypatch):
     config = override(TRAINED, hidden_size=192, heads=6, memmap_dir=str(tmp_path))
     leave(monkeypatch, MIB)
@@ -57,6 +59,7 @@ def test_what_does_not_fit_one_process_ends_all(monkeypatch):
         fit.check_fits(TRAINED, None, None)
 
 
+@pytest.mark.slow
 def test_all_processes_of_a_machine_are_counted(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     leave(monkeypatch, MIB)

@@ -45,6 +45,7 @@ def test_a_run_goes_on_from_an_old_checkpoint_as_it_went_on_then(form, tmp_path)
     np.testing.assert_allclose(losses(tmp_path / "run"), then, rtol=near)
 
 
+@pytest.mark.slow
 def test_there_is_a_checkpoint_of_every_form_up_to_todays(tmp_path):
     manifests = {form: read_manifest(OLD / form / SAVED / "checkpoint.json") for form in FORMS}
     assert {path.name for path in OLD.iterdir() if path.is_dir()} == set(FORMS)

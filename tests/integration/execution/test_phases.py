@@ -68,6 +68,7 @@ def test_loss_and_every_gradient_equal_hugging_faces(case):
     assert norm == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", cases(["plain", "serialised attention", "whole vocabulary"], lambda case: case in QUICK)
 )

@@ -142,6 +142,7 @@ def test_what_a_block_takes_alone_is_less_than_the_peak_and_rules_layouts_out(al
     assert len(asked) == len(found.shown) == 3
 
 
+@pytest.mark.slow
 def test_of_equally_fast_layouts_that_which_needs_less_memory_comes_first(alone, monkeypatch):
     equal = [replace(p, times=alone[0].times) for p in alone]
     found, _ = chosen(equal, None, monkeypatch, shown=1)

@@ -140,6 +140,7 @@ def test_what_is_in_files_is_written_before_training_goes_on(limit, in_memory, t
         assert name == "checkpoint.json" or expected[name] == in_memory[name], name
 
 
+@pytest.mark.slow
 def test_a_copy_takes_no_more_than_half_of_the_free_memory(tmp_path, monkeypatch):
     session = pretraining(BASE)
     sizes, most = saving.layer_bytes(session, BASE), [0]
@@ -158,6 +159,7 @@ def test_a_copy_takes_no_more_than_half_of_the_free_memory(tmp_path, monkeypatch
     assert max(sizes.values()) <= max(most) <= free // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{}, {"precision": "bfloat16", "stochastic_rounding": True, "moment_precision": "bfloat16"}],

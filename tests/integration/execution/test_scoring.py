@@ -37,7 +37,7 @@ def expected(gpt, text, positions):
     return float(picked.detach().sum()), bool((chosen.argmax(-1) == labels)[begin:].all())
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

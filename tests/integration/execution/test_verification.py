@@ -168,6 +168,7 @@ def test_a_flipped_bit_is_found_whatever_updates_weights_and_however_moments_are
     assert {"decoder_bwd_phase", "decoder_optim_phase"} <= phases
 
 
+@pytest.mark.slow
 def test_a_number_that_a_phase_returns_wrong_is_found_and_named():
     config, flipped = override(TRAINED, layers=1, hidden_size=24, heads=3), []
     session = pretraining(config)

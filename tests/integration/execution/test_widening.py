@@ -48,7 +48,8 @@ def one_by_one(case: str) -> "tuple[float, dict[str, np.ndarray], float]":
     return gradients_of(CASES[case])
 
 
-@pytest.mark.parametrize("widening", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("widening", [2, 4])
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case == "dropout"))
 def test_loss_and_every_gradient_are_those_of_micro_batches_one_by_one(case, widening):
     config = override(CASES[case], widening=widening)

@@ -47,6 +47,7 @@ def test_the_vocabulary_is_padded_with_zeros_at_its_end():
     np.testing.assert_array_equal(pieces.reshape(40, 24).sum(axis=1), [24.0] * 37 + [0.0] * 3)
 
 
+@pytest.mark.slow
 def test_names_and_shapes_are_those_of_hugging_face():
     gpt = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(

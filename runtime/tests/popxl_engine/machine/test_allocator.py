@@ -123,6 +123,7 @@ def test_blocks_keep_their_contents_in_several_threads(together: Any) -> None:
         assert list(pool.map(churn, range(4))) == [None] * 4
 
 
+@pytest.mark.slow
 def test_a_fork_has_its_own_copy_of_tensors_and_takes_more(together: Any) -> None:
     t = torch.zeros(1 << 20)
     child = os.fork()

@@ -212,6 +212,7 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
     return calls
 
 
+@pytest.mark.quick_every(2)
 @needs_compiler
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))
@@ -529,6 +530,7 @@ def update(state: list[torch.Tensor], scale: Any = 0.5) -> torch.Tensor:
     return adamw_(var, grad, scale, first, second, step, -1e-2, 0.9, 0.99, 1e-6, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", [torch.float32, torch.bfloat16])
 def test_adamw_is_torchs_own(gradient: torch.dtype) -> None:
     var, grad, first, second, step = state = adam_state(torch.float32, gradient, 70_001)
