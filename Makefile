@@ -16,7 +16,6 @@ NATIVE := runtime/popxl_engine/native/*.cpp runtime/popxl_engine/native/*.h runt
 TEXT ?=
 STDLIB := data/files/stdlib
 CHARACTERS := data/files/characters
-VOCABULARY := import json; print(json.load(open("$(CHARACTERS)/dataset.json"))["vocabulary_size"])
 # Two processes on two cores, each with one thread; `make WORKERS=8 test` where there are more.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -41,16 +40,13 @@ help:
 
 demo: $(INSTALLED)
 	$(BIN)/python data/prepare.py stdlib --output $(STDLIB) --overwrite $(PREPARE_ARGS)
-	$(BIN)/python demo/pretraining.py --config demo --tokenizer $(STDLIB)/tokenizer.json \
-	    --input_files '$(STDLIB)/train-*.tfrecord' --validation_files '$(STDLIB)/validation-*.tfrecord' $(DEMO_ARGS)
+	$(BIN)/python demo/pretraining.py --config demo --input_files $(STDLIB) $(DEMO_ARGS)
 
 # One document, whose last tenth is held out, as in nanoGPT.
 shakespeare: text_is_there $(INSTALLED)
 	$(BIN)/python data/prepare.py text "$(TEXT)" --output $(CHARACTERS) --tokenizer characters --sequence_length 64 \
 	    --validation 0.1 --document_bytes 2147483647 --overwrite $(PREPARE_ARGS)
-	$(BIN)/python demo/pretraining.py --config shakespeare --vocabulary_size $$($(BIN)/python -c '$(VOCABULARY)') \
-	    --tokenizer $(CHARACTERS)/tokenizer.json --input_files '$(CHARACTERS)/train-*.tfrecord' \
-	    --validation_files '$(CHARACTERS)/validation-*.tfrecord' $(DEMO_ARGS)
+	$(BIN)/python demo/pretraining.py --config shakespeare --input_files $(CHARACTERS) $(DEMO_ARGS)
 
 text_is_there:
 	@test -f "$(TEXT)" || { echo "make: got TEXT='$(TEXT)'; expected a text file." \

@@ -33,8 +33,8 @@ from benchmarks.harness import (  # noqa: E402
     require_file,
     table,
 )
+from popxl_gpt.config.dataset_info import read_info  # noqa: E402
 from popxl_gpt.data import BatchLoader, BatchSampler, TokenDataset, shuffle  # noqa: E402
-from popxl_gpt.data.description import read_info  # noqa: E402
 
 WAITING_BAR = 0.01
 """Share of a consumer's time that it may wait."""

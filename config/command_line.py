@@ -41,8 +41,9 @@ def parse_command_line(
     defaults: dict[str, Any] | None = None,
     unused: Sequence[str] = (),
     sections_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> tuple[Config, Any]:
-    """Read a command line: defaults < preset < flags.
+    """Read a command line: defaults < preset < flags < what flags imply.
 
     Args:
         arguments: the words after the program's name.
@@ -58,6 +59,7 @@ def parse_command_line(
         sections_of: gives what a preset gives elsewhere, the sections of the configuration, from
             the values of the flags: a program that uses what another has made. There is no
             `--config` then.
+        implied: gives the leaves that follow from the values of flags, by name.
     Returns:
         the configuration, and an instance of `options` (None without it).
     Raises:
@@ -77,9 +79,10 @@ def parse_command_line(
     except ConfigError as error:
         told = [problem for problem in error.problems if problem not in words.problems]
         raise ConfigError([*words.problems, *told]) from error
+    following = implied(values) if implied else {}
     config = build(
         mapping,
-        {**(defaults or {}), **values},
+        {**(defaults or {}), **values, **following},
         problems=tuple(words.problems),
         bad=frozenset(words.bad),
     )

@@ -46,6 +46,12 @@ class UserError(ValueError):
     """
 
 
+class DataError(UserError):
+    """Data that cannot be used. The message says where, what was found, what was expected and what
+    to do.
+    """
+
+
 class DivergedError(ArithmeticError):
     """Training has come to numbers that are not finite: told in one message, without a traceback,
     with exit code 3.

@@ -283,7 +283,9 @@ class Data:
     """Where the tokens come from."""
 
     input_files: tuple[PathText, ...] = ()
-    """TFRecord files to train on, as paths or glob patterns; none: synthetic data."""
+    """TFRecord files to train on, as paths or glob patterns; none: synthetic data. A folder that
+    data/prepare.py made gives its tokenizer, vocabulary_size and validation_files, too.
+    """
     mix: tuple[str, ...] = ()
     """Data to train on in place of input_files, as FOLDER=WEIGHT: a folder that data/prepare.py
     made, or a glob pattern of TFRecord files, and how much of the samples is of it.

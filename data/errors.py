@@ -1,12 +1,8 @@
-"""The one error of this room."""
+"""Errors of data; `DataError` itself is the configuration's, which reads their description."""
 
-from popxl_gpt.config import UserError
+from popxl_gpt.config.errors import DataError
 
-
-class DataError(UserError):
-    """Input that cannot be used. The message says where, what was found, what was expected and what
-    to do.
-    """
+__all__ = ["DamagedRecordError", "DataError"]
 
 
 class DamagedRecordError(DataError):

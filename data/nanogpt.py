@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.plain_files import check_plain
 from popxl_gpt.data.dataset import TokenDataset
-from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.data.preparation import FORMAT, Settings

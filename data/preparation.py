@@ -21,9 +21,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
-from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.folders import publish, resumable_folder
 from popxl_gpt.data.shuffle import DocumentShuffle

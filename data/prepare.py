@@ -32,7 +32,6 @@ from popxl_gpt.config.preparing import (
 from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.config.programs import typed_as
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.description import tokenizer_of
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
 from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
@@ -180,17 +179,11 @@ def _show_training(output: Path, info: dict[str, Any]) -> None:
         "--config RUN/config.yml --init_from RUN --masked_labels --document_attention "
         f"--sequence_length {info['sequence_length']}"
         if info.get("masked")
-        else f"--config demo --vocabulary_size {info['vocabulary_size']}"
+        else "--config demo"
     )
-    files = [
-        f"--{flag} {quote(str(output / f'{split}-*.tfrecord'))}"
-        for flag, split in (("input_files", "train"), ("validation_files", "validation"))
-        if split in info["splits"]
-    ]
-    if tokenizer_of(output, info) and not info.get("masked"):
-        files.insert(0, f"--tokenizer {quote(str(output / info['tokenizer']))}")
     validation = [] if "validation" in info["splits"] else ["--validate_every 0"]
-    print(f"Train on it: {' '.join([program, begin, *files, *validation])}")
+    data = f"--input_files {quote(str(output))}"
+    print(f"Train on it: {' '.join([program, begin, data, *validation])}")
 
 
 def _from_bins(options: FromBins) -> int:

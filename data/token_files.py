@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.texts import user_path
-from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
 
 _LOG = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from popxl_gpt.config import (
     parse_options,
 )
 from popxl_gpt.config.bounds import Within
+from popxl_gpt.config.dataset_info import implied_settings
 from popxl_gpt.config.plain_files import open_plain
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.programs import start, typed_as, unknown_command
@@ -246,6 +247,7 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
         default="demo" if given is None else "modern",
         options=TrainOptions,
         defaults=defaults,
+        implied=implied_settings,
     )
 
 

@@ -38,7 +38,7 @@ from popxl_gpt.config import (
 )
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import user_path
-from popxl_gpt.data import DataError, Dataset, TokenArray, TokenDataset
+from popxl_gpt.data import Dataset, TokenArray, TokenDataset
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
@@ -323,20 +323,17 @@ def _measure(
         raise UserError("--text: got text and --input_files; expected one of the two. Choose one.")
     tokenizer = _tokenizer(saved, config, needed=bool(options.text))
     begin = time.monotonic()
-    try:
-        dataset, text_bytes = _open(config, options, tokenizer, stride)
-        if tokenizer is not None:
-            check_made_by(tokenizer, config.data.tokenizer or "the run's", dataset)
-        session = evaluation(config)
-        write_whole_weights(session, config, saved.weights())
-        sizes = None if tokenizer is None or options.text else token_bytes(tokenizer)
-        if sizes is not None:
-            missing = config.model.vocabulary_size - len(sizes)
-            sizes = np.pad(sizes, (0, max(0, missing)))
-        run = Evaluation(session, config, dataset, token_bytes=sizes)
-        measured = run.measure(on_batch=lambda done: progress(done, len(run.samples)))
-    except DataError as error:
-        raise UserError(str(error)) from error
+    dataset, text_bytes = _open(config, options, tokenizer, stride)
+    if tokenizer is not None:
+        check_made_by(tokenizer, config.data.tokenizer or "the run's", dataset)
+    session = evaluation(config)
+    write_whole_weights(session, config, saved.weights())
+    sizes = None if tokenizer is None or options.text else token_bytes(tokenizer)
+    if sizes is not None:
+        missing = config.model.vocabulary_size - len(sizes)
+        sizes = np.pad(sizes, (0, max(0, missing)))
+    run = Evaluation(session, config, dataset, token_bytes=sizes)
+    measured = run.measure(on_batch=lambda done: progress(done, len(run.samples)))
     assert measured is not None
     if not math.isfinite(measured.loss):
         raise NotFiniteError(

@@ -45,7 +45,6 @@ from popxl_gpt.demo.samples import Samples, show_samples_if_finite
 from popxl_gpt.demo.text import read_tokenizer
 from popxl_gpt.demo.training_data import (
     check_tokenizer,
-    data_errors_are_user_errors,
     open_data,
 )
 from popxl_gpt.demo.training_run import TrainingRun
@@ -86,8 +85,7 @@ def main(arguments: Sequence[str]) -> int:
                     "expected one of them. Leave --auto out, or say with --config what is trained."
                 ]
             )
-        with data_errors_are_user_errors():
-            config = choose(config, to_choose)
+        config = choose(config, to_choose)
     is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:
         config = executable(config, given)
@@ -146,10 +144,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
     """Train, and leave a run folder. Returns the exit code. `given` is that of `begun`."""
     is_leader, config = begun(config, options, given)
     check_memory(config, popdist.getNumInstances())
-    with (
-        Interruption() as interruption,
-        data_errors_are_user_errors(),
-    ):
+    with Interruption() as interruption:
         data, validation_data = open_data(config)
         tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
         check_tokenizer(config, tokenizer, data, validation_data)
@@ -225,8 +220,7 @@ def check_files(config: Config) -> None:
     Raises:
         UserError: data, tokenizer, checkpoint or the run's folders cannot be used.
     """
-    with data_errors_are_user_errors():
-        data, validation_data = open_data(config)
+    data, validation_data = open_data(config)
     tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
     check_tokenizer(config, tokenizer, data, validation_data)
     if popdist.getInstanceIndex() == 0:

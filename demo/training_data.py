@@ -1,7 +1,5 @@
 """The data that a run trains on, and validates with, as its configuration names them."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +7,9 @@ import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
-from popxl_gpt.data import DataError, Dataset, MixedDataset, SyntheticDataset, TokenDataset
+from popxl_gpt.config.dataset_info import split_files
+from popxl_gpt.data import Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.demo.text import check_made_by
-
-
-@contextlib.contextmanager
-def data_errors_are_user_errors() -> Iterator[None]:
-    """Input that cannot be used is the user's to change."""
-    try:
-        yield
-    except DataError as error:
-        raise UserError(str(error)) from error
 
 
 def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
@@ -53,7 +43,7 @@ def _training_data(config: Config, options: "dict[str, Any]") -> Dataset:
         [(config.data.input_files, 1.0)]
         if not mixed
         else [
-            ((f"{name}/train-*.tfrecord" if Path(name).is_dir() else name,), weight)
+            ((split_files(Path(name), "train") if Path(name).is_dir() else name,), weight)
             for name, weight in mixed.items()
         ]
     )

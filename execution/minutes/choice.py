@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config import Config, override
-from popxl_gpt.data.description import read_info, tokenizer_of
+from popxl_gpt.config.dataset_info import read_info, tokenizer_of
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.execution.auto.trial import step_times

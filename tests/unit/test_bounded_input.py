@@ -15,9 +15,9 @@ import pytest
 from popxl_gpt.config import ConfigError, UserError, from_mapping
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.description import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.nanogpt import read_bins
 from popxl_gpt.data.records import RecordFile

@@ -1,0 +1,122 @@
+"""`dataset.json`: what preparation says about a folder of token files, and the settings that follow
+from it.
+"""
+
+import glob
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.errors import DataError
+from popxl_gpt.config.texts import user_path
+
+INFO_BYTES = 2**24
+"""Of a dataset.json."""
+
+
+def read_info(folder: Path) -> dict[str, Any] | None:
+    """What `dataset.json` in a folder says, None if there is none.
+
+    Raises:
+        DataError: it cannot be read, or is no such description.
+    """
+    path = folder / "dataset.json"
+    try:
+        info: dict[str, Any] = json.loads(read_bounded(path, INFO_BYTES))
+        _check_info(info)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(
+            f"{path}: got '{error.strerror}'; expected a readable file. Check what it is and its "
+            "permissions."
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare "
+            "again with --overwrite."
+        ) from error
+    return info
+
+
+def tokenizer_of(folder: Path, info: dict[str, Any] | None) -> Path | None:
+    """The tokenizer that `dataset.json` in `folder` names, where its file is there."""
+    name = (info or {}).get("tokenizer")
+    path = folder / name if isinstance(name, str) else None
+    return path if path is not None and path.is_file() else None
+
+
+def _check_info(info: Any) -> None:
+    """Raise TypeError, KeyError or ValueError where a description has another structure or
+    impossible numbers.
+    """
+    splits = info.get("splits", {}) if isinstance(info, dict) else None
+    if not isinstance(splits, dict) or not all(
+        isinstance(split, dict) for split in splits.values()
+    ):
+        raise TypeError
+    counts = [
+        info["vocabulary_size"],
+        *(info[name] for name in ("sequence_length",) if name in info),
+    ]
+    for split in splits.values():
+        counts += [split[name] for name in ("documents", "tokens", "records") if name in split]
+        if not isinstance(split["files"], list):
+            raise TypeError
+        for file in split["files"]:
+            if not isinstance(file["name"], str) or not isinstance(file.get("sha256", ""), str):
+                raise TypeError
+            counts += [file["bytes"], file["records"]]
+        if "records" in split and split["records"] != sum(
+            file["records"] for file in split["files"]
+        ):
+            raise ValueError
+    if not all(type(count) is int and 0 < count < 2**63 for count in counts):
+        raise TypeError
+
+
+def split_files(folder: Path, split: str) -> str:
+    """Pattern of the token files of a prepared folder: training or validation."""
+    return f"{glob.escape(str(folder))}/{split}-*.tfrecord"
+
+
+def implied_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run takes from prepared folders that are given as its data: their files for training
+    and, unless others are given, those for validation, the tokenizer and its vocabulary.
+
+    Args:
+        given: values by the names of settings.
+    Raises:
+        DataError: a folder's description cannot be read.
+    """
+    inputs = given.get("input_files", ())
+    mixed = [name.rpartition("=")[0] for name in given.get("mix", ())]
+    found = {name: _prepared(user_path("input files", name)) for name in (*inputs, *mixed)}
+    prepared = {name: pair for name, pair in found.items() if pair is not None}
+    if not prepared:
+        return {}
+    implied: dict[str, Any] = {}
+    held_out = [folder for folder, info in prepared.values() if "validation" in info["splits"]]
+    if held_out:
+        implied["validation_files"] = tuple(split_files(path, "validation") for path in held_out)
+    folder, info = next(iter(prepared.values()))
+    if not given.get("init_from") and not given.get("load"):  # a model has its own vocabulary
+        implied["vocabulary_size"] = info["vocabulary_size"]
+    tokenizer = tokenizer_of(folder, info)
+    if tokenizer is not None and not info.get("masked"):
+        implied["tokenizer"] = str(tokenizer)
+    implied = {name: value for name, value in implied.items() if name not in given}
+    if inputs:
+        implied["input_files"] = tuple(
+            split_files(prepared[name][0], "train") if name in prepared else name for name in inputs
+        )
+    return implied
+
+
+def _prepared(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """A folder that has files to train on, and its description; None for any other path."""
+    info = read_info(folder) if os.path.isdir(folder) else None
+    return (folder, info) if info is not None and "train" in info.get("splits", {}) else None

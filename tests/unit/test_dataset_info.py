@@ -1,0 +1,105 @@
+"""What a run takes from a folder that preparation made."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from popxl_gpt.config import UserError
+from popxl_gpt.data import find_files
+from popxl_gpt.demo.commands import parse_training
+
+
+def prepared(folder: Path, vocabulary: int, **facts: object) -> Path:
+    """A folder with a description, a tokenizer and a file of each split, none of which is read."""
+    folder.mkdir()
+    splits = {}
+    for split in ("train", "validation"):
+        name = f"{split}-00000.tfrecord"
+        (folder / name).touch()
+        splits[split] = {"files": [{"name": name, "bytes": 1, "records": 1}]}
+    (folder / "tokenizer.json").touch()
+    info = {"vocabulary_size": vocabulary, "tokenizer": "tokenizer.json", "splits": splits, **facts}
+    (folder / "dataset.json").write_text(json.dumps(info))
+    return folder
+
+
+def data_of(*words: object):
+    """Names of the files to train on and to validate on, the tokenizer, and the vocabulary."""
+    config, _ = parse_training(["--config", "demo", *map(str, words)])
+    train, validation = (
+        [str(path.relative_to(path.parent.parent)) for path in find_files(patterns)]
+        for patterns in (config.data.input_files, config.data.validation_files)
+    )
+    return train, validation, config.data.tokenizer, config.model.vocabulary_size
+
+
+@pytest.mark.parametrize("name", ["mine", "it's [a] *", "-"])
+def test_a_prepared_folder_alone_says_what_to_train_and_to_validate_on(name, tmp_path):
+    folder = prepared(tmp_path / name, 321)
+    assert data_of("--input_files", folder) == (
+        [f"{name}/train-00000.tfrecord"],
+        [f"{name}/validation-00000.tfrecord"],
+        str(folder / "tokenizer.json"),
+        321,
+    )
+
+
+def test_a_folder_in_the_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = prepared(tmp_path / "mine", 321)
+    assert data_of("--input_files", "~/mine") == data_of("--input_files", folder)
+
+
+def test_what_a_flag_says_is_not_taken_from_the_folder(tmp_path):
+    folder, other = prepared(tmp_path / "mine", 321), prepared(tmp_path / "other", 400)
+    flags = ["--vocabulary_size", 512, "--validation_files", other / "train-*.tfrecord"]
+    assert data_of("--input_files", folder, *flags, "--tokenizer", other / "tokenizer.json") == (
+        ["mine/train-00000.tfrecord"],
+        ["other/train-00000.tfrecord"],
+        str(other / "tokenizer.json"),
+        512,
+    )
+
+
+def test_several_folders_are_validated_on_together(tmp_path):
+    folders = [prepared(tmp_path / name, 321) for name in ("first", "second")]
+    validation = [f"{folder.name}/validation-00000.tfrecord" for folder in folders]
+    tokenizer = str(folders[0] / "tokenizer.json")
+    train, *others = data_of("--input_files", *folders)
+    assert train == [f"{folder.name}/train-00000.tfrecord" for folder in folders]
+    assert others == [validation, tokenizer, 321]
+    config, _ = parse_training(["--mix", *(f"{folder}=0.5" for folder in folders)])
+    assert config.data.mixed() == {str(folder): 0.5 for folder in folders}
+    assert [str(p.relative_to(tmp_path)) for p in find_files(config.data.validation_files)] == (
+        validation
+    )
+    assert (config.data.tokenizer, config.model.vocabulary_size) == (tokenizer, 321)
+
+
+@pytest.mark.parametrize("flag", ["--init_from", "--checkpoint.load"])
+def test_a_model_that_is_there_keeps_its_vocabulary(flag, tmp_path):
+    folder = prepared(tmp_path / "mine", 321)
+    assert data_of("--input_files", folder, flag, tmp_path / "model")[3] == 4096
+
+
+def test_data_of_conversations_bring_no_tokenizer(tmp_path):
+    """Of a run that trains on: it has its own."""
+    assert data_of("--input_files", prepared(tmp_path / "mine", 321, masked=True))[2] is None
+
+
+def test_folders_without_a_description_and_patterns_are_taken_as_they_are(tmp_path):
+    folder = prepared(tmp_path / "mine", 321)
+    files = ["mine/train-00000.tfrecord", "mine/validation-00000.tfrecord"]
+    assert data_of("--input_files", folder / "*.tfrecord", "--validate_every", 0) == (
+        files, [], None, 4096,
+    )  # fmt: skip
+    (folder / "dataset.json").unlink()
+    assert data_of("--input_files", folder, "--validate_every", 0)[0] == files
+
+
+def test_a_description_that_cannot_be_read_is_refused_by_name(tmp_path):
+    folder = prepared(tmp_path / "mine", 321)
+    (folder / "dataset.json").write_text("{")
+    with pytest.raises(UserError, match="mine/dataset.json: got no valid description"):
+        data_of("--input_files", folder)
