@@ -9,16 +9,12 @@ from typing import Any
 from popxl import Tensor
 from popxl.opdef import OpFunction, emit
 
-Rule = Callable[[Tensor], Tensor]
+Rule = Callable[..., Tensor | tuple[Tensor | None, ...]]
 
 
 def with_gradient(op: OpFunction[..., Tensor], arguments: dict[str, Any], rule: Rule) -> Tensor:
-    """Add a one-result op of one tensor to the current graph, with the gradient ``rule(dy) ->
-    dx``.
+    """Add a one-result op to the current graph, with the gradient ``rule(dy, y, *arguments)``: one
+    for each tensor, or None where it has none.
     """
-
-    def vjp(dy: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return rule(dy)
-
-    definition = dataclasses.replace(op.definition, vjp=vjp, differentiable=True)
+    definition = dataclasses.replace(op.definition, vjp=rule, differentiable=True)
     return emit(definition, arguments).outputs[0]

@@ -4,7 +4,9 @@ import popxl
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.ops.utils import cast_if_needed
 
-from popxl_addons.ops.replicated_all_reduce_TP import replicated_all_reduce_identical_inputs
+from popxl_addons.ops.own_gradient import with_gradient
+
+Gradients = tuple[Tensor, None]
 
 
 def layer_norm_distributed(
@@ -18,34 +20,41 @@ def layer_norm_distributed(
     """
     if group is None or group.group_size == 1:
         return ops.layer_norm(t, w, b, epsilon)
-    x = cast_if_needed(t, popxl.float32)  # [N, C/size]
-    mean, rest, variance = _statistics(x, group)
-    normalised = cast_if_needed((x - mean - rest) / ops.sqrt(variance + epsilon), t.dtype)
-    return normalised * w + b
+    normalised = _normalised(cast_if_needed(t, popxl.float32), epsilon, group)
+    return cast_if_needed(normalised, t.dtype) * w + b
 
 
-def _statistics(x: Tensor, group: ReplicaGrouping) -> tuple[Tensor, Tensor, Tensor]:
-    """Of whole rows: the mean, what rounding took from it, and the variance; [N, C/size] -> [N, 1]
-    each.
+def _normalised(x: Tensor, epsilon: float, group: ReplicaGrouping) -> Tensor:
+    """Whole rows to mean 0 and variance 1; [N, C/size] -> [N, C/size].
 
-    Each member sends those of its slice, and all merge them: squares are only taken of deviations,
-    so that rows far from zero lose no digits. What is detached has gradient zero in exact
-    arithmetic.
+    Each member sends what it knows of its slice, and all merge that: squares are only taken of
+    deviations, so that rows far from zero lose no digits.
     Source: Chan, Golub and LeVeque 1983, The American Statistician 37(3), section 2.
     """
-    mean = ops.mean(x, axis=1, keepdims=True)  # [N, 1], of this member's slice
-    centred = x - ops.detach(mean)
-    rest = ops.detach(ops.mean(centred, axis=1, keepdims=True))
-    centred = centred - rest
-    variance = ops.mean(centred * centred, axis=1, keepdims=True)
-    own = ops.concat([mean, rest, variance], axis=1)
+    mean = ops.detach(_row_mean(x))  # [N, 1], of this member's slice
+    centred = x - mean
+    known = ops.detach(centred)
+    rest = _row_mean(known)  # what rounding took from the mean
+    own = ops.concat([mean, rest, _row_mean(known * known) - rest * rest], axis=1)
     # [size, N, 3]
     slices = ops.collectives.replicated_all_gather(own, group=group, output_shape="new_axis")
-    # its gradient is summed over the group
-    slices = replicated_all_reduce_identical_inputs(slices, group=group)
     means, rests, variances = ops.split(slices, 3, axis=2)  # [size, N, 1]
-    mean = ops.mean(means, axis=0)
-    deviations = means - ops.detach(mean) + rests
-    rest = ops.detach(ops.mean(deviations, axis=0))
-    deviations = deviations - rest
-    return mean, rest, ops.mean(variances + deviations * deviations, axis=0)
+    of_all = ops.mean(means, axis=0)  # [N, 1]
+    rest_of_all = ops.mean(means - of_all + rests, axis=0)
+    deviations = means - of_all + rests - rest_of_all
+    variance = ops.mean(variances + deviations * deviations, axis=0)
+    centred = centred + (mean - of_all - rest_of_all)
+    scale = 1.0 / ops.sqrt(variance + epsilon)
+
+    def gradient(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor, **_: object) -> Gradients:
+        """Of what is centred by parts that are constants here: of the whole normalisation."""
+        parts = ops.concat([_row_mean(dy), _row_mean(dy * y)], axis=1)  # [N, 2]
+        parts = ops.collectives.replicated_all_reduce(parts, "mean", group)
+        along_one, along_y = ops.split(parts, 2, axis=1)
+        return (dy - along_one - y * along_y) * rhs, None
+
+    return with_gradient(ops.mul, {"lhs": centred, "rhs": scale}, gradient)
+
+
+def _row_mean(t: Tensor) -> Tensor:
+    return ops.mean(t, axis=1, keepdims=True)

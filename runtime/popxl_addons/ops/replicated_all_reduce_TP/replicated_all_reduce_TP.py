@@ -9,7 +9,7 @@ from popart import popart_exception
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.ops.collectives import CollectiveOps
 
-from popxl_addons.ops.own_gradient import with_gradient
+from popxl_addons.ops.own_gradient import Rule, with_gradient
 
 
 def _checked_group(where: str, op: CollectiveOps, group: ReplicaGrouping | None) -> ReplicaGrouping:
@@ -18,6 +18,10 @@ def _checked_group(where: str, op: CollectiveOps, group: ReplicaGrouping | None)
             f"{where}: got op {op!r}; expected 'add', the one whose gradient is defined."
         )
     return popxl.gir().replica_grouping() if group is None else group
+
+
+def _summed_over(group: ReplicaGrouping) -> Rule:
+    return lambda dy, *_, **__: ops.collectives.replicated_all_reduce(dy, "add", group)
 
 
 def replicated_all_reduce_identical_inputs(
@@ -32,9 +36,7 @@ def replicated_all_reduce_identical_inputs(
     if group.group_size == 1:
         return t
     arguments = {"t": t, "output_name": None}
-    return with_gradient(
-        ops.identity, arguments, lambda dy: ops.collectives.replicated_all_reduce(dy, "add", group)
-    )
+    return with_gradient(ops.identity, arguments, _summed_over(group))
 
 
 def replicated_all_reduce_identical_grad_inputs(
@@ -49,7 +51,7 @@ def replicated_all_reduce_identical_grad_inputs(
     if group.group_size == 1:
         return t
     arguments = {"t": t, "op": op, "group": group}
-    return with_gradient(ops.collectives.replicated_all_reduce, arguments, lambda dy: dy)
+    return with_gradient(ops.collectives.replicated_all_reduce, arguments, lambda dy, *_, **__: dy)
 
 
 def replicated_all_reduce(
@@ -62,8 +64,4 @@ def replicated_all_reduce(
     if group.group_size == 1:
         return t
     arguments = {"t": t, "op": op, "group": group}
-    return with_gradient(
-        ops.collectives.replicated_all_reduce,
-        arguments,
-        lambda dy: ops.collectives.replicated_all_reduce(dy, "add", group),
-    )
+    return with_gradient(ops.collectives.replicated_all_reduce, arguments, _summed_over(group))
