@@ -16,7 +16,7 @@ from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
 
-from popxl_gpt.config import UserError, parse_command_line, override, preset, preset_names
+from popxl_gpt.config import UserError, override, parse_command_line, preset, preset_names
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
