@@ -21,7 +21,7 @@ from popxl import ops  # noqa: E402
 from popxl_engine.ir import Block, to_text  # noqa: E402
 from popxl_engine.lowering import lower  # noqa: E402
 from popxl_engine.passes import (  # noqa: E402
-    FUSIONS,
+    OPTIMIZATIONS,
     PASSES,
     Pass,
     PassManager,
@@ -60,7 +60,7 @@ class Watching(PassManager):
 
     def _run(self, each: Pass, block: Block) -> Block:
         result = super()._run(each, block)
-        if result is not block and each.name in {fusion.name for fusion in FUSIONS}:
+        if result is not block and each.name in {fusion.name for fusion in OPTIMIZATIONS}:
             found = one_change(list(lines(block)), list(lines(result)))
             known = self.changes.get(each.name)
             if found[1] and (known is None or len(sum(found, [])) < len(sum(known, []))):

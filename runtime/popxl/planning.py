@@ -63,7 +63,7 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
 
 
 def measure(data_type: dtype = float32) -> Machine:
-    """The speeds of this machine, measured in less than a second: of a loop that does nothing but
+    """The speeds of this machine, measured in about a second: of a loop that does nothing but
     multiply, and of copies of memory. Without a compiler for the loop: of the best of a few
     products.
 

@@ -2,8 +2,8 @@
 ``cachePath``.
 
 It holds the generated source of every program that was prepared, ``program_<hash of the
-source>.py``, for people to read. Nothing is read back from it, by stack traces neither, and nothing
-in it is executed; deleting it is safe.
+source>.py``, for people to read. Nothing is read back from it, not even for stack traces, and
+nothing in it is executed; deleting it is safe.
 """
 
 import hashlib

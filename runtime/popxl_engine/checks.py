@@ -9,7 +9,7 @@ from popxl.opdef import Op
 from popxl.tensor import Tensor
 
 from popxl_engine.analysis.def_use import DefUse
-from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.ir import Block, Instr, Value, blocks_of
 
 Use = tuple[list[Instr], list[tuple[Block, int]]]
 """Transfers whose offset a value is, and inputs of bodies that it becomes."""
@@ -66,44 +66,26 @@ def check_offsets(main: Block) -> None:
     Raises:
         GraphError: an offset outside its buffer.
     """
-    Offsets().check(main)
+    seen: set[tuple[Block, int, int]] = set()
 
-
-class Offsets:
-    """Follows constants: each block is looked at once, and each of its inputs once per number that
-    it may be.
-    """
-
-    def __init__(self) -> None:
-        self._uses: dict[Block, dict[Value, Use]] = {}
-        self._seen: set[tuple[Block, int, int]] = set()
-
-    def check(self, block: Block) -> None:
-        """Check a block and what it runs."""
-        if block in self._uses:
-            return
-        uses = self._uses[block] = _uses(block)
-        for instr in block.instrs:
-            if "remote_buffer" in instr.arguments and not isinstance(
-                instr.arguments["offset"], Value
-            ):
-                _check(instr, int(instr.arguments["offset"]))
-            for body in instr.bodies:
-                self.check(body)
-        for constant, value in block.constants.items():
-            if value in uses and constant.nelms == 1 and constant.dtype.is_int:
-                self._follow(uses[value], int(constant.host_value.reshape(-1)[0]))
-
-    def _follow(self, use: Use, number: int) -> None:
+    def follow(use: Use, number: int) -> None:
         transfers, inputs = use
         for instr in transfers:
             _check(instr, number)
         for body, i in inputs:
-            if (body, i, number) not in self._seen:
-                self._seen.add((body, i, number))
-                self.check(body)
-                if body.inputs[i] in self._uses[body]:
-                    self._follow(self._uses[body][body.inputs[i]], number)
+            if (body, i, number) not in seen:
+                seen.add((body, i, number))
+                follow(body.find(_uses).get(body.inputs[i], ([], [])), number)
+
+    for block in blocks_of(main):
+        for instr in block.instrs:
+            if "remote_buffer" in instr.arguments:
+                offset = instr.arguments["offset"]
+                if not isinstance(offset, Value):
+                    _check(instr, int(offset))
+        for constant, value in block.constants.items():
+            if constant.nelms == 1 and constant.dtype.is_int and value in block.find(_uses):
+                follow(block.find(_uses)[value], int(constant.host_value.reshape(-1)[0]))
 
 
 def _uses(block: Block) -> dict[Value, Use]:

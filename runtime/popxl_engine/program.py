@@ -51,7 +51,7 @@ class Program:
         self._main = self.source.load(self.filename, self.source.names)[name]
         if path is None:
             weakref.finalize(self, linecache.cache.pop, self.filename, None)
-        self._yields = effects_of(self.block).meets
+        self._yields = effects_of(self.block).synchronizes
 
     def start(self, replica: Replica) -> Running:
         """The program on one replica, as a generator that yields at collectives."""

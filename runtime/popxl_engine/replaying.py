@@ -302,13 +302,13 @@ class ReplayingWriter(BlockWriter):
         number = self.replaying.numbers.get(body)
         if number is None:
             return super()._call_block(body, inputs)
-        meets, replays = effects_of(body).meets, self.replaying.replays
+        synchronizes, replays = effects_of(body).synchronizes, self.replaying.replays
         run = self.source.bind(
-            "run_together" if meets else "run_phase",
-            replays.run_together if meets else replays.run,
+            "run_together" if synchronizes else "run_phase",
+            replays.run_together if synchronizes else replays.run,
         )
         call = f"{run}(r, {number}, {self.generator.function(body)}{inputs})"
-        return f"(yield from {call})" if meets else call
+        return f"(yield from {call})" if synchronizes else call
 
 
 class Replayer:

@@ -30,7 +30,7 @@ AUTO = 0.9
 """Share of the memory that is free on a GPU which a program takes where nothing is said."""
 HOST, DEVICE = "host memory", "device memory for rows"
 """Kinds of memory that rows come and go in."""
-LONGEST = 10_000_000
+MAX_INSTRS_FOLLOWED = 10_000_000
 """Instructions of a run that is followed to know the order of its rows: some minutes."""
 
 
@@ -178,7 +178,7 @@ def row_events(ir: Ir, block: Block) -> list[Event] | None:
     None, too, where a run is very long: one of nested calls may be longer than anybody can wait
     for.
     """
-    if instrs_run(block) > LONGEST:
+    if instrs_run(block) > MAX_INSTRS_FOLLOWED:
         return None
     try:
         return [event for event in events_of(ir, block, {}) if event.kind != "collective"]

@@ -98,20 +98,14 @@ class WatchingWriter(BlockWriter):
             return
         number = len(self.watching.watched)
         self.watching.watched.append((instr, self.block))
-        yield (
-            f"were_finite = {self.watch}.are_finite(r.index, "
-            f"({self._names(instr, instr.inputs())}))"
-        )
-        if not any(True for _ in instr.inputs()) or "remote" in instr.effects:
+        yield (f"were_finite = {self.watch}.are_finite(r.index, ({self._names(instr.inputs())}))")
+        if not instr.inputs() or "remote" in instr.effects:
             is_load = "remote" in instr.effects
             yield f"were_finite = {is_load} and r.index not in {self.watch}.first"
         yield from super()._instr(instr)
-        yield (
-            f"{self.watch}.look(r.index, {number}, were_finite, "
-            f"({self._names(instr, instr.outputs)}))"
-        )
+        yield (f"{self.watch}.look(r.index, {number}, were_finite, ({self._names(instr.outputs)}))")
 
-    def _names(self, instr: Instr, values: Any) -> str:
+    def _names(self, values: Any) -> str:
         return "".join(f"{self.python[v]}, " for v in values)
 
 

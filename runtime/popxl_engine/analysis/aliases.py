@@ -41,9 +41,6 @@ def may_alias_or_write(definition: OpDefinition | None) -> bool:
 
 def must_alias_edges(instr: Instr) -> Iterable[tuple[Value, Value]]:
     """(operand, result) pairs that share storage by contract."""
-    sources = aliased(instr)
-    if not sources or instr.definition is None:
-        return ()
-    results = instr.outputs[:1] if instr.definition.writes else instr.outputs
-    pairs: list[tuple[Value, Value]] = [(v, result) for v in sources for result in results]
-    return pairs
+    writes = instr.definition is not None and instr.definition.writes
+    results = instr.outputs[:1] if writes else instr.outputs
+    return [(v, result) for v in aliased(instr) for result in results]

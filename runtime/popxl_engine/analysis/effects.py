@@ -6,7 +6,7 @@ from typing import Any
 
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.ir import Block, Instr
+from popxl_engine.ir import Block, Instr, blocks_of
 from popxl_engine.stochastic import NARROW, TRANSFERS
 
 KEPT_EFFECTS = frozenset({"host", "remote", "print"})
@@ -20,9 +20,9 @@ class Effects:
     """Remote buffers that it loads from."""
     stores: frozenset[Any] = frozenset()
     """Remote buffers that it stores to."""
-    lasts: bool = False
-    """Whether it matters beyond its results: transfers and prints, but not remote loads."""
-    meets: bool = False
+    has_side_effects: bool = False
+    """Whether it matters beyond its results: transfers and prints, but not `remote_load`."""
+    synchronizes: bool = False
     """Whether it waits for other replicas."""
     draws: bool = False
     """Whether its rounding may be stochastic."""
@@ -63,8 +63,8 @@ def _of_op(instr: Instr) -> Effects:
     return Effects(
         loads=buffer if name.startswith("remote_load") else frozenset(),
         stores=buffer if name.startswith("remote_store") else frozenset(),
-        lasts=bool(effects & KEPT_EFFECTS) and name != "remote_load",
-        meets=meets(instr),
+        has_side_effects=bool(effects & KEPT_EFFECTS) and name != "remote_load",
+        synchronizes=synchronizes(instr),
         draws=draws,
     )
 
@@ -79,13 +79,13 @@ def _joined(several: Iterable[Effects]) -> Effects:
     return Effects(
         loads=frozenset().union(*(s.loads for s in found)),
         stores=frozenset().union(*(s.stores for s in found)),
-        lasts=any(s.lasts for s in found),
-        meets=any(s.meets for s in found),
+        has_side_effects=any(s.has_side_effects for s in found),
+        synchronizes=any(s.synchronizes for s in found),
         draws=any(s.draws for s in found),
     )
 
 
-def meets(instr: Instr) -> bool:
+def synchronizes(instr: Instr) -> bool:
     """Whether an instruction is a collective over more than one replica."""
     if "collective" not in instr.effects:
         return False
@@ -109,25 +109,9 @@ def instrs_run(main: Block) -> int:
         counts[block] = len(block.instrs)
         for instr in block.instrs:
             if instr.bodies:
-                rounds = instr.arguments.get("repeat_count", 1)
-                counts[block] += rounds * sum(counts[body] for body in instr.bodies)
+                iterations = instr.arguments.get("repeat_count", 1)
+                counts[block] += iterations * sum(counts[body] for body in instr.bodies)
     return counts[main]
-
-
-def blocks_of(*mains: Block) -> Iterator[Block]:
-    """Blocks and all that they run, at any depth; each once, after those that it runs."""
-    found: set[Block] = set()
-
-    def visit(block: Block) -> Iterator[Block]:
-        found.add(block)
-        for body in block.bodies:
-            if body not in found:
-                yield from visit(body)
-        yield block
-
-    for main in mains:
-        if main not in found:
-            yield from visit(main)
 
 
 def instrs_of(main: Block) -> Iterator[Instr]:

@@ -1,6 +1,6 @@
 """Classes of things that are joined two at a time."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -26,7 +26,3 @@ class UnionFind(Generic[Item]):
         first, second = self.find(one), self.find(other)
         if first is not second:
             self._parent[second] = first
-
-    def __iter__(self) -> Iterator[Item]:
-        """Those that have been joined to something before them."""
-        return iter(self._parent)

@@ -94,7 +94,7 @@ class BlockWriter(OpWriter):
                 self.source.add(f"    del {', '.join(self.last_uses)}")
         results = ", ".join(self.python[v] for v in block.outputs)
         self.source.add(f"    return ({results}{',' if block.outputs else ''})")
-        if effects_of(block).meets:
+        if effects_of(block).synchronizes:
             self.source.add("    yield")
         self.source.add("")
 
@@ -143,7 +143,7 @@ class BlockWriter(OpWriter):
 
     def _call_block(self, body: Block, inputs: str) -> str:
         call = f"{self.generator.function(body)}(r{inputs})"
-        return f"(yield from {call})" if effects_of(body).meets else call
+        return f"(yield from {call})" if effects_of(body).synchronizes else call
 
     def _call(self, instr: Instr) -> Iterator[str]:
         arguments = "".join(f", {self.python[v]}" for v in instr.arguments["inputs"])

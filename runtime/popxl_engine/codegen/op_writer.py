@@ -5,7 +5,7 @@ from typing import Any
 
 from popxl.opdef import call_arguments
 
-from popxl_engine.analysis.effects import meets, rounds
+from popxl_engine.analysis.effects import rounds, synchronizes
 from popxl_engine.codegen.source import Source
 from popxl_engine.ir import Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
@@ -280,7 +280,7 @@ class OpWriter:
         args, kwargs = call_arguments(instr.definition, instr.arguments)
         keywords = [f"{k}={self._argument(v, False)}" for k, v in kwargs.items()]
         operands = [self._argument(a, False) for a in args if isinstance(a, Value)]
-        if not meets(instr):
+        if not synchronizes(instr):
             listed = [
                 f"[{self._argument(a, False)}]"
                 if isinstance(a, Value)

@@ -4,6 +4,7 @@ changes: a pass makes new ones.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -106,18 +107,11 @@ class Instr:
 
     def inputs(self) -> tuple[Value, ...]:
         """Values read, in order; the seed that it rounds from among them."""
-        known: dict[str, tuple[Value, ...]] = self.__dict__  # kept, as nothing of it changes
-        if "inputs of it" not in known:
-            found: list[Value] = []
-            for argument in self.arguments.values():
-                if isinstance(argument, Value):
-                    found.append(argument)
-                elif isinstance(argument, (list, tuple)):
-                    found.extend(values_in(argument))
-            if self.rng_path.seed is not None:
-                found.append(self.rng_path.seed)
-            known["inputs of it"] = tuple(found)
-        return known["inputs of it"]
+        return self._inputs
+
+    @cached_property
+    def _inputs(self) -> tuple[Value, ...]:
+        return tuple(values_in((*self.arguments.values(), self.rng_path.seed)))
 
     @property
     def effects(self) -> frozenset[str]:
@@ -207,23 +201,36 @@ class Block:
         return replace(self, instrs=found, _findings={}, **changes)
 
 
+def blocks_of(*mains: Block) -> Iterator[Block]:
+    """Blocks and all that they run, at any depth; each once, after those that it runs."""
+    found: set[Block] = set()
+
+    def visit(block: Block) -> Iterator[Block]:
+        found.add(block)
+        for body in block.bodies:
+            if body not in found:
+                yield from visit(body)
+        yield block
+
+    for main in mains:
+        if main not in found:
+            yield from visit(main)
+
+
 def map_blocks(program: Block, rewrite: Callable[[Block], Block]) -> Block:
     """A program with every block rewritten once, after those that it runs."""
     done: dict[Block, Block] = {}
-
-    def rewritten(block: Block) -> Block:
-        for body in block.bodies:
-            if body not in done:
-                done[body] = rewritten(body)
-        if all(done[body] is body for body in block.bodies):
-            return rewrite(block)
-        return rewrite(block.with_instrs(map(with_done_bodies, block.instrs)))
 
     def with_done_bodies(instr: Instr) -> Instr:
         bodies = tuple([done[body] for body in instr.bodies])
         return instr if bodies == instr.bodies else replace(instr, bodies=bodies)
 
-    return rewritten(program)
+    for block in blocks_of(program):
+        is_same = all(done[body] is body for body in block.bodies)
+        done[block] = rewrite(
+            block if is_same else block.with_instrs(map(with_done_bodies, block.instrs))
+        )
+    return done[program]
 
 
 def _bodies(block: Block) -> tuple[Block, ...]:

@@ -3,24 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from popxl_engine.ir.block import Block, Instr, Value
+from popxl_engine.ir.block import Block, Instr, Value, blocks_of
 
 _FLAGS = ("host", "needs_copy", "needs_contiguous", "must_view")
 
 
 def to_text(program: Block) -> str:
     """A program as text: each block once, after those that it runs."""
-    seen: list[Block] = []
-
-    def lines(block: Block) -> Iterator[str]:
-        seen.append(block)
-        for body in block.bodies:
-            if body not in seen:
-                yield from lines(body)
-                yield ""
-        yield from _block(block)
-
-    return "\n".join(lines(program)) + "\n"
+    return "\n\n".join("\n".join(_block(block)) for block in blocks_of(program)) + "\n"
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from popxl_engine.ir.block import Block, Instr, Value, aliased
+from popxl_engine.ir.block import Block, Instr, Value, aliased, blocks_of
 from popxl_engine.ir.text import instr_text
 
 
@@ -10,9 +10,9 @@ class VerificationError(AssertionError):
     """A pass has made a program that is none. This is a mistake in the compiler."""
 
 
-def verify(program: Block, after: str = "lowering", is_graph: bool = False) -> None:
-    """Check a program: names, scopes, types, effects and aliases, of each block once, whichever
-    passes leave it as it is.
+def verify(program: Block, after: str, is_graph: bool) -> None:
+    """Check a program: names, scopes, types, effects and aliases. A block that a pass leaves as it
+    was is not checked again.
 
     Args:
         after: the pass that made it, for the message.
@@ -20,23 +20,13 @@ def verify(program: Block, after: str = "lowering", is_graph: bool = False) -> N
     Raises:
         VerificationError: it is not as it must be.
     """
-    done: set[Block] = set()
-
-    def check(block: Block) -> None:
-        done.add(block)
-        for body in block.bodies:
-            if body not in done:
-                check(body)
+    for block in blocks_of(program):
         for rule in _RULES[:3] if is_graph else _RULES:
-            for instr, wrong in block.find(rule):
+            for what, wrong in block.find(rule):
+                shown = what if isinstance(what, str) else instr_text(what)
                 raise VerificationError(
-                    f"after {after}, in block {block.name or 'main'}: {shown(instr)}: {wrong}"
+                    f"after {after}, in block {block.name or 'main'}: {shown}: {wrong}"
                 )
-
-    def shown(what: Instr | str) -> str:
-        return what if isinstance(what, str) else instr_text(what)
-
-    check(program)
 
 
 Wrong = list[tuple[Instr | str, str]]

@@ -1,8 +1,9 @@
 """Passes over programs: each matches a pattern and puts something faster in its place, or prepares
 a program for code generation. They hold no kernel: fused ops are declared in `popxl_engine.ops`.
+`emulate_views` alone has two copies of its own.
 
 `PASSES` lists them in the order in which they run. To add one: a file here with a function
-``block -> block``, and its line in the tuple. ``POPXL_PASSES=-name,-name`` turns some off (or
+``block -> block``, and its line in `OPTIMIZATIONS`. ``POPXL_PASSES=-name,-name`` turns some off (or
 ``-all`` that may be), ``POPXL_PRINT_AFTER=name`` prints the program after one, and
 ``POPXL_VERIFY=1`` checks it after each.
 """
@@ -47,10 +48,6 @@ def _anywhere(device: torch.device) -> bool:
     return True
 
 
-def _has_flash(device: torch.device) -> bool:
-    return has_flash_attention(device)
-
-
 def _keeps_probs(device: torch.device) -> bool:
     """Where attention gives its probabilities."""
     return not has_flash_attention(device)
@@ -63,7 +60,7 @@ class Pass:
     name: str
     fn: Callable[[Block], Block]
     devices: Callable[[torch.device], bool] = _anywhere
-    """Those for which it is."""
+    """Those on which it runs."""
     per_graph: bool = False
     """It works on the block of a single graph, before calls are inlined: it must do the same
     wherever the graph is called.
@@ -79,7 +76,7 @@ def _in_each(fn: Callable[[Block], Block]) -> Callable[[Block], Block]:
     return partial(map_blocks, rewrite=fn)
 
 
-FUSIONS: tuple[Pass, ...] = (
+OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("drop_casts", drop_casts, per_graph=True),
     Pass("swap_transposed_gemm", swap_transposed_gemm, per_graph=True),
     Pass("fuse_gemm_bias", fuse_gemm_bias, per_graph=True),
@@ -99,7 +96,7 @@ FUSIONS: tuple[Pass, ...] = (
     Pass("fuse_embedding_grad", _in_each(fuse_embedding_grad)),
     Pass("fuse_grad_norm", _in_each(fuse_grad_norm)),
     Pass("scalar_cse", _in_each(scalar_cse)),
-    Pass("flash_attention", flash_attention, _has_flash, leaves_dead_code=True),
+    Pass("flash_attention", flash_attention, has_flash_attention, leaves_dead_code=True),
 )
 
 
@@ -123,7 +120,7 @@ def legalization(rules: frozenset[str] = ALL_RULES) -> tuple[Pass, ...]:
 
 
 LEGALIZATION = legalization()
-PASSES: tuple[Pass, ...] = (*FUSIONS, *LEGALIZATION)
+PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, *LEGALIZATION)
 
 
 def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:
@@ -132,13 +129,10 @@ def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:
     Raises:
         ValueError: it names a pass that is not there, or without which programs would be wrong.
     """
-    off = {
-        name.strip().lstrip("-")
-        for name in os.environ.get("POPXL_PASSES", "").split(",")
-        if name.strip()
-    }
+    named = os.environ.get("POPXL_PASSES", "").split(",")
+    off = {name.strip() for name in named if name.strip()}
     optional = [p.name for p in PASSES if p.is_optional]
-    unknown = off - {*optional, "all"}
+    unknown = off - {f"-{name}" for name in (*optional, "all")}
     if unknown:
         raise ValueError(
             f"POPXL_PASSES: got {', '.join(sorted(unknown))}; expected '-name' for some of "
@@ -147,8 +141,25 @@ def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:
     return tuple(
         p
         for p in PASSES
-        if p.devices(device) and not (p.is_optional and (p.name in off or "all" in off))
+        if p.devices(device) and not (p.is_optional and (f"-{p.name}" in off or "-all" in off))
     )
+
+
+def _printed_after() -> set[str]:
+    """The passes after which ``POPXL_PRINT_AFTER`` has programs printed.
+
+    Raises:
+        ValueError: it names one that is not there.
+    """
+    printed = {n.strip() for n in os.environ.get("POPXL_PRINT_AFTER", "").split(",") if n.strip()}
+    known = ["lower", *(p.name for p in PASSES)]
+    unknown = printed - {*known}
+    if unknown:
+        raise ValueError(
+            f"POPXL_PRINT_AFTER: got {', '.join(sorted(unknown))}; expected some of "
+            f"{', '.join(known)}."
+        )
+    return printed
 
 
 class PassManager:
@@ -156,7 +167,7 @@ class PassManager:
 
     def __init__(self, passes: Sequence[Pass]):
         self.passes = passes
-        self._printed = {n for n in os.environ.get("POPXL_PRINT_AFTER", "").split(",") if n}
+        self._printed = _printed_after()
         self._verifies = os.environ.get("POPXL_VERIFY", "0") not in ("", "0")
 
     def run_on_graph(self, block: Block) -> Block:

@@ -32,7 +32,7 @@ def _kept(block: Block) -> tuple[list[Instr], dict[Constant, Value]] | None:
     kept: list[Instr] = []
     for instr in reversed(block.instrs):
         touched = (*instr.outputs, *instr.may_write())
-        if any(storage(v) in live for v in touched) or effects_of_instr(instr).lasts:
+        if any(storage(v) in live for v in touched) or effects_of_instr(instr).has_side_effects:
             kept.append(instr)
             live.update(map(storage, instr.inputs()))
     read = {v for instr in kept for v in instr.inputs()}.union(block.outputs)

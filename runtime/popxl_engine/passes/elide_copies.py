@@ -1,10 +1,10 @@
 """Which copies nothing can observe.
 
 Values that share storage form a class. Those that *must* alias, by contract, are joined first:
-results of alias forms, and of writes in place. A value *may* alias another one where an
-instruction gives a result that is independent by contract but could be a view: a ``copy``, an
-out-of-place view, a load of a remote row. Such an edge is elided (the two classes are joined)
-unless one of these rules keeps it:
+results of alias forms, and of writes in place. A result that is independent by contract is a
+*candidate* for a view where it has the numbers of something else: a ``copy``, an out-of-place
+view, a load of a remote row. The copy is elided (the two classes are joined) unless one of these
+rules keeps it:
 
 - `source_changes`: the source's storage is written after the view was made, and the view is still
   read then;
@@ -30,12 +30,13 @@ Tests take each rule away and must fail.
 """
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from popxl_engine.analysis.aliases import must_alias_edges
-from popxl_engine.analysis.effects import NOTHING, effects_of_instr, meets
+from popxl_engine.analysis.effects import NOTHING, effects_of_instr, synchronizes
 from popxl_engine.analysis.union_find import UnionFind
 from popxl_engine.analysis.value_numbers import ValueNumbers
 from popxl_engine.ir import Block, Instr, Value, map_blocks
@@ -106,7 +107,7 @@ class _Elision:
         self.block, self.rules = block, rules
         self.classes: UnionFind[Any] = UnionFind()
         """Of values, remote buffers and streams."""
-        self.storage: dict[Any, Storage] = {}
+        self.storage: defaultdict[Any, Storage] = defaultdict(Storage)
         """By what a class goes by."""
         self.rows: dict[Value, tuple[Any, Any]] = {}
         """Values that are a whole remote row: (buffer, number of the offset)."""
@@ -124,10 +125,7 @@ class _Elision:
 
     def of(self, key: Any) -> Storage:
         """The storage of a value or remote buffer."""
-        root = self.classes.find(key)
-        if root not in self.storage:
-            self.storage[root] = Storage()
-        return self.storage[root]
+        return self.storage[self.classes.find(key)]
 
     def join(self, a: Any, b: Any) -> None:
         """Make two values share a class."""
@@ -232,7 +230,7 @@ class _Elision:
     # Decisions
 
     def _decide(self, position: int, instr: Instr) -> None:
-        source = may_alias_source(instr)
+        source = view_source(instr)
         if source is None:
             return
         if instr.kind == "copy" and instr.arguments["t"].host != instr.outputs[0].host:
@@ -267,7 +265,7 @@ class _Elision:
         old, new = self.of(source), self.of(result)
         if "views_written" in self.rules and result in self.viewed:
             return True
-        through = self._written_through(old, new, result)
+        through = self._written_through(new, result)
         if "source_changes" in self.rules and old.writes and new.reads:
             later = bisect_left(old.writes, position + 1)
             while later < len(old.writes) and old.writes[later] == through:
@@ -281,7 +279,7 @@ class _Elision:
         read = bisect_left(old.reads, new.writes[0])
         return read < len(old.reads) and (through is None or old.reads[read] < through)
 
-    def _written_through(self, old: Storage, new: Storage, result: Value) -> int | None:
+    def _written_through(self, new: Storage, result: Value) -> int | None:
         """Where a row that was loaded and changed is stored to its own place, after its last
         change. None if it is not.
 
@@ -322,10 +320,10 @@ class _Elision:
 
 def is_of_all_members(instr: Instr) -> bool:
     """Whether an instruction's result is other replicas' result, too."""
-    return instr.definition is not None and instr.definition.name in SHARED and meets(instr)
+    return instr.definition is not None and instr.definition.name in SHARED and synchronizes(instr)
 
 
-def may_alias_source(instr: Instr) -> Any:
+def view_source(instr: Instr) -> Any:
     """What an instruction's result could be a view of: a value, a buffer, a stream, or what
     replicas share.
 

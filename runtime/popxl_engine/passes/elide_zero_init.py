@@ -24,9 +24,9 @@ MEANS = (
 
 def elide_zero_init(block: Block) -> Block:
     """Memory of an accumulator is not cleared where a mean with a counter at zero is the first that
-    meets it.
+    accesses it.
 
-    Both come fresh from `init`. A loop may take them instead, whose body first meets the
+    Both come fresh from `init`. A loop may take them instead, whose body first accesses the
     accumulator as the target of a mean, before it writes the counter.
     """
     if not any(map(is_zeros, block.instrs)):
@@ -75,7 +75,7 @@ def _first_means(instr: Instr) -> Iterator[tuple[Value, Value]]:
 
 
 def _means_of_body(body: Block) -> list[tuple[int, int]]:
-    """Inputs that a body first meets as the target of a mean, each with that of its counter."""
+    """Inputs that a body first accesses as the target of a mean, each with that of its counter."""
     aliases = body.find(MustAlias)
     steps = {i: _counter_of_first_mean(body, aliases, body.inputs[i]) for i in sorted(body.by_ref)}
     return [(i, step) for i, step in steps.items() if step is not None]
@@ -87,7 +87,7 @@ def is_zeros(instr: Instr) -> bool:
 
 
 def _counter_of_first_mean(body: Block, aliases: MustAlias, accumulator: Value) -> int | None:
-    """The input that counts the mean by which a body first meets an accumulator, if it is not
+    """The input that counts the mean by which a body first accesses an accumulator, if it is not
     written before.
     """
     target = aliases.storage(accumulator)

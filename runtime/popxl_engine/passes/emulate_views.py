@@ -306,8 +306,8 @@ class _Emulation:
         return self._numbers[allocation]
 
     def _check_distinct(self, view: EmulatedView) -> None:
-        """GraphError if a view that is written shows an element twice: which of two values stayed
-        would be open.
+        """GraphError if a view that is written shows an element twice: which write
+        wins would be undefined.
         """
         numbers, op = self._memory(view.view), view.instr.source
         if numbers.unique().numel() < numbers.numel():

@@ -1,30 +1,19 @@
 """Attention with a causal mask and without dropout as one kernel that keeps no probabilities."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from popxl import dtypes
 from popxl.op_records import Op
 from popxl.tensor import TensorSpec
 
 from popxl_engine.analysis.def_use import DefUse
-from popxl_engine.analysis.effects import blocks_of
 from popxl_engine.analysis.value_numbers import ValueNumbers
-from popxl_engine.ir import Block, Instr, Value, map_blocks
+from popxl_engine.ir import Block, Instr, Value, blocks_of, map_blocks
 from popxl_engine.ops import attention as ops
 from popxl_engine.passes.attention_gradients import are_of_same
 from popxl_engine.passes.rewriter import fused
 
 HIDDEN = -9e3
 """What is added to the score of a key that a query must not see, at most: its exponential is 0."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Attention in a block whose probabilities nothing sees but gradients of it."""
-
-    forward: Instr
-    gradients: list[Instr]
 
 
 def flash_attention(program: Block) -> Block:
@@ -34,20 +23,20 @@ def flash_attention(program: Block) -> Block:
     An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the
     same bits.
     """
-    everywhere: dict[Instr, _Found] = {}
+    gradients_of: dict[Instr, list[Instr]] = {}
     refused: set[Op | None] = set()
     for block in blocks_of(program):
         for instr in block.instrs:
             if instr.definition is ops.attention:
                 found = _seen_by_gradients(block, instr) if _is_causal(block, instr) else None
                 if found is not None:
-                    everywhere[instr] = found
+                    gradients_of[instr] = found
                 else:
                     refused.add(instr.source)
     made: dict[Instr, Instr] = {}
-    for forward, found in everywhere.items():
+    for forward, gradients in gradients_of.items():
         if forward.source not in refused:
-            made.update(_replaced(found))
+            made.update(_replaced(forward, gradients))
     return map_blocks(program, lambda b: b.with_instrs(made.get(i, i) for i in b.instrs))
 
 
@@ -73,7 +62,7 @@ def _is_causal(block: Block, instr: Instr) -> bool:
     return not added[~above].any() and bool((added[above] <= HIDDEN).all())
 
 
-def _seen_by_gradients(block: Block, instr: Instr) -> _Found | None:
+def _seen_by_gradients(block: Block, instr: Instr) -> list[Instr] | None:
     """Its gradients, if nothing else sees the probabilities, and they are for the very same
     operands.
     """
@@ -85,7 +74,7 @@ def _seen_by_gradients(block: Block, instr: Instr) -> _Found | None:
     are_fit = all(
         g.definition is ops.attention_grad and _is_gradient(block, instr, g) for g in gradients
     )
-    return _Found(instr, gradients) if are_fit else None
+    return gradients if are_fit else None
 
 
 def _is_gradient(block: Block, forward: Instr, gradient: Instr) -> bool:
@@ -100,12 +89,12 @@ def _is_gradient(block: Block, forward: Instr, gradient: Instr) -> bool:
     return are_given and a["seed_tensor"] is None and is_same
 
 
-def _replaced(found: _Found) -> dict[Instr, Instr]:
-    of, (probs, y) = found.forward.arguments, found.forward.outputs
+def _replaced(forward: Instr, gradients: list[Instr]) -> dict[Instr, Instr]:
+    of, (probs, y) = forward.arguments, forward.outputs
     logsumexp = Value(f"logsumexp_of_{probs.name}", TensorSpec(y.shape[:3], dtypes.float32))
     operands = {n: of[n] for n in ("query", "key_t", "value", "scale")}
-    made = {found.forward: fused(found.forward, ops.flash_attention, operands, (y, logsumexp))}
-    for gradient in found.gradients:
+    made = {forward: fused(forward, ops.flash_attention, operands, (y, logsumexp))}
+    for gradient in gradients:
         operands = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
         operands |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
         made[gradient] = fused(gradient, ops.flash_attention_grad, operands)

@@ -12,7 +12,7 @@ from popxl_engine.passes.rewriter import fused
 
 
 def fuse_embedding_grad(block: Block) -> Block:
-    """add_ of zeros that nobody else meets but a mean of rows, with a counter at zero.
+    """add_ of zeros that nothing else accesses but a mean of rows, with a counter at zero.
 
     Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices
     before they are added.
@@ -45,7 +45,7 @@ class _Uses:
                 self.of.setdefault(value, []).append(i)
         self.leaving = {self.storage(v) for v in block.outputs}
 
-    def match(self, mean: int) -> "tuple[int, int] | None":
+    def match(self, mean: int) -> tuple[int, int] | None:
         """Where the sums of a mean of rows are made, and where they are added, if its rows may go
         there at once.
         """

@@ -23,7 +23,7 @@ class Made(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A pattern: a constant number that broadens nothing, found under this name."""
+    """A pattern: a constant number that adds no axis, found under this name."""
 
     name: str
 
@@ -129,7 +129,7 @@ class Rewriter:
                     found.arguments[pattern] = argument
                 elif argument != pattern:
                     return None
-        is_whole = not self.writes_between(min(found.absorbed), index)
+        is_whole = not self.writes_between(min(found.absorbed, default=index), index)
         return found if is_whole else None
 
     def used_only_by(self, v: Value, users: Iterable[int]) -> bool:

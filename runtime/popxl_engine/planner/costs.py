@@ -11,9 +11,9 @@ from popxl.ir import Ir
 from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.analysis.effects import blocks_of, meets
+from popxl_engine.analysis.effects import synchronizes
 from popxl_engine.compiler import compile_unfused
-from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.ir import Block, Instr, Value, blocks_of
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.ops.definition import declared_cost
 
@@ -108,7 +108,7 @@ class Counter:
                 costs.stores, costs.stored = costs.stores + 1, costs.stored + cost.bytes
         elif "host" in definition.effects:
             costs.host += cost.bytes
-        elif meets(instr) and READS.get(definition.name) != "own":
+        elif synchronizes(instr) and READS.get(definition.name) != "own":
             brought = sum(t.spec.nbytes for t in op.inputs)
             costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
 

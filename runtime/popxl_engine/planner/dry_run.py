@@ -8,7 +8,7 @@ with what the first one leaves.
 import inspect
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,11 +38,11 @@ from popxl_engine.planner.memoized import MemoizedKernel
 from popxl_engine.planner.phases import in_phases
 from popxl_engine.support import CollectiveSite, to_device
 
-NOT_REMEMBERED = {"host", "remote", "collective"}
+NOT_MEMOIZED = {"host", "remote", "collective"}
 """Effects of ops whose kernels are called with more than tensors and numbers."""
-ROUNDS = 2
+ITERATIONS_RUN = 2
 """Iterations of a loop that are run."""
-LONGEST = 10_000_000
+MAX_INSTRS_RUN = 10_000_000
 """Instructions that are run: some minutes."""
 
 
@@ -101,10 +101,10 @@ def dry_run(
     """
     block = compiler.compile(ir, device).block if block is None else block
     block = _shortened(_with_phases(ir, block))
-    if (count := instrs_run(block)) > LONGEST:
+    if (count := instrs_run(block)) > MAX_INSTRS_RUN:
         raise GraphError(
             f"plan: got a program whose dry run runs {count} instructions, because of calls in "
-            f"calls; expected at most {LONGEST}. Plan a part of it."
+            f"calls; expected at most {MAX_INSTRS_RUN}. Plan a part of it."
         )
     rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
     generator = Generator(rounds=rounds, kernels=device.type)
@@ -124,7 +124,7 @@ def dry_run(
         try:
             main = generator.source.load(filename, names)[name]
             mains = [partial(main, replica, *state) for replica, state in zip(replicas, states)]
-            _run(mains, effects_of(block).meets, together)
+            _run(mains, effects_of(block).synchronizes, together)
         except (NotImplementedError, RuntimeError) as error:
             raise _located(error, generator, filename) from error
         finally:
@@ -173,7 +173,7 @@ class DryReplica:
         return self._received(buffer.tensor_shape, torch_dtype(buffer.tensor_dtype))
 
     def remote_store(self, buffer: RemoteBuffer, offset: int, held: list[torch.Tensor]) -> None:
-        """The tensor in the list is the program's no more."""
+        """Drop the program's reference to the tensor in the list."""
         held.clear()
 
 
@@ -191,14 +191,14 @@ class DryCollective:
 
     def arrive(
         self, replica: DryReplica, operands: Sequence[torch.Tensor], combine: Any
-    ) -> Iterator[torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """What the collective gives: memory of its own, or for slices a view of the operand."""
         op = self.site.op
         if READS.get(op.definition.name) == "own":
             (spec,) = (t.spec for t in op.outputs)
-            return operands[0].reshape(-1)[: spec.nelms].view(spec.shape)  # type: ignore[return-value]
+            return operands[0].reshape(-1)[: spec.nelms].view(spec.shape)
         results = tuple(empty(t.spec) for t in op.outputs)
-        return results[0] if len(results) == 1 else results  # type: ignore[return-value]
+        return results[0] if len(results) == 1 else results
 
     donate = arrive
 
@@ -232,7 +232,7 @@ def _dry_names(
     transfers = {
         kernel_for(definition)
         for definition in (*OPS.values(), ENTER_PHASE)
-        if definition.effects & NOT_REMEMBERED
+        if definition.effects & NOT_MEMOIZED
     }
     names: dict[str, Any] = {}
     for name, value in generator.source.names.items():
@@ -296,9 +296,9 @@ def _shortened(program: Block) -> Block:
     """A program whose loops run twice at most."""
 
     def shorter(instr: Instr) -> Instr:
-        if instr.kind != "repeat" or instr.arguments["repeat_count"] <= ROUNDS:
+        if instr.kind != "repeat" or instr.arguments["repeat_count"] <= ITERATIONS_RUN:
             return instr
-        return replace(instr, arguments={**instr.arguments, "repeat_count": ROUNDS})
+        return replace(instr, arguments={**instr.arguments, "repeat_count": ITERATIONS_RUN})
 
     return map_blocks(program, lambda block: block.with_instrs(map(shorter, block.instrs)))
 

@@ -10,8 +10,7 @@ from popxl.remote_buffer import RemoteBuffer
 from popxl_engine.analysis.effects import effects_of_instr
 from popxl_engine.checks import check_executable
 from popxl_engine.compiler import compile_unfused
-from popxl_engine.kernels.dtypes import torch_dtype
-from popxl_engine.machine.memory import Rows
+from popxl_engine.machine.paging.paged_buffer import nbytes_of
 from popxl_engine.planner.costs import Costs, Counter
 from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
@@ -42,10 +41,7 @@ def make_plan(
         else {}
     )
     runs = runs_of(ir)
-    buffers = {
-        b: Rows(b.tensor_shape, torch_dtype(b.tensor_dtype), b.entries).nbytes
-        for b in ir.remote_buffers
-    }
+    buffers = {b: nbytes_of(b) * b.entries for b in ir.remote_buffers}
     return Plan(
         replicas=ir.replication_factor,
         steps=steps_of_run(ir),

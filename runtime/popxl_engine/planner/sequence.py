@@ -16,7 +16,7 @@ from popxl.ir import Ir
 from popxl.op_records import call_arguments
 from popxl.plan import Event
 
-from popxl_engine.analysis.effects import effects_of, instrs_of, meets
+from popxl_engine.analysis.effects import effects_of, instrs_of, synchronizes
 from popxl_engine.compiler import compile_unfused
 from popxl_engine.ir import Block, Instr, Value, filled
 from popxl_engine.kernels.collectives import READS
@@ -223,7 +223,7 @@ def _passed(pairs: list[tuple[Value, Value]], scalars: Scalars) -> Scalars:
 def _is_silent(block: Block) -> bool:
     """Whether a block moves nothing."""
     effects = effects_of(block)
-    return not (effects.loads or effects.stores or effects.meets)
+    return not (effects.loads or effects.stores or effects.synchronizes)
 
 
 def _moves(instr: Instr) -> bool:
@@ -231,7 +231,9 @@ def _moves(instr: Instr) -> bool:
     definition = instr.definition
     if definition is None:
         return False
-    return "remote" in definition.effects or (meets(instr) and READS.get(definition.name) != "own")
+    return "remote" in definition.effects or (
+        synchronizes(instr) and READS.get(definition.name) != "own"
+    )
 
 
 def _copying(instr: Instr) -> Step:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from popxl_engine.analysis.effects import meets
+from popxl_engine.analysis.effects import synchronizes
 from popxl_engine.codegen import BlockWriter, Generator
 from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.phases import MAIN
@@ -71,7 +71,9 @@ class ProbedGenerator(Generator):
         self.probes.append(Probe(kind, instr, block))
         number = len(self.probes) - 1
         return self._stamp(
-            f"{-1 - len(self.probes) * self.replicas} - r.index" if meets(instr) else str(number)
+            f"{-1 - len(self.probes) * self.replicas} - r.index"
+            if synchronizes(instr)
+            else str(number)
         )
 
     def row(self, offset: str) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from popxl.ir import Ir
 from popxl.profile import Work
 
-from popxl_engine.analysis.effects import blocks_of, instrs_of, meets
-from popxl_engine.ir import Block, Instr
+from popxl_engine.analysis.effects import instrs_of, synchronizes
+from popxl_engine.ir import Block, Instr, blocks_of
 from popxl_engine.planner.costs import Counter as CostCounter
 from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
 from popxl_engine.profiler.costs import PhaseSegment, PlannedWork, as_work, phase_segments
@@ -135,7 +135,7 @@ def lane_of(instr: Instr) -> str:
         )
     if "host" in instr.effects:
         return "host I/O"
-    return "collectives" if meets(instr) else "compute"
+    return "collectives" if synchronizes(instr) else "compute"
 
 
 def _name(instr: Instr) -> str:

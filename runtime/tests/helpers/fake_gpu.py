@@ -86,7 +86,7 @@ def run_on_fake_gpu(ir):
             for t, v in block.state.items()
         ]
         replicas = [Replica(i) for i in range(ir.replication_factor)]
-        if effects_of(block).meets:
+        if effects_of(block).synchronizes:
             run_lockstep({r.index: names[name](r, *state) for r in replicas})
         else:
             names[name](replicas[0], *state)

@@ -10,10 +10,9 @@ import popxl
 import torch
 from helpers.pass_programs import Build, Program, build, built_by, shrunk
 from helpers.tolerance import TOLERANCE, assert_close
-from popxl_engine.analysis.effects import blocks_of
 from popxl_engine.engine import Engine
-from popxl_engine.ir import Block
-from popxl_engine.passes import FUSIONS, LEGALIZATION, Pass
+from popxl_engine.ir import Block, blocks_of
+from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS, Pass
 
 BITWISE = frozenset(
     {
@@ -41,7 +40,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """Passes without which one finds nothing."""
 KEEP_PROBS = frozenset({"pack_qkv_grads", "recompute_probs", "reuse_dropout", "drop_unused_probs"})
-NAMES = frozenset(each.name for each in FUSIONS)
+NAMES = frozenset(each.name for each in OPTIMIZATIONS)
 ON_DEVICES = {
     "all of a CPU": NAMES - {"flash_attention"},
     "all of a GPU": NAMES - KEEP_PROBS,
@@ -57,7 +56,7 @@ class PassCounts(Counter):
 
     def passes(self, names: frozenset[str]) -> list[Pass]:
         """The passes of these names and what code generation needs, counted."""
-        chosen = [self._counted(each) for each in FUSIONS if each.name in names]
+        chosen = [self._counted(each) for each in OPTIMIZATIONS if each.name in names]
         return [*chosen, *LEGALIZATION]
 
     def _counted(self, each: Pass) -> Pass:

@@ -26,13 +26,13 @@ from popxl_engine.engine import Engine
 from popxl_engine.kernels import flash_attention
 from popxl_engine.kernels.flash_attention import has_flash_attention
 from popxl_engine.native import library as native
-from popxl_engine.passes import FUSIONS, LEGALIZATION, enabled_passes
+from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS, enabled_passes
 from popxl_engine.planner.live_bytes import LiveBytes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NOT_FLASH = ["pack_qkv_grads", "recompute_probs", "reuse_dropout", "drop_unused_probs"]
 """Passes for attention with probabilities, which is not for GPUs."""
-EVERY = [each for each in (*FUSIONS, *LEGALIZATION) if each.name not in NOT_FLASH]
+EVERY = [each for each in (*OPTIMIZATIONS, *LEGALIZATION) if each.name not in NOT_FLASH]
 """Of a GPU."""
 
 

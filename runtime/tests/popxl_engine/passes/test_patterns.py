@@ -21,10 +21,10 @@ from popxl_addons.layers import Embedding, Linear
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine import compiler
-from popxl_engine.passes import FUSIONS, LEGALIZATION
+from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS
 from popxl_engine.planner.costs import Counter
 
-PER_GRAPH = [each for each in FUSIONS if each.per_graph]
+PER_GRAPH = [each for each in OPTIMIZATIONS if each.per_graph]
 
 
 # Patterns. Each is a function of its operands that calls ``between(n, *intermediates)`` where other
@@ -517,7 +517,9 @@ def test_logits_that_are_widened_for_their_loss_stay_narrow(
     build = loss_and_gradient(dtype, twist)
     expected, _ = observe(build, True)
     found, engine = observe(
-        build, False, passes=[p for p in FUSIONS if p.name == "narrow_logits"] + [*LEGALIZATION]
+        build,
+        False,
+        passes=[p for p in OPTIMIZATIONS if p.name == "narrow_logits"] + [*LEGALIZATION],
     )
     for name, (value, kind) in expected.items():
         assert_close(found[name][0], value, kind, name)
@@ -598,11 +600,24 @@ def test_rules_are_switched_off_by_name(monkeypatch: Any) -> None:
     assert fused_steps(observe(build, False)[1]) == {"gemm_bias"}
     monkeypatch.setenv("POPXL_PASSES", "-all")
     assert fused_steps(observe(build, False)[1]) == set()
-    monkeypatch.setenv("POPXL_PASSES", "-fast")
-    with pytest.raises(
-        ValueError,
-        match=f"POPXL_PASSES: got fast; expected '-name' for some of {FUSIONS[0].name}",
-    ):
+    for name in ("-fast", "scalar_cse"):
+        monkeypatch.setenv("POPXL_PASSES", name)
+        with pytest.raises(
+            ValueError,
+            match=f"POPXL_PASSES: got {name}; expected '-name' for some of {OPTIMIZATIONS[0].name}",
+        ):
+            observe(build, False)
+
+
+def test_programs_are_printed_after_a_pass_by_name(monkeypatch: Any, capsys: Any) -> None:
+    build = program("bias", popxl.float32, lambda *_: [])
+    monkeypatch.setenv("POPXL_PRINT_AFTER", "lower,fuse_gemm_bias")
+    observe(build, False)
+    before, after = capsys.readouterr().err.split("// after lower")
+    assert "= fused_gemm_bias(" in before and "// after fuse_gemm_bias\nblock" in before
+    assert after.startswith("\nblock") and "}" in after
+    monkeypatch.setenv("POPXL_PRINT_AFTER", "fast")
+    with pytest.raises(ValueError, match="POPXL_PRINT_AFTER: got fast; expected some of lower, "):
         observe(build, False)
 
 
