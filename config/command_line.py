@@ -41,7 +41,7 @@ def parse_command_line(
     defaults: dict[str, Any] | None = None,
     unused: Sequence[str] = (),
     sections_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-    implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    implied: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> tuple[Config, Any]:
     """Read a command line: defaults < preset < flags < what flags imply.
 
@@ -59,7 +59,8 @@ def parse_command_line(
         sections_of: gives what a preset gives elsewhere, the sections of the configuration, from
             the values of the flags: a program that uses what another has made. There is no
             `--config` then.
-        implied: gives the leaves that follow from the values of flags, by name.
+        implied: gives the leaves that follow from the values of flags, and from those of the file
+            that `--config` names, by name.
     Returns:
         the configuration, and an instance of `options` (None without it).
     Raises:
@@ -79,7 +80,7 @@ def parse_command_line(
     except ConfigError as error:
         told = [problem for problem in error.problems if problem not in words.problems]
         raise ConfigError([*words.problems, *told]) from error
-    following = implied(values) if implied else {}
+    following = implied(values, _of_file(words.config, mapping)) if implied else {}
     config = build(
         mapping,
         {**(defaults or {}), **values, **following},
@@ -194,6 +195,16 @@ def _mapping(name: str) -> dict[str, Any]:
     if name.endswith((".yml", ".yaml")):
         return read_yaml(user_path("--config", name))
     return preset_mapping(name)
+
+
+def _of_file(name: str | None, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by leaf name of the file, or of the run's folder, that `--config` names; none of a
+    preset.
+    """
+    if name is None or name in preset_names():
+        return {}
+    sections = [section for section in mapping.values() if isinstance(section, Mapping)]
+    return {leaf: value for section in sections for leaf, value in section.items()}
 
 
 def is_in(leaf: Leaf, names: Sequence[str]) -> bool:

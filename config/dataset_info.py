@@ -83,18 +83,21 @@ def split_files(folder: Path, split: str) -> str:
     return f"{glob.escape(str(folder))}/{split}-*.tfrecord"
 
 
-def implied_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def implied_settings(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """What a run takes from prepared folders that are given as its data: their files for training
-    and, unless others are given, those for validation, the tokenizer and its vocabulary.
+    and, unless others are given, those for validation, the tokenizer and its vocabulary. A run that
+    begins with the weights of a model keeps that model's tokenizer and vocabulary.
 
     Args:
-        given: values by the names of settings.
+        flags: values by the names of settings.
+        file: the same, of the file that they change; a preset is none.
     Raises:
         DataError: a folder's description cannot be read.
     """
-    inputs = given.get("input_files", ())
-    mixed = [name.rpartition("=")[0] for name in given.get("mix", ())]
-    found = {name: _prepared(user_path("input files", name)) for name in (*inputs, *mixed)}
+    given = {**file, **flags}
+    inputs, mixed = _texts(given.get("input_files")), _texts(given.get("mix"))
+    names = (*inputs, *(entry.rpartition("=")[0] for entry in mixed))
+    found = {name: _prepared(user_path("input files", name)) for name in names}
     prepared = {name: pair for name, pair in found.items() if pair is not None}
     if not prepared:
         return {}
@@ -103,17 +106,26 @@ def implied_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if held_out:
         implied["validation_files"] = tuple(split_files(path, "validation") for path in held_out)
     folder, info = next(iter(prepared.values()))
-    if not given.get("init_from") and not given.get("load"):  # a model has its own vocabulary
+    if not given.get("init_from"):
         implied["vocabulary_size"] = info["vocabulary_size"]
-    tokenizer = tokenizer_of(folder, info)
-    if tokenizer is not None and not info.get("masked"):
-        implied["tokenizer"] = str(tokenizer)
-    implied = {name: value for name, value in implied.items() if name not in given}
+        tokenizer = tokenizer_of(folder, info)
+        if tokenizer is not None and not info.get("masked"):
+            implied["tokenizer"] = str(tokenizer)
+    kept = {name for name, value in file.items() if value}
+    if flags.keys() & {"input_files", "mix"}:
+        kept.discard("validation_files")  # of other data
+    implied = {name: value for name, value in implied.items() if name not in flags.keys() | kept}
     if inputs:
         implied["input_files"] = tuple(
             split_files(prepared[name][0], "train") if name in prepared else name for name in inputs
         )
     return implied
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """A setting that is a list of texts; of any other value nothing, which is refused later."""
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
+    return tuple(value) if is_list else ()
 
 
 def _prepared(folder: Path) -> tuple[Path, dict[str, Any]] | None:

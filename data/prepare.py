@@ -210,7 +210,7 @@ def _to_bins(options: ToBins) -> int:
 
 def _check(options: Check) -> int:
     records = 0
-    for path in find_files(options.files):
+    for path in find_files(options.files, of_all_splits=True):
         file = RecordFile(path)
         for error in file.damaged():
             raise error

@@ -13,14 +13,18 @@ from popxl_gpt.data.errors import DataError
 _LOG = logging.getLogger(__name__)
 
 
-def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
+def find_files(
+    patterns: str | Path | Sequence[str | Path], *, of_all_splits: bool = False
+) -> list[Path]:
     """Return the files that paths, folders (their `*.tfrecord`) and globs stand for, each once,
     ordered by name.
 
     The indices beside the files, which a wide glob matches too (here or in a shell), are left out.
 
+    Args:
+        of_all_splits: a folder may have files to train on and files that are held out.
     Raises:
-        DataError: if a pattern matches nothing.
+        DataError: if a pattern matches nothing, or a folder has files of both kinds.
     """
     found: set[Path] = set()
     several = [patterns] if isinstance(patterns, (str, Path)) else patterns
@@ -30,6 +34,8 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
             continue
         if path.is_dir():
             matches = list(path.glob("*.tfrecord"))
+            if not of_all_splits:
+                _check_one_split(path, matches)
         else:
             globbed = (Path(name) for name in glob.glob(str(path), recursive=True))
             named = [path] if path.exists() else globbed
@@ -41,6 +47,17 @@ def find_files(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
             )
         found.update(matches)
     return sorted(found, key=lambda path: (path.name, str(path)))
+
+
+def _check_one_split(folder: Path, files: Sequence[Path]) -> None:
+    """Refuse a folder whose held-out files would be taken together with the others."""
+    splits = {name for name in ("train", "validation") for f in files if f.match(f"{name}-*")}
+    if len(splits) > 1:
+        raise DataError(
+            f"input files: got '{folder}', which has files to train on and files to validate on; "
+            f"expected one of them. Give '{folder}/train-*.tfrecord' or "
+            f"'{folder}/validation-*.tfrecord'."
+        )
 
 
 def read_infos(paths: list[Path], vocabulary_size: int) -> dict[Path, dict[str, Any] | None]:

@@ -43,10 +43,7 @@ from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.samples import Samples, show_samples_if_finite
 from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.demo.training_data import (
-    check_tokenizer,
-    open_data,
-)
+from popxl_gpt.demo.training_data import check_same_tokenizer, check_tokenizer, open_data
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import WarningsFile, warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
@@ -85,7 +82,8 @@ def main(arguments: Sequence[str]) -> int:
                     "expected one of them. Leave --auto out, or say with --config what is trained."
                 ]
             )
-        config = choose(config, to_choose)
+        with lasting_output():
+            config = choose(config, to_choose)
     is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:
         config = executable(config, given)
@@ -153,7 +151,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             claimed_together(config) as (folder, saved),
         ):
             if saved is not None:
-                check_goes_on(config, saved)
+                check_goes_on(config, tokenizer, saved)
             weights = None if saved is not None else first_weights(config)
             seen = 0 if saved is None else saved.position.tokens or 0
             profiler = step_profiler(stage_of(config, seen), options, folder.path)
@@ -256,10 +254,11 @@ def step_limit(config: Config, options: Options, folder: RunFolder) -> float:
     return plan.limit
 
 
-def check_goes_on(config: Config, saved: SavedRun) -> None:
-    """Raise ConfigError where whole runs of the session do not lead from a checkpoint to the last
-    step.
+def check_goes_on(config: Config, tokenizer: Tokenizer | None, saved: SavedRun) -> None:
+    """Raise UserError where the tokenizer is not that of the run, or whole runs of the session do
+    not lead from a checkpoint to the last step.
     """
+    check_same_tokenizer(config, tokenizer, saved)
     if config.training.minutes is not None:
         return  # the clock says which step is the last
     done, total, iterations = (

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, to_yaml
+from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.demo.folder_lock import FolderLock
@@ -100,11 +101,15 @@ class RunFolder:
 
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Write the tokenizer beside the checkpoints, where programs that use them look for it."""
-        text = tokenizer.to_str(pretty=True)
+        content = tokenizer.to_str(pretty=True).encode()
         try:
-            if not self.tokenizer.is_file() or self.tokenizer.read_text("utf-8") != text:
+            is_kept = read_bounded(self.tokenizer, len(content)) == content
+        except OSError:  # none, or another
+            is_kept = False
+        try:
+            if not is_kept:
                 with written_whole(self.tokenizer) as partial:
-                    partial.write_text(text, encoding="utf-8")
+                    partial.write_bytes(content)
         except OSError as error:
             _LOG.warning(
                 "%s: not written: '%s'. Programs that use the model need --tokenizer.",

@@ -1,6 +1,5 @@
 """The data that a run trains on, and validates with, as its configuration names them."""
 
-from pathlib import Path
 from typing import Any
 
 import popdist
@@ -8,8 +7,11 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.dataset_info import split_files
+from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import Dataset, MixedDataset, SyntheticDataset, TokenDataset
-from popxl_gpt.demo.text import check_made_by
+from popxl_gpt.demo.text import check_made_by, read_tokenizer
+from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 
 
 def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
@@ -43,8 +45,9 @@ def _training_data(config: Config, options: "dict[str, Any]") -> Dataset:
         [(config.data.input_files, 1.0)]
         if not mixed
         else [
-            ((split_files(Path(name), "train") if Path(name).is_dir() else name,), weight)
+            ((split_files(path, "train") if path.is_dir() else name,), weight)
             for name, weight in mixed.items()
+            for path in [user_path("--mix", name)]
         ]
     )
     sources: list[Dataset] = []
@@ -93,3 +96,17 @@ def check_tokenizer(
     for read in (data, validation_data):
         if read is not None:
             check_made_by(tokenizer, config.data.tokenizer or "", read)
+
+
+def check_same_tokenizer(config: Config, tokenizer: Tokenizer | None, saved: SavedRun) -> None:
+    """Refuse to go on with a run by another tokenizer than the one beside its checkpoints."""
+    path = saved.folder.parent / TOKENIZER
+    try:
+        kept = read_tokenizer(path).get_vocab() if path.is_file() else None
+    except UserError:
+        return  # damaged: written again
+    if tokenizer is not None and kept is not None and kept != tokenizer.get_vocab():
+        raise UserError(
+            f"--tokenizer: got {config.data.tokenizer}; expected that of the run, {path}. Go on "
+            "with the data that it was trained on, or with others that its tokenizer made."
+        )

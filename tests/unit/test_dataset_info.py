@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError
-from popxl_gpt.data import find_files
+from popxl_gpt.config import ConfigError, UserError
+from popxl_gpt.data import DataError, find_files
 from popxl_gpt.demo.commands import parse_training
 
 
@@ -77,10 +77,43 @@ def test_several_folders_are_validated_on_together(tmp_path):
     assert (config.data.tokenizer, config.model.vocabulary_size) == (tokenizer, 321)
 
 
-@pytest.mark.parametrize("flag", ["--init_from", "--checkpoint.load"])
-def test_a_model_that_is_there_keeps_its_vocabulary(flag, tmp_path):
+def test_a_model_that_is_there_keeps_its_tokenizer_and_vocabulary(tmp_path):
+    """Another tokenizer's data would be trained on in silence."""
     folder = prepared(tmp_path / "mine", 321)
-    assert data_of("--input_files", folder, flag, tmp_path / "model")[3] == 4096
+    assert data_of("--input_files", folder, "--init_from", tmp_path / "model")[2:] == (None, 4096)
+
+
+def test_a_run_that_goes_on_has_the_vocabulary_that_it_began_with(tmp_path):
+    words = "--input_files", prepared(tmp_path / "mine", 321)
+    assert data_of(*words, "--checkpoint.load", "auto") == data_of(*words)
+
+
+def test_what_a_configuration_file_says_is_kept_but_of_other_data(tmp_path):
+    mine, other = prepared(tmp_path / "mine", 321), prepared(tmp_path / "other", 400)
+    file = tmp_path / "run.yml"
+    file.write_text(f"data: {{input_files: [{mine}]}}")
+    config, _ = parse_training(["--config", str(file)])
+    assert config.data.input_files == (f"{mine}/train-*.tfrecord",)
+    assert config.data.validation_files == (f"{mine}/validation-*.tfrecord",)
+    assert config.model.vocabulary_size == 321
+    file.write_text(
+        "model: {vocabulary_size: 512}\n"
+        f"data: {{tokenizer: t, validation_files: [{other}], input_files: [{mine}]}}"
+    )
+    config, _ = parse_training(["--config", str(file)])
+    assert (config.data.tokenizer, config.model.vocabulary_size) == ("t", 512)
+    assert config.data.validation_files == (str(other),)
+    config, _ = parse_training(["--config", str(file), "--input_files", str(mine)])
+    assert (config.data.tokenizer, config.model.vocabulary_size) == ("t", 512)
+    assert config.data.validation_files == (f"{mine}/validation-*.tfrecord",)
+
+
+@pytest.mark.parametrize("value", ["5", "x", "[5]", "{a: b}", "null"])
+def test_files_of_another_form_are_refused_as_settings(value, tmp_path):
+    file = tmp_path / "run.yml"
+    file.write_text(f"data: {{input_files: {value}, mix: {value}}}")
+    with pytest.raises(ConfigError, match="input_files: got"):
+        parse_training(["--config", str(file)])
 
 
 def test_data_of_conversations_bring_no_tokenizer(tmp_path):
@@ -88,14 +121,23 @@ def test_data_of_conversations_bring_no_tokenizer(tmp_path):
     assert data_of("--input_files", prepared(tmp_path / "mine", 321, masked=True))[2] is None
 
 
-def test_folders_without_a_description_and_patterns_are_taken_as_they_are(tmp_path):
+def test_patterns_are_taken_as_they_are(tmp_path):
     folder = prepared(tmp_path / "mine", 321)
     files = ["mine/train-00000.tfrecord", "mine/validation-00000.tfrecord"]
     assert data_of("--input_files", folder / "*.tfrecord", "--validate_every", 0) == (
         files, [], None, 4096,
     )  # fmt: skip
+
+
+def test_what_is_held_out_is_not_taken_together_with_the_rest(tmp_path):
+    folder = prepared(tmp_path / "mine", 321)
     (folder / "dataset.json").unlink()
-    assert data_of("--input_files", folder, "--validate_every", 0)[0] == files
+    config, _ = parse_training(["--input_files", str(folder), "--validate_every", "0"])
+    with pytest.raises(DataError, match="has files to train on and files to validate on"):
+        find_files(config.data.input_files)
+    assert len(find_files(folder, of_all_splits=True)) == 2
+    (folder / "validation-00000.tfrecord").unlink()
+    assert len(find_files(folder)) == 1
 
 
 def test_a_description_that_cannot_be_read_is_refused_by_name(tmp_path):
