@@ -233,7 +233,8 @@ def test_data_that_another_tokenizer_made_are_refused_by_name(folder, tmp_path):
     ):
         evaluate(folder / "runs/run", [f"{tmp_path}/o/train-*.tfrecord"])
     tokenizer = read_tokenizer(folder / "data/tokenizer.json")
-    own, others = (TokenDataset(path, SEQUENCE, 300) for path in (folder / "data", tmp_path / "o"))
+    parts = (folder / "data/train-*.tfrecord", tmp_path / "o")
+    own, others = (TokenDataset(path, SEQUENCE, 300) for path in parts)
     check_made_by(tokenizer, "own", own)
     with pytest.raises(UserError, match=r"--tokenizer: got own"):
         check_made_by(tokenizer, "own", MixedDataset([own, others], [0.5, 0.5]))
