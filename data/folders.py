@@ -2,13 +2,16 @@
 
 import fcntl
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from popxl_gpt.config.errors import text_of
 from popxl_gpt.config.plain_files import real_path
+from popxl_gpt.data.errors import DataError
 
 
 @contextmanager
@@ -93,6 +96,40 @@ def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
     if replaced:
         shutil.rmtree(replaced)
     flush_folder(real_path(target).parent)
+
+
+def check_replaceable(folder: Path, own: str, made_by: str, marks: Sequence[str] = ()) -> None:
+    """Refuse to replace what a command has not made: a folder that holds anything else, or that has
+    content without all the marks. An empty folder may be replaced.
+
+    Args:
+        own: pattern of the paths in a folder that the command makes; of a folder with a slash.
+        made_by: the command.
+        marks: patterns that some path in it must match, each.
+    Raises:
+        DataError: names what else is there, or a file that is there in place of a folder.
+    """
+    names = list(_names_in(folder)) if folder.is_dir() else []
+    foreign = [name for name in names if not re.fullmatch(own, name)]
+    lacks = not all(any(re.fullmatch(mark, name) for name in names) for mark in marks)
+    if folder.is_dir() and not foreign and not (names and lacks):
+        return
+    kind = f"a folder with {text_of((foreign or names)[0])}" if names else "a file"
+    lack = " alone" if names and not foreign else ""
+    raise DataError(
+        f"{folder}: got {kind}{lack}; expected a folder that {made_by} made, with nothing else in "
+        "it, to replace. Choose another name, or move it away."
+    )
+
+
+def _names_in(folder: Path, before: str = "") -> Iterator[str]:
+    """The paths of all that a folder holds: a folder's ends with a slash, a link's with an @."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        is_folder = entry.is_dir(follow_symlinks=False)
+        name = f"{before}{entry.name}{'@' if entry.is_symlink() else '/' if is_folder else ''}"
+        yield name
+        if is_folder:
+            yield from _names_in(Path(entry.path), name)
 
 
 def flush_folder(folder: Path) -> None:

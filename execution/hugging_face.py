@@ -32,6 +32,11 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
+OWN_FILES = (
+    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
+    r"tokenizer(_config)?\.json"
+)
+"""Pattern of the files that `write_hugging_face` makes."""
 LARGEST_JSON = 2**26
 """Bytes of config.json and of an index."""
 

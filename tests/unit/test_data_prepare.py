@@ -864,3 +864,27 @@ def test_files_of_nanogpt_that_cannot_be_used_are_refused(
         main([*words.split(), *extra])
     assert stop.value.code == 2 and says in capsys.readouterr().err
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["text", "from_bins", "to_bins"])
+def test_overwriting_replaces_what_the_command_made_and_nothing_else(
+    tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("the cat sat. " * 50)
+    (tmp_path / "bins").mkdir()
+    np.arange(40, dtype="<u2").tofile(tmp_path / "bins/train.bin")
+    main("from_bins bins --output records --sequence_length 8 --vocabulary_size 300".split())
+    words = {
+        "text": "text a.txt --sequence_length 8 --vocabulary_size 258",
+        "from_bins": "from_bins bins --sequence_length 8 --vocabulary_size 300",
+        "to_bins": "to_bins records",
+    }[command].split()
+    main([*words, "--output", "out"])
+    main([*words, "--output", "out", "--overwrite"])
+    main([*words, "--output", "out", "--overwrite", *(["--seed", "9"] * (command == "text"))])
+    (tmp_path / "out/notes.md").write_text("mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(DataError, match="out: got a folder with notes.md; .*, with nothing else"):
+        main([*words, "--output", "out", "--overwrite", *(["--seed", "8"] * (command == "text"))])
+    assert snapshot(tmp_path) == before
