@@ -252,12 +252,18 @@ def _end_of_text(tokenizer: Path | None) -> int | None:
     """The token that ends documents; None where there is none."""
     if tokenizer is None:
         return None
-    found = [
-        token["id"]
-        for token in _read_json(tokenizer).get("added_tokens", ())
-        if token["content"] == END_OF_TEXT
-    ]
-    return found[0] if found else None
+    tokens = _read_json(tokenizer).get("added_tokens", [])
+    if not isinstance(tokens, list) or not all(
+        isinstance(token, dict)
+        and isinstance(token.get("content"), str)
+        and type(token.get("id")) is int
+        for token in tokens
+    ):
+        raise UserError(
+            f"{tokenizer}: got added_tokens that are none; expected a list of tokens, each with "
+            "its content and id. Copy the file again."
+        )
+    return next((token["id"] for token in tokens if token["content"] == END_OF_TEXT), None)
 
 
 def _no_family(model: Model) -> UserError:

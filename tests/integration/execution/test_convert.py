@@ -332,3 +332,15 @@ def test_a_folder_that_is_no_whole_model_is_not_replaced(tmp_path, name):
         with pytest.raises(UserError, match="out: got a folder with "):
             main([*command, str(out), "--overwrite"])
     assert (out / name).read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "tokens", [None, 1, [1], [None], [{}], [{"content": 1, "id": 0}], [{"content": "a", "id": "0"}]]
+)
+def test_a_tokenizer_whose_added_tokens_are_none_is_refused_in_words(tmp_path, tokens):
+    main(["from_hugging_face", str(small_gpt2(tmp_path / "theirs")), str(tmp_path / "ours")])
+    file = tmp_path / "ours/checkpoints/tokenizer.json"
+    file.write_text(json.dumps({"added_tokens": tokens}))
+    with pytest.raises(UserError, match="tokenizer.json: got added_tokens that are none; expected"):
+        main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

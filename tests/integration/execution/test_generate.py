@@ -212,6 +212,13 @@ def test_a_command_that_fails_prints_one_line_and_no_traceback(run):
     assert errors.count("\n") == 1
 
 
+def test_a_tokenizer_without_tokens_is_refused(run, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    with pytest.raises(UserError, match="--tokenizer: got .*json without a token; expected"):
+        command.main(words(run, "--tokenizer", file))
+
+
 def test_a_checkpoint_without_a_tokenizer_is_refused(run, tmp_path):
     shutil.copytree(run / "checkpoints/step_00000030", tmp_path / "step_00000030")
     with pytest.raises(UserError, match="--tokenizer: got none, and no .*; expected the"):
