@@ -1,5 +1,6 @@
 """The command that writes text, as a user runs it."""
 
+import io
 import os
 import re
 import shutil
@@ -154,6 +155,18 @@ def test_a_chat_answers_each_line_and_remembers_what_was_said(run):
     said = f"the cat\n{first}\nthe dog\n"
     second = generate(run, [said], tokens=12, stop=["."], sampling=Sampling(temperature=0))[0]
     assert output == f"{first}\n{second}\n"
+
+
+@pytest.mark.parametrize("given", [b"\xff\n", b"a\xe2\x82\n"])
+def test_a_line_of_a_chat_that_is_not_utf8_is_refused_in_words(run, monkeypatch, given):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    with pytest.raises(UserError, match="^--chat: got b'.*', which is not UTF-8; expected lines"):
+        command.main(words(run, "--chat"))
+
+
+def test_a_prompt_that_is_no_text_is_refused_in_words(run):
+    with pytest.raises(UserError, match="^prompts: got .*, which is not UTF-8; expected"):
+        generate(run, ["a\udcff"])
 
 
 def test_text_is_seen_as_it_is_made_and_ctrl_c_ends_it_cleanly(run):
