@@ -102,7 +102,8 @@ class HuggingFaceFolder:
         if (self.path / INDEX).is_file():
             names = _read_json(self.path / INDEX).get("weight_map")
             if not isinstance(names, dict) or not all(
-                isinstance(file, str) and Path(file).name == file for file in names.values()
+                isinstance(file, str) and file.isprintable() and Path(file).name == file
+                for file in names.values()
             ):
                 raise UserError(
                     f"{self.path / INDEX}: got no weight_map of files in its folder; expected one. "

@@ -344,3 +344,11 @@ def test_a_tokenizer_whose_added_tokens_are_none_is_refused_in_words(tmp_path, t
     with pytest.raises(UserError, match="tokenizer.json: got added_tokens that are none; expected"):
         main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("file", ["a\0", "\ud800", "\udcff", "../b", 1, None])
+def test_an_index_with_names_that_no_file_has_is_refused_in_words(tmp_path, file):
+    theirs = small_gpt2(tmp_path / "theirs")
+    (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(UserError, match="index.json: got no weight_map of files in its folder"):
+        main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
