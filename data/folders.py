@@ -1,14 +1,21 @@
 """A folder that is there whole or not at all."""
 
 import fcntl
+import glob
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from popxl_gpt.config.errors import text_of
 from popxl_gpt.config.plain_files import real_path
+from popxl_gpt.data.errors import DataError
+
+REPLACED = "-replaced"
+"""Ends the name of a folder whose place another one takes."""
 
 
 @contextmanager
@@ -16,13 +23,14 @@ def partial_folder(target: Path) -> Iterator[Path]:
     """Give a new hidden folder beside `target` to fill and `publish`; it is removed at the end
     unless it was published.
 
-    Removes first what calls that were killed have left: a folder's lock ends with the process that
-    holds it.
+    Puts back or removes first what calls that were killed have left: a folder's lock ends with the
+    process that holds it.
     """
     target = real_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.partial-"
-    remove_unlocked(target.parent, f"{prefix}*")
+    _put_back(target)
+    remove_unlocked(target.parent, f"{glob.escape(prefix)}*")
     folder = target.parent / f"{prefix}{os.getpid()}-{time.time_ns()}"
     try:
         folder.mkdir()
@@ -46,7 +54,8 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.partial-"
     folder = target.parent / f"{prefix}{work}"
-    remove_unlocked(target.parent, f"{prefix}*", but=folder)
+    _put_back(target)
+    remove_unlocked(target.parent, f"{glob.escape(prefix)}*", but=folder)
     folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -71,6 +80,17 @@ def remove_unlocked(folder: Path, pattern: str, but: Path | None = None) -> None
                 shutil.rmtree(left, ignore_errors=True)
 
 
+def _put_back(target: Path) -> None:
+    """Give what a call was replacing its name again, where that was killed before the new folder
+    had it.
+    """
+    for left in target.parent.glob(f"{glob.escape(f'.{target.name}.partial-')}*{REPLACED}"):
+        with suppress(OSError):  # locked
+            with _locked(left):
+                if not target.exists():
+                    os.rename(left, target)
+
+
 def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
     """Flush `folder` to the disk and rename it to `target`, in place of the folder there if
     `overwrite` allows it.
@@ -79,20 +99,56 @@ def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
         OSError: if `target` has content and `overwrite` is off; nothing has changed then.
     """
     flush_folder(folder)
-    replaced = (
-        folder.with_name(f"{folder.name}-replaced") if overwrite and target.exists() else None
-    )
-    if replaced:
-        os.rename(target, replaced)
-    try:
+    target = real_path(target)
+    if overwrite and target.exists():
+        replaced = folder.with_name(f"{folder.name}{REPLACED}")
+        with _locked(target):  # so that no other call takes it for left by one that was killed
+            os.rename(target, replaced)
+            try:
+                os.rename(folder, target)
+            except OSError:
+                os.rename(replaced, target)
+                raise
+            removed = folder.with_name(f"{folder.name}-removed")
+            os.rename(replaced, removed)  # in parts, it must not be put back
+            shutil.rmtree(removed)
+    else:
         os.rename(folder, target)
-    except OSError:
-        if replaced:
-            os.rename(replaced, target)
-        raise
-    if replaced:
-        shutil.rmtree(replaced)
-    flush_folder(real_path(target).parent)
+    flush_folder(target.parent)
+
+
+def check_replaceable(folder: Path, own: str, made_by: str, marks: Sequence[str] = ()) -> None:
+    """Refuse to replace what a command has not made: a folder that holds anything else, or that has
+    content without all the marks. An empty folder may be replaced.
+
+    Args:
+        own: pattern of the paths in a folder that the command makes; of a folder with a slash.
+        made_by: the command.
+        marks: patterns that some path in it must match, each.
+    Raises:
+        DataError: names what else is there, or a file that is there in place of a folder.
+    """
+    names = list(_names_in(folder)) if folder.is_dir() else []
+    foreign = [name for name in names if not re.fullmatch(own, name)]
+    lacks = not all(any(re.fullmatch(mark, name) for name in names) for mark in marks)
+    if folder.is_dir() and not foreign and not (names and lacks):
+        return
+    kind = f"a folder with {text_of((foreign or names)[0])}" if names else "a file"
+    lack = " alone" if names and not foreign else ""
+    raise DataError(
+        f"{folder}: got {kind}{lack}; expected a folder that {made_by} made, with nothing else in "
+        "it, to replace. Choose another name, or move it away."
+    )
+
+
+def _names_in(folder: Path, before: str = "") -> Iterator[str]:
+    """The paths of all that a folder holds: a folder's ends with a slash, a link's with an @."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        is_folder = entry.is_dir(follow_symlinks=False)
+        name = f"{before}{entry.name}{'@' if entry.is_symlink() else '/' if is_folder else ''}"
+        yield name
+        if is_folder:
+            yield from _names_in(Path(entry.path), name)
 
 
 def flush_folder(folder: Path) -> None:

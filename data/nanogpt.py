@@ -3,6 +3,7 @@ little endian. Source: github.com/karpathy/nanoGPT, data/openwebtext/prepare.py.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.plain_files import check_plain
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.folders import partial_folder, publish
-from popxl_gpt.data.preparation import FORMAT, Settings
+from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
+from popxl_gpt.data.preparation import FORMAT, OWN, Settings
 from popxl_gpt.data.records import unreadable
 from popxl_gpt.data.splits import write_split, write_text
 from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer
@@ -52,7 +53,7 @@ def read_bins(
         raise DataError(
             f"vocabulary_size: got {size}; expected at least the tokenizer's {known}. Raise it."
         )
-    _check_output(output, "dataset.json", overwrite)
+    _check_output(output, "dataset.json", OWN, overwrite)
     settings = Settings(sequence_length=sequence_length, vocabulary_size=max(size, 257))
     splits: dict[str, Any] = {}
     with partial_folder(output) as partial:
@@ -96,7 +97,8 @@ def write_bins(folder: Path, output: Path, *, overwrite: bool = False) -> dict[s
             f"{folder}: got vocabulary_size {info['vocabulary_size']}; expected at most 65536, for "
             "nanoGPT's files have 16 bits a token. Prepare with a smaller one."
         )
-    _check_output(output, FILES["train"], overwrite)
+    own = "|".join(map(re.escape, FILES.values()))
+    _check_output(output, FILES["train"], own, overwrite)
     counts = {}
     with partial_folder(output) as partial:
         for split, name in FILES.items():
@@ -109,15 +111,19 @@ def write_bins(folder: Path, output: Path, *, overwrite: bool = False) -> dict[s
     return counts
 
 
-def _check_output(output: Path, mark: str, overwrite: bool) -> None:
-    """Refuse a folder that is there, unless it is to be replaced and holds what this makes."""
-    if not output.exists() or overwrite and (output / mark).is_file():
+def _check_output(output: Path, mark: str, own: str, overwrite: bool) -> None:
+    """Refuse a folder that is there, unless it is to be replaced and holds what this makes, and
+    nothing else.
+    """
+    if not output.exists():
         return
-    raise DataError(
-        f"{output}: got a folder that is there; expected a new one"
-        + (f", or one with {mark}" if overwrite else "")
-        + ". Change --output."
-    )
+    if not overwrite or not (output / mark).is_file():
+        raise DataError(
+            f"{output}: got a folder that is there; expected a new one"
+            + (f", or one with {mark}" if overwrite else "")
+            + ". Change --output."
+        )
+    check_replaceable(output, own, "this command")
 
 
 def _tokens(path: Path, vocabulary_size: int) -> Iterator[np.ndarray]:

@@ -25,7 +25,7 @@ from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.folders import publish, resumable_folder
+from popxl_gpt.data.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import Source
 from popxl_gpt.data.splits import HeldOut, write_split, write_text
@@ -49,6 +49,8 @@ MOST_WORKERS = 1024
 """Processes that may be asked for; each takes a hundred megabytes."""
 LARGEST = {"sequence_length": 2**24, "vocabulary_size": 2**22}
 """Tokens in a sample, and in a tokenizer: far more than any has, and far less than memory."""
+OWN = r"dataset\.json|tokenizer\.json|(train|validation)-\d+\.(tfrecord|tfindex)"
+"""Pattern of the files of a prepared folder."""
 BUCKETS = "buckets"
 GIVEN_BUCKETS = "given-buckets"
 """Of validation documents that are given."""
@@ -227,9 +229,9 @@ def _existing(output: Path, request: dict[str, Any], overwrite: bool) -> dict[st
     try:
         info = read_info(output) or {}
     except DataError:
-        if overwrite:
-            return None
-        raise
+        if not overwrite:
+            raise
+        info = {}
     if info.get("request") == request and _is_complete(output, info):
         return info
     if not overwrite:
@@ -238,6 +240,7 @@ def _existing(output: Path, request: dict[str, Any], overwrite: bool) -> dict[st
             "since; expected the same or a new folder. Pass --overwrite to replace it, or choose "
             "another --output."
         )
+    check_replaceable(output, OWN, "data/prepare.py")
     return None
 
 

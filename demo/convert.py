@@ -14,16 +14,18 @@ if __name__ == "__main__":
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from popxl_gpt.config import UserError, save
 from popxl_gpt.config.command_line import RUN_CONFIG
+from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.schema import Config, Training
-from popxl_gpt.data.folders import partial_folder, publish
+from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
 from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
+from popxl_gpt.execution.hugging_face import OWN_FILES, HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.initial_weights import with_positions
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.saving import write_weights
@@ -32,13 +34,33 @@ from popxl_gpt.utils.units import si
 STOPPED = "stopped; nothing half-made is left."
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a command makes, by which a folder of its own is known.
+
+    Attributes:
+        own: pattern of the paths in it; `marks`: those that it has in any case.
+    """
+
+    own: str
+    marks: "tuple[str, ...]"
+
+
+CHECKPOINT = Made(
+    r"config\.yml|checkpoints/(tokenizer\.json|step_0+/(checkpoint\.json|[\w.]+\.safetensors)?)?",
+    (r"config\.yml", r"checkpoints/step_0+/checkpoint\.json"),
+)
+HUGGING_FACE = Made(OWN_FILES, (r"config\.json", r"model.*\.safetensors"))
+
+
 def from_hugging_face(options: Conversion) -> int:
     """Make a run's folder, with one checkpoint of weights alone, of a folder of Hugging Face's."""
     source, out = options.folders()
+    _check_apart(out, source)
     theirs = HuggingFaceFolder(source)
     model, weights = with_positions(theirs.model, options.positions, theirs.weights())
     config = Config(name=out.name, model=model, training=Training(global_batch_size=1))
-    with _made(out, options.overwrite) as folder:
+    with _made(out, CHECKPOINT, options.overwrite) as folder:
         checkpoints = folder / "checkpoints"
         target = checkpoints / folder_name(0)
         target.mkdir(parents=True)
@@ -57,9 +79,11 @@ def to_hugging_face(options: Export) -> int:
     """Make a folder of Hugging Face's of a checkpoint."""
     source, out = options.folders()
     saved = find_trained(source, "CHECKPOINT")
+    _check_apart(out, source)
+    _check_apart(out, saved.folder)
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
     tokenizer = saved.folder.parent / TOKENIZER
-    with _made(out, options.overwrite) as folder:
+    with _made(out, HUGGING_FACE, options.overwrite) as folder:
         architecture = write_hugging_face(
             folder, model, weights, tokenizer if tokenizer.is_file() else None, options.file_bytes
         )
@@ -74,15 +98,27 @@ def to_hugging_face(options: Export) -> int:
     return 0
 
 
+def _check_apart(out: Path, source: Path) -> None:
+    """Refuse to make a folder of one that it is, holds or lies in."""
+    made, read = real_path(out), real_path(source)
+    if made == read or made in read.parents or read in made.parents:
+        raise UserError(
+            f"{out}: got a folder that is, holds or lies in {source}, which is read; expected one "
+            "apart from it. Choose another."
+        )
+
+
 @contextmanager
-def _made(out: Path, overwrite: bool) -> Iterator[Path]:
+def _made(out: Path, kind: Made, overwrite: bool) -> Iterator[Path]:
     """A folder to fill, which takes its name at the end, whole."""
     if out.exists() and not overwrite:
         raise UserError(
-            f"{out}: got a folder that is there; expected a new name. Choose another, or give "
-            "--overwrite."
+            f"{out}: got a {'folder' if out.is_dir() else 'file'} that is there; expected a new "
+            "name. Choose another, or give --overwrite for a folder that this command made."
         )
     try:
+        if out.exists():
+            check_replaceable(out, kind.own, "this command", kind.marks)
         with partial_folder(out) as folder:
             yield folder
             publish(folder, out, overwrite=overwrite)

@@ -30,7 +30,7 @@ from popxl_gpt.config import (
 )
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.config.texts import user_path
+from popxl_gpt.config.texts import encoding_problem, user_path
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
@@ -57,7 +57,10 @@ class Trained:
         self.tokenizer = tokenizer
 
     def tokens(self, text: str, where: str) -> "list[int]":
-        """A prompt's tokens; UserError where it has none."""
+        """A prompt's tokens; UserError where it has none, or is no text."""
+        problem = encoding_problem(text)
+        if problem is not None:
+            raise UserError(f"{where}: {problem}. Convert it.")
         found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         if not found:
             raise UserError(
@@ -332,9 +335,21 @@ def _lines(is_leader: bool) -> Iterator[str]:
         if is_leader:
             if sys.stdin.isatty():
                 print("> ", end="", flush=True)
-            line = sys.stdin.readline(PROMPT_BYTES)
+            line = _read_line()
         line = gather(line, popdist.getNumInstances(), patiently=True)[0]
         if not line:
             return
         if line.strip():
-            yield line.rstrip("\n")
+            yield line.rstrip("\r\n")
+
+
+def _read_line() -> str:
+    """A line of standard input with its end; nothing where there are no more."""
+    content = sys.stdin.buffer.readline(PROMPT_BYTES)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--chat: got {ascii(content[:40])}, which is not UTF-8; expected lines of text in "
+            "UTF-8. Convert them."
+        ) from error

@@ -55,7 +55,7 @@ def show_samples_if_finite(
 
 def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
     """Print and keep texts that the model writes, each after some lines of the data."""
-    length = min(PROMPT_TOKENS, run.config.model.sequence_length // 2)
+    length = min(PROMPT_TOKENS, max(1, run.config.model.sequence_length // 2))
     numbers = [index * (len(data) // samples) for index in range(samples)]
     prompts = [
         whole_lines(ids_of(data.read(np.array([number]))[0, :length]).tolist(), tokenizer)

@@ -24,10 +24,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a file.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it has no tokens.
     """
     try:
-        return Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
+        found = Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
     except OSError as error:
         raise unreadable_tokenizer(path, error) from error
     except (KeyboardInterrupt, SystemExit):
@@ -37,6 +37,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise UserError(
             f"--tokenizer: got {path}: {error}; expected a tokenizer.json. Check the file."
         ) from error
+    if not found.get_vocab():
+        raise UserError(
+            f"--tokenizer: got {path} without a token; expected the tokenizer.json that made the "
+            "training data. Check the file."
+        )
+    return found
 
 
 def check_made_by(tokenizer: Tokenizer, name: "str | Path", data: Dataset) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from popxl_gpt.data.folders import flush_folder, remove_unlocked
-from popxl_gpt.execution.manifest import ManifestError, read_manifest
+from popxl_gpt.execution.manifest import ManifestError, is_loss, read_manifest
 
 MANIFEST = "checkpoint.json"
 TOKENIZER = "tokenizer.json"
@@ -41,10 +41,10 @@ def best_in(folder: Path) -> Path | None:
 
 def _validation_loss(checkpoint: Path) -> float | None:
     try:
-        found: float | None = read_manifest(checkpoint / MANIFEST).get("validation_loss")
+        found = read_manifest(checkpoint / MANIFEST).get("validation_loss")
     except (OSError, ManifestError):
         return None  # loading it says so
-    return found
+    return found if is_loss(found) else None  # one of another version may have anything
 
 
 def delete_old(folder: Path, keep: int) -> None:

@@ -32,6 +32,11 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
+OWN_FILES = (
+    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
+    r"tokenizer(_config)?\.json"
+)
+"""Pattern of the files that `write_hugging_face` makes."""
 LARGEST_JSON = 2**26
 """Bytes of config.json and of an index."""
 
@@ -97,7 +102,8 @@ class HuggingFaceFolder:
         if (self.path / INDEX).is_file():
             names = _read_json(self.path / INDEX).get("weight_map")
             if not isinstance(names, dict) or not all(
-                isinstance(file, str) and Path(file).name == file for file in names.values()
+                isinstance(file, str) and file.isprintable() and Path(file).name == file
+                for file in names.values()
             ):
                 raise UserError(
                     f"{self.path / INDEX}: got no weight_map of files in its folder; expected one. "
@@ -247,12 +253,18 @@ def _end_of_text(tokenizer: Path | None) -> int | None:
     """The token that ends documents; None where there is none."""
     if tokenizer is None:
         return None
-    found = [
-        token["id"]
-        for token in _read_json(tokenizer).get("added_tokens", ())
-        if token["content"] == END_OF_TEXT
-    ]
-    return found[0] if found else None
+    tokens = _read_json(tokenizer).get("added_tokens", [])
+    if not isinstance(tokens, list) or not all(
+        isinstance(token, dict)
+        and isinstance(token.get("content"), str)
+        and type(token.get("id")) is int
+        for token in tokens
+    ):
+        raise UserError(
+            f"{tokenizer}: got added_tokens that are none; expected a list of tokens, each with "
+            "its content and id. Copy the file again."
+        )
+    return next((token["id"] for token in tokens if token["content"] == END_OF_TEXT), None)
 
 
 def _no_family(model: Model) -> UserError:

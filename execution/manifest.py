@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import first_line
@@ -143,6 +143,11 @@ def _schedule(values: "dict[str, Any]", step: int) -> None:
             raise _odd(f"schedule.{name}", number, "a number of 0 or more")
 
 
+def is_loss(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number that float32 holds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e39
+
+
 def _check_sections(values: "dict[str, Any]") -> None:
     config = _object("config", values.get("config"))
     for section in ("model", "training", "execution"):
@@ -167,7 +172,7 @@ def _check_sections(values: "dict[str, Any]") -> None:
     if "schedule" in values:
         _schedule(_object("schedule", values["schedule"]), values["step"])
     loss = values.get("validation_loss", 0.0)
-    if not isinstance(loss, (int, float)) or isinstance(loss, bool):
+    if not is_loss(loss):
         raise _odd("validation_loss", loss, "a number")
 
 

@@ -94,12 +94,13 @@ def text_of(config: Config) -> Text | None:
         RecordFile(path).check()  # refused now, not after the trials
     folder = paths[0].parent
     info = read_info(folder)
-    if info is None or "train" not in info.get("splits", {}):
+    train = (info or {}).get("splits", {}).get("train", {})
+    if info is None or "tokens" not in train:
         return None
     validation = sorted(str(path) for path in folder.glob("validation-*.tfrecord"))
     tokenizer = tokenizer_of(folder, info)
     return Text(
-        tokens=info["splits"]["train"]["tokens"],
+        tokens=train["tokens"],
         vocabulary_size=info["vocabulary_size"],
         tokenizer=None if tokenizer is None else str(tokenizer),
         validation_files=tuple(validation),

@@ -32,6 +32,7 @@ import popxl_gpt.data.shuffle
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.data import BatchLoader, DataError, TokenDataset
 from popxl_gpt.data.conversations import conversation_source
+from popxl_gpt.data.folders import partial_folder, publish, resumable_folder
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.shuffle import DocumentShuffle
@@ -864,3 +865,79 @@ def test_files_of_nanogpt_that_cannot_be_used_are_refused(
         main([*words.split(), *extra])
     assert stop.value.code == 2 and says in capsys.readouterr().err
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["text", "from_bins", "to_bins"])
+def test_overwriting_replaces_what_the_command_made_and_nothing_else(
+    tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("the cat sat. " * 50)
+    (tmp_path / "bins").mkdir()
+    np.arange(40, dtype="<u2").tofile(tmp_path / "bins/train.bin")
+    main("from_bins bins --output records --sequence_length 8 --vocabulary_size 300".split())
+    words = {
+        "text": "text a.txt --sequence_length 8 --vocabulary_size 258",
+        "from_bins": "from_bins bins --sequence_length 8 --vocabulary_size 300",
+        "to_bins": "to_bins records",
+    }[command].split()
+    main([*words, "--output", "out"])
+    main([*words, "--output", "out", "--overwrite"])
+    main([*words, "--output", "out", "--overwrite", *(["--seed", "9"] * (command == "text"))])
+    (tmp_path / "out/notes.md").write_text("mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(DataError, match="out: got a folder with notes.md; .*, with nothing else"):
+        main([*words, "--output", "out", "--overwrite", *(["--seed", "8"] * (command == "text"))])
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["partial", "resumable"])
+def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path, monkeypatch, kind):
+    target = tmp_path / "out [1]"
+    target.mkdir()
+    (target / "old").write_text("old")
+
+    def make(work):
+        return partial_folder(target) if kind == "partial" else resumable_folder(target, work)
+
+    class Killed(BaseException):
+        pass
+
+    rename = os.rename
+
+    def killed(source, name):
+        if Path(name) == target:
+            raise Killed
+        rename(source, name)
+
+    with pytest.raises(Killed), make("a") as folder, monkeypatch.context() as patch:
+        (folder / "new").write_text("new")
+        patch.setattr(os, "rename", killed)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # nor does a kill clean up
+        publish(folder, target, overwrite=True)
+    assert not target.exists()
+    with make("b"):
+        assert contents(target) == {"old": b"old"}
+    with make("c") as folder:
+        (folder / "new").write_text("newer")
+        publish(folder, target, overwrite=True)
+    assert contents(target) == {"new": b"newer"}
+    assert os.listdir(tmp_path) == [target.name]
+
+
+def test_what_a_call_replaces_at_this_moment_is_left_to_it(tmp_path, monkeypatch):
+    target, rename = tmp_path / "out", os.rename
+    target.mkdir()
+    (target / "old").write_text("old")
+
+    def meanwhile(source, name):
+        if Path(name) == target:
+            with partial_folder(target):
+                assert not target.exists()
+        rename(source, name)
+
+    with partial_folder(target) as folder:
+        monkeypatch.setattr(os, "rename", meanwhile)
+        (folder / "new").write_text("new")
+        publish(folder, target, overwrite=True)
+    assert contents(target) == {"new": b"new"} and os.listdir(tmp_path) == ["out"]

@@ -1,14 +1,18 @@
 """Runs that have so many minutes: what is chosen for them, and when they end, by a clock that is told."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 from helpers.quick import cases
 
 from popxl_gpt.config import Config, Training, preset
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.run_clock import RunClock
-from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, chosen
+from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, chosen, text_of
 
 TRAINING = Training(
     steps=1000, decay_steps=400, schedule="wsd", warmup_steps=10, learning_rate=1.0, minimum_learning_rate=0.1
@@ -185,3 +189,17 @@ def test_the_prediction_is_what_the_machine_does_in_the_time():
     for word in ("machine", "data", "size", "batch", "rate", "precision", "expected"):
         assert f"{word} " in said
     assert f"{choice.config.training.steps} steps" in said
+
+
+@pytest.mark.parametrize("tokens", [7, None])
+def test_a_description_without_the_number_of_tokens_tells_nothing(tmp_path, tokens):
+    file = tmp_path / "train-00000.tfrecord"
+    with RecordWriter(file) as writer:
+        for payload in example.encode(np.arange(7)[None]):
+            writer.write(payload)
+    train = {"files": [{"name": file.name, "bytes": file.stat().st_size, "records": 1}]}
+    train |= {} if tokens is None else {"tokens": tokens}
+    info = {"vocabulary_size": 300, "splits": {"train": train}}
+    (tmp_path / "dataset.json").write_text(json.dumps(info))
+    found = text_of(preset("tiny", input_files=(str(file),)))
+    assert found == (None if tokens is None else Text(7, 300))

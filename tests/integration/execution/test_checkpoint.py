@@ -1,5 +1,6 @@
 """Checkpoints, saved and restored within a process."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, override
+from popxl_gpt.config import UserError, override, preset
 from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in, find
+from popxl_gpt.execution.checkpoint_folder import MANIFEST, best_in, folder_name
+from popxl_gpt.execution.manifest import ManifestError, read_manifest
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.saving import save, write_weights
 from popxl_gpt.execution.tensor_files import read_tensors
 from popxl_gpt.execution.variables import read_weights
 from tests.integration.saved_runs import BASE, train
@@ -255,3 +258,26 @@ def test_a_file_that_was_made_larger_than_can_be_read_is_refused_by_its_size(tmp
     os.truncate(path, 2**40)  # of zeros that take no space
     with pytest.raises(UserError, match=f"got {2**40} bytes.* expected {size}"):
         SavedRun(folder, BASE)
+
+
+def checked(rest: str) -> str:
+    """A description with its checksum."""
+    return f'{{\n "sha256": "{hashlib.sha256(rest.encode()).hexdigest()}",\n{rest}'
+
+
+@pytest.mark.parametrize("loss", ["-1e999", "1e999", '"low"', "true", "1" + 400 * "0"])
+def test_a_validation_loss_that_is_no_finite_number_is_never_the_best(tmp_path, loss):
+    write_weights(tmp_path, preset("tiny"), iter([("head.weight", np.zeros(3, np.float32))]))
+    rest = (tmp_path / MANIFEST).read_text().split("\n", 2)[2]
+    found = {
+        1: rest,
+        2: f' "validation_loss": 2.5,\n{rest}',
+        3: f' "validation_loss": {loss},\n{rest}',
+        4: f' "format": 99,\n "validation_loss": {loss}\n}}',  # of another version
+    }
+    for step, text in found.items():
+        (tmp_path / folder_name(step)).mkdir()
+        (tmp_path / folder_name(step) / MANIFEST).write_text(checked(text))
+    assert best_in(tmp_path) == tmp_path / folder_name(2)
+    with pytest.raises(ManifestError, match="for validation_loss; expected a number"):
+        read_manifest(tmp_path / folder_name(3) / MANIFEST)

@@ -19,9 +19,10 @@ from popxl_gpt.config import UserError, preset
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.modelling import model_table
 from tests.integration.runs import run_job
 
 transformers = Later("transformers")
@@ -266,3 +267,88 @@ def test_a_whole_checkpoint_is_read_by_name(theirs, tmp_path):
         UserError, match=r"got \S+, a model of Hugging Face's; expected a checkpoint"
     ):
         find_trained(theirs)
+
+
+def small_gpt2(folder: Path) -> Path:
+    """A folder as transformers saves it, made without it."""
+    folder.mkdir()
+    model = preset(
+        "tiny", layers=1, hidden_size=8, heads=2, vocabulary_size=257, sequence_length=4,
+        tensor_parallel_1=1, tensor_parallel_2=1, tied_head=True,
+    ).model  # fmt: skip
+    weights = ((name, np.zeros(p.shape, np.float32)) for name, p in model_table(model).items())
+    write_hugging_face(folder, model, weights, None, 10**9)
+    return folder
+
+
+def contents(folder: Path) -> "dict[str, bytes | None]":
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("name", ["from_hugging_face", "to_hugging_face"])
+def test_overwriting_replaces_what_the_command_made_and_nothing_else(tmp_path, name):
+    theirs, out = small_gpt2(tmp_path / "theirs"), tmp_path / "out"
+    ours = tmp_path / "ours"
+    main(["from_hugging_face", str(theirs), str(ours)])
+    source = theirs if name == "from_hugging_face" else ours
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(source)
+    for taken in ("foreign", "foreign/checkpoints"):
+        (tmp_path / taken).mkdir()
+    (tmp_path / "foreign/config.json").write_text("{}")  # without weights it is no model
+    command = [name, str(source)]
+    out.mkdir()
+    for _ in range(2):  # an empty folder, and one that the command made
+        main([*command, str(out), "--overwrite"])
+    within = next(path for path in source.rglob("*.safetensors")).parent
+    (out / "notes.md").write_text("mine")
+    before = contents(tmp_path)
+    for target, says in {
+        out: "got a folder with notes.md; expected a folder that this command made",
+        tmp_path / "foreign": "got a folder with c",
+        tmp_path / "file": "got a file; expected",
+        source: "is, holds or lies in",
+        tmp_path / "link": "is, holds or lies in",
+        tmp_path: "is, holds or lies in",
+        within / "new": "is, holds or lies in",
+    }.items():
+        with pytest.raises(UserError) as found:
+            main([*command, str(target), "--overwrite"])
+        assert says in str(found.value) and "\n" not in str(found.value), target
+        assert contents(tmp_path) == before, target
+
+
+@pytest.mark.parametrize("name", ["config.json", "config.yml", "model.safetensors"])
+def test_a_folder_that_is_no_whole_model_is_not_replaced(tmp_path, name):
+    theirs, out = small_gpt2(tmp_path / "theirs"), tmp_path / "out"
+    ours = tmp_path / "ours"
+    main(["from_hugging_face", str(theirs), str(ours)])
+    out.mkdir()
+    (out / name).write_text("{}")
+    for command in (["from_hugging_face", str(theirs)], ["to_hugging_face", str(ours)]):
+        with pytest.raises(UserError, match="out: got a folder with "):
+            main([*command, str(out), "--overwrite"])
+    assert (out / name).read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "tokens", [None, 1, [1], [None], [{}], [{"content": 1, "id": 0}], [{"content": "a", "id": "0"}]]
+)
+def test_a_tokenizer_whose_added_tokens_are_none_is_refused_in_words(tmp_path, tokens):
+    main(["from_hugging_face", str(small_gpt2(tmp_path / "theirs")), str(tmp_path / "ours")])
+    file = tmp_path / "ours/checkpoints/tokenizer.json"
+    file.write_text(json.dumps({"added_tokens": tokens}))
+    with pytest.raises(UserError, match="tokenizer.json: got added_tokens that are none; expected"):
+        main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("file", ["a\0", "\ud800", "\udcff", "../b", 1, None])
+def test_an_index_with_names_that_no_file_has_is_refused_in_words(tmp_path, file):
+    theirs = small_gpt2(tmp_path / "theirs")
+    (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(UserError, match="index.json: got no weight_map of files in its folder"):
+        main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])

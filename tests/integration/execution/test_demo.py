@@ -125,6 +125,17 @@ def test_at_the_end_the_model_writes_and_everything_is_named(folder):
         assert str(folder / "runs/run" / name) in end
 
 
+def test_a_model_that_sees_one_token_writes_too(folder, tmp_path):
+    run_job(
+        *"--config tiny --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1".split(),
+        *"--vocabulary_size 270 --sequence_length 1 --steps 1 --validate_every 0".split(),
+        *("--input_files", folder / "train-*.tfrecord", "--tokenizer", folder / "tokenizer.json"),
+        *("--samples", 1, "--name", "run", "--run_folder", tmp_path),
+    )
+    (line,) = (tmp_path / "run/samples.jsonl").read_text().splitlines()
+    assert json.loads(line)["prompt"] and json.loads(line)["step"] == 1
+
+
 def test_prompts_are_whole_lines_where_there_are_any():
     tokenizer = train_tokenizer(["def f():\n    return 1\n"], 257)
     tokens = tokenizer.encode("nd\nfor a in b:\n    print(a)\n    a").ids

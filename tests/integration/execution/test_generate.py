@@ -1,5 +1,6 @@
 """The command that writes text, as a user runs it."""
 
+import io
 import os
 import re
 import shutil
@@ -156,6 +157,18 @@ def test_a_chat_answers_each_line_and_remembers_what_was_said(run):
     assert output == f"{first}\n{second}\n"
 
 
+@pytest.mark.parametrize("given", [b"\xff\n", b"a\xe2\x82\n"])
+def test_a_line_of_a_chat_that_is_not_utf8_is_refused_in_words(run, monkeypatch, given):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    with pytest.raises(UserError, match="^--chat: got b'.*', which is not UTF-8; expected lines"):
+        command.main(words(run, "--chat"))
+
+
+def test_a_prompt_that_is_no_text_is_refused_in_words(run):
+    with pytest.raises(UserError, match="^prompts: got .*, which is not UTF-8; expected"):
+        generate(run, ["a\udcff"])
+
+
 def test_text_is_seen_as_it_is_made_and_ctrl_c_ends_it_cleanly(run):
     process = started(
         [*words(run), "--prompt", "the cat", "--tokens", "1000000"], python=sys.executable
@@ -210,6 +223,13 @@ def test_a_command_that_fails_prints_one_line_and_no_traceback(run):
     assert (code, output) == (2, "")
     assert errors.startswith("error: --prompt_file -: got an empty prompt; expected some text.")
     assert errors.count("\n") == 1
+
+
+def test_a_tokenizer_without_tokens_is_refused(run, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    with pytest.raises(UserError, match="--tokenizer: got .*json without a token; expected"):
+        command.main(words(run, "--tokenizer", file))
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused(run, tmp_path):
