@@ -175,8 +175,8 @@ def _make_rendezvous(machines: Machines, stack: ExitStack) -> rendezvous.Rendezv
         return rendezvous.Rendezvous(folder / rendezvous.STORE, None, True)
     secret = rendezvous.find_secret()
     os.environ[rendezvous.RENDEZVOUS] = f"{machines.address}:{machines.port}"
-    if secret:
-        os.environ[rendezvous.SECRET] = secret.decode()  # of this process and those that it starts
+    if secret and rendezvous.SECRET not in os.environ:
+        os.environ[rendezvous.HEX] = secret.hex()  # of this process and those that it starts
     return rendezvous.Rendezvous((machines.address, machines.port), secret, machines.index == 0)
 
 
