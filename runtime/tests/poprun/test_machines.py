@@ -197,6 +197,26 @@ def test_an_interface_that_is_not_there_is_refused_at_once():
     assert says in ended.last_line and ended.seconds < 30
 
 
+@pytest.mark.parametrize(
+    "content, code, says",
+    [
+        ("exit\n", 126, "Exec format error"),
+        ("#!/no/such/shell\n", 127, "No such file or directory"),
+        ("#!/\n", 126, "Permission denied"),
+    ],
+)
+def test_a_program_that_the_system_cannot_run_is_told_of_in_one_line(content, code, says, tmp_path):
+    program = tmp_path / "program"
+    program.write_text(content)
+    program.chmod(0o755)
+    command = [warm.launcher(), "-m", "poprun", "--num-instances", "2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == code
+    line = f"poprun: got program {str(program)!r}, which does not start ({says}); expected one"
+    assert line in done.stderr and done.stderr.count(line) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 SHARE = """
 import json, os, sys
 names = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
