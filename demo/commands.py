@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -252,7 +253,9 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
 
 
 def check_training(arguments: Sequence[str]) -> None:
-    """What `parse_training` does, and whether there is a tokenizer where a run needs one."""
+    """What `parse_training` does, and whether there is what a run needs: a tokenizer, and what
+    writes for TensorBoard.
+    """
     config, options = parse_training(arguments)
     if config.data.tokenizer and not options.is_plan():
         path = Path(config.data.tokenizer)
@@ -260,6 +263,16 @@ def check_training(arguments: Sequence[str]) -> None:
             os.close(open_plain(path))
         except OSError as error:
             raise unreadable_tokenizer(path, error) from error
+    if config.logging.tensorboard and not options.is_plan() and find_spec("tensorboard") is None:
+        raise no_tensorboard("it is not installed")
+
+
+def no_tensorboard(reason: object) -> UserError:
+    """What to raise where the optional package cannot be imported."""
+    return UserError(
+        f"--tensorboard: got it without the package tensorboard ({reason}); expected that it can "
+        "be imported. Run `pip install tensorboard`, or leave --tensorboard out."
+    )
 
 
 def unreadable_tokenizer(path: Path, error: OSError) -> UserError:

@@ -35,7 +35,7 @@ def describe(
             "flops_per_step": round(flops_per_step(config)),
             "tokens_per_step": config.tokens_per_step,
         },
-        "training_data": _data(data, config.data.input_files),
+        "training_data": _data(data, config.data.input_files, config.data.mix),
         **(
             {"validation_data": _data(validation_data, config.data.validation_files)}
             if validation_data is not None
@@ -86,9 +86,9 @@ def versions() -> "dict[str, str]":
     return found
 
 
-def _data(data: Dataset, files: "tuple[str, ...]") -> "dict[str, Any]":
+def _data(data: Dataset, files: "tuple[str, ...]", mix: "tuple[str, ...]" = ()) -> "dict[str, Any]":
     return {
-        "files": list(files) or "random tokens",
+        **({"mixture": list(mix)} if mix else {"files": list(files) or "random tokens"}),
         "samples": len(data),
         "fingerprint": data.fingerprint,
         **(data.info or {}),

@@ -16,12 +16,13 @@ class FolderLock:
     def __init__(self, path: Path):
         self.path = path
         self._descriptor: int | None = None
+        self._is_told = False
 
     def take(self) -> bool:
         """Make the folder where it is missing, and lock it. Returns False where another has it.
 
         Raises:
-            OSError: it cannot be made or opened.
+            OSError: it cannot be made, opened or looked at.
         """
         while True:
             self.release()
@@ -41,11 +42,30 @@ class FolderLock:
                     self.path,
                     error.strerror,
                 )
-            if self.is_there():
+            if self._has_its_name():
                 return True
 
     def is_there(self) -> bool:
-        """Whether the folder has its name still: it was neither deleted nor renamed."""
+        """Whether the folder has its name still: it was neither deleted nor renamed. So it counts
+        while nobody can tell, of which is warned once.
+        """
+        try:
+            found = self._has_its_name()
+        except OSError as error:
+            if not self._is_told:
+                self._is_told = True
+                _LOG.warning(
+                    "%s: got '%s' while looking for the folder; expected one that can be looked "
+                    "at. Training goes on. Check its disk and the permissions of those above it.",
+                    self.path,
+                    error.strerror,
+                )
+            return True
+        self._is_told = False
+        return found
+
+    def _has_its_name(self) -> bool:
+        """OSError: that cannot be told now, as where a disk does not answer."""
         if self._descriptor is None:
             return False
         try:

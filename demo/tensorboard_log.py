@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.demo.commands import no_tensorboard
+
 _LOG = logging.getLogger(__name__)
 QUEUE = 10_000
 """Steps that may wait for the disk."""
@@ -18,11 +20,16 @@ class TensorboardLog:
     def __init__(self, folder: Path, step: int):
         """For a run that has done so many steps: later ones of a run that was cut off count no
         more.
+
+        Raises:
+            UserError: the optional package cannot be imported.
         """
-        # slow to import, and few runs need it
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        try:  # slow to import, and few runs need it
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise no_tensorboard(error) from error
 
         self._event, self._summary, self._writer = Event, Summary, None
         self._has_failed = False

@@ -80,8 +80,22 @@ def copy_bytes(config: Config, instances: int) -> int:
 
 
 def processes_here() -> int:
-    """Processes of this run that its launcher starts on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    """Processes of this run that its launcher starts on this machine.
+
+    Raises:
+        UserError: what the launcher's variable says is no number of processes.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise UserError(
+            f"environment variable LOCAL_WORLD_SIZE: got {text!r}; expected a whole number of at "
+            "least 1. Correct or unset it."
+        )
+    return found
 
 
 def check_memory(config: Config, instances: int) -> None:

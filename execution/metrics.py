@@ -15,6 +15,8 @@ from popxl_gpt.utils.files import written_whole
 
 LONGEST_LINE = 10_000
 """Characters of a line; one of a run has a few hundred."""
+LONGEST_RUN = 1e10
+"""Seconds, three centuries."""
 LOOKED_AT = 100_000
 """Steps before the last among which a lost line is named."""
 _LOG = logging.getLogger(__name__)
@@ -271,4 +273,7 @@ def _step_of(line: str) -> int | None:
     is_whole = "validation_loss" in values and all(
         type(number) in (int, float) for number in numbers
     )
+    seconds = values.get("seconds", 0.0)
+    is_whole &= "seconds" not in odd and type(seconds) in (int, float)
+    is_whole = is_whole and 0 <= seconds <= LONGEST_RUN
     return values["step"] if is_whole else None

@@ -175,8 +175,8 @@ def _make_rendezvous(machines: Machines, stack: ExitStack) -> rendezvous.Rendezv
         return rendezvous.Rendezvous(folder / rendezvous.STORE, None, True)
     secret = rendezvous.find_secret()
     os.environ[rendezvous.RENDEZVOUS] = f"{machines.address}:{machines.port}"
-    if secret:
-        os.environ[rendezvous.SECRET] = secret.decode()  # of this process and those that it starts
+    if secret and rendezvous.SECRET not in os.environ:
+        os.environ[rendezvous.HEX] = secret.hex()  # of this process and those that it starts
     return rendezvous.Rendezvous((machines.address, machines.port), secret, machines.index == 0)
 
 
@@ -599,7 +599,7 @@ class Agent(LocalElasticAgent):
         if index in self._stopped:
             return f"{who} was stopped, and did not go on for {STOPPED_SECONDS:g} s."
         if code < 0:
-            return f"{who} was killed by {signal.Signals(-code).name}."
+            return f"{who} was killed by {_name(-code)}."
         return f"{who} ended with exit code {code}."
 
 
@@ -617,6 +617,14 @@ def _is_over(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
         return True
+
+
+def _name(number: int) -> str:
+    """Of a signal. Most real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _got(number: int) -> SignalException:

@@ -18,10 +18,14 @@ PR_SET_PDEATHSIG = 1
 FOR_THE_PROGRAM = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that do not end what ends the program."""
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
+CANNOT_START, NOT_FOUND = 126, 127
+"""Exit codes, as of a shell: the system does not run the program; it, or what its first line names,
+is not there.
+"""
 
 
 def main() -> None:
-    """Does not return."""
+    """Become the program, or end where it does not start."""
     launcher, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -30,7 +34,16 @@ def main() -> None:
         os._exit(1)  # it has ended already
     for name in IGNORED_BY_PYTHON:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    os.execvp(program[0], program)
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        print(
+            f"poprun: got program {program[0]!r}, which does not start ({error.strerror}); "
+            "expected one that the system can run. Check its first line (#!), and what that names.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_START)
 
 
 def leave_watch(launcher: int) -> None:

@@ -37,7 +37,7 @@ def source_address(host: str) -> str | None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(place)  # which sends nothing
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what is no name of a host, such as a..b
         return None
 
 

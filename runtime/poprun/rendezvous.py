@@ -27,6 +27,8 @@ RENDEZVOUS = "POPDIST_RENDEZVOUS"
 """Environment variable, set by `poprun`: the folder of a run on one machine, or HOST:PORT."""
 SECRET, SECRET_FILE = "POPDIST_SECRET", "POPDIST_SECRET_FILE"
 """Environment variables: the secret of a run on several machines, or the file that has it."""
+HEX = "POPDIST_SECRET_HEX"
+"""Environment variable, set by `poprun`: what it has read from a file, which may be any bytes."""
 TRUST = "POPDIST_TRUST_NETWORK"
 """Environment variable: 1 where nobody else can reach the machines' ports, so that no secret is
 asked for.
@@ -221,12 +223,15 @@ def find_secret() -> bytes:
     made if missing.
 
     Raises:
-        RendezvousError: it is too short, or others can read the file.
+        RendezvousError: it is too short, no hexadecimal number where it is to be one, or missing.
+        private.NotPrivate: others can read the file.
     """
     if os.environ.get(TRUST) == "1":
         return b""
     if SECRET in os.environ:
-        return _checked(os.environ[SECRET].encode(), f"environment variable {SECRET}")
+        return _checked(os.fsencode(os.environ[SECRET]), f"environment variable {SECRET}")
+    if HEX in os.environ:
+        return _checked(_from_hex(os.environ[HEX]), f"environment variable {HEX}")
     path = secret_file()
     try:
         return _checked(_read(path), str(path))
@@ -283,6 +288,16 @@ def _make_secret(path: Path) -> None:
             os.link(part, folder / path.name)
     finally:
         part.unlink()
+
+
+def _from_hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise RendezvousError(
+            f"environment variable {HEX}: got what is no hexadecimal number; expected what poprun "
+            "sets. Unset it."
+        ) from None
 
 
 def _checked(secret: bytes, where: str) -> bytes:

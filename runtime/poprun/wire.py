@@ -145,7 +145,10 @@ def check_user(connection: socket.socket) -> None:
 
 
 def _resolved(address: tuple[str, int]) -> tuple[int, int, int, str, tuple[str, int]]:
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    except UnicodeError:  # no name of a host, such as a..b
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
     return found[0]  # type: ignore[return-value]
 
 

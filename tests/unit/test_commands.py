@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt import __version__
+from popxl_gpt.config import UserError
 from popxl_gpt.demo import commands
 from popxl_gpt.demo.commands import GenerateOptions
+from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.execution.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,3 +81,17 @@ def test_sampling_from_the_command_line_is_that_of_python():
     options, sampling = GenerateOptions(), Sampling()
     for name in ("temperature", "top_k", "top_p"):
         assert getattr(options, name) == getattr(sampling, name)
+
+
+def test_tensorboard_without_its_package_is_refused_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
+    words = ["--config", "tiny", "--tensorboard"]
+    with pytest.raises(UserError, match="--tensorboard: got it without the package tensorboard"):
+        commands.check_training(words)
+    commands.check_training([*words, "--plan"])
+    commands.check_training(words[:-1])
+    with pytest.raises(UserError, match="expected that it can be imported. Run `pip install"):
+        TensorboardLog(tmp_path / "tensorboard", 0)
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,7 @@
 """Several data sets as one: shares, order, resuming anywhere."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ from popxl_gpt.data import (
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sampling import BLOCK, Mixture, shares_of
 from popxl_gpt.data.sources import text_source
+from popxl_gpt.demo.description import describe
+from popxl_gpt.demo.run_folder import RunFolder
 from popxl_gpt.demo.training_data import open_data
 from tests.integration.runs import run_job
 
@@ -119,6 +123,22 @@ def test_what_is_no_mixture_is_told(values, words):
     with pytest.raises(ConfigError) as caught:
         preset("tiny", **values)
     assert words in str(caught.value)
+
+
+def test_a_run_says_what_it_mixes(tmp_path):
+    data, folder = (
+        MixedDataset([dataset(70, 1), dataset(30, 2)], [3, 1]),
+        RunFolder(*[tmp_path] * 2),
+    )
+    describe(folder, preset("tiny", mix=("a=3", "b=1")), data, dataset(5, 3))
+    found = json.loads(folder.about.read_text())
+    assert found["training_data"] == {
+        "mixture": ["a=3", "b=1"],
+        "samples": 100,
+        "fingerprint": data.fingerprint,
+    }
+    describe(folder, preset("tiny"), data.sources[0], None)
+    assert json.loads(folder.about.read_text())["training_data"]["files"] == "random tokens"
 
 
 @pytest.mark.slow

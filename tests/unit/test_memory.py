@@ -29,6 +29,17 @@ def test_the_processes_of_one_machine_share_its_memory(
             memory.check_memory(config, instances)
 
 
+@pytest.mark.parametrize("text", ["x", "", "0", "-1", "1.5"])
+def test_what_is_no_number_of_processes_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    with pytest.raises(
+        UserError, match=f"LOCAL_WORLD_SIZE: got '{text}'; expected a whole number of at least 1"
+    ):
+        memory.check_memory(preset("test"), 1)
+
+
 @pytest.mark.parametrize("here, fits", [(1, True), (2, False)])
 def test_the_files_memory_of_all_processes_of_a_machine_is_judged_together(
     here: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

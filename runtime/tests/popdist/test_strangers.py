@@ -16,6 +16,8 @@ import pytest
 from helpers.processes import RANKED, SECONDS, environment, finish, free_port, launch, start
 from poprun import private, rendezvous, store, wire
 
+from tests import warm
+
 SECRET = b"known to members only"
 OTHER = 65534
 """The user number of nobody."""
@@ -499,7 +501,7 @@ def test_machines_with_different_secrets_do_not_meet_and_say_how_they_can():
 @pytest.fixture
 def no_secret(tmp_path, monkeypatch):
     """A user who has none yet. Returns where it will be."""
-    for name in (rendezvous.SECRET, rendezvous.SECRET_FILE, rendezvous.TRUST):
+    for name in (rendezvous.SECRET, rendezvous.SECRET_FILE, rendezvous.HEX, rendezvous.TRUST):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "popdist" / "secret"
@@ -574,6 +576,43 @@ def test_secrets_from_the_environment_are_neither_short_nor_missing(
         rendezvous.find_secret()
     monkeypatch.setenv(rendezvous.TRUST, "1")
     assert rendezvous.find_secret() == b""
+
+
+@pytest.mark.multi
+def test_a_secret_of_any_bytes_in_a_file_lets_machines_meet(no_secret):
+    rendezvous.find_secret()
+    no_secret.write_bytes(bytes(range(255, -1, -1)))
+    program = ["-c", "import popdist; popdist.init()"]
+    variables = environment(POPDIST_SECRET_FILE=str(no_secret))
+    del variables["POPDIST_SECRET"]
+    options = f"--num-instances 2 --nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --node-rank"
+    begin, pipes = time.monotonic(), {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    machines = [
+        subprocess.Popen(
+            [
+                *(warm.launcher(), "-m", "poprun", *options.split(), str(index)),
+                *(sys.executable, *program),
+            ],
+            env=variables,
+            text=True,
+            **pipes,
+        )
+        for index in range(2)
+    ]
+    ended = [finish(machine, begin) for machine in machines]
+    assert [(e.code, e.said) for e in ended] == [(0, ""), (0, "")]
+
+
+def test_a_secret_in_the_environment_may_have_bytes_that_are_no_text(no_secret, monkeypatch):
+    secret = bytes(range(255, 0, -1))
+    monkeypatch.setenv(rendezvous.HEX, secret.hex())
+    assert rendezvous.find_secret() == secret
+    monkeypatch.setitem(os.environb, rendezvous.SECRET.encode(), secret[::2])
+    assert rendezvous.find_secret() == secret[::2]
+    monkeypatch.delenv(rendezvous.SECRET)
+    monkeypatch.setenv(rendezvous.HEX, "no number")
+    with pytest.raises(rendezvous.RendezvousError, match="POPDIST_SECRET_HEX: got what is no hex"):
+        rendezvous.find_secret()
 
 
 @pytest.mark.slow

@@ -64,6 +64,19 @@ def test_a_machine_that_does_not_meet_the_others_in_time_says_so_in_one_message(
     )
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_is_no_name_of_a_host_is_told_of_as_one_that_nobody_knows(index):
+    options = ["--num-instances", 2, "--nnodes", 2, "--node-rank", index]
+    command = [
+        *(warm.launcher(), "-c", IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))"),
+        *map(str, [*options, "--rdzv-endpoint", f"no..name:{free_port()}", "true"]),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 1
+    says = rf"poprun: machine {index} of 2 did not meet the others at no\.\.name:\d+ \(.*\); .*\n"
+    assert re.fullmatch(says, done.stderr) and "Name or service not known" in done.stderr
+
+
 LISTENS = {
     "a machine": (
         "sys.exit(launcher.main(sys.argv[1:]))",
@@ -167,6 +180,7 @@ def test_instances_talk_by_the_interface_of_the_first_machines_address():
         launcher.interface_towards("127.0.0.1") == launcher.interface_towards("localhost") == "lo"
     )
     assert launcher.interface_towards("no-such-host.invalid") is None
+    assert launcher.interface_towards("no..name") is None
 
 
 def test_an_interface_that_is_not_there_is_refused_at_once():
@@ -181,6 +195,26 @@ def test_an_interface_that_is_not_there_is_refused_at_once():
         "this machine, of "
     )
     assert says in ended.last_line and ended.seconds < 30
+
+
+@pytest.mark.parametrize(
+    "content, code, says",
+    [
+        ("exit\n", 126, "Exec format error"),
+        ("#!/no/such/shell\n", 127, "No such file or directory"),
+        ("#!/\n", 126, "Permission denied"),
+    ],
+)
+def test_a_program_that_the_system_cannot_run_is_told_of_in_one_line(content, code, says, tmp_path):
+    program = tmp_path / "program"
+    program.write_text(content)
+    program.chmod(0o755)
+    command = [warm.launcher(), "-m", "poprun", "--num-instances", "2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == code
+    line = f"poprun: got program {str(program)!r}, which does not start ({says}); expected one"
+    assert line in done.stderr and done.stderr.count(line) == 1, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 SHARE = """

@@ -40,6 +40,11 @@ FAILURES = {
         137,
         "was killed by SIGKILL",
     ),
+    "a signal without a name": (
+        "os.kill(os.getpid(), 40) if rank == 1 else time.sleep(90)",
+        168,
+        "was killed by signal 40.",
+    ),
     "a stop": (
         "os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else time.sleep(90)",
         137,
