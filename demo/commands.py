@@ -140,7 +140,7 @@ class Conversion:
     that there are.
     """
     overwrite: bool = False
-    """Replace the folder to make if it is there."""
+    """Replace the folder to make if it is there, and this command made it."""
 
     def folders(self) -> "tuple[Path, Path]":
         """The folder to read and the folder to make. ConfigError where there are not two."""
