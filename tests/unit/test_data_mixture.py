@@ -144,7 +144,7 @@ def test_a_run_says_what_it_mixes(tmp_path):
 @pytest.mark.slow
 def test_a_run_mixes_prepared_folders_and_goes_on_bitwise(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in (("a", "abcdefgh " * 200), ("b", "01234567 " * 100)):
+    for name, text in (("a", "abcdefgh " * 200), ("b", "hgfedcba " * 100)):
         (tmp_path / f"{name}.txt").write_text(text)
         source = text_source([f"{name}.txt"])
         prepared = Settings(sequence_length=8, characters=True)
