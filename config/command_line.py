@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 
 from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
-from popxl_gpt.config.presets import build, did_you_mean, preset_mapping, preset_names
+from popxl_gpt.config.presets import (
+    build,
+    did_you_mean,
+    from_sections,
+    preset_mapping,
+    preset_names,
+)
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.config.yaml_files import read_yaml
@@ -201,10 +207,7 @@ def _of_file(name: str | None, mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Values by leaf name of the file, or of the run's folder, that `--config` names; none of a
     preset.
     """
-    if name is None or name in preset_names():
-        return {}
-    sections = [section for section in mapping.values() if isinstance(section, Mapping)]
-    return {leaf: value for section in sections for leaf, value in section.items()}
+    return {} if name is None or name in preset_names() else from_sections(mapping, [])
 
 
 def is_in(leaf: Leaf, names: Sequence[str]) -> bool:

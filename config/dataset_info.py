@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.errors import DataError
+from popxl_gpt.config.errors import DataError, unreadable
 from popxl_gpt.config.texts import user_path
 
 INFO_BYTES = 2**24
@@ -30,10 +30,7 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DataError(
-            f"{path}: got '{error.strerror}'; expected a readable file. Check what it is and its "
-            "permissions."
-        ) from error
+        raise unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare "

@@ -52,6 +52,16 @@ class DataError(UserError):
     """
 
 
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Return the error for a file that the operating system does not let us read."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{path}: got no such file; expected a readable one. Check the path.")
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return DataError(
+        f"{path}: got '{reason}'; expected a readable file. Check what it is and its permissions."
+    )
+
+
 class DivergedError(ArithmeticError):
     """Training has come to numbers that are not finite: told in one message, without a traceback,
     with exit code 3.

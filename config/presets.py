@@ -124,7 +124,7 @@ def build(
         ConfigError: lists every problem.
     """
     found = list(problems)
-    given = {**_from_sections(mapping, found), **_from_leaves(values, found)}
+    given = {**from_sections(mapping, found), **_from_leaves(values, found)}
     checked, wrong, names = check_values({**flatten(base or Config()), **given})
     config = assemble(checked)
     found += wrong + combination_problems(config, names | bad)
@@ -133,7 +133,7 @@ def build(
     return config
 
 
-def _from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+def from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Values by leaf name; adds a problem for each key that is unknown."""
     given: dict[str, Any] = {}
     for key, value in mapping.items():

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from popxl_gpt.config.errors import unreadable
 from popxl_gpt.config.plain_files import check_plain, open_plain
 from popxl_gpt.data.errors import DamagedRecordError, DataError
 
@@ -272,16 +273,6 @@ class RecordFile:
         except OSError:
             with suppress(OSError):
                 partial.unlink()
-
-
-def unreadable(path: Path, error: Exception) -> DataError:
-    """Return the error for a file that the operating system does not let us read."""
-    if isinstance(error, FileNotFoundError):
-        return DataError(f"{path}: got no such file; expected a readable one. Check the path.")
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return DataError(
-        f"{path}: got '{reason}'; expected a readable file. Check what it is and its permissions."
-    )
 
 
 def _checked_payload(where: str, frame: bytes | memoryview, start: int) -> memoryview:

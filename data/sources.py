@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from popxl_gpt.config.errors import unreadable
 from popxl_gpt.config.plain_files import check_plain, real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.compression import EXPANDED, is_compressed, open_text
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.json_lines import is_json_lines, read_json_lines
-from popxl_gpt.data.records import unreadable
 from popxl_gpt.data.tables import is_table, read_table, saved_files
 
 

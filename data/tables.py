@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.errors import unreadable
 from popxl_gpt.data.compression import optional_package
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.records import unreadable
 
 PARQUET, ARROW = ".parquet", ".arrow"
 ROWS = 1000

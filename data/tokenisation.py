@@ -14,12 +14,12 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.errors import unreadable
 from popxl_gpt.data.conversations import Conversation, text_of
 from popxl_gpt.data.encoding import Encoder
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.merges import MERGES, merges_tokenizer
-from popxl_gpt.data.records import unreadable
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "\ufffd"

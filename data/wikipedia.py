@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from popxl_gpt.config.errors import unreadable
 from popxl_gpt.config.plain_files import check_plain
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.records import unreadable
 from popxl_gpt.data.sources import Source
 
 COMPRESSION = 4

@@ -274,6 +274,6 @@ def _step_of(line: str) -> int | None:
         type(number) in (int, float) for number in numbers
     )
     seconds = values.get("seconds", 0.0)
-    is_whole &= "seconds" not in odd and type(seconds) in (int, float)
-    is_whole = is_whole and 0 <= seconds <= LONGEST_RUN
-    return values["step"] if is_whole else None
+    is_time = "seconds" not in odd and type(seconds) in (int, float)
+    is_timed = is_time and 0 <= seconds <= LONGEST_RUN
+    return values["step"] if is_whole and is_timed else None

@@ -40,8 +40,9 @@ def _normalised(x: Tensor, epsilon: float, group: ReplicaGrouping) -> Tensor:
     slices = ops.collectives.replicated_all_gather(own, group=group, output_shape="new_axis")
     means, rests, variances = ops.split(slices, 3, axis=2)  # [size, N, 1]
     of_all = ops.mean(means, axis=0)  # [N, 1]
-    rest_of_all = ops.mean(means - of_all + rests, axis=0)
-    deviations = means - of_all + rests - rest_of_all
+    deviations = means - of_all + rests
+    rest_of_all = ops.mean(deviations, axis=0)
+    deviations = deviations - rest_of_all
     variance = ops.mean(variances + deviations * deviations, axis=0)
     centred = centred + (mean - of_all - rest_of_all)
     scale = 1.0 / ops.sqrt(variance + epsilon)
