@@ -3,6 +3,7 @@ its memory.
 """
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,13 +32,18 @@ CONFIG = small(
 
 @pytest.fixture
 def on_a_processor(monkeypatch):
-    """Lets processors have the rule, too; what is chosen is the number of its steps in the last
-    session's program.
+    """Lets processors have the passes for GPUs, too; what is chosen is the number of attention's
+    steps in the last session's program.
     """
     chosen = {}
+    for_devices = passes.PASSES
 
     def choose(is_streamed):
-        monkeypatch.setattr(passes, "has_flash_attention", lambda device: is_streamed)
+        device = CUDA if is_streamed else passes.CPU
+        chosen_passes = [
+            replace(p, devices=lambda _: True) for p in for_devices if p.devices(device)
+        ]
+        monkeypatch.setattr(passes, "PASSES", chosen_passes)
         chosen.clear()
         return chosen
 
