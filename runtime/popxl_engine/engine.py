@@ -29,8 +29,7 @@ from popxl_engine.machine import rng_path
 from popxl_engine.machine.allocator import keep_freed_memory, keep_tensors_together
 from popxl_engine.machine.device import PROCESSOR, Device, device_named
 from popxl_engine.machine.fabric import Fabric
-from popxl_engine.machine.lockstep import Program as Running
-from popxl_engine.machine.lockstep import run_lockstep
+from popxl_engine.machine.lockstep import ReplicaRun, run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.memory import copy_apart
 from popxl_engine.machine.replica import Replica, as_tensor
@@ -118,8 +117,8 @@ class Engine:
         keep_freed_memory()
         if self.device is PROCESSOR:
             keep_tensors_together()
-        programs: dict[int, Running] = {}
-        preparations: dict[int, Running] = {}
+        programs: dict[int, ReplicaRun] = {}
+        preparations: dict[int, ReplicaRun] = {}
         received: list[tuple[torch.Tensor, torch.Tensor]] = []
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
@@ -157,10 +156,10 @@ class Engine:
 
     def _program(
         self, replica: Replica, program: Program | None, ops: Collection[Op] | None
-    ) -> Running:
+    ) -> ReplicaRun:
         return self._interpreted(replica, ops) if program is None else program.start(replica)
 
-    def _interpreted(self, replica: Replica, ops: Collection[Op] | None) -> Running:
+    def _interpreted(self, replica: Replica, ops: Collection[Op] | None) -> ReplicaRun:
         """The main graph, or these ops of it, on copies of the variables, which are written back at
         the end.
         """
@@ -168,8 +167,10 @@ class Engine:
         cells = {
             tensor: Cell.new(value, sharding.get(tensor)) for tensor, value in replica.state.items()
         }
-        rounds = bool(self.ir._pb_ir.getSessionOptions().enableStochasticRounding)
-        yield from Interpreter(replica, rounds, sharding, ops).graph(self.ir.main_graph, [], cells)
+        stochastic_rounding = bool(self.ir._pb_ir.getSessionOptions().enableStochasticRounding)
+        yield from Interpreter(replica, stochastic_rounding, sharding, ops).graph(
+            self.ir.main_graph, [], cells
+        )
         for tensor, cell in cells.items():
             replica.state[tensor].copy_(cell.read())
 

@@ -90,18 +90,18 @@ def detach(t: torch.Tensor) -> torch.Tensor:
 
 
 # From a view that torch cannot give back to what it views: (operand, view's value, operand's
-# number, the op's arguments with shapes in place of tensors)
+# index, the op's arguments with shapes in place of tensors)
 
 
 def back_from_join(
-    t: torch.Tensor, y: torch.Tensor, number: int, ts: Sequence[tuple[int, ...]], axis: int
+    t: torch.Tensor, y: torch.Tensor, index: int, ts: Sequence[tuple[int, ...]], axis: int
 ) -> None:
     """To one of the joined tensors."""
-    start = sum(shape[axis] for shape in ts[:number])
-    as_signed(t).copy_(as_signed(y).narrow(axis, start, ts[number][axis]))
+    start = sum(shape[axis] for shape in ts[:index])
+    as_signed(t).copy_(as_signed(y).narrow(axis, start, ts[index][axis]))
 
 
-def back_from_shape(t: torch.Tensor, y: torch.Tensor, number: int, *_: Any) -> None:
+def back_from_shape(t: torch.Tensor, y: torch.Tensor, index: int, *_: Any) -> None:
     """To the tensor that was reshaped."""
     t.copy_(y.reshape(t.shape))
 
@@ -109,7 +109,7 @@ def back_from_shape(t: torch.Tensor, y: torch.Tensor, number: int, *_: Any) -> N
 def back_from_slice(
     t: torch.Tensor,
     y: torch.Tensor,
-    number: int,
+    index: int,
     shape: tuple[int, ...],
     start: Any,
     stop: Any,

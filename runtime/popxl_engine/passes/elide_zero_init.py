@@ -39,8 +39,8 @@ def elide_zero_init(block: Block) -> Block:
     elided: set[Instr] = set()
     for instr in block.instrs:
         if is_zeros(instr):
-            made = storage(instr.outputs[0])
-            unmet[made] = unwritten[made] = instr
+            cleared = storage(instr.outputs[0])
+            unmet[cleared] = unwritten[cleared] = instr
             continue
         met = [storage(v) for v in instr.inputs()]
         for accumulator, step in _first_means(instr):

@@ -19,7 +19,7 @@ moment.
 COPIED_BYTES = 1 << 26
 READ_BYTES = 1 << 28
 """More than caches hold."""
-ROUNDS = 64
+REPEATS = 64
 """Of a loop that multiplies: a millisecond or so."""
 SECONDS = 0.25
 """How long each speed is measured."""
@@ -57,19 +57,19 @@ def multiply_rate(data_type: torch.dtype, *, from_cache: bool) -> float:
     panels = torch.ones(threads * numbers, dtype=data_type)
     found = torch.zeros(2, dtype=torch.float64)
 
-    def multiply(rounds: int) -> float:
+    def multiply(repeats: int) -> float:
         """How often threads could do so in a second, by the time that each has a core."""
         library.call(
-            "multiply_ceiling", (data_type,), panels, numbers, rounds, int(from_cache), found
+            "multiply_ceiling", (data_type,), panels, numbers, repeats, int(from_cache), found
         )
         return found[1].item()
 
     multiply(1)
-    in_round = 2 * found[0].item() / threads  # of ones, sums count
+    in_repeat = 2 * found[0].item() / threads  # of ones, sums count
     best, end = 0.0, time.perf_counter() + SECONDS
     while time.perf_counter() < end:
-        best = max(best, multiply(ROUNDS))
-    return in_round * ROUNDS * best
+        best = max(best, multiply(REPEATS))
+    return in_repeat * REPEATS * best
 
 
 def second_cache() -> int:

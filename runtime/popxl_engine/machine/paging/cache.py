@@ -200,7 +200,7 @@ class Cache:
         self._ahead = self.now
         if self.trace is not None:
             for row in self.rows:
-                row.next = self.trace.next_use(row.number, self.now)
+                row.next = self.trace.next_use(row.index, self.now)
 
     def _advance(self, row: Row, stores: bool) -> None:
         """A row is asked for."""
@@ -208,11 +208,11 @@ class Cache:
             self.now += 1
             row.next = -self.now
         elif self._in_run:
-            assert self.trace.at(self.now) == (row.number, stores), (
+            assert self.trace.at(self.now) == (row.index, stores), (
                 "a run takes rows in the trace's order"
             )
             self.now += 1
-            row.next = self.trace.next_use(row.number, self.now)
+            row.next = self.trace.next_use(row.index, self.now)
 
     def _worth(self, row: Row) -> float | None:
         """How little a row in memory is missed: the time of its next use. None where it must
@@ -235,8 +235,8 @@ class Cache:
         """
         assert self.trace is not None
         if not row.seen <= self._ahead <= row.later:
-            row.seen, row.later = self._ahead, self.trace.next_use(row.number, self._ahead)
-            row.passed = self.trace.moved_until(self.trace.last_use(row.number, self._ahead))
+            row.seen, row.later = self._ahead, self.trace.next_use(row.index, self._ahead)
+            row.passed = self.trace.moved_until(self.trace.last_use(row.index, self._ahead))
         if self._passed - row.passed < self._margin:
             return None
         return NEVER if self._is_over(row, row.later) else row.later
@@ -400,8 +400,8 @@ class Cache:
         if self._stalled_by is not None and not self._is_free(self._stalled_by):
             return
         while self._ahead < self.now + len(self.trace):
-            number, stores = self.trace.at(self._ahead)
-            row = self.rows[number]
+            index, stores = self.trace.at(self._ahead)
+            row = self.rows[index]
             if row.memory is None:
                 if not self._make_room_later(row):
                     return

@@ -166,15 +166,15 @@ def make_paged_buffer(
         )
         offset += held[b, i].size
     arena = Arena(min(memory - offset, sum(in_blocks(sizes[row]) for row in moving)), paging.device)
-    numbers = {row: number for number, row in enumerate(moving)}
+    numbers = {row: index for index, row in enumerate(moving)}
     trace = None
     if paging.events is not None:
         events = ((numbers[row], stores) for row, stores in paging.events if row in numbers)
         trace = AccessTrace(events, [in_blocks(sizes[row]) for row in moving])
     rows, end = [], 0
-    for number, row in enumerate(moving):
-        carries = trace is None or row in paging.variables or not trace.begins_with_store(number)
-        rows.append(Row(number, end, in_blocks(sizes[row]), carries))
+    for index, row in enumerate(moving):
+        carries = trace is None or row in paging.variables or not trace.begins_with_store(index)
+        rows.append(Row(index, end, in_blocks(sizes[row]), carries))
         end += rows[-1].size
     store = paging.open_store(end, max((row.size for row in rows), default=0))
     cache = Cache(rows, arena, store, trace, paging.look_ahead, paging.rules, paging.device)

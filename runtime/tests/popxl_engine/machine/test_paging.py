@@ -243,7 +243,7 @@ def test_what_a_row_is_worth_follows_from_the_course_wherever_it_is_looked_from(
     for time_ in [*range(60, 130), 3, 200, *random.integers(0, 500, 200)]:
         cache._ahead, cache._passed = int(time_), trace.moved_until(int(time_))
         for row in rows.rows:
-            next_use, last = trace.next_use(row.number, time_), trace.last_use(row.number, time_)
+            next_use, last = trace.next_use(row.index, time_), trace.last_use(row.index, time_)
             is_recent = trace.moved_until(time_) - trace.moved_until(last) < cache._margin
             assert cache._later_worth(row) == (None if is_recent else next_use)
 
