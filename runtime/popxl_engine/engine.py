@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import torch
 from popdist.exchange import difference
-from popxl.context import ExecutionContext
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.opdef import Op
@@ -41,7 +40,6 @@ from popxl_engine.residency import lifetimes_of, paging_of
 from popxl_engine.shards import shardings
 from popxl_engine.watching import Watcher
 
-FROM_HOST = ExecutionContext.WeightsFromHostFragment
 logger = logging.getLogger("popxl")
 
 Arrays = Mapping[Stream, np.ndarray]
@@ -77,29 +75,29 @@ class Engine:
         self._around_run: Callable[[], AbstractContextManager[None]] = nullcontext
         self._recorder: Recorder | None = None
         self._replayer: Replayer | None = None
-        before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
-        self._before, self._ops = before, frozenset(ir.main_graph.ops) - before if before else None
-        """Ops that run once after an upload of the variables; those of a run, None for all."""
+        self._upload_ops, self._run_ops = compiler.ops_by_run(ir)
         self._is_uploaded = True
-        self._preparation: Program | None = None
-        if before and not interpret:
-            self._preparation = Program(compiler.compile(ir, device.where, passes, before))
+        self._after_upload: Program | None = None
+        if self._upload_ops and not interpret:
+            self._after_upload = Program(
+                compiler.compile(ir, device.where, passes, self._upload_ops)
+            )
         self.program: Program | None = None
         if not interpret:
-            self.program = Program(compiler.compile(ir, device.where, passes, self._ops))
+            self.program = Program(compiler.compile(ir, device.where, passes, self._run_ops))
         several = len(replicas) < ir.replication_factor
         self.fabric = (
             Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir))
             if several
             else None
         )
-        block, before_run = (
-            p.block if p is not None else None for p in (self.program, self._preparation)
+        block, after_upload = (
+            p.block if p is not None else None for p in (self.program, self._after_upload)
         )
         if device is PROCESSOR:
             keep_tensors_together(waits=False)  # the first run does
-        paging = paging_of(ir, block, before_run, device, len(replicas))
-        lifetimes = lifetimes_of(ir, block, before_run, device)
+        paging = paging_of(ir, block, after_upload, device, len(replicas))
+        lifetimes = lifetimes_of(ir, block, after_upload, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
             check_same_program(ir, interpret, device.where)
@@ -118,7 +116,7 @@ class Engine:
         if self.device is PROCESSOR:
             keep_tensors_together()
         programs: dict[int, ReplicaRun] = {}
-        preparations: dict[int, ReplicaRun] = {}
+        after_upload: dict[int, ReplicaRun] = {}
         received: list[tuple[torch.Tensor, torch.Tensor]] = []
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
@@ -133,14 +131,14 @@ class Engine:
             }
             received += zip(results.values(), device_outputs.values())
             replica.begin(device_inputs, device_outputs, rng_path.of_run(self.run_count))
-            programs[replica.index] = self._program(replica, self.program, self._ops)
-            if self._before and self._is_uploaded:
-                preparations[replica.index] = self._program(
-                    replica, self._preparation, self._before
+            programs[replica.index] = self._program(replica, self.program, self._run_ops)
+            if self._upload_ops and self._is_uploaded:
+                after_upload[replica.index] = self._program(
+                    replica, self._after_upload, self._upload_ops
                 )
         with torch.no_grad(), self.device.running(), self.machine.turn():
-            if preparations:  # not in a run, whose rows come in an order that is known
-                run_lockstep(preparations, self.fabric)
+            if after_upload:  # not in a run, whose rows come in an order that is known
+                run_lockstep(after_upload, self.fabric)
             with self.machine.run(), self._around_run():
                 run_lockstep(programs, self.fabric)
         self._is_uploaded = False
@@ -155,11 +153,11 @@ class Engine:
         self._is_uploaded = True
 
     def _program(
-        self, replica: Replica, program: Program | None, ops: Collection[Op] | None
+        self, replica: Replica, program: Program | None, ops: Collection[Op]
     ) -> ReplicaRun:
         return self._interpreted(replica, ops) if program is None else program.start(replica)
 
-    def _interpreted(self, replica: Replica, ops: Collection[Op] | None) -> ReplicaRun:
+    def _interpreted(self, replica: Replica, ops: Collection[Op]) -> ReplicaRun:
         """The main graph, or these ops of it, on copies of the variables, which are written back at
         the end.
         """

@@ -45,7 +45,7 @@ from popxl_engine.kernels.collectives import SHARED
 END = 1 << 60
 """A read by someone outside the block: the caller, the next run."""
 
-ALL_RULES = frozenset(
+RULES = frozenset(
     {
         "source_changes",
         "view_changes",
@@ -53,17 +53,11 @@ ALL_RULES = frozenset(
         "slots_read",
         "members_read",
         "views_written",
-        "operands_apart",
         "outputs_apart",
         "own_row",
         "rows_between",
-        "views_back",
-        "views_again",
     }
 )
-"""Those of `emulate_views`, which keeps views that are copies equal to what they view, among
-them.
-"""
 
 
 class Accesses:
@@ -91,7 +85,7 @@ def merged(positions: list[int], more: list[int]) -> list[int]:
     return many
 
 
-def elide_copies(program: Block, rules: frozenset[str]) -> Block:
+def elide_copies(program: Block, rules: frozenset[str] = RULES) -> Block:
     """Mark the copies of a program that must stay; all others become views.
 
     Args:

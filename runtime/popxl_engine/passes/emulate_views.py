@@ -22,6 +22,9 @@ from popxl_engine.kernels.dtypes import from_numpy
 from popxl_engine.kernels.registry import kernel, kernel_for
 from popxl_engine.kernels.shape import BACK
 
+RULES = frozenset({"views_back", "views_again"})
+"""What is written to a view is copied to what it views, and the other way round."""
+
 Allocation = Value
 """The first value whose memory others are views of, by contract and in torch."""
 
@@ -134,12 +137,11 @@ def _backwards(
     rule(t, y, number, *args, **kwargs)
 
 
-def emulate_views(program: Block, rules: frozenset[str]) -> Block:
+def emulate_views(program: Block, rules: frozenset[str] = RULES) -> Block:
     """Make copies of the alias forms in a program that torch has no view for, and keep them equal.
 
     Args:
-        rules: "views_back": what is written to a view is copied to what it views; "views_again":
-            the other way round. Tests take one away.
+        rules: what keeps them equal. Tests take one away.
     Raises:
         GraphError: a write through a view that shows an element twice, or to two sides of a view at
             once.

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import popxl
 import pytest
-from helpers.engine_programs import corpus, differences
+from helpers.engine_programs import ALL_RULES, corpus, differences
 from helpers.random_programs import COLLECTIVES, KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from popxl_engine.engine import Engine
-from popxl_engine.passes.elide_copies import ALL_RULES
 
 NUMBERS = st.integers(0, 31)
 
