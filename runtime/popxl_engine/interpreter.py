@@ -22,7 +22,7 @@ from popxl_engine.kernels.collectives import APART, READS
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.arrival import Arrival
-from popxl_engine.machine.lockstep import ReplicaRun, run_lockstep
+from popxl_engine.machine.lockstep import ReplicaRun
 from popxl_engine.machine.rng_path import enter, of_seed
 from popxl_engine.shards import Sharding, result_sharding
 from popxl_engine.stochastic import Positions, rounded
@@ -308,23 +308,3 @@ def as_results(result: Any) -> tuple[torch.Tensor, ...]:
     if result is None:
         return ()
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
-
-
-def run_graph(
-    graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None
-) -> list[torch.Tensor]:
-    """Run one graph on one replica. By-reference inputs are changed in place, as the caller would
-    see it.
-    """
-    cells = [Cell.new(t) for t in inputs]
-    outputs = run_lockstep({0: Interpreter(replica).graph(graph, _callee_cells(graph, cells))})[0]
-    for tensor, t, cell in zip(inputs, graph.inputs, cells):
-        if t in graph._by_ref_inputs:
-            tensor.copy_(cell.read())
-    return [c.read() for c in outputs]
-
-
-def _callee_cells(graph: Graph, cells: Sequence[Cell]) -> list[Cell]:
-    return [
-        c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, cells)
-    ]

@@ -35,6 +35,7 @@ def fused_op(
     cost: Callable[..., Cost],
     writes: Sequence[str] = (),
     random: bool = False,
+    host: Callable[..., Any] | None = None,
     signature: inspect.Signature | None = None,
 ) -> Callable[[Callable[..., Any]], OpDefinition]:
     """Declare an op by the rule that infers its results' specs.
@@ -43,6 +44,7 @@ def fused_op(
         cost: ``(results, *operands) -> Cost``: the work of the ops that it stands for.
         writes: parameters whose storage the op changes; its first result is the first of them.
         random: whether it depends on a seed operand.
+        host: the op on numpy arrays, where it may run on the host.
         signature: its parameters, where they are not the rule's.
     """
 
@@ -56,6 +58,7 @@ def fused_op(
             signature=signature or inspect.signature(rule, eval_str=True),
             writes=tuple(writes),
             random=random,
+            host=host,
             differentiable=False,
             cost=cost,
             file=rule.__code__.co_filename,

@@ -1,6 +1,5 @@
 """Passes over programs: each matches a pattern and puts something faster in its place, or prepares
 a program for code generation. They hold no kernel: fused ops are declared in `popxl_engine.ops`.
-`emulate_views` alone has two copies of its own.
 
 `PASSES` lists them in the order in which they run. To add one: a file here with a function
 ``block -> block``, and its line in `OPTIMIZATIONS`. ``POPXL_PASSES=-name,-name`` turns some off (or
