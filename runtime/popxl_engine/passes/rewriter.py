@@ -30,7 +30,8 @@ class Scalar(NamedTuple):
 
 def pattern(op: str, **operands: Any) -> Pattern:
     """The pattern of what an op of this name makes for one instruction alone. Each argument is to
-    match a pattern, or is found under the name that is given, or is what is given.
+    match a pattern, or is found under the name that is given, or is what is given. What has the
+    same name twice must be the same.
     """
     return Pattern(op, operands)
 
@@ -124,9 +125,11 @@ class Rewriter:
                     scalar = self.scalar(argument)
                     if scalar is None or argument.rank > 1:
                         return None
-                    found.arguments[pattern.name] = scalar
+                    if found.arguments.setdefault(pattern.name, scalar) != scalar:
+                        return None
                 elif isinstance(pattern, str):
-                    found.arguments[pattern] = argument
+                    if found.arguments.setdefault(pattern, argument) != argument:
+                        return None
                 elif argument != pattern:
                     return None
         is_whole = not self.writes_between(min(found.absorbed, default=index), index)
