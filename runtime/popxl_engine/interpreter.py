@@ -247,7 +247,7 @@ class Interpreter:
             return combine(*([t] for t in operands))[0]
         reads = READS.get(op.definition.name, "all")
         if self.replica is not None and reads != "own":
-            self.replica.traffic.meet(op.definition.name, members, operands)
+            self.replica.traffic.count_collective(op.definition.name, members, operands)
         where = f"{op} built at {op.where}"
         result = yield Arrival(
             op, members, operands, combine, kernel_apart(op), where, self.site_index(op), reads

@@ -3,7 +3,7 @@
 A phase that is wanted runs as ever, while what it finds is kept: its inputs, its position in
 streams and in random draws, and of each row that it loads the tensor, or a copy where the phase
 stores to that row's buffer. Then it runs again, on a replica of its own whose rows are those, and
-what both have left is compared, bit for bit. Collectives are met again, so that all replicas want
+what both have left is compared, bit for bit. Collectives run again, so that all replicas want
 the same phases.
 """
 
@@ -44,7 +44,7 @@ class PhaseSite:
     """Whether the block is a loop's body, of which each iteration is the phase once more."""
 
 
-class RowsMet:
+class RecordedRows:
     """Rows of one buffer while a phase uses them, with what it found there.
 
     Args:
@@ -92,14 +92,14 @@ class RowsMet:
         return self._left[index] if self._moves else self.rows.load(index)
 
 
-class RowsAgain(Rows):
+class ReplayedRows(Rows):
     """Rows of one buffer for a phase that runs again."""
 
-    def __init__(self, met: RowsMet, device: torch.device):
-        rows = met.rows
+    def __init__(self, recorded: RecordedRows, device: torch.device):
+        rows = recorded.rows
         super().__init__(rows.shape, rows.dtype, rows.entries)
         self._device = device
-        self._rows.update({index: t.to(device) for index, t in met.found.items()})
+        self._rows.update({index: t.to(device) for index, t in recorded.found.items()})
         self.stored: set[int] = set()
 
     def donate(self, index: int, held: list[torch.Tensor]) -> None:
@@ -108,48 +108,48 @@ class RowsAgain(Rows):
         self.stored.add(index)
 
 
-class Recorded:
+class RecordedPhase:
     """What one replica's phase finds, does and leaves."""
 
     def __init__(self, replica: Replica, site: PhaseSite, args: Sequence[Any]):
         self._replica, self._site = replica, site
         self._rows, stores = replica.rows, effects_of(site.block).stored_buffers
-        self.met = {b: RowsMet(rows, b in stores) for b, rows in self._rows.items()}
+        self.rows = {b: RecordedRows(rows, b in stores) for b, rows in self._rows.items()}
         self._args, self._args_again = args, [copied(a) for a in args]
         self._rng_path, self._streams = replica.rng_path, dict(replica._position)
-        replica.rows = cast(Any, self.met)  # which answers as they do
+        replica.rows = cast(Any, self.rows)  # which answers as they do
 
     def end(self) -> None:
         """The phase has run, or failed."""
         self._replica.rows = self._rows
 
-    def again(self, device: torch.device) -> "Again":
+    def replay(self, device: torch.device) -> "Replay":
         """A replica for the second time, and the phase's inputs."""
-        rows = {b: RowsAgain(met, device) for b, met in self.met.items()}
+        rows = {b: ReplayedRows(recorded, device) for b, recorded in self.rows.items()}
         other = Replica(self._replica.index, rows)
         other.state = self._replica.state
         outputs = {stream: t.clone() for stream, t in self._replica._outputs.items()}
         other.begin(self._replica._inputs, outputs, self._rng_path)
         other._position = self._streams
-        return Again(other, rows, outputs, self._args_again)
+        return Replay(other, rows, outputs, self._args_again)
 
     def differences(
-        self, results: Sequence[Any], again: "Again", results_again: Sequence[Any]
+        self, results: Sequence[Any], replay: "Replay", results_again: Sequence[Any]
     ) -> Iterator[tuple[str, tuple[RemoteBuffer, int] | None]]:
         """What is not the same: names, and rows."""
-        for buffer, met in self.met.items():
-            other = again.rows[buffer]
-            for index in sorted(met.stored):
+        for buffer, recorded in self.rows.items():
+            other = replay.rows[buffer]
+            for index in sorted(recorded.stored):
                 is_left = index in other.stored
-                if not (is_left and same(met.left(index), other.load(index))):
+                if not (is_left and same(recorded.left(index), other.load(index))):
                     yield "", (buffer, index)
         for stream, t in self._replica._outputs.items():
-            if not same(t, again.outputs[stream]):
+            if not same(t, replay.outputs[stream]):
                 yield stream.tensor_id, None
         block = self._site.block
         for values, first, second in (
             (block.outputs, results, results_again),
-            (block.inputs, self._args, again.args),
+            (block.inputs, self._args, replay.args),
         ):
             for value, a, b in zip(values, first, second):
                 if not same(a, b):
@@ -157,11 +157,11 @@ class Recorded:
 
 
 @dataclass
-class Again:
+class Replay:
     """What a phase runs on for the second time."""
 
     replica: Replica
-    rows: Mapping[RemoteBuffer, RowsAgain]
+    rows: Mapping[RemoteBuffer, ReplayedRows]
     outputs: Mapping[Any, torch.Tensor]
     args: Sequence[Any]
 
@@ -218,12 +218,12 @@ class Replays:
         """A phase from a site, maybe twice."""
         if not self._is_wanted(r.index, index):
             return body(r, *args)
-        recorded = Recorded(r, self.sites[index], args)
+        recorded = RecordedPhase(r, self.sites[index], args)
         try:
             results = body(r, *args)
         finally:
             recorded.end()
-        again = recorded.again(self._device)
+        again = recorded.replay(self._device)
         self._compare(r.index, index, recorded, results, again, body(again.replica, *again.args))
         return results
 
@@ -233,12 +233,12 @@ class Replays:
         """The same, of one that waits for other replicas."""
         if not self._is_wanted(r.index, index):
             return (yield from body(r, *args))
-        recorded = Recorded(r, self.sites[index], args)
+        recorded = RecordedPhase(r, self.sites[index], args)
         try:
             results = yield from body(r, *args)
         finally:
             recorded.end()
-        again = recorded.again(self._device)
+        again = recorded.replay(self._device)
         results_again = yield from body(again.replica, *again.args)
         self._compare(r.index, index, recorded, results, again, results_again)
         return results
@@ -254,9 +254,9 @@ class Replays:
         self,
         replica: int,
         index: int,
-        recorded: Recorded,
+        recorded: RecordedPhase,
         results: Sequence[Any],
-        again: Again,
+        again: Replay,
         results_again: Sequence[Any],
     ) -> None:
         done = self._iterations.get((replica, index), 1) - 1

@@ -105,7 +105,7 @@ class CollectiveSite:
         reads = READS.get(self.op.definition.name, "all")
         members = self.members[replica.index]
         if reads != "own":
-            replica.traffic.meet(self.op.definition.name, members, operands)
+            replica.traffic.count_collective(self.op.definition.name, members, operands)
         return Arrival(
             self, members, operands, combine, self.apart, self.describe, self.site_index, reads
         )

@@ -1,4 +1,4 @@
-"""The generated program with a look at every result: where in a run a number first stopped being
+"""The generated program with a check of every result: where a run first makes a number that is not
 finite.
 
 It is the result of an op with finite operands, or a row that was loaded. Constants may be infinite,

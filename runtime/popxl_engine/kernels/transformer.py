@@ -55,11 +55,11 @@ def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
 
 @kernel("rotary")
 def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool) -> torch.Tensor:
-    """Pairs turned by their angles."""
+    """Pairs rotated by their angles."""
     (positions, pairs), by = sin.shape, as_float32(-sin if inverse else sin)[:, None]
     first, second = (
         as_float32(t).reshape(-1, positions, t.shape[1] // (2 * pairs), 2, pairs).unbind(3)
     )
     cosine = as_float32(cos)[:, None]
-    turned = torch.stack([first * cosine - second * by, second * cosine + first * by], 3)
-    return turned.reshape(t.shape).to(t.dtype)
+    rotated = torch.stack([first * cosine - second * by, second * cosine + first * by], 3)
+    return rotated.reshape(t.shape).to(t.dtype)

@@ -1,5 +1,5 @@
-"""The gradient of a table whose rows are looked up, added to another gradient: its rows go there at
-once.
+"""The gradient of an embedding table, where it is added to another gradient: its rows are added
+there, and no table holds their sums.
 """
 
 from popxl import dtypes

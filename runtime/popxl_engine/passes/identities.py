@@ -1,4 +1,4 @@
-"""Instructions that do nothing, or that another order of the same ones does without a copy."""
+"""Casts that change nothing, and transposed products in another order, which needs no copy."""
 
 from dataclasses import replace
 

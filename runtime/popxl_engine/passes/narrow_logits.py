@@ -1,4 +1,4 @@
-"""Logits that a program widens for the cross entropy, which computes in float32 anyway."""
+"""Logits that a program casts to float32 for the cross entropy, which computes so anyway."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Numbers that are computed again: each parameter's update derives the same few from norm and
+"""Common subexpressions of one element: each parameter's update derives the same few from norm and
 learning rate.
 """
 
