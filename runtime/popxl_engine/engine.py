@@ -46,29 +46,25 @@ Arrays = Mapping[Stream, np.ndarray]
 
 
 class Engine:
-    """Runs one frozen Ir. With ``POPXL_INTERPRET=1`` the naive interpreter runs it, op by op,
-    copying always.
+    """Runs one frozen Ir.
 
     Args:
+        passes: of the compiler; None: the interpreter runs the program, op by op, copying always.
         device: where tensors live and kernels run.
         fill: move the variables' host values into the machine; without it they must be written
             before the first run.
         adopt_files: let writable memory-mapped variables be changed in their files by every run.
-        passes: of the compiler; default: those that are enabled for the device.
     """
 
     def __init__(
         self,
         ir: Ir,
         replicas: range,
+        passes: Sequence[Pass] | None,
         device: Device = PROCESSOR,
-        interpret: bool | None = None,
         fill: bool = True,
         adopt_files: bool = True,
-        passes: Sequence[Pass] | None = None,
     ):
-        if interpret is None:
-            interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
         check_executable(ir)
         self.ir, self.device = ir, device
         self.run_count = 0
@@ -78,12 +74,12 @@ class Engine:
         self._upload_ops, self._run_ops = compiler.ops_by_run(ir)
         self._is_uploaded = True
         self._after_upload: Program | None = None
-        if self._upload_ops and not interpret:
+        if self._upload_ops and passes is not None:
             self._after_upload = Program(
                 compiler.compile(ir, device.where, passes, self._upload_ops)
             )
         self.program: Program | None = None
-        if not interpret:
+        if passes is not None:
             self.program = Program(compiler.compile(ir, device.where, passes, self._run_ops))
         several = len(replicas) < ir.replication_factor
         self.fabric = (
@@ -100,7 +96,7 @@ class Engine:
         lifetimes = lifetimes_of(ir, block, after_upload, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
-            check_same_program(ir, interpret, device.where)
+            check_same_program(ir, passes)
         for tensor in ir.main_graph.kept:
             self.machine.keep(tensor)
         for variable in ir.main_graph.variables if fill else ():
@@ -262,16 +258,14 @@ class Engine:
         return variable in self.machine.files
 
 
-def check_same_program(ir: Ir, interpret: bool, where: torch.device) -> None:
+def check_same_program(ir: Ir, passes: Sequence[Pass] | None) -> None:
     """RuntimeError if the processes of a run have built different programs. Every process must call
     it.
     """
     rounding = ir._pb_ir.getSessionOptions().enableStochasticRounding
-    passes = "none, interpreted"
-    if not interpret:
-        passes = ", ".join(each.name for each in enabled_passes(where))
+    names = "none, interpreted" if passes is None else ", ".join(each.name for each in passes)
     text = f"{to_text(ir)}\ntransfers per run: {ir.num_host_transfers}\n"
-    text += f"stochastic rounding: {rounding}\npasses: {passes}\n"
+    text += f"stochastic rounding: {rounding}\npasses: {names}\n"
     if found := difference(text):
         raise RuntimeError(
             f"Session: got different programs in the processes of one run: {found}; expected the "
@@ -283,6 +277,9 @@ def make_engine(
     ir: Ir, replicas: range, device: str, fill: bool = True, adopt_files: bool = True
 ) -> Engine:
     """The engine for a frozen Ir on this process's replicas. ``device``: as `device_named` knows
-    it.
+    it. With ``POPXL_INTERPRET=1`` the interpreter runs the program.
     """
-    return Engine(ir, replicas, device_named(device), fill=fill, adopt_files=adopt_files)
+    where = device_named(device)
+    interprets = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
+    passes = None if interprets else enabled_passes(where.where)
+    return Engine(ir, replicas, passes, where, fill, adopt_files)

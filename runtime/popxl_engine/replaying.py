@@ -393,7 +393,7 @@ def pieces(block: Block, phases: Mapping[int, str]) -> Iterator[Piece]:
     phase = MAIN
     for instr in block.instrs:
         name = phases.get(id(instr), MAIN)
-        is_inline = name != MAIN and not is_round_of(instr, name)
+        is_inline = name != MAIN and not repeats(instr, name)
         if inside and (not is_inline or name != phase):
             yield from trimmed(phase, inside)
             inside = []
@@ -416,8 +416,8 @@ def trimmed(phase: str, inside: Sequence[Instr]) -> Iterator[Piece]:
     yield from inside[end:]
 
 
-def is_round_of(instr: Instr, phase: str) -> bool:
-    """Whether an instruction repeats a phase, or follows one as a copy does."""
+def repeats(instr: Instr, phase: str) -> bool:
+    """Whether an instruction repeats a phase."""
     return instr.kind == "repeat" and instr.bodies[0].name.rsplit("/", 1)[-1] == phase
 
 

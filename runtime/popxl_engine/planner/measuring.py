@@ -50,7 +50,7 @@ def multiply_rate(data_type: torch.dtype, *, from_cache: bool) -> float:
     """
     if library.library() is None:
         return 0.0
-    if data_type != torch.bfloat16 or not library.measures_bfloat16():
+    if data_type != torch.bfloat16 or not library.has_tiles():
         data_type = torch.float32
     numbers = second_cache() // 2 // data_type.itemsize
     threads = torch.get_num_threads()

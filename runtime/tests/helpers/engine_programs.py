@@ -39,7 +39,7 @@ def observe(
     change.
     """
     replicas = built.ir.replication_factor
-    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=legalization(rules))
+    engine = Engine(built.ir, range(replicas), None if interpret else legalization(rules))
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
     inputs = {s: a.copy() for s, a in built.inputs.items()}
     seen = []

@@ -33,7 +33,7 @@ from popxl_engine.machine.paging.arena import Arena, Extent, Window, until_now
 from popxl_engine.machine.paging.row import Before, Row, Write
 from popxl_engine.machine.paging.store import Store
 
-ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits", "fences"})
+RULES = frozenset({"reads_wait", "pins", "memory_waits", "fences"})
 MARGIN = 2
 """Looking ahead leaves in memory what moves in the time before, up to one part in so many of the
 memory: else, with a trace that goes round, the row that is missed least is the one used last, and
@@ -62,7 +62,7 @@ class Cache:
         store: Store,
         trace: AccessTrace | None = None,
         look_ahead: bool = True,
-        rules: frozenset[str] = ALL_RULES,
+        rules: frozenset[str] = RULES,
         device: Device = PROCESSOR,
     ):
         self.rows, self.arena, self.store, self.rules = rows, arena, store, rules

@@ -16,7 +16,7 @@ from popxl_engine.machine.memory import check_index, copy_apart
 from popxl_engine.machine.paging.access_trace import AccessTrace
 from popxl_engine.machine.paging.arena import Arena
 from popxl_engine.machine.paging.budget import RowMemory
-from popxl_engine.machine.paging.cache import ALL_RULES, Cache
+from popxl_engine.machine.paging.cache import RULES, Cache
 from popxl_engine.machine.paging.row import Row, Staying
 from popxl_engine.machine.paging.store import BLOCK, Store
 
@@ -56,7 +56,7 @@ class Paging:
     needed: tuple[int, str] = (0, "")
     """Bytes of rows that a replica has in use at a time, and where."""
     look_ahead: bool = True
-    rules: frozenset[str] = field(default=ALL_RULES)
+    rules: frozenset[str] = field(default=RULES)
 
 
 class PagedBuffer:
