@@ -13,7 +13,7 @@ class Clock(Protocol):
     def now(self) -> int:
         """A number for this moment."""
 
-    def times(self, numbers: Sequence[int]) -> list[int]:
+    def times(self, moments: Sequence[int]) -> list[int]:
         """The moments in nanoseconds of `time.perf_counter_ns`. Numbers given out before mean
         nothing then.
         """
@@ -24,9 +24,9 @@ class HostClock:
 
     now = staticmethod(time.perf_counter_ns)
 
-    def times(self, numbers: Sequence[int]) -> list[int]:
+    def times(self, moments: Sequence[int]) -> list[int]:
         """See `Clock`."""
-        return list(numbers)
+        return list(moments)
 
 
 class EventClock:
@@ -51,7 +51,7 @@ class EventClock:
         self._events.append(self._make_event())
         return len(self._events) - 1
 
-    def times(self, numbers: Sequence[int]) -> list[int]:
+    def times(self, moments: Sequence[int]) -> list[int]:
         """See `Clock`. Waits for the device."""
         events, self._events = self._events, []
         if events:
