@@ -219,10 +219,6 @@ class _Elision:
             value = self.same[value]
         return value
 
-    def offset_key(self, offset: Any) -> Any:
-        """The same for offsets, values or plain numbers, that are the same."""
-        return self.numbers.of(offset) if isinstance(offset, Value) else ("int", offset)
-
     # Decisions
 
     def _decide(self, position: int, instr: Instr) -> None:
@@ -253,7 +249,7 @@ class _Elision:
         elif instr.is_op("remote_load"):
             self.rows[instr.outputs[0]] = (
                 instr.arguments["remote_buffer"],
-                self.offset_key(instr.arguments["offset"]),
+                self.numbers.key(instr.arguments["offset"]),
             )
 
     def _observable(self, position: int, source: Any, result: Value) -> bool:
@@ -291,7 +287,7 @@ class _Elision:
             arguments = self.block.instrs[position].arguments
             if "own_row" not in self.rules:
                 return position
-            if self.offset_key(arguments["offset"]) == offset and self.identity(
+            if self.numbers.key(arguments["offset"]) == offset and self.identity(
                 arguments["t"]
             ) is self.identity(result):
                 return position

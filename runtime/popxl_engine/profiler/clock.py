@@ -57,7 +57,7 @@ class EventClock:
         if events:
             events[-1].synchronize()
         return [
-            self._first + int(1e6 * events[0].elapsed_time(events[number])) for number in numbers
+            self._first + int(1e6 * events[0].elapsed_time(events[moment])) for moment in moments
         ]
 
 
