@@ -115,7 +115,7 @@ class RecordedPhase:
         self._replica, self._site = replica, site
         self._rows, stores = replica.rows, effects_of(site.block).stored_buffers
         self.rows = {b: RecordedRows(rows, b in stores) for b, rows in self._rows.items()}
-        self._args, self._args_again = args, [copied(a) for a in args]
+        self._args, self._args_again = args, [own_copy(a) for a in args]
         self._rng_path, self._streams = replica.rng_path, dict(replica._position)
         replica.rows = cast(Any, self.rows)  # which answers as they do
 
@@ -166,7 +166,7 @@ class Replay:
     args: Sequence[Any]
 
 
-def copied(value: Any) -> Any:
+def own_copy(value: Any) -> Any:
     """An input in memory of its own."""
     return value.clone() if isinstance(value, torch.Tensor) else np.array(value)
 

@@ -71,11 +71,11 @@ class Accesses:
 
     def join(self, other: "Accesses") -> None:
         """Take over what is done to another one."""
-        self.reads = merged(self.reads, other.reads)
-        self.writes = merged(self.writes, other.writes)
+        self.reads = merge_sorted(self.reads, other.reads)
+        self.writes = merge_sorted(self.writes, other.writes)
 
 
-def merged(positions: list[int], more: list[int]) -> list[int]:
+def merge_sorted(positions: list[int], more: list[int]) -> list[int]:
     """Two sorted lists as one; the longer one is used up."""
     few, many = sorted((positions, more), key=len)
     if len(few) * 8 > len(many):
