@@ -11,7 +11,7 @@ from typing import Any
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import DataError, unreadable
-from popxl_gpt.config.texts import user_path
+from popxl_gpt.config.texts import path_text, text_of_path, user_path
 
 INFO_BYTES = 2**24
 """Of a dataset.json."""
@@ -59,6 +59,7 @@ def _check_info(info: Any) -> None:
         info["vocabulary_size"],
         *(info[name] for name in ("sequence_length",) if name in info),
     ]
+    names = [info["tokenizer"]] if isinstance(info.get("tokenizer"), str) else []
     for split in splits.values():
         counts += [split[name] for name in ("documents", "tokens", "records") if name in split]
         if not isinstance(split["files"], list):
@@ -66,6 +67,7 @@ def _check_info(info: Any) -> None:
         for file in split["files"]:
             if not isinstance(file["name"], str) or not isinstance(file.get("sha256", ""), str):
                 raise TypeError
+            names.append(file["name"])
             counts += [file["bytes"], file["records"]]
         if "records" in split and split["records"] != sum(
             file["records"] for file in split["files"]
@@ -73,11 +75,13 @@ def _check_info(info: Any) -> None:
             raise ValueError
     if not all(type(count) is int and 0 < count < 2**63 for count in counts):
         raise TypeError
+    for name in names:
+        path_text(f"./{name}")  # ValueError where no file can have the name
 
 
 def split_files(folder: Path, split: str) -> str:
     """Pattern of the token files of a prepared folder: training or validation."""
-    return f"{glob.escape(str(folder))}/{split}-*.tfrecord"
+    return f"{glob.escape(text_of_path(folder))}/{split}-*.tfrecord"
 
 
 def implied_settings(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def implied_settings(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[
         implied["vocabulary_size"] = info["vocabulary_size"]
         tokenizer = tokenizer_of(folder, info)
         if tokenizer is not None and not info.get("masked"):
-            implied["tokenizer"] = str(tokenizer)
+            implied["tokenizer"] = text_of_path(tokenizer)
     kept = {name for name, value in file.items() if value}
     if flags.keys() & {"input_files", "mix"}:
         kept.discard("validation_files")  # of other data

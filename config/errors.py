@@ -24,6 +24,8 @@ NOT_FINITE_EXIT_CODE = 1
 LOST_EXIT_CODE = 1
 INTERNAL_ERROR_EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: the program's own mistake, never the user's."""
+IO_ERROR_EXIT_CODE = 74
+"""EX_IOERR of sysexits.h: a disk or a network has failed, which another start may not meet."""
 OUT_OF_MEMORY = (
     "array is too big",
     "Maximum allowed size exceeded",
@@ -33,6 +35,15 @@ OUT_OF_MEMORY = (
 """What numpy and PyTorch say, in errors of several types, of what no memory holds."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
+IO_FAILURES = frozenset(
+    (
+        *(errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO),
+        *(errno.EUCLEAN, errno.EBADMSG),  # file systems that are damaged
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOLINK, errno.ENOTCONN, errno.ESHUTDOWN),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+    )
+)
+"""What the system says of disks, and of file systems over a network, that fail."""
 
 HOLD_SECONDS = 5.0
 """For which other processes of a machine leave the word to the first, where torchrun has started
@@ -42,7 +53,7 @@ them. `poprun` does that by itself.
 
 class UserError(ValueError):
     """Something the user gave is wrong: told in one message, without a traceback, with exit code
-    2.
+    2; or 74 where it was raised from a failure of input or output.
     """
 
 
@@ -57,9 +68,35 @@ def unreadable(path: Path, error: Exception) -> DataError:
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path}: got no such file; expected a readable one. Check the path.")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if io_failure(error) is not None:
+        return DataError(
+            f"{path}: got '{reason}' while reading; expected a disk, or a network, that works. "
+            "Start again; if it fails again, restore the file from a copy."
+        )
     return DataError(
         f"{path}: got '{reason}'; expected a readable file. Check what it is and its permissions."
     )
+
+
+def io_failure(error: BaseException) -> OSError | None:
+    """The failure of a disk or a network that an error was raised from, if it was from one."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno in IO_FAILURES):
+        cause = cause.__cause__
+    return cause
+
+
+def failure_number(error: BaseException) -> int:
+    """The number of `io_failure`, by which processes tell each other of it; 0 where there is
+    none.
+    """
+    failure = io_failure(error)
+    return 0 if failure is None or failure.errno is None else failure.errno
+
+
+def numbered(number: int) -> OSError:
+    """What an error is raised from whose `failure_number` another process has told."""
+    return OSError(number, os.strerror(number))
 
 
 class DivergedError(ArithmeticError):
@@ -142,11 +179,12 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
     into messages.
 
     A `UserError` in the body becomes its message on stderr and exit code 2, as do files that the
-    system refuses, disks that are full and memory that ran out where nothing nearer has said so. A
-    `DivergedError` becomes exit code 3, a `CorruptedError` 4, a `SpikeError` 6, a `NotFiniteError`
-    1. Ctrl-C becomes exit code 130, and a reader of the output that went away (`... | head`) exit
-    code 141, as shells do. Every other error is the program's own: one line, exit code 70, and the
-    traceback in a file that the line names.
+    system refuses, disks that are full and memory that ran out where nothing nearer has said so.
+    Where a disk or a network failed, the code is 74. A `DivergedError` becomes exit code 3, a
+    `CorruptedError` 4, a `SpikeError` 6, a `NotFiniteError` 1. Ctrl-C becomes exit code 130, and a
+    reader of the output that went away (`... | head`) exit code 141, as shells do. Every other
+    error is the program's own: one line, exit code 70, and the traceback in a file that the line
+    names.
 
     Args:
         stopped: what to say after Ctrl-C.
@@ -161,7 +199,7 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
             sys.stdout.flush()
     except tuple(TOLD) as error:
         name, code = next(TOLD[kind] for kind in TOLD if isinstance(error, kind))
-        _end(f"{name}: {error}", code)
+        _end(f"{name}: {error}", _user_error_code(error) if isinstance(error, UserError) else code)
     except KeyboardInterrupt:
         _end(stopped, 128 + signal.SIGINT)
     except BrokenPipeError:
@@ -175,9 +213,14 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
             _drop(sys.stdout)
         if message is None:
             _end(_internal_message(error), INTERNAL_ERROR_EXIT_CODE)
-        _end(f"error: {message}", USER_ERROR_EXIT_CODE)
+        _end(f"error: {message}", _user_error_code(error))
     finally:
         threading.excepthook = hook
+
+
+def _user_error_code(error: BaseException) -> int:
+    """Whether what an error tells is the user's to change."""
+    return USER_ERROR_EXIT_CODE if io_failure(error) is None else IO_ERROR_EXIT_CODE
 
 
 def _outside_message(error: BaseException) -> str | None:
@@ -196,6 +239,12 @@ def _outside_message(error: BaseException) -> str | None:
         return (
             f"{error.filename or 'output'}: got '{error.strerror}'; expected space to write. Free "
             "some."
+        )
+    if error.errno in IO_FAILURES:
+        return (
+            f"{text_of(error.filename or 'input or output')}: got '{error.strerror}'; expected a "
+            "disk, or a network, that works. Start again; if it fails again, see what the system "
+            "logs."
         )
     if error.filename is None:
         return None

@@ -97,12 +97,17 @@ def path_text(text: str) -> str:
     return path
 
 
+def text_of_path(path: Path) -> str:
+    """The text that means a path: a `~` that begins its name is none of a user's."""
+    return f"./{path}" if str(path).startswith("~") else str(path)
+
+
 def user_path(where: str, text: "str | Path") -> Path:
     """A path that a user gave to a program; UserError, which begins with `where`, if none can be
-    that.
+    that. What is a path already is taken as it is.
     """
     try:
-        return Path(path_text(str(text)))
+        return Path(path_text(text_of_path(text) if isinstance(text, Path) else text))
     except ValueError as error:
         raise UserError(f"{where}: {error}. Correct the path.") from error
 

@@ -7,6 +7,7 @@ frame: its offset and its length, in bytes. Both are the formats of TensorFlow a
 package.
 """
 
+import errno
 import functools
 import hashlib
 import importlib
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import unreadable
 from popxl_gpt.config.plain_files import check_plain, open_plain
 from popxl_gpt.data.errors import DamagedRecordError, DataError
@@ -28,6 +30,8 @@ HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")
 OVERHEAD = HEADER.size + FOOTER.size
 """Bytes of a frame beyond its payload."""
+SMALL_INDEX = 2**20
+"""Bytes of an index that is read whatever its file can have, to say what is wrong."""
 BLOCK = 64
 """Records that are read at once when all are checked."""
 
@@ -202,7 +206,7 @@ class RecordFile:
     @functools.cached_property
     def offsets(self) -> np.ndarray:
         """int64 [records + 1]: where each record starts, and the file's size, in bytes."""
-        offsets = _read_index(index_path(self.path), self.size) if self.has_index else None
+        offsets = self._read_index() if self.has_index else None
         found = _scan(self.path, self.open()) if offsets is None else offsets
         if self.has_index and offsets is None:
             raise DataError(
@@ -216,6 +220,23 @@ class RecordFile:
                 "dataset.json beside it says. Restore the file from a copy or prepare it again."
             )
         return found
+
+    def _read_index(self) -> np.ndarray | None:
+        """Return int64 [records + 1] offsets in bytes, or None if the index does not fit."""
+        path, records = index_path(self.path), self._records or self.size // OVERHEAD
+        limit = max(SMALL_INDEX, records * (2 * len(str(self.size)) + len(" \r\n")))
+        try:
+            content = read_bounded(path, limit)
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise unreadable(path, error) from error
+            raise DataError(
+                f"{path}: got an index of more than {limit} bytes; expected no more, for "
+                f"{self.path.name} has {self.size} bytes, and so at most {records} records. "
+                f"Restore {self.path.name} if records are missing; if it is whole, delete the "
+                "index."
+            ) from error
+        return _offsets(content, self.size)
 
     def __len__(self) -> int:
         assert self._records is not None
@@ -327,13 +348,13 @@ def _scan(path: Path, file: OpenFile) -> np.ndarray:
     return np.array(offsets, dtype=np.int64)
 
 
-def _read_index(path: Path, size: int) -> np.ndarray | None:
-    """Return int64 [records + 1] offsets in bytes, or None if the index does not fit a file of
+def _offsets(index: bytes, size: int) -> np.ndarray | None:
+    """Return int64 [records + 1] offsets in bytes, or None if an index does not fit a file of
     `size` bytes.
     """
     try:
-        spans = np.array(path.read_bytes().split(), dtype="S20").astype(np.int64).reshape(-1, 2)
-    except (OSError, ValueError, OverflowError):
+        spans = np.array(index.split(), dtype="S20").astype(np.int64).reshape(-1, 2)
+    except (ValueError, OverflowError):
         return None
     offsets = np.append(spans[:, 0], size)
     if len(spans) and not 0 <= spans.min() <= spans.max() <= size:

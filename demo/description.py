@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config import Config
-from popxl_gpt.data import Dataset
+from popxl_gpt.data import Dataset, MixedDataset
 from popxl_gpt.demo.run_folder import RunFolder
 from popxl_gpt.execution.model_size import flops_per_step, parameter_count
 from popxl_gpt.utils.files import written_whole
@@ -35,7 +36,7 @@ def describe(
             "flops_per_step": round(flops_per_step(config)),
             "tokens_per_step": config.tokens_per_step,
         },
-        "training_data": _data(data, config.data.input_files, config.data.mix),
+        "training_data": _data(data, config.data.input_files, config.data.mixed()),
         **(
             {"validation_data": _data(validation_data, config.data.validation_files)}
             if validation_data is not None
@@ -86,10 +87,14 @@ def versions() -> "dict[str, str]":
     return found
 
 
-def _data(data: Dataset, files: "tuple[str, ...]", mix: "tuple[str, ...]" = ()) -> "dict[str, Any]":
-    return {
-        **({"mixture": list(mix)} if mix else {"files": list(files) or "random tokens"}),
-        "samples": len(data),
-        "fingerprint": data.fingerprint,
-        **(data.info or {}),
-    }
+def _data(
+    data: Dataset, files: "tuple[str, ...]", mix: "Mapping[str, float] | None" = None
+) -> "dict[str, Any]":
+    facts = {"samples": len(data), "fingerprint": data.fingerprint}
+    if mix and isinstance(data, MixedDataset):
+        parts = {
+            name: {"weight": weight, **_data(source, (name,))}
+            for (name, weight), source in zip(mix.items(), data.sources)
+        }
+        return {"mixture": parts, **facts}
+    return {"files": list(files) or "random tokens", **facts, **(data.info or {})}

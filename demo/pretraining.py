@@ -32,6 +32,7 @@ from popxl_gpt.config import (
     given_settings,
     stage_of,
 )
+from popxl_gpt.config.errors import failure_number, numbered
 from popxl_gpt.config.programs import typed_as
 from popxl_gpt.data import Dataset
 from popxl_gpt.demo.commands import TrainOptions as Options
@@ -300,18 +301,19 @@ def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | No
         try:
             saved = SavedRun(Path(named), config)
         except UserError as error:
-            problem = str(error)
+            problem = str(error), failure_number(error)
     _check_all_can_read(problem)
     yield RunFolder(Path(path), Path(checkpoints)), saved
 
 
-def _check_all_can_read(problem: str | None) -> None:
+def _check_all_can_read(problem: "tuple[str, int] | None") -> None:
     for number, theirs in enumerate(gather(problem, popdist.getNumInstances(), patiently=True)):
         if theirs is not None:
+            told, failure = theirs
             raise UserError(
-                f"instance {number}: {theirs} Instance 0 can read it: checkpoints have to be on a "
+                f"instance {number}: {told} Instance 0 can read it: checkpoints have to be on a "
                 "file system that all machines see."
-            )
+            ) from numbered(failure)
 
 
 def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> None:

@@ -4,7 +4,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import NoReturn
@@ -14,6 +14,7 @@ import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, stage_of
+from popxl_gpt.config.errors import failure_number, numbered
 from popxl_gpt.data import BatchLoader, DataError, Dataset
 from popxl_gpt.demo.divergence import Divergence
 from popxl_gpt.demo.interruption import Interruption, first
@@ -51,6 +52,10 @@ class TrainingRun:
     _validated_step: int | None = None
     _last_validation: "dict[str, float]" = {}
     _is_save_due = False
+    _batches: "list[tuple[np.ndarray, np.ndarray]] | None" = None
+    """Of the next call of the session, once they are read."""
+    _data_error: DataError | None = None
+    """Why they cannot be read."""
     _is_stage_late = False
     """Whether the batch is to grow, and the disk has taken no checkpoint for that yet."""
 
@@ -207,7 +212,7 @@ class TrainingRun:
         saved.restore(self.session)
         entered.enter_context(self.session)
         self.loader.close()
-        self.loader = _loader(self.stage, self.data, self.step, self._tokens)
+        self.loader, self._batches = _loader(self.stage, self.data, self.step, self._tokens), None
         self.progress.begin_stage(self.stage)
         if self.profiler is not None:
             self.profiler.begin_again(self.stage)
@@ -223,15 +228,18 @@ class TrainingRun:
 
         Raises:
             UserError: the run's folder is gone; this step is saved elsewhere.
+            DataError: some process cannot read what it trains on next; this step is saved.
         """
+        problem = self._read_ahead()
         mine = [
             self._interruption.signal,
             self._interruption.take_save() or self.is_leader and self._is_late(),
             self.folder.is_lost,
             self.folder.has_lost_checkpoints,
             self._saving is not None and self._saving.is_done,
+            problem,
         ]
-        signals, saves, is_lost, has_lost_checkpoints, are_saved = zip(
+        signals, saves, is_lost, has_lost_checkpoints, are_saved, problems = zip(
             *gather(mine, popdist.getNumInstances())
         )
         self._is_save_due |= any(saves)
@@ -241,7 +249,37 @@ class TrainingRun:
             self._end_elsewhere()
         if any(has_lost_checkpoints):
             self._begin_checkpoints_again()
-        return first(list(signals))
+        ending = first(list(signals))
+        if ending is None and any(problems):
+            self._end_without_data(problems)
+        return ending
+
+    def _read_ahead(self) -> "tuple[str, int] | None":
+        """Read what the next call of the session trains on, if one follows. Returns the problem."""
+        if self._is_over() or self._batches is not None:
+            return None
+        try:
+            self._batches = self._read_batches()
+        except DataError as error:
+            self._data_error = error
+            return str(error), failure_number(error)
+        return None
+
+    def _read_batches(self) -> "list[tuple[np.ndarray, np.ndarray]]":
+        """The batches of the next call of the session."""
+        iterations = self.config.execution.device_iterations
+        return [self.loader.batch(self.step + i) for i in range(iterations)]
+
+    def _end_without_data(self, problems: "Sequence[tuple[str, int] | None]") -> NoReturn:
+        """Save, and end a run that some process has no data for."""
+        self._save_last()
+        if self._data_error is not None:
+            raise self._data_error
+        for instance, problem in enumerate(problems):
+            if problem is not None:
+                told, failure = problem
+                raise DataError(f"instance {instance}: {told}") from numbered(failure)
+        raise AssertionError("no process has a problem")
 
     def _end_elsewhere(self) -> NoReturn:
         """Save where there is a folder, and end a run that has lost its own."""
@@ -286,11 +324,11 @@ class TrainingRun:
         return 0 < 60 * minutes * share <= passed
 
     def _advance_or_save(self) -> None:
-        """`_advance`; where data cannot be read, what was trained so far is saved."""
+        """`_advance`; where data to validate on cannot be read, the step is saved."""
         try:
             self._advance()
         except DataError:
-            # others are in the step already, and cannot take part
+            # others validate already, and cannot take part
             if popdist.getNumInstances() == 1:
                 self._save_last()
             raise
@@ -298,7 +336,8 @@ class TrainingRun:
     def _advance(self) -> None:
         """One session run, then what is due after it."""
         iterations, total = self.config.execution.device_iterations, self.config.training.steps
-        batches = [self.loader.batch(self.step + i) for i in range(iterations)]
+        batches = self._read_batches() if self._batches is None else self._batches
+        self._batches = None
         rates = [self.clock.learning_rate(self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
         is_last = self.step + iterations >= total

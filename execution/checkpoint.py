@@ -31,6 +31,7 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.bounded import shown
+from popxl_gpt.config.errors import failure_number
 from popxl_gpt.config.plain_files import open_plain, real_path
 from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import (
@@ -381,7 +382,7 @@ def _newest_whole(folder: Path, config: Config, checksums: bool = True) -> Saved
             f"{folder}: got {counted(len(damaged), 'checkpoint')}, all damaged ({problems}); "
             "expected a whole one. Restore one from a copy, or start afresh without "
             "--checkpoint.load."
-        )
+        ) from max(damaged, key=failure_number)
     return None
 
 

@@ -19,6 +19,7 @@ import popdist
 import popxl_addons as addons
 
 from popxl_gpt.config import Config, DivergedError, UserError, numerics_hash, to_mapping
+from popxl_gpt.config.errors import failure_number, numbered
 from popxl_gpt.data.folders import flush_folder, partial_folder, publish
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
@@ -202,7 +203,8 @@ class Saving:
         try:
             value = work()
         except OSError as error:
-            problem = ["disk", _not_saved(self.target, self._needed, error)]
+            told = _not_saved(self.target, self._needed, error)
+            problem = ["disk", told, failure_number(error)]
         except DivergedError as error:
             problem = ["diverged", str(error)]
         except Exception as error:
@@ -269,10 +271,10 @@ def _shares(sizes: "dict[str, int]", instances: int) -> "list[set[str]]":
     return shares
 
 
-def _raise(instance: int, kind: str, problem: str) -> NoReturn:
+def _raise(instance: int, kind: str, problem: str, failure: int = 0) -> NoReturn:
     """Raise what an instance has told."""
     if kind == "disk":
-        raise NotSavedError(problem)
+        raise NotSavedError(problem) from numbered(failure)
     if kind == "diverged":
         raise DivergedError(problem)
     raise RuntimeError(f"instance {instance}, saving: {problem}")

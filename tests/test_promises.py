@@ -9,10 +9,10 @@ from popxl_gpt.utils.pages import ROOT
 
 PAGE = ROOT / "docs" / "promises.md"
 PROMISES = (
-    "Kill", "Save", "Full disk", "Flipped byte", "Untrusted file", "Outsiders", "Any layout",
-    "Any version", "Any budget", "Bad records", "Bad configuration", "Death and hang of instances",
-    "Signals", "Silent corruption", "Silent corruption at rest", "Replicas that differ",
-    "Numbers that are not finite", "Spikes",
+    "Kill", "Save", "Full disk", "Failing disk", "Flipped byte", "Untrusted file", "Outsiders",
+    "Any layout", "Any version", "Any budget", "Bad records", "Bad configuration",
+    "Death and hang of instances", "Signals", "Silent corruption", "Silent corruption at rest",
+    "Replicas that differ", "Numbers that are not finite", "Spikes",
     "Logging services", "Soak",
     "Plan", "Plan of the process", "Determinism",
 )  # fmt: skip

@@ -67,7 +67,7 @@ LONGEST_NAME = 200
 """Characters of a name that is made from an operand's. Longer ones would make chains of ops
 quadratic in size.
 """
-TRANSFERS = frozenset({"host", "remote", "control"})
+CROSSING_EFFECTS = frozenset({"host", "remote", "control"})
 """Effects of ops whose operands may be on different virtual devices and tile sets: an offset, an
 argument of a call.
 """
@@ -176,7 +176,7 @@ def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
     for parameter, value in arguments.items():
         for tensor in flatten((value,)):
             check_operand(definition.name, parameter, tensor, graph)
-    if not definition.across and not definition.effects & TRANSFERS:
+    if not definition.across and not definition.effects & CROSSING_EFFECTS:
         check_one_place(definition.name, places_of_operands(arguments))
     context.refusal = None
     specs = as_specs(definition.infer(**arguments))

@@ -68,14 +68,14 @@ def check_offsets(main: Block) -> None:
     """
     seen: set[tuple[Block, int, int]] = set()
 
-    def follow(use: Use, number: int) -> None:
+    def follow(use: Use, offset: int) -> None:
         transfers, inputs = use
         for instr in transfers:
-            _check(instr, number)
+            _check(instr, offset)
         for body, i in inputs:
-            if (body, i, number) not in seen:
-                seen.add((body, i, number))
-                follow(body.find(_uses).get(body.inputs[i], ([], [])), number)
+            if (body, i, offset) not in seen:
+                seen.add((body, i, offset))
+                follow(body.find(_uses).get(body.inputs[i], ([], [])), offset)
 
     for block in blocks_of(main):
         for instr in block.instrs:

@@ -9,6 +9,7 @@ import torch
 from popxl.collection import without_collection
 from popxl.ir import Ir
 from popxl.op_records import Op
+from popxl.transforms.fragments import FROM_HOST
 
 from popxl_engine.checks import check_offsets
 from popxl_engine.ir import Block
@@ -51,6 +52,14 @@ def compile(  # noqa: A001 - what it does; nobody needs Python's own here
         program = lower(ir.main_graph, manager.run_on_graph, ops)
         check_offsets(program)
         return Compiled(ir, manager.run_on_program(program), device)
+
+
+def ops_by_run(ir: Ir) -> tuple[frozenset[Op], frozenset[Op]]:
+    """The main graph's ops that run once after an upload of the variables, before the next run; and
+    those of every run.
+    """
+    after_upload = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
+    return after_upload, frozenset(ir.main_graph.ops) - after_upload
 
 
 def compile_unfused(ir: Ir) -> Compiled:

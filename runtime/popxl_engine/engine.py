@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import torch
 from popdist.exchange import difference
-from popxl.context import ExecutionContext
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.opdef import Op
@@ -29,8 +28,7 @@ from popxl_engine.machine import rng_path
 from popxl_engine.machine.allocator import keep_freed_memory, keep_tensors_together
 from popxl_engine.machine.device import PROCESSOR, Device, device_named
 from popxl_engine.machine.fabric import Fabric
-from popxl_engine.machine.lockstep import Program as Running
-from popxl_engine.machine.lockstep import run_lockstep
+from popxl_engine.machine.lockstep import ReplicaRun, run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.memory import copy_apart
 from popxl_engine.machine.replica import Replica, as_tensor
@@ -42,68 +40,63 @@ from popxl_engine.residency import lifetimes_of, paging_of
 from popxl_engine.shards import shardings
 from popxl_engine.watching import Watcher
 
-FROM_HOST = ExecutionContext.WeightsFromHostFragment
 logger = logging.getLogger("popxl")
 
 Arrays = Mapping[Stream, np.ndarray]
 
 
 class Engine:
-    """Runs one frozen Ir. With ``POPXL_INTERPRET=1`` the naive interpreter runs it, op by op,
-    copying always.
+    """Runs one frozen Ir.
 
     Args:
+        passes: of the compiler; None: the interpreter runs the program, op by op, copying always.
         device: where tensors live and kernels run.
         fill: move the variables' host values into the machine; without it they must be written
             before the first run.
         adopt_files: let writable memory-mapped variables be changed in their files by every run.
-        passes: of the compiler; default: those that are enabled for the device.
     """
 
     def __init__(
         self,
         ir: Ir,
         replicas: range,
+        passes: Sequence[Pass] | None,
         device: Device = PROCESSOR,
-        interpret: bool | None = None,
         fill: bool = True,
         adopt_files: bool = True,
-        passes: Sequence[Pass] | None = None,
     ):
-        if interpret is None:
-            interpret = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
         check_executable(ir)
         self.ir, self.device = ir, device
         self.run_count = 0
         self._around_run: Callable[[], AbstractContextManager[None]] = nullcontext
         self._recorder: Recorder | None = None
         self._replayer: Replayer | None = None
-        before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
-        self._before, self._ops = before, frozenset(ir.main_graph.ops) - before if before else None
-        """Ops that run once after an upload of the variables; those of a run, None for all."""
+        self._upload_ops, self._run_ops = compiler.ops_by_run(ir)
         self._is_uploaded = True
-        self._preparation: Program | None = None
-        if before and not interpret:
-            self._preparation = Program(compiler.compile(ir, device.where, passes, before))
+        self._after_upload: Program | None = None
+        if self._upload_ops and passes is not None:
+            self._after_upload = Program(
+                compiler.compile(ir, device.where, passes, self._upload_ops)
+            )
         self.program: Program | None = None
-        if not interpret:
-            self.program = Program(compiler.compile(ir, device.where, passes, self._ops))
+        if passes is not None:
+            self.program = Program(compiler.compile(ir, device.where, passes, self._run_ops))
         several = len(replicas) < ir.replication_factor
         self.fabric = (
             Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir))
             if several
             else None
         )
-        block, before_run = (
-            p.block if p is not None else None for p in (self.program, self._preparation)
+        block, after_upload = (
+            p.block if p is not None else None for p in (self.program, self._after_upload)
         )
         if device is PROCESSOR:
             keep_tensors_together(waits=False)  # the first run does
-        paging = paging_of(ir, block, before_run, device, len(replicas))
-        lifetimes = lifetimes_of(ir, block, before_run, device)
+        paging = paging_of(ir, block, after_upload, device, len(replicas))
+        lifetimes = lifetimes_of(ir, block, after_upload, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
-            check_same_program(ir, interpret, device.where)
+            check_same_program(ir, passes)
         for tensor in ir.main_graph.kept:
             self.machine.keep(tensor)
         for variable in ir.main_graph.variables if fill else ():
@@ -118,8 +111,8 @@ class Engine:
         keep_freed_memory()
         if self.device is PROCESSOR:
             keep_tensors_together()
-        programs: dict[int, Running] = {}
-        preparations: dict[int, Running] = {}
+        programs: dict[int, ReplicaRun] = {}
+        after_upload: dict[int, ReplicaRun] = {}
         received: list[tuple[torch.Tensor, torch.Tensor]] = []
         for position, replica in enumerate(self.machine.replicas):
             device_inputs = {
@@ -134,14 +127,14 @@ class Engine:
             }
             received += zip(results.values(), device_outputs.values())
             replica.begin(device_inputs, device_outputs, rng_path.of_run(self.run_count))
-            programs[replica.index] = self._program(replica, self.program, self._ops)
-            if self._before and self._is_uploaded:
-                preparations[replica.index] = self._program(
-                    replica, self._preparation, self._before
+            programs[replica.index] = self._program(replica, self.program, self._run_ops)
+            if self._upload_ops and self._is_uploaded:
+                after_upload[replica.index] = self._program(
+                    replica, self._after_upload, self._upload_ops
                 )
         with torch.no_grad(), self.device.running(), self.machine.turn():
-            if preparations:  # not in a run, whose rows come in an order that is known
-                run_lockstep(preparations, self.fabric)
+            if after_upload:  # not in a run, whose rows come in an order that is known
+                run_lockstep(after_upload, self.fabric)
             with self.machine.run(), self._around_run():
                 run_lockstep(programs, self.fabric)
         self._is_uploaded = False
@@ -156,11 +149,11 @@ class Engine:
         self._is_uploaded = True
 
     def _program(
-        self, replica: Replica, program: Program | None, ops: Collection[Op] | None
-    ) -> Running:
+        self, replica: Replica, program: Program | None, ops: Collection[Op]
+    ) -> ReplicaRun:
         return self._interpreted(replica, ops) if program is None else program.start(replica)
 
-    def _interpreted(self, replica: Replica, ops: Collection[Op] | None) -> Running:
+    def _interpreted(self, replica: Replica, ops: Collection[Op]) -> ReplicaRun:
         """The main graph, or these ops of it, on copies of the variables, which are written back at
         the end.
         """
@@ -168,8 +161,10 @@ class Engine:
         cells = {
             tensor: Cell.new(value, sharding.get(tensor)) for tensor, value in replica.state.items()
         }
-        rounds = bool(self.ir._pb_ir.getSessionOptions().enableStochasticRounding)
-        yield from Interpreter(replica, rounds, sharding, ops).graph(self.ir.main_graph, [], cells)
+        stochastic_rounding = bool(self.ir._pb_ir.getSessionOptions().enableStochasticRounding)
+        yield from Interpreter(replica, stochastic_rounding, sharding, ops).graph(
+            self.ir.main_graph, [], cells
+        )
         for tensor, cell in cells.items():
             replica.state[tensor].copy_(cell.read())
 
@@ -263,16 +258,14 @@ class Engine:
         return variable in self.machine.files
 
 
-def check_same_program(ir: Ir, interpret: bool, where: torch.device) -> None:
+def check_same_program(ir: Ir, passes: Sequence[Pass] | None) -> None:
     """RuntimeError if the processes of a run have built different programs. Every process must call
     it.
     """
     rounding = ir._pb_ir.getSessionOptions().enableStochasticRounding
-    passes = "none, interpreted"
-    if not interpret:
-        passes = ", ".join(each.name for each in enabled_passes(where))
+    names = "none, interpreted" if passes is None else ", ".join(each.name for each in passes)
     text = f"{to_text(ir)}\ntransfers per run: {ir.num_host_transfers}\n"
-    text += f"stochastic rounding: {rounding}\npasses: {passes}\n"
+    text += f"stochastic rounding: {rounding}\npasses: {names}\n"
     if found := difference(text):
         raise RuntimeError(
             f"Session: got different programs in the processes of one run: {found}; expected the "
@@ -284,6 +277,9 @@ def make_engine(
     ir: Ir, replicas: range, device: str, fill: bool = True, adopt_files: bool = True
 ) -> Engine:
     """The engine for a frozen Ir on this process's replicas. ``device``: as `device_named` knows
-    it.
+    it. With ``POPXL_INTERPRET=1`` the interpreter runs the program.
     """
-    return Engine(ir, replicas, device_named(device), fill=fill, adopt_files=adopt_files)
+    where = device_named(device)
+    interprets = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
+    passes = None if interprets else enabled_passes(where.where)
+    return Engine(ir, replicas, passes, where, fill, adopt_files)

@@ -4,13 +4,12 @@ memory, and tensors, phase by phase.
 
 from collections.abc import Sequence
 
-from popxl.context import ExecutionContext
 from popxl.ir import Ir
 from popxl.plan import Event
 from popxl.remote_files import HostNeeds
 
 from popxl_engine.checks import check_executable
-from popxl_engine.compiler import compile  # noqa: A004
+from popxl_engine.compiler import compile, ops_by_run  # noqa: A004
 from popxl_engine.machine.device import PROCESSOR
 from popxl_engine.machine.lifetimes import Lifetimes
 from popxl_engine.machine.paging.paged_buffer import RowId, nbytes_of
@@ -19,7 +18,6 @@ from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.residency import readable_rows, row_events, stays, uses_of
 
-FROM_HOST = ExecutionContext.WeightsFromHostFragment
 TOGETHER = 16
 """Replicas that are dry-run together; of more, each is taken to have its peak when all have."""
 
@@ -27,18 +25,18 @@ TOGETHER = 16
 def host_needs(ir: Ir) -> HostNeeds:
     """See `popxl.extensions.host_needs`."""
     check_executable(ir)
-    before = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
-    block = compile(ir, ops=frozenset(ir.main_graph.ops) - before if before else None).block
-    preparation = compile(ir, ops=before).block if before else None
+    upload_ops, run_ops = ops_by_run(ir)
+    block = compile(ir, ops=run_ops).block
+    after_upload = compile(ir, ops=upload_ops).block if upload_ops else None
     here, replicas = ir.instance_replication_factor, ir.replication_factor
     together, where = 1 < replicas <= TOGETHER, PROCESSOR.where
-    whole = None if before else block
+    whole = None if upload_ops else block
     tensors = peak_bytes(ir, True, together, costlier_branch(ir), where, whole)
     share = here / replicas if together else here
     everything = sum(nbytes_of(b) * b.entries for b in ir.remote_buffers)
     events = row_events(ir, block) if stays(ir, PROCESSOR) else None
     if events:
-        rows = most_held(ir, events, readable_rows(ir, preparation))
+        rows = most_held(ir, events, readable_rows(ir, after_upload))
     else:
         rows = dict.fromkeys(tensors, everything)
     found = {

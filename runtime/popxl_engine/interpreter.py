@@ -5,7 +5,7 @@ in-place ops write through a cell; everything else makes new storage. The fast e
 these numbers.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -22,20 +22,20 @@ from popxl_engine.kernels.collectives import APART, READS
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.arrival import Arrival
-from popxl_engine.machine.lockstep import run_lockstep
+from popxl_engine.machine.lockstep import ReplicaRun
 from popxl_engine.machine.rng_path import enter, of_seed
 from popxl_engine.shards import Sharding, result_sharding
 from popxl_engine.stochastic import Positions, rounded
 
 
-class Storage:
+class FlatArray:
     """One flat array. Joining storages (``concat_``) leaves them as parts of a larger one."""
 
     def __init__(self, data: torch.Tensor):
         self.data: torch.Tensor = data
-        self.parent: tuple[Storage, int] | None = None
+        self.parent: tuple[FlatArray, int] | None = None
 
-    def root(self) -> tuple["Storage", int]:
+    def root(self) -> tuple["FlatArray", int]:
         """The array that holds the elements now, and the offset of this one in it."""
         if self.parent is None:
             return self, 0
@@ -46,14 +46,14 @@ class Storage:
 class Cell:
     """A value: positions in a storage."""
 
-    def __init__(self, storage: Storage, index: torch.Tensor, sharding: Sharding | None = None):
+    def __init__(self, storage: FlatArray, index: torch.Tensor, sharding: Sharding | None = None):
         self.storage, self.index, self.sharding = storage, index, sharding
 
     @classmethod
     def new(cls, value: torch.Tensor, sharding: Sharding | None = None) -> "Cell":
         """A cell with a copy of a value as its own storage."""
         index = torch.arange(value.numel()).reshape(value.shape)
-        return cls(Storage(value.detach().clone().reshape(-1)), index, sharding)
+        return cls(FlatArray(value.detach().clone().reshape(-1)), index, sharding)
 
     def copy(self) -> "Cell":
         """The same value in storage of its own."""
@@ -74,7 +74,7 @@ def join(cells: Sequence[Cell]) -> list[Cell]:
     """The same cells, on one common storage."""
     roots = list(dict.fromkeys(cell.storage.root()[0] for cell in cells))
     if len(roots) > 1:
-        joined, offset = Storage(torch.cat([r.data for r in roots])), 0
+        joined, offset = FlatArray(torch.cat([r.data for r in roots])), 0
         for r in roots:
             r.parent, offset = (joined, offset), offset + r.data.numel()
     result = []
@@ -93,14 +93,13 @@ def constant_tensor(constant: Constant) -> torch.Tensor:
 
 
 Env = dict[Tensor, Cell]
-Run = Generator[Arrival, Any, Any]
 
 
 class Interpreter:
     """Runs graphs on one replica. Generators yield at collectives over more than one replica.
 
     Args:
-        rounds: round updates of 16-bit tensors stochastically.
+        stochastic_rounding: round updates of 16-bit tensors stochastically.
         sharding: what `shardings` gives for the program.
         ops: those of the main graph that run; default: all.
     """
@@ -108,16 +107,21 @@ class Interpreter:
     def __init__(
         self,
         replica: Any = None,
-        rounds: bool = False,
+        stochastic_rounding: bool = False,
         sharding: Mapping[Any, Sharding] | None = None,
         ops: Collection[Op] | None = None,
     ):
-        self.replica, self.rounds, self.sharding, self.ops = replica, rounds, sharding or {}, ops
+        self.replica, self.stochastic_rounding, self.sharding, self.ops = (
+            replica,
+            stochastic_rounding,
+            sharding or {},
+            ops,
+        )
         self.rng_path = replica.rng_path if replica is not None else 0
         self._numbers: dict[Op, int] = {}
         self.positions = Positions()
 
-    def graph(self, graph: Graph, inputs: Sequence[Cell], state: Env | None = None) -> Run:
+    def graph(self, graph: Graph, inputs: Sequence[Cell], state: Env | None = None) -> ReplicaRun:
         """Run a graph on cells that it may write to; returns its outputs' cells."""
         env: Env = dict(state or {})
         env.update(zip(graph.inputs, inputs))
@@ -138,7 +142,7 @@ class Interpreter:
                 raise
         return [env[t] for t in graph.outputs]
 
-    def op(self, op: Op, env: Env) -> Run:
+    def op(self, op: Op, env: Env) -> ReplicaRun:
         """Run one op and add its results to the environment."""
         name = op.definition.name
         if name == "call":
@@ -164,7 +168,7 @@ class Interpreter:
                 )
         env.update(zip(op.outputs, cells))
 
-    def called(self, op: Op, graph: Graph, inputs: Sequence[Cell]) -> Run:
+    def called(self, op: Op, graph: Graph, inputs: Sequence[Cell]) -> ReplicaRun:
         """Run a graph that an op calls on the caller's cells: by-reference inputs are those cells,
         the others copies.
 
@@ -174,7 +178,7 @@ class Interpreter:
         outputs = yield from self.graph(graph, own)
         return [c.copy() for c in outputs]
 
-    def repeat(self, op: Op, env: Env) -> Run:
+    def repeat(self, op: Op, env: Env) -> ReplicaRun:
         """Run a graph repeatedly; its outputs become its first inputs."""
         graph, inputs = op.arguments["graph"], [env[t] for t in op.arguments["inputs"]]
         carried, outer = [c.copy() for c in inputs[: len(graph.outputs)]], self.rng_path
@@ -193,7 +197,7 @@ class Interpreter:
         storage = next(iter(viewed.values())).storage
         return [Cell(storage, index.clone()) for index in as_results(result)]
 
-    def compute(self, op: Op, env: Env) -> Run:
+    def compute(self, op: Op, env: Env) -> ReplicaRun:
         """Run an op's kernel on copies of its operands, then write back what it declares to
         write.
         """
@@ -220,14 +224,14 @@ class Interpreter:
     def rounding(self, op: Op, env: Env) -> AbstractContextManager[None]:
         """How an op rounds what it writes."""
         target = env[op.written[0]] if op.written else None
-        if target is None or not self.rounds:
+        if target is None or not self.stochastic_rounding:
             return nullcontext()
         starts = (
             target.sharding.starts(target.index.numel()) if target.sharding is not None else None
         )
         return rounded((self.rng_path, starts[self.replica.index] if starts is not None else 0))
 
-    def collective(self, op: Op, run: Any, args: list[Any], kwargs: dict[str, Any]) -> Run:
+    def collective(self, op: Op, run: Any, args: list[Any], kwargs: dict[str, Any]) -> ReplicaRun:
         """Meet the other members of the group; alone, combine at once."""
         is_operand = [isinstance(a, torch.Tensor) for a in args]
 
@@ -243,14 +247,14 @@ class Interpreter:
             return combine(*([t] for t in operands))[0]
         reads = READS.get(op.definition.name, "all")
         if self.replica is not None and reads != "own":
-            self.replica.traffic.meet(op.definition.name, members, operands)
+            self.replica.traffic.count_collective(op.definition.name, members, operands)
         where = f"{op} built at {op.where}"
         result = yield Arrival(
-            op, members, operands, combine, kernel_apart(op), where, self.number(op), reads
+            op, members, operands, combine, kernel_apart(op), where, self.site_index(op), reads
         )
         return result
 
-    def number(self, op: Op) -> int:
+    def site_index(self, op: Op) -> int:
         """An op's number among the collectives of the program, the same in every process."""
         if not self._numbers:
             ops = (
@@ -304,23 +308,3 @@ def as_results(result: Any) -> tuple[torch.Tensor, ...]:
     if result is None:
         return ()
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
-
-
-def run_graph(
-    graph: Graph, inputs: Sequence[torch.Tensor], replica: Any = None
-) -> list[torch.Tensor]:
-    """Run one graph on one replica. By-reference inputs are changed in place, as the caller would
-    see it.
-    """
-    cells = [Cell.new(t) for t in inputs]
-    outputs = run_lockstep({0: Interpreter(replica).graph(graph, _callee_cells(graph, cells))})[0]
-    for tensor, t, cell in zip(inputs, graph.inputs, cells):
-        if t in graph._by_ref_inputs:
-            tensor.copy_(cell.read())
-    return [c.read() for c in outputs]
-
-
-def _callee_cells(graph: Graph, cells: Sequence[Cell]) -> list[Cell]:
-    return [
-        c if t in graph._by_ref_inputs else Cell.new(c.read()) for t, c in zip(graph.inputs, cells)
-    ]

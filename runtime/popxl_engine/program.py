@@ -11,11 +11,11 @@ from popxl.collection import without_collection
 
 from popxl_engine.analysis.effects import effects_of
 from popxl_engine.cache import cache_folder, save_source
-from popxl_engine.codegen import Generator as SourceGenerator
+from popxl_engine.codegen import SourceGenerator
 from popxl_engine.compiler import Compiled
 from popxl_engine.ir import Block
 from popxl_engine.kernels.dtypes import as_array
-from popxl_engine.machine.lockstep import Program as Running
+from popxl_engine.machine.lockstep import ReplicaRun
 from popxl_engine.machine.replica import Replica
 
 
@@ -24,12 +24,12 @@ class Program:
 
     def __init__(self, compiled: Compiled):
         options = compiled.ir._pb_ir.getSessionOptions()
-        self.rounds = bool(options.enableStochasticRounding)
+        self.stochastic_rounding = bool(options.enableStochasticRounding)
         self._folder = cache_folder(options)
         self.device, self.block = compiled.device, compiled.block
         with without_collection():
             title = f"<popxl program {compiled.ir.id}>"
-            self._write(SourceGenerator(self.device, self.rounds), title)
+            self._write(SourceGenerator(self.device, self.stochastic_rounding), title)
 
     def written_by(self, generator: SourceGenerator, block: Block | None = None) -> "Program":
         """The same instructions as another generator writes them, or those of another block that
@@ -53,7 +53,7 @@ class Program:
             weakref.finalize(self, linecache.cache.pop, self.filename, None)
         self._yields = effects_of(self.block).synchronizes
 
-    def start(self, replica: Replica) -> Running:
+    def start(self, replica: Replica) -> ReplicaRun:
         """The program on one replica, as a generator that yields at collectives."""
         for t, value in self.block.state.items():
             if value.host:

@@ -3,12 +3,11 @@
 A phase that is wanted runs as ever, while what it finds is kept: its inputs, its position in
 streams and in random draws, and of each row that it loads the tensor, or a copy where the phase
 stores to that row's buffer. Then it runs again, on a replica of its own whose rows are those, and
-what both have left is compared, bit for bit. Collectives are met again, so that all replicas want
+what both have left is compared, bit for bit. Collectives run again, so that all replicas want
 the same phases.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from collections.abc import Generator as PythonGenerator
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,7 +19,7 @@ from popxl.phase_difference import PhaseDifference
 from popxl.remote_buffer import RemoteBuffer
 
 from popxl_engine.analysis.effects import effects_of, instrs_of
-from popxl_engine.codegen import BlockWriter, Generator
+from popxl_engine.codegen import BlockWriter, SourceGenerator
 from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.paging import PagedBuffer
@@ -36,16 +35,16 @@ WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @dataclass(frozen=True)
-class Site:
+class PhaseSite:
     """A point of the program from which a phase runs."""
 
     phase: str
     block: Block
-    is_round: bool
-    """Whether the block is a loop's body, of which each round is the phase once more."""
+    is_iteration: bool
+    """Whether the block is a loop's body, of which each iteration is the phase once more."""
 
 
-class RowsMet:
+class RecordedRows:
     """Rows of one buffer while a phase uses them, with what it found there.
 
     Args:
@@ -93,14 +92,14 @@ class RowsMet:
         return self._left[index] if self._moves else self.rows.load(index)
 
 
-class RowsAgain(Rows):
+class ReplayedRows(Rows):
     """Rows of one buffer for a phase that runs again."""
 
-    def __init__(self, met: RowsMet, device: torch.device):
-        rows = met.rows
+    def __init__(self, recorded: RecordedRows, device: torch.device):
+        rows = recorded.rows
         super().__init__(rows.shape, rows.dtype, rows.entries)
         self._device = device
-        self._rows.update({index: t.to(device) for index, t in met.found.items()})
+        self._rows.update({index: t.to(device) for index, t in recorded.found.items()})
         self.stored: set[int] = set()
 
     def donate(self, index: int, held: list[torch.Tensor]) -> None:
@@ -109,48 +108,48 @@ class RowsAgain(Rows):
         self.stored.add(index)
 
 
-class Recorded:
+class RecordedPhase:
     """What one replica's phase finds, does and leaves."""
 
-    def __init__(self, replica: Replica, site: Site, args: Sequence[Any]):
+    def __init__(self, replica: Replica, site: PhaseSite, args: Sequence[Any]):
         self._replica, self._site = replica, site
-        self._rows, stores = replica.rows, effects_of(site.block).stores
-        self.met = {b: RowsMet(rows, b in stores) for b, rows in self._rows.items()}
+        self._rows, stores = replica.rows, effects_of(site.block).stored_buffers
+        self.rows = {b: RecordedRows(rows, b in stores) for b, rows in self._rows.items()}
         self._args, self._args_again = args, [copied(a) for a in args]
         self._rng_path, self._streams = replica.rng_path, dict(replica._position)
-        replica.rows = cast(Any, self.met)  # which answers as they do
+        replica.rows = cast(Any, self.rows)  # which answers as they do
 
     def end(self) -> None:
         """The phase has run, or failed."""
         self._replica.rows = self._rows
 
-    def again(self, device: torch.device) -> "Again":
+    def replay(self, device: torch.device) -> "Replay":
         """A replica for the second time, and the phase's inputs."""
-        rows = {b: RowsAgain(met, device) for b, met in self.met.items()}
+        rows = {b: ReplayedRows(recorded, device) for b, recorded in self.rows.items()}
         other = Replica(self._replica.index, rows)
         other.state = self._replica.state
         outputs = {stream: t.clone() for stream, t in self._replica._outputs.items()}
         other.begin(self._replica._inputs, outputs, self._rng_path)
         other._position = self._streams
-        return Again(other, rows, outputs, self._args_again)
+        return Replay(other, rows, outputs, self._args_again)
 
     def differences(
-        self, results: Sequence[Any], again: "Again", results_again: Sequence[Any]
+        self, results: Sequence[Any], replay: "Replay", results_again: Sequence[Any]
     ) -> Iterator[tuple[str, tuple[RemoteBuffer, int] | None]]:
         """What is not the same: names, and rows."""
-        for buffer, met in self.met.items():
-            other = again.rows[buffer]
-            for index in sorted(met.stored):
+        for buffer, recorded in self.rows.items():
+            other = replay.rows[buffer]
+            for index in sorted(recorded.stored):
                 is_left = index in other.stored
-                if not (is_left and same(met.left(index), other.load(index))):
+                if not (is_left and same(recorded.left(index), other.load(index))):
                     yield "", (buffer, index)
         for stream, t in self._replica._outputs.items():
-            if not same(t, again.outputs[stream]):
+            if not same(t, replay.outputs[stream]):
                 yield stream.tensor_id, None
         block = self._site.block
         for values, first, second in (
             (block.outputs, results, results_again),
-            (block.inputs, self._args, again.args),
+            (block.inputs, self._args, replay.args),
         ):
             for value, a, b in zip(values, first, second):
                 if not same(a, b):
@@ -158,11 +157,11 @@ class Recorded:
 
 
 @dataclass
-class Again:
+class Replay:
     """What a phase runs on for the second time."""
 
     replica: Replica
-    rows: Mapping[RemoteBuffer, RowsAgain]
+    rows: Mapping[RemoteBuffer, ReplayedRows]
     outputs: Mapping[Any, torch.Tensor]
     args: Sequence[Any]
 
@@ -198,89 +197,89 @@ class Replays:
     def __init__(self, device: torch.device):
         self.wanted: Set[int] = frozenset()
         """Numbers of phases of a run."""
-        self.sites: list[Site] = []
-        self.found: list[tuple[int, Site, int, str, tuple[RemoteBuffer, int] | None]] = []
-        """Replica, site, round, name, row."""
+        self.sites: list[PhaseSite] = []
+        self.found: list[tuple[int, PhaseSite, int, str, tuple[RemoteBuffer, int] | None]] = []
+        """Replica, site, iteration, name, row."""
         self._device = device
         self._count: dict[int, int] = {}
-        self._rounds: dict[tuple[int, int], int] = {}
+        self._iterations: dict[tuple[int, int], int] = {}
 
     def begin(self, wanted: Set[int]) -> None:
         """A run begins, of which these phases are to run twice."""
         self.wanted = wanted
         self._count.clear()
-        self._rounds.clear()
+        self._iterations.clear()
 
-    def loop(self, replica: int, number: int, first: int) -> None:
+    def loop(self, replica: int, index: int, first: int) -> None:
         """A loop begins that repeats a site's phase."""
-        self._rounds[replica, number] = first
+        self._iterations[replica, index] = first
 
-    def run(self, r: Replica, number: int, body: Any, *args: Any) -> Any:
+    def run(self, r: Replica, index: int, body: Any, *args: Any) -> Any:
         """A phase from a site, maybe twice."""
-        if not self._is_wanted(r.index, number):
+        if not self._is_wanted(r.index, index):
             return body(r, *args)
-        recorded = Recorded(r, self.sites[number], args)
+        recorded = RecordedPhase(r, self.sites[index], args)
         try:
             results = body(r, *args)
         finally:
             recorded.end()
-        again = recorded.again(self._device)
-        self._compare(r.index, number, recorded, results, again, body(again.replica, *again.args))
+        again = recorded.replay(self._device)
+        self._compare(r.index, index, recorded, results, again, body(again.replica, *again.args))
         return results
 
     def run_together(
-        self, r: Replica, number: int, body: Any, *args: Any
-    ) -> PythonGenerator[Any, Any, Any]:
+        self, r: Replica, index: int, body: Any, *args: Any
+    ) -> Generator[Any, Any, Any]:
         """The same, of one that waits for other replicas."""
-        if not self._is_wanted(r.index, number):
+        if not self._is_wanted(r.index, index):
             return (yield from body(r, *args))
-        recorded = Recorded(r, self.sites[number], args)
+        recorded = RecordedPhase(r, self.sites[index], args)
         try:
             results = yield from body(r, *args)
         finally:
             recorded.end()
-        again = recorded.again(self._device)
+        again = recorded.replay(self._device)
         results_again = yield from body(again.replica, *again.args)
-        self._compare(r.index, number, recorded, results, again, results_again)
+        self._compare(r.index, index, recorded, results, again, results_again)
         return results
 
-    def _is_wanted(self, replica: int, number: int) -> bool:
+    def _is_wanted(self, replica: int, index: int) -> bool:
         count = self._count.get(replica, 0)
         self._count[replica] = count + 1
-        if (replica, number) in self._rounds:
-            self._rounds[replica, number] += 1
+        if (replica, index) in self._iterations:
+            self._iterations[replica, index] += 1
         return count in self.wanted
 
     def _compare(
         self,
         replica: int,
-        number: int,
-        recorded: Recorded,
+        index: int,
+        recorded: RecordedPhase,
         results: Sequence[Any],
-        again: Again,
+        again: Replay,
         results_again: Sequence[Any],
     ) -> None:
-        done = self._rounds.get((replica, number), 1) - 1
+        done = self._iterations.get((replica, index), 1) - 1
         for name, row in recorded.differences(results, again, results_again):
-            self.found.append((replica, self.sites[number], done, name, row))
+            self.found.append((replica, self.sites[index], done, name, row))
 
 
-class ReplayingGenerator(Generator):
+class ReplayingGenerator(SourceGenerator):
     """Writes a program whose phases run by way of `Replays`."""
 
-    def __init__(self, device: torch.device, rounds: bool):
-        super().__init__(device, rounds)
+    def __init__(self, device: torch.device, stochastic_rounding: bool):
+        super().__init__(device, stochastic_rounding)
         self.replays = Replays(device)
         self.numbers: dict[Block, int] = {}
         """Of sites, by what they run."""
 
-    def add(self, site: Site) -> None:
+    def add(self, site: PhaseSite) -> None:
         """Note a site."""
         self.numbers[site.block] = len(self.replays.sites)
         self.replays.sites.append(site)
 
     def write(self, block: Block, name: str) -> None:
-        """See `Generator`."""
+        """See `SourceGenerator`."""
         ReplayingWriter(self, block, name).write()
 
 
@@ -292,22 +291,22 @@ class ReplayingWriter(BlockWriter):
         self.replaying = generator
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
-        number = self.replaying.numbers.get(instr.bodies[0])
-        if number is not None:
+        index = self.replaying.numbers.get(instr.bodies[0])
+        if index is not None:
             loop = self.source.bind("loop", self.replaying.replays.loop)
-            yield f"{loop}(r.index, {number}, {instr.arguments['first']})"
+            yield f"{loop}(r.index, {index}, {instr.arguments['first']})"
         yield from super()._repeat(instr)
 
     def _call_block(self, body: Block, inputs: str) -> str:
-        number = self.replaying.numbers.get(body)
-        if number is None:
+        index = self.replaying.numbers.get(body)
+        if index is None:
             return super()._call_block(body, inputs)
         synchronizes, replays = effects_of(body).synchronizes, self.replaying.replays
         run = self.source.bind(
             "run_together" if synchronizes else "run_phase",
             replays.run_together if synchronizes else replays.run,
         )
-        call = f"{run}(r, {number}, {self.generator.function(body)}{inputs})"
+        call = f"{run}(r, {index}, {self.generator.function(body)}{inputs})"
         return f"(yield from {call})" if synchronizes else call
 
 
@@ -316,7 +315,7 @@ class Replayer:
 
     def __init__(self, ir: Ir, program: Program):
         self._ir = ir
-        self._generator = ReplayingGenerator(program.device, program.rounds)
+        self._generator = ReplayingGenerator(program.device, program.stochastic_rounding)
         self.replays = self._generator.replays
         block = self._with_phases_as_blocks(program.block)
         self.program = program.written_by(self._generator, block)
@@ -339,7 +338,7 @@ class Replayer:
             PhaseDifference(
                 replica,
                 site.phase,
-                ((site.phase, done),) if site.is_round else (),
+                ((site.phase, done),) if site.is_iteration else (),
                 name if row is None else stored.get(row[0], "a row"),
                 row,
             )
@@ -358,9 +357,9 @@ class Replayer:
         """How many phases one run of a block runs."""
         numbers, total = self._generator.numbers, 0
         for instr in block.instrs:
-            rounds = instr.arguments["repeat_count"] if instr.kind == "repeat" else 1
+            iterations = instr.arguments["repeat_count"] if instr.kind == "repeat" else 1
             for body in instr.bodies:
-                total += rounds * (1 if body in numbers else self._phases_of(body))
+                total += iterations * (1 if body in numbers else self._phases_of(body))
         return total
 
     def _with_phases_as_blocks(self, main: Block) -> Block:
@@ -373,11 +372,11 @@ class Replayer:
                 if isinstance(piece, tuple):
                     phase, inside = piece
                     call = called(phase, inside, block)
-                    self._generator.add(Site(phase, call.bodies[0], False))
+                    self._generator.add(PhaseSite(phase, call.bodies[0], False))
                     instrs.append(call)
                 elif piece.kind == "repeat" and id(piece) in phases:
                     if phases[id(piece)] != MAIN:
-                        self._generator.add(Site(phases[id(piece)], piece.bodies[0], True))
+                        self._generator.add(PhaseSite(phases[id(piece)], piece.bodies[0], True))
                     instrs.append(piece)
                 elif piece.kind == "repeat":  # of steps
                     instrs.append(replace(piece, bodies=(rewritten(piece.bodies[0]),)))
@@ -394,7 +393,7 @@ def pieces(block: Block, phases: Mapping[int, str]) -> Iterator[Piece]:
     phase = MAIN
     for instr in block.instrs:
         name = phases.get(id(instr), MAIN)
-        is_inline = name != MAIN and not is_round_of(instr, name)
+        is_inline = name != MAIN and not repeats(instr, name)
         if inside and (not is_inline or name != phase):
             yield from trimmed(phase, inside)
             inside = []
@@ -417,17 +416,17 @@ def trimmed(phase: str, inside: Sequence[Instr]) -> Iterator[Piece]:
     yield from inside[end:]
 
 
-def is_round_of(instr: Instr, phase: str) -> bool:
-    """Whether an instruction repeats a phase, or follows one as a copy does."""
+def repeats(instr: Instr, phase: str) -> bool:
+    """Whether an instruction repeats a phase."""
     return instr.kind == "repeat" and instr.bodies[0].name.rsplit("/", 1)[-1] == phase
 
 
 def called(phase: str, inside: Sequence[Instr], block: Block) -> Instr:
     """A call of a new block, in place of these instructions of a block."""
-    made = {value for instr in inside for value in instr.outputs}
+    defined = {value for instr in inside for value in instr.outputs}
     constants = set(block.constants.values())
     used = dict.fromkeys(value for instr in inside for value in instr.inputs())
-    inputs = [value for value in used if value not in made and value not in constants]
+    inputs = [value for value in used if value not in defined and value not in constants]
     own, after = {id(instr) for instr in inside}, False
     needed: set[Value] = set(block.outputs)
     for instr in block.instrs:

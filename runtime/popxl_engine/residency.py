@@ -35,14 +35,14 @@ MAX_INSTRS_FOLLOWED = 10_000_000
 
 
 def paging_of(
-    ir: Ir, block: Block | None, preparation: Block | None, device: Device, replicas: int
+    ir: Ir, block: Block | None, after_upload: Block | None, device: Device, replicas: int
 ) -> Paging | None:
     """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no
     look-ahead.
 
     Args:
         block: of the compiled program; None where it is interpreted.
-        preparation: what runs before a run that follows an upload, and finds the rows that runs
+        after_upload: what runs before a run that follows an upload, and finds the rows that runs
             left; None: nothing.
         replicas: in this process.
     Raises:
@@ -58,7 +58,7 @@ def paging_of(
         store = FileStore(ir.remote_files.folder, nbytes)
         return store if on_host else StagedStore(store, largest, device)
 
-    found = _in_use(ir, device.where, block if preparation is None else None)
+    found = _in_use(ir, device.where, block if after_upload is None else None)
     events = row_events(ir, block) if block is not None else None
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Paging(
@@ -68,14 +68,14 @@ def paging_of(
         open_store=open_store,
         device=device,
         events=uses_of(ir, events) if events is not None else None,
-        variables=readable_rows(ir, preparation),
+        variables=readable_rows(ir, after_upload),
         needed=(found.rows, f"phase {found.phase}"),
         look_ahead=os.environ.get("POPXL_LOOK_AHEAD", "1") not in ("", "0"),
     )
 
 
 def lifetimes_of(
-    ir: Ir, block: Block | None, preparation: Block | None, device: Device
+    ir: Ir, block: Block | None, after_upload: Block | None, device: Device
 ) -> Lifetimes | None:
     """When rows that are used where they are may give up their memory; None where that is not
     known.
@@ -85,7 +85,7 @@ def lifetimes_of(
     if block is None or not ir.remote_buffers or not stays(ir, device):
         return None
     events = row_events(ir, block)
-    return Lifetimes(uses_of(ir, events), readable_rows(ir, preparation)) if events else None
+    return Lifetimes(uses_of(ir, events), readable_rows(ir, after_upload)) if events else None
 
 
 def _on_host(ir: Ir, device: Device) -> bool:
@@ -97,14 +97,14 @@ def stays(ir: Ir, device: Device) -> bool:
     return _on_host(ir, device) and ir.remote_files is None
 
 
-def readable_rows(ir: Ir, preparation: Block | None) -> set[RowId]:
+def readable_rows(ir: Ir, after_upload: Block | None) -> set[RowId]:
     """Rows that may be read between runs: by the host, or by what runs before a run that follows an
     upload.
     """
     locations = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
     found = {(location.buffer, location.offset) for location in locations}
-    if preparation is not None:
-        events = row_events(ir, preparation)
+    if after_upload is not None:
+        events = row_events(ir, after_upload)
         if events is None:
             found |= {(b, i) for b in ir.remote_buffers for i in range(b.entries)}
         else:

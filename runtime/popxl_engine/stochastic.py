@@ -11,8 +11,8 @@ from popxl.opdef import Op
 from popxl_engine.kernels.rounding import Updates
 from popxl_engine.machine.rng_path import as_seed
 
-NARROW = (dtypes.float16, dtypes.bfloat16)
-TRANSFERS = frozenset({"collective", "remote", "host"})
+HALF_DTYPES = (dtypes.float16, dtypes.bfloat16)
+UNROUNDED_EFFECTS = frozenset({"collective", "remote", "host"})
 """Effects of ops that write what they received, unrounded."""
 
 
@@ -55,6 +55,6 @@ class Positions:
         """Whether an op rounds what it updates, or calls a graph where one does."""
         if op.called():
             return any(self._in(graph) for graph, _ in op.called())
-        if op.definition.effects & TRANSFERS:
+        if op.definition.effects & UNROUNDED_EFFECTS:
             return False
-        return op.definition.rounds or any(t.dtype in NARROW for t in op.written)
+        return op.definition.rounds or any(t.dtype in HALF_DTYPES for t in op.written)

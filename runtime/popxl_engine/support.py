@@ -79,7 +79,7 @@ class CollectiveSite:
     """A collective of the program, where the replicas of a group meet."""
 
     op: Op
-    number: int
+    site_index: int
     """Among the collectives of the program, the same in every process."""
 
     @cached_property
@@ -105,9 +105,9 @@ class CollectiveSite:
         reads = READS.get(self.op.definition.name, "all")
         members = self.members[replica.index]
         if reads != "own":
-            replica.traffic.meet(self.op.definition.name, members, operands)
+            replica.traffic.count_collective(self.op.definition.name, members, operands)
         return Arrival(
-            self, members, operands, combine, self.apart, self.describe, self.number, reads
+            self, members, operands, combine, self.apart, self.describe, self.site_index, reads
         )
 
     def donate(self, replica: Any, operands: list[torch.Tensor], combine: Any) -> Arrival:

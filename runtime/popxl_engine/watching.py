@@ -1,4 +1,4 @@
-"""The generated program with a look at every result: where in a run a number first stopped being
+"""The generated program with a check of every result: where a run first makes a number that is not
 finite.
 
 It is the result of an op with finite operands, or a row that was loaded. Constants may be infinite,
@@ -13,14 +13,15 @@ import torch
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 
-from popxl_engine.codegen import BlockWriter, Generator
+from popxl_engine.codegen import BlockWriter, SourceGenerator
 from popxl_engine.ir import Block, Instr
 from popxl_engine.profiler.probes import Probe
 from popxl_engine.profiler.sites import Sites
 from popxl_engine.program import Program
 
 Find = tuple[int, int, str, dict[Block, int]]
-"""Operations before, number of the watched instruction, what is in its result, rounds of loops."""
+"""Operations before, index of the watched instruction, what is in its result, iterations of loops.
+"""
 
 
 class Watch:
@@ -29,16 +30,16 @@ class Watch:
     def __init__(self) -> None:
         self.first: dict[int, Find] = {}
         self._counts: dict[int, int] = {}
-        self._rounds: dict[int, dict[Block, int]] = {}
+        self._iterations: dict[int, dict[Block, int]] = {}
 
     def loop(self, replica: int, body: Block, first: int) -> None:
         """A loop begins."""
-        self._rounds.setdefault(replica, {})[body] = first - 1
+        self._iterations.setdefault(replica, {})[body] = first - 1
 
-    def round(self, replica: int, body: Block) -> None:
+    def iteration(self, replica: int, body: Block) -> None:
         """A loop's body begins."""
-        rounds = self._rounds.setdefault(replica, {})
-        rounds[body] = rounds.get(body, -1) + 1
+        iterations = self._iterations.setdefault(replica, {})
+        iterations[body] = iterations.get(body, -1) + 1
 
     def are_finite(self, replica: int, operands: Sequence[Any]) -> bool:
         """Whether operands are; false where something was found, so that nothing more is looked
@@ -46,11 +47,11 @@ class Watch:
         """
         return replica not in self.first and not any(kind_of(t) for t in operands)
 
-    def look(self, replica: int, number: int, were_finite: bool, results: Sequence[Any]) -> None:
+    def look(self, replica: int, index: int, were_finite: bool, results: Sequence[Any]) -> None:
         """Look at an instruction's results."""
         count = self._counts[replica] = self._counts.get(replica, 0) + 1
         if were_finite and (kind := next(filter(None, map(kind_of, results)), "")):
-            self.first[replica] = count, number, kind, dict(self._rounds.get(replica, {}))
+            self.first[replica] = count, index, kind, dict(self._iterations.get(replica, {}))
 
 
 def kind_of(t: Any) -> str:
@@ -66,16 +67,16 @@ def kind_of(t: Any) -> str:
     )
 
 
-class WatchingGenerator(Generator):
+class WatchingGenerator(SourceGenerator):
     """Writes a program that shows its results to a `Watch`."""
 
-    def __init__(self, device: torch.device, rounds: bool):
-        super().__init__(device, rounds)
+    def __init__(self, device: torch.device, stochastic_rounding: bool):
+        super().__init__(device, stochastic_rounding)
         self.watch = Watch()
         self.watched: list[tuple[Instr, Block]] = []
 
     def write(self, block: Block, name: str) -> None:
-        """See `Generator`."""
+        """See `SourceGenerator`."""
         WatchingWriter(self, block, name).write()
 
 
@@ -89,21 +90,21 @@ class WatchingWriter(BlockWriter):
 
     def _instr(self, instr: Instr) -> Iterator[str]:
         if instr is self.block.instrs[0]:
-            yield f"{self.watch}.round(r.index, {self.source.bind('body', self.block)})"
+            yield f"{self.watch}.iteration(r.index, {self.source.bind('body', self.block)})"
         if instr.kind == "repeat":
             body = self.source.bind("body", instr.bodies[0])
             yield f"{self.watch}.loop(r.index, {body}, {instr.arguments['first']})"
         if instr.kind != "op" or instr.host or not instr.outputs:
             yield from super()._instr(instr)
             return
-        number = len(self.watching.watched)
+        index = len(self.watching.watched)
         self.watching.watched.append((instr, self.block))
         yield (f"were_finite = {self.watch}.are_finite(r.index, ({self._names(instr.inputs())}))")
         if not instr.inputs() or "remote" in instr.effects:
             is_load = "remote" in instr.effects
             yield f"were_finite = {is_load} and r.index not in {self.watch}.first"
         yield from super()._instr(instr)
-        yield (f"{self.watch}.look(r.index, {number}, were_finite, ({self._names(instr.outputs)}))")
+        yield (f"{self.watch}.look(r.index, {index}, were_finite, ({self._names(instr.outputs)}))")
 
     def _names(self, values: Any) -> str:
         return "".join(f"{self.python[v]}, " for v in values)
@@ -113,7 +114,7 @@ class Watcher:
     """A program that is watched, to run in place of one that is not."""
 
     def __init__(self, ir: Ir, program: Program):
-        self._generator = WatchingGenerator(program.device, program.rounds)
+        self._generator = WatchingGenerator(program.device, program.stochastic_rounding)
         self._ir = ir
         self.program = program.written_by(self._generator)
         self.watch = self._generator.watch
@@ -122,11 +123,13 @@ class Watcher:
         """What the last run met first on each replica, in the order in which they met it."""
         sites = Sites(self._ir, self.program.block)
         result = []
-        for replica, (order, number, kind, rounds) in self.watch.first.items():
-            instr, block = self._generator.watched[number]
+        for replica, (order, index, kind, iterations) in self.watch.first.items():
+            instr, block = self._generator.watched[index]
             site = sites.of(Probe("done", instr, block))
             bodies = [frame for frame in site.frames if isinstance(frame, Block)]
-            loops = tuple((body.name.rsplit("/", 1)[-1], rounds.get(body, 0)) for body in bodies)
+            loops = tuple(
+                (body.name.rsplit("/", 1)[-1], iterations.get(body, 0)) for body in bodies
+            )
             assert instr.source is not None, "only copies have none"
             name = instr.source.outputs[0].name
             found = (

@@ -130,10 +130,25 @@ def test_a_run_says_what_it_mixes(tmp_path):
         MixedDataset([dataset(70, 1), dataset(30, 2)], [3, 1]),
         RunFolder(*[tmp_path] * 2),
     )
+    data.sources[1].info = {"vocabulary_size": 7}
     describe(folder, preset("tiny", mix=("a=3", "b=1")), data, dataset(5, 3))
     found = json.loads(folder.about.read_text())
     assert found["training_data"] == {
-        "mixture": ["a=3", "b=1"],
+        "mixture": {
+            "a": {
+                "weight": 3.0,
+                "files": ["a"],
+                "samples": 70,
+                "fingerprint": data.sources[0].fingerprint,
+            },
+            "b": {
+                "weight": 1.0,
+                "files": ["b"],
+                "samples": 30,
+                "fingerprint": data.sources[1].fingerprint,
+                "vocabulary_size": 7,
+            },
+        },
         "samples": 100,
         "fingerprint": data.fingerprint,
     }

@@ -2,6 +2,8 @@
 directions.
 """
 
+import errno
+import os
 import struct
 
 import crc32c
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from tfrecord import example_pb2
 from tfrecord.tools.tfrecord2idx import create_index
 
+from popxl_gpt.config.errors import failure_number
 from popxl_gpt.data import DataError, example
 from popxl_gpt.data.records import BLOCK, RecordFile, RecordWriter, index_path, masked_crc
 
@@ -147,6 +150,38 @@ def test_an_index_that_does_not_fit_is_refused_and_without_it_made_again(tmp_pat
     file.save_index()
     assert index_path(path).read_text() == right
     assert RecordFile(path).has_index
+
+
+@pytest.mark.parametrize("records", [None, 2], ids=["alone", "described"])
+def test_an_index_larger_than_its_file_can_have_is_not_read(tmp_path, records):
+    path = tmp_path / "a.tfrecord"
+    write_ours(path, [[1, 2], [3, 4]])
+    with open(index_path(path), "r+b") as index:
+        index.truncate(2**42)  # more than any memory, and nothing of the disk
+    with pytest.raises(DataError, match="a.tfindex: got an index of more than .*delete the index"):
+        RecordFile(path, records).check()
+
+
+def test_an_index_may_be_as_large_as_its_records_ask_for(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    with RecordWriter(path) as writer:
+        for _ in range(1000):
+            writer.write(b"")  # the smallest records there are
+    index_path(path).write_bytes(index_path(path).read_bytes().replace(b"\n", b"\r\n"))
+    assert RecordFile(path).has_index and len(RecordFile(path)) == 1000
+
+
+def test_an_index_that_a_disk_does_not_give_is_told_as_such(tmp_path, monkeypatch):
+    path = tmp_path / "a.tfrecord"
+    write_ours(path, [[1, 2], [3, 4]])
+
+    def failing(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("popxl_gpt.data.records.read_bounded", failing)
+    with pytest.raises(DataError, match="a.tfindex: got 'Input/output error' while") as told:
+        RecordFile(path)
+    assert failure_number(told.value) == errno.EIO
 
 
 def test_a_file_cut_off_between_records_is_found_by_its_index(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt.config import ConfigError, UserError
+from popxl_gpt.config.dataset_info import split_files
 from popxl_gpt.data import DataError, find_files
 from popxl_gpt.demo.commands import parse_training
 
@@ -145,3 +146,34 @@ def test_a_description_that_cannot_be_read_is_refused_by_name(tmp_path):
     (folder / "dataset.json").write_text("{")
     with pytest.raises(UserError, match="mine/dataset.json: got no valid description"):
         data_of("--input_files", folder)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "tokenizer\n.json"])
+@pytest.mark.parametrize("what", ["tokenizer", "file"])
+def test_names_that_no_file_can_have_are_refused_with_the_description(what, name, tmp_path):
+    folder = prepared(tmp_path / "mine", 321)
+    info = json.loads((folder / "dataset.json").read_text())
+    if what == "tokenizer":
+        info["tokenizer"] = name
+    else:
+        info["splits"]["train"]["files"][0]["name"] = name
+    (folder / "dataset.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match="mine/dataset.json: got no valid description"):
+        data_of("--input_files", folder)
+
+
+@pytest.mark.parametrize("name", ["~", "~nosuchuser"])
+@pytest.mark.parametrize("flag", ["--input_files", "--mix"])
+def test_a_tilde_that_does_not_begin_what_is_given_is_a_name(flag, name, tmp_path, monkeypatch):
+    home = prepared(tmp_path / "home", 123)
+    monkeypatch.setenv("HOME", str(home))
+    prepared(tmp_path / name, 321)
+    monkeypatch.chdir(tmp_path)
+    config, _ = parse_training(["--config", "demo", flag, f"./{name}{'=1' * (flag == '--mix')}"])
+    data = config.data
+    assert config.model.vocabulary_size == 321 and data.tokenizer == f"./{name}/tokenizer.json"
+    trained = data.input_files or [split_files(Path(name), "train")]
+    for patterns in (trained, data.validation_files):
+        assert [path.parent for path in find_files(patterns)] == [Path(name)]
+    if flag == "--input_files":
+        assert find_files(f"./{name}", of_all_splits=True)[0].parent == Path(name)

@@ -1,6 +1,7 @@
 """What users give becomes values in one place, and failures become messages in one place."""
 
 import ast
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from helpers.quick import cases
 
 from popxl_gpt.config import (
     ConfigError,
+    LostError,
     UserError,
     exit_on_user_error,
     from_mapping,
@@ -20,6 +22,7 @@ from popxl_gpt.config import (
     preset,
     to_yaml,
 )
+from popxl_gpt.config.errors import unreadable
 from popxl_gpt.config.plain_files import append_plain, open_plain, real_path
 from popxl_gpt.config.texts import path_text, user_path
 from popxl_gpt.config.yaml_files import read_yaml
@@ -389,6 +392,40 @@ def test_any_failure_ends_in_one_line_whatever_the_streams_are(failure, streams,
     assert done.returncode == code, errors
     assert says in errors and len(errors.splitlines()) == bool(says)
     assert len(list(tmp_path.glob("traceback-*.txt"))) == (code == 70)
+
+
+@pytest.mark.parametrize(
+    "kind, number, code",
+    [
+        (UserError, errno.EIO, 74),
+        (UserError, errno.ESTALE, 74),
+        (UserError, errno.ENXIO, 74),
+        (UserError, errno.ENOSPC, 2),
+        (UserError, errno.EACCES, 2),
+        (UserError, 0, 2),
+        (LostError, errno.ETIMEDOUT, 1),  # another process, whose end is told apart
+        (None, errno.EIO, 74),
+    ],
+)
+def test_a_disk_that_fails_has_an_exit_code_of_its_own(kind, number, code, capsys):
+    failure = OSError(number, os.strerror(number))
+    with pytest.raises(SystemExit) as stop, exit_on_user_error():
+        if kind is None:
+            raise failure  # of an open file, which has no name
+        try:
+            raise RuntimeError("of the runtime") from failure
+        except RuntimeError as error:
+            raise kind("told.") from error
+    assert stop.value.code == code
+    told = capsys.readouterr().err
+    assert told == "error: told.\n" if kind else f"got '{os.strerror(number)}'; exp" in told
+
+
+def test_a_file_that_cannot_be_read_is_named_with_what_to_do():
+    failure = unreadable(Path("x.tfrecord"), OSError(errno.EIO, "Input/output error"))
+    assert str(failure).startswith("x.tfrecord: got 'Input/output error' while reading; expected a")
+    refusal = unreadable(Path("x.tfrecord"), PermissionError(errno.EACCES, "Permission denied"))
+    assert "Check what it is and its permissions" in str(refusal)
 
 
 def test_a_thread_that_fails_says_so_in_one_line(capsys, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from popxl.tensor import Constant
 
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.ir import Block, Instr, Value
-from popxl_engine.stochastic import NARROW
+from popxl_engine.stochastic import HALF_DTYPES
 
 
 class DefUse:
@@ -58,7 +58,7 @@ class DefUse:
                     found.append(user)
         return found
 
-    def widened(self, v: Value) -> Value | None:
+    def upcast_source(self, v: Value) -> Value | None:
         """The 16-bit value that ``v`` is a cast of, if neither is written, nor a copy in
         between.
         """
@@ -67,7 +67,7 @@ class DefUse:
         if cast is None or not cast.is_op("cast") or cast.host:
             return None
         source: Value = cast.arguments["t"]
-        is_wider = source.spec.dtype in NARROW and v.spec.dtype is dtypes.float32
+        is_wider = source.spec.dtype in HALF_DTYPES and v.spec.dtype is dtypes.float32
         return source if is_wider and not self.is_written(source) else None
 
     def only_cast(self, v: Value, dtype: dtypes.dtype) -> list[Value] | None:

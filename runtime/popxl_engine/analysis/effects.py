@@ -7,7 +7,7 @@ from typing import Any
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.ir import Block, Instr, blocks_of
-from popxl_engine.stochastic import NARROW, TRANSFERS
+from popxl_engine.stochastic import HALF_DTYPES, UNROUNDED_EFFECTS
 
 KEPT_EFFECTS = frozenset({"host", "remote", "print"})
 
@@ -16,9 +16,9 @@ KEPT_EFFECTS = frozenset({"host", "remote", "print"})
 class Effects:
     """Of a block or an instruction, with everything that it runs."""
 
-    loads: frozenset[Any] = frozenset()
+    loaded_buffers: frozenset[Any] = frozenset()
     """Remote buffers that it loads from."""
-    stores: frozenset[Any] = frozenset()
+    stored_buffers: frozenset[Any] = frozenset()
     """Remote buffers that it stores to."""
     has_side_effects: bool = False
     """Whether it matters beyond its results: transfers and prints, but not `remote_load`."""
@@ -52,20 +52,19 @@ def _of_op(instr: Instr) -> Effects:
     name, effects = instr.definition.name, instr.definition.effects
     if not (effects or instr.definition.writes):
         return NOTHING
-    draws = rounds(instr)
     if not effects:
-        return DRAWS if draws else NOTHING
+        return DRAWS if draws(instr) else NOTHING
     buffer = (
         frozenset((instr.arguments["remote_buffer"],))
         if "remote_buffer" in instr.arguments
         else frozenset()
     )
     return Effects(
-        loads=buffer if name.startswith("remote_load") else frozenset(),
-        stores=buffer if name.startswith("remote_store") else frozenset(),
+        loaded_buffers=buffer if name.startswith("remote_load") else frozenset(),
+        stored_buffers=buffer if name.startswith("remote_store") else frozenset(),
         has_side_effects=bool(effects & KEPT_EFFECTS) and name != "remote_load",
         synchronizes=synchronizes(instr),
-        draws=draws,
+        draws=draws(instr),
     )
 
 
@@ -77,8 +76,8 @@ def _joined(several: Iterable[Effects]) -> Effects:
     if len(found) < 2:
         return found[0] if found else NOTHING
     return Effects(
-        loads=frozenset().union(*(s.loads for s in found)),
-        stores=frozenset().union(*(s.stores for s in found)),
+        loaded_buffers=frozenset().union(*(s.loaded_buffers for s in found)),
+        stored_buffers=frozenset().union(*(s.stored_buffers for s in found)),
         has_side_effects=any(s.has_side_effects for s in found),
         synchronizes=any(s.synchronizes for s in found),
         draws=any(s.draws for s in found),
@@ -94,12 +93,12 @@ def synchronizes(instr: Instr) -> bool:
     return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
 
 
-def rounds(instr: Instr) -> bool:
+def draws(instr: Instr) -> bool:
     """Whether an instruction rounds what it updates: a 16-bit tensor, or what its op declares."""
-    if instr.kind != "op" or instr.host or instr.effects & TRANSFERS:
+    if instr.kind != "op" or instr.host or instr.effects & UNROUNDED_EFFECTS:
         return False
     assert instr.definition is not None
-    return instr.definition.rounds or any(v.spec.dtype in NARROW for v in instr.written())
+    return instr.definition.rounds or any(v.spec.dtype in HALF_DTYPES for v in instr.written())
 
 
 def instrs_run(main: Block) -> int:

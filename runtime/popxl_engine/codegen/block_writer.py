@@ -15,18 +15,21 @@ from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 CPU = torch.device("cpu")
 
 
-class Generator:
+class SourceGenerator:
     """Writes one program: a function per block.
 
     Args:
-        rounds: updates of 16-bit tensors are rounded stochastically.
+        stochastic_rounding: updates of 16-bit tensors are rounded stochastically.
         kernels: the type of device whose kernels are called; default: the device's own.
     """
 
     def __init__(
-        self, device: torch.device = CPU, rounds: bool = False, kernels: str | None = None
+        self,
+        device: torch.device = CPU,
+        stochastic_rounding: bool = False,
+        kernels: str | None = None,
     ):
-        self.source = Source(device, rounds, kernels or device.type)
+        self.source = Source(device, stochastic_rounding, kernels or device.type)
         self._functions: dict[Block, str] = {}
         self._constants: dict[Any, str] = {}
 
@@ -63,7 +66,7 @@ class Generator:
 class BlockWriter(OpWriter):
     """Writes one block's function."""
 
-    def __init__(self, generator: Generator, block: Block, name: str):
+    def __init__(self, generator: SourceGenerator, block: Block, name: str):
         super().__init__(generator.source)
         self.generator, self.block, self.name = generator, block, name
         self.keep: set[str] = set()
@@ -153,7 +156,9 @@ class BlockWriter(OpWriter):
 
     def _on_its_path(self, instr: Instr, lines: Iterable[str]) -> Iterator[str]:
         """What runs an instruction's bodies, on its RNG path where they must know it."""
-        draws = self.source.rounds and any(effects_of(body).draws for body in instr.bodies)
+        draws = self.source.stochastic_rounding and any(
+            effects_of(body).draws for body in instr.bodies
+        )
         if not draws:
             yield from lines
             return
@@ -187,7 +192,7 @@ class BlockWriter(OpWriter):
     ) -> Iterator[str]:
         arguments = "".join(f", {n}" for n in (*carried, *inputs[len(carried) :]))
         call = f"{self._targets(instr)}{self._call_block(body, arguments)}"
-        if not (self.source.rounds and effects_of(body).draws):
+        if not (self.source.stochastic_rounding and effects_of(body).draws):
             yield f"for _ in range({count}):"
             yield f"    {call}"
             return

@@ -5,14 +5,14 @@ from typing import Any
 
 from popxl.opdef import call_arguments
 
-from popxl_engine.analysis.effects import rounds, synchronizes
+from popxl_engine.analysis.effects import draws, synchronizes
 from popxl_engine.codegen.source import Source
 from popxl_engine.ir import Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
 from popxl_engine.kernels.registry import OVERWRITES, kernel_for
 from popxl_engine.machine.memory import unshared
 from popxl_engine.machine.rng_path import enter, of_seed
-from popxl_engine.stochastic import NARROW, rounded
+from popxl_engine.stochastic import HALF_DTYPES, rounded
 from popxl_engine.support import (
     CollectiveSite,
     clone,
@@ -178,7 +178,11 @@ class OpWriter:
             yield from self._donate(over)
             arguments = [*("held[0]" if a == over else a for a in arguments), "into=into"]
         call = f"{kernel}({', '.join([*first, *arguments])})"
-        around = f"with {self._rounded(instr)}: " if self.source.rounds and rounds(instr) else ""
+        around = (
+            f"with {self._rounded(instr)}: "
+            if self.source.stochastic_rounding and draws(instr)
+            else ""
+        )
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):
             yield f"{around}{call}"
         elif len(instr.outputs) == 1 and not self._returns_many(instr):
@@ -194,7 +198,7 @@ class OpWriter:
         for target, position in zip(
             instr.written(), instr.rng_positions or instr.rng_path.numbers[-1:]
         ):
-            if target.spec.dtype not in NARROW and not instr.definition.rounds:
+            if target.spec.dtype not in HALF_DTYPES and not instr.definition.rounds:
                 continue
             start = "0"
             if target.sharding is not None:

@@ -15,7 +15,7 @@ class Source:
     """Generated source for a device with what it refers to, and the instruction of each line."""
 
     device: torch.device
-    rounds: bool
+    stochastic_rounding: bool
     """Updates of 16-bit tensors are rounded stochastically."""
     kernels: str
     """The type of device whose kernels are called."""

@@ -8,7 +8,7 @@ import torch
 
 from popxl_engine.kernels.linalg import prefers_onednn, product
 from popxl_engine.kernels.registry import kernel, kernel_like
-from popxl_engine.kernels.rounding import NARROW
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES
 from popxl_engine.kernels.var_updates import mean_factors
 from popxl_engine.native import library as native
 
@@ -26,7 +26,7 @@ def accumulate_gemm_(
     if native.adds_product(t, lhs, rhs):
         return _add_product(t, lhs, rhs, step)
     mean = kernel_like("accumulate_mean_", t)
-    if t.is_cuda or t.dtype in NARROW or not t.is_floating_point():
+    if t.is_cuda or t.dtype in TORCH_HALF_DTYPES or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
     if t.dtype == lhs.dtype == torch.float32 and not prefers_onednn():
         old, new = mean_factors(step)

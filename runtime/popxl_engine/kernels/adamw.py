@@ -7,7 +7,7 @@ import torch
 
 from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import Noise, update_noise, update_part, widened
+from popxl_engine.kernels.rounding import Noise, as_float32, update_noise, update_part
 from popxl_engine.kernels.var_updates import adam_updater, factor
 from popxl_engine.native import library as native
 from popxl_engine.ops.adamw import STATE, AdamW
@@ -48,10 +48,13 @@ def _update(of: AdamW, condition: torch.Tensor | None = None) -> torch.Tensor:
     in_one_pass = native.updates(*state, of.grad)
     if not in_one_pass and not all(t.is_contiguous() for t in state):
         return _strided(of, condition)
-    number = factor if var.is_cuda else float  # nobody waits for a GPU's
-    times, noises = 1.0 if of.scale is None else number(of.scale), [update_noise(t) for t in state]
+    as_factor = factor if var.is_cuda else float  # nobody waits for a GPU's
+    times, noises = (
+        1.0 if of.scale is None else as_factor(of.scale),
+        [update_noise(t) for t in state],
+    )
     lr, numbers = (
-        -number(of.minus_lr),
+        -as_factor(of.minus_lr),
         tuple(map(float, (of.beta1, of.beta2, of.epsilon, of.weight_decay or 0.0))),
     )
     starts = {noise.start for noise in noises if noise is not None}
@@ -98,7 +101,7 @@ def _fused(
     """
     assert condition is None, "a processor's is asked before"
     weight, m, v = state
-    wide = widened(weight)
+    wide = as_float32(weight)
     torch._fused_adamw_([wide], [g], [m], [v], [], [step], **options, amsgrad=False, maximize=False)
     if wide is not weight:
         update_part(weight, wide, noises[0], start)
@@ -128,7 +131,7 @@ def moments(
     g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, beta1: float, beta2: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both moments with a gradient in them, float32."""
-    return widened(m) * beta1 + g * (1 - beta1), widened(v) * beta2 + g.square() * (1 - beta2)
+    return as_float32(m) * beta1 + g * (1 - beta1), as_float32(v) * beta2 + g.square() * (1 - beta2)
 
 
 @one_pass
@@ -144,8 +147,8 @@ def updated_weight(
     decay: float,
 ) -> torch.Tensor:
     """The weight after its step, float32."""
-    u = adam_updater(widened(m), widened(v), None, step, None, beta1, beta2, epsilon)
-    return widened(weight) * (1 - lr * decay) - lr * u
+    u = adam_updater(as_float32(m), as_float32(v), None, step, None, beta1, beta2, epsilon)
+    return as_float32(weight) * (1 - lr * decay) - lr * u
 
 
 def _native(

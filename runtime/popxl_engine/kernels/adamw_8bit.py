@@ -19,7 +19,7 @@ from popxl.moments import (
 
 from popxl_engine.kernels.adamw import CHUNK, moments, updated_weight
 from popxl_engine.kernels.registry import KERNELS, kernel
-from popxl_engine.kernels.rounding import NARROW, Noise, drawn_noise, update_part
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Noise, drawn_noise, update_part
 from popxl_engine.kernels.var_updates import factor
 from popxl_engine.native import library as native
 
@@ -50,14 +50,14 @@ def adamw_8bit_(
             return var
         condition = None
     weight, flat = state[0].view(-1), grad.reshape(-1)
-    number = factor if var.is_cuda else float
-    numbers = [number(n) for n in (lr, beta1, beta2, epsilon, weight_decay)]
+    as_factor = factor if var.is_cuda else float
+    numbers = [as_factor(n) for n in (lr, beta1, beta2, epsilon, weight_decay)]
     moment_noises = [TO_NEAREST if noise is None else noise for noise in noises[1:]]
     size = max(var.numel(), 1) if var.is_cuda else CHUNK * torch.get_num_threads()
     for begin in range(0, var.numel(), size):
         end = min(begin + size, var.numel())
         parts = [Part(t, var.numel(), begin, end) for t in state[1:]]
-        g = flat[begin:end].to(torch.float32) * number(scale)
+        g = flat[begin:end].to(torch.float32) * as_factor(scale)
         m, v = moments(g, parts[0].decode(FIRST), parts[1].decode(SECOND), numbers[1], numbers[2])
         u = updated_weight(weight[begin:end], m, v, step.reshape(()), *numbers)
         update_part(weight[begin:end], u, noises[0], begin, condition)
@@ -106,7 +106,7 @@ def adamw_8bit_in_one_pass(
 def _noises(var: torch.Tensor) -> list[Noise | None]:
     """Of var, and of each moment: an update draws one seed, and each takes a child of it."""
     drawn = drawn_noise(var, STREAMS)
-    return [drawn[0] if var.dtype in NARROW else None, *drawn[1:]]
+    return [drawn[0] if var.dtype in TORCH_HALF_DTYPES else None, *drawn[1:]]
 
 
 class Part:

@@ -7,7 +7,7 @@ import torch
 
 from popxl_engine.kernels.dtypes import LIMITED
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import NARROW, Updates, update, widened
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Updates, as_float32, update
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Unary = Callable[[torch.Tensor], torch.Tensor]
@@ -75,8 +75,8 @@ def add_(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """lhs += rhs."""
     if lhs.dtype in LIMITED:
         return lhs.copy_((lhs.to(torch.int64) + rhs.to(torch.int64)).to(lhs.dtype))
-    if lhs.dtype in NARROW and Updates.next_seed is not None:
-        return update(lhs, widened(lhs) + rhs)
+    if lhs.dtype in TORCH_HALF_DTYPES and Updates.next_seed is not None:
+        return update(lhs, as_float32(lhs) + rhs)
     return lhs.add_(rhs)
 
 
@@ -144,7 +144,7 @@ def clip_grad(dy: torch.Tensor, t: torch.Tensor, min: float, max: float) -> torc
 def increment_mod(t: torch.Tensor, increment: float, modulus: float) -> torch.Tensor:
     """(t + increment) % modulus."""
     if t.is_floating_point():
-        return torch.fmod(widened(t) + increment, modulus).to(t.dtype)
+        return torch.fmod(as_float32(t) + increment, modulus).to(t.dtype)
     return torch.fmod(t.to(torch.int64) + int(increment), int(modulus)).to(t.dtype)
 
 
@@ -166,7 +166,7 @@ def weighted_sum(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torc
     if not X.is_floating_point():
         X, Y = X.to(torch.float64), Y.to(torch.float64)
         return (X * _factor(a, X) + Y * _factor(b, Y)).to(torch.int64)
-    X = widened(X)
+    X = as_float32(X)
     Y = Y.to(X.dtype)
     left = X if _is_one(a) else X * _factor(a, X)
     return (
@@ -183,7 +183,7 @@ def _is_one(value: Scalar) -> bool:
 @kernel("scaled_add_")
 def scaled_add_(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch.Tensor:
     """X = a * X + b * Y."""
-    if X.dtype in NARROW or not X.is_floating_point():
+    if X.dtype in TORCH_HALF_DTYPES or not X.is_floating_point():
         return update(X, weighted_sum(X, Y, a, b))
     # Y may be X itself: no step may write X early
     Y, left = Y.to(X.dtype), X if _is_one(a) else X * _factor(a, X)

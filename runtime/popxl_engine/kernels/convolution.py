@@ -8,7 +8,7 @@ import torch
 from popxl.ops.windows import Window
 
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 
 aten = torch.ops.aten
 Windows = tuple[Window, ...]
@@ -33,7 +33,7 @@ def computed(
     with exactly(first):
         if first.is_cuda:
             return rule(first, second)
-        return rule(widened(first), widened(second)).to(first.dtype)
+        return rule(as_float32(first), as_float32(second)).to(first.dtype)
 
 
 def fits_torch(window: Window) -> bool:

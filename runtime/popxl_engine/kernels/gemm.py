@@ -11,7 +11,7 @@ from popxl_engine.kernels.linalg import (
     rows_on_boundaries,
 )
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import NARROW
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES
 from popxl_engine.native import library as native
 
 TILE_ROW = 64
@@ -23,7 +23,7 @@ multiplied again.
 @kernel("fused_gemm_bias")
 def gemm_bias(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """lhs @ rhs + bias: [m, k], [k, n], [n] -> [m, n]."""
-    is_slow = lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype))
+    is_slow = lhs.dtype in TORCH_HALF_DTYPES and not (lhs.is_cuda or multiplies_natively(lhs.dtype))
     if is_slow and not native.multiplies_few(lhs, rhs):
         return product(lhs, rhs, torch.float32).add_(bias).to(lhs.dtype)
     return matrix_product(lhs, rhs, bias)
@@ -36,7 +36,7 @@ def masked_scores(
     """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] ->
     [..., m, n].
     """
-    if lhs.dtype in NARROW and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
+    if lhs.dtype in TORCH_HALF_DTYPES and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
         return product(lhs, rhs, torch.float32).mul_(scale).add_(mask).to(lhs.dtype)
     shape = (*lhs.shape[:-1], rhs.shape[-1])
     left, right = lhs.reshape(-1, *lhs.shape[-2:]), rhs.reshape(-1, *rhs.shape[-2:])

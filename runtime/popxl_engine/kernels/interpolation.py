@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 
 Scales = tuple[float, ...] | None
 Tap = tuple[torch.Tensor, torch.Tensor]
@@ -83,7 +83,7 @@ def interpolate(
 ) -> torch.Tensor:
     """Select and weigh, axis by axis."""
     modes = mode, nearest_mode, coordinate_transformation_mode
-    result = t if mode == "nearest" else widened(t)
+    result = t if mode == "nearest" else as_float32(t)
     for axis, scale in scaled_axes(scale_factor):
         before, size = result, result.shape[axis]
         result = result.new_zeros(
@@ -105,7 +105,7 @@ def interpolate_grad(
 ) -> torch.Tensor:
     """Weigh and add where it was selected, axis by axis from the last."""
     modes = mode, nearest_mode, coordinate_transformation_mode
-    d = widened(dy)
+    d = as_float32(dy)
     for axis, scale in reversed(scaled_axes(scale_factor)):
         result = d.new_zeros((*d.shape[:axis], shape[axis], *d.shape[axis + 1 :]))
         for index, weight in taps(shape[axis], d.shape[axis], scale, *modes, like=d):
@@ -156,7 +156,7 @@ def sampled_rows(
     Args:
         shape: t's.
     """
-    left, top, right, bottom = (widened(rois) * spatial_scale).unbind(1)
+    left, top, right, bottom = (as_float32(rois) * spatial_scale).unbind(1)
     across = list(samples(left, right, bins[1], shape[3], sampling_ratio))
     first = batch_index.long()[:, None] * shape[2]
     for y, y_weight in samples(top, bottom, bins[0], shape[2], sampling_ratio):
@@ -177,7 +177,7 @@ def roi_align(
 ) -> torch.Tensor:
     """Select and weigh rows of channels."""
     regions, channels = rois.shape[0], t.shape[1]
-    flat = widened(t).permute(0, 2, 3, 1).reshape(-1, channels)
+    flat = as_float32(t).permute(0, 2, 3, 1).reshape(-1, channels)
     result = flat.new_zeros((regions * output_size[0] * output_size[1], channels))
     if regions:
         for row, weight in sampled_rows(
@@ -198,7 +198,7 @@ def roi_align_grad(
 ) -> torch.Tensor:
     """Weigh and add to rows of channels."""
     n, channels, height, width = shape
-    flat = widened(dy).permute(0, 2, 3, 1).reshape(-1, channels)
+    flat = as_float32(dy).permute(0, 2, 3, 1).reshape(-1, channels)
     result = flat.new_zeros((n * height * width, channels))
     if len(rois):
         for row, weight in sampled_rows(

@@ -9,7 +9,7 @@ from popxl import dtypes
 from popxl_engine.kernels.casting import power_of_two
 from popxl_engine.kernels.dtypes import LIMITED, torch_dtype
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import NARROW
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES
 from popxl_engine.native import library as native
 
 
@@ -115,7 +115,7 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.
     """lhs @ rhs, accumulated in float32 or wider and rounded once to ``result``."""
     if lhs.dim() == rhs.dim() == 2 and result == lhs.dtype and native.multiplies_few(lhs, rhs):
         return few_rows(lhs, rhs, None)
-    if lhs.dtype in NARROW and (
+    if lhs.dtype in TORCH_HALF_DTYPES and (
         result != lhs.dtype or not (lhs.is_cuda or multiplies_natively(lhs.dtype))
     ):
         return product(lhs.to(torch.float32), rhs.to(torch.float32), torch.float32).to(result)

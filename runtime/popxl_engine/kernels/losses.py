@@ -3,7 +3,7 @@
 import torch
 
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 
 
 def floor_of(dtype: torch.dtype) -> float:
@@ -40,7 +40,7 @@ def row_weights(
     """
     if isinstance(dy, torch.Tensor):
         dy = dy.reshape(() if dy.numel() == 1 else counts.shape)
-    weights = counts.to(widened(like).dtype) * dy
+    weights = counts.to(as_float32(like).dtype) * dy
     return weights / counts.sum().clamp(min=1) if reduction == "mean" else weights
 
 
@@ -54,7 +54,7 @@ def nll_loss(
 ) -> torch.Tensor:
     """-log(p[label])."""
     index, counts = rows(labels, probs, ignore_index)
-    p = widened(probs.gather(-1, index).squeeze(-1))
+    p = as_float32(probs.gather(-1, index).squeeze(-1))
     losses = -p if log_prob else -torch.log(p.clamp(min=floor_of(probs.dtype)))
     loss = reduced(losses, counts, reduction).to(probs.dtype)
     return loss.reshape(labels.shape) if reduction == "none" else loss
@@ -71,9 +71,9 @@ def nll_loss_grad(
 ) -> torch.Tensor:
     """-1 / p at the labels."""
     index, counts = rows(labels, probs, ignore_index)
-    at_labels = -row_weights(widened(dy), counts, probs, reduction).unsqueeze(-1)
+    at_labels = -row_weights(as_float32(dy), counts, probs, reduction).unsqueeze(-1)
     if not log_prob:
-        at_labels = at_labels / widened(probs.gather(-1, index)).clamp(min=floor_of(probs.dtype))
+        at_labels = at_labels / as_float32(probs.gather(-1, index)).clamp(min=floor_of(probs.dtype))
     return torch.zeros_like(probs).scatter_(-1, index, at_labels.to(probs.dtype))
 
 
@@ -89,5 +89,5 @@ def nll_loss_with_softmax_grad(
     index, counts = rows(labels, probs, ignore_index)
     loss = nll_loss(probs, labels, ignore_index, reduction, False)
     weights = row_weights(loss_grad, counts, probs, reduction).unsqueeze(-1)
-    grad = widened(probs) * weights
+    grad = as_float32(probs) * weights
     return loss, grad.scatter_add_(-1, index, -weights).to(probs.dtype)

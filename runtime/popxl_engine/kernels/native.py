@@ -11,7 +11,7 @@ from popxl_engine.kernels import generator
 from popxl_engine.kernels.cross_entropy import pick
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 from popxl_engine.kernels.var_updates import mean_factors
 from popxl_engine.native import library as native
 
@@ -87,7 +87,7 @@ def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool)
     if not native.takes_rows(t) or not native.takes(sin, cos):
         return KERNELS["rotary"](t, sin, cos, inverse)
     result = torch.empty(t.shape, dtype=t.dtype, device=t.device)
-    tables, sizes = (widened(-sin if inverse else sin), widened(cos)), (*t.shape, *sin.shape)
+    tables, sizes = (as_float32(-sin if inverse else sin), as_float32(cos)), (*t.shape, *sin.shape)
     native.call("rotary", (t.dtype,), t, t.stride(0), *tables, result, *sizes)
     return result
 
@@ -199,7 +199,9 @@ def layer_norm(
     if t.dim() != 2 or not t.numel() or not native.takes(t, weight, bias):
         return KERNELS["layer_norm"](t, weight, bias, eps)
     result = torch.empty_like(t)
-    native.call("layer_norm", (t.dtype,), t, widened(weight), widened(bias), result, eps, *t.shape)
+    native.call(
+        "layer_norm", (t.dtype,), t, as_float32(weight), as_float32(bias), result, eps, *t.shape
+    )
     return result
 
 
@@ -217,7 +219,9 @@ def group_norm_grad(
         )
         return result
     dt, gradients = torch.empty_like(t), torch.empty(2, t.shape[1], device=t.device)
-    native.call("layer_norm_grad", (t.dtype,), dy, t, widened(weight), dt, gradients, eps, *t.shape)
+    native.call(
+        "layer_norm_grad", (t.dtype,), dy, t, as_float32(weight), dt, gradients, eps, *t.shape
+    )
     return dt, *gradients.to(weight.dtype).unbind()
 
 
@@ -227,7 +231,7 @@ def rms_norm(t: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if not t.numel() or not native.takes(t, weight):
         return KERNELS["rms_norm"](t, weight, eps)
     result = torch.empty_like(t)
-    native.call("rms_norm", (t.dtype,), t, widened(weight), result, eps, *t.shape)
+    native.call("rms_norm", (t.dtype,), t, as_float32(weight), result, eps, *t.shape)
     return result
 
 
@@ -240,7 +244,7 @@ def rms_norm_grad(
         result: tuple[torch.Tensor, ...] = KERNELS["rms_norm_grad"](dy, t, weight, eps)
         return result
     dt, dweight = torch.empty_like(t), torch.empty(t.shape[1], device=t.device)
-    native.call("rms_norm_grad", (t.dtype,), dy, t, widened(weight), dt, dweight, eps, *t.shape)
+    native.call("rms_norm_grad", (t.dtype,), dy, t, as_float32(weight), dt, dweight, eps, *t.shape)
     return dt, dweight.to(weight.dtype)
 
 

@@ -12,7 +12,7 @@ from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels.linalg import matrix_product, multiplies_natively, prefers_onednn
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import NARROW, widened
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, as_float32
 
 BLOCKS, SMALLEST_BLOCKED = 3, 384
 """Along a side of a symmetric product in float32, of which six of nine are computed; smaller and
@@ -27,11 +27,11 @@ def newton_schulz(
     """Step by step, or, of long matrices, on the product of the small side alone."""
     rows, columns = t.shape[-2:]
     stack = t.reshape(math.prod(t.shape[:-2]), rows, columns)
-    wide = widened(stack.mT if rows > columns else stack)
+    wide = as_float32(stack.mT if rows > columns else stack)
     # by rows first: one sum of a matrix would depend on the number of threads
     norm = wide.square().sum(2).sum(1).sqrt_().add_(eps)
     x = wide / norm[:, None, None]
-    is_fast = t.dtype not in NARROW or t.is_cuda or multiplies_natively(t.dtype)
+    is_fast = t.dtype not in TORCH_HALF_DTYPES or t.is_cuda or multiplies_natively(t.dtype)
     x = x.to(t.dtype) if is_fast else x
     if is_by_gram_matrix(t.shape, t.element_size()):
         x = _on_gram_matrix(x, coefficients, steps)

@@ -5,7 +5,7 @@ import math
 import torch
 
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 
 aten = torch.ops.aten
 ALL = [True, True, True]
@@ -27,7 +27,7 @@ def parameter(value: torch.Tensor) -> torch.Tensor:
     """A weight or bias as torch wants it to keep statistics in float32: on CPUs it follows the
     parameters' type.
     """
-    return value if value.is_cuda else widened(value)
+    return value if value.is_cuda else as_float32(value)
 
 
 def sizes(t: torch.Tensor) -> tuple[int, int, int]:
@@ -90,8 +90,8 @@ def group_norm_grad(
 @kernel("rms_norm")
 def rms_norm(t: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Rows over the root of their mean square."""
-    wide = widened(t)
-    return (wide * _over_rms(wide, eps) * widened(weight)).to(t.dtype)
+    wide = as_float32(t)
+    return (wide * _over_rms(wide, eps) * as_float32(weight)).to(t.dtype)
 
 
 def _over_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
@@ -104,16 +104,16 @@ def rms_norm_grad(
     dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, ...]:
     """Gradients for t and weight."""
-    wide = widened(t)
+    wide = as_float32(t)
     rrms = _over_rms(wide, eps)
-    normalised, slope = wide * rrms, widened(dy) * widened(weight)
+    normalised, slope = wide * rrms, as_float32(dy) * as_float32(weight)
     dt = (slope - normalised * (slope * normalised).mean(1, keepdim=True)) * rrms
-    return dt.to(t.dtype), (widened(dy) * normalised).sum(0).to(weight.dtype)
+    return dt.to(t.dtype), (as_float32(dy) * normalised).sum(0).to(weight.dtype)
 
 
 def per_channel(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     """A parameter [c], at least float32, so that it broadcasts against t [n, c, ...]."""
-    return widened(value).reshape([-1] + [1] * (t.dim() - 2))
+    return as_float32(value).reshape([-1] + [1] * (t.dim() - 2))
 
 
 @kernel("batch_norm_inference")
@@ -128,7 +128,7 @@ def batch_norm_inference(
 ) -> torch.Tensor:
     """(t - mean) / sqrt(var + epsilon) * scale + bias."""
     factor = per_channel(scale, t) * (per_channel(var, t) + epsilon).rsqrt()
-    return ((widened(t) - per_channel(mean, t)) * factor + per_channel(bias, t)).to(t.dtype)
+    return ((as_float32(t) - per_channel(mean, t)) * factor + per_channel(bias, t)).to(t.dtype)
 
 
 @kernel("batch_norm_inference_grad")
@@ -141,11 +141,11 @@ def batch_norm_inference_grad(
     epsilon: float,
 ) -> tuple[torch.Tensor, ...]:
     """Gradients for t, scale, bias, mean and var."""
-    wide, rstd = widened(dy), (per_channel(var, t) + epsilon).rsqrt()
-    centred = (widened(t) - per_channel(mean, t)) * rstd
+    wide, rstd = as_float32(dy), (per_channel(var, t) + epsilon).rsqrt()
+    centred = (as_float32(t) - per_channel(mean, t)) * rstd
     rest: list[int] = [a for a in range(t.dim()) if a != 1]
     dbias, dscale = wide.sum(rest), (wide * centred).sum(rest)
-    flat, gain = rstd.reshape(-1), widened(scale)
+    flat, gain = rstd.reshape(-1), as_float32(scale)
     dt = wide * per_channel(scale, t) * rstd
     grads = (dt, dscale, dbias, -dbias * gain * flat, -0.5 * dscale * gain * flat.square())
     return tuple(g.to(t.dtype) for g in grads)

@@ -8,7 +8,7 @@ import torch
 from popxl.ops.windows import Window
 
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 
 Windows = tuple[Window, ...]
 
@@ -85,7 +85,7 @@ def max_pool(t: torch.Tensor, windows: Windows) -> torch.Tensor:
 @kernel("average_pool")
 def average_pool(t: torch.Tensor, windows: Windows) -> torch.Tensor:
     """Means of means: on each axis, every window's elements count alike on the axes before."""
-    result = widened(t)
+    result = as_float32(t)
     for axis, window in axes_of(windows):
         result = total(result, axis, window) / counts(result, axis, window)
     return result.to(t.dtype)
@@ -94,7 +94,7 @@ def average_pool(t: torch.Tensor, windows: Windows) -> torch.Tensor:
 @kernel("average_pool_grad")
 def average_pool_grad(dy: torch.Tensor, windows: Windows) -> torch.Tensor:
     """Each axis's shares added to what each point met."""
-    d = widened(dy)
+    d = as_float32(dy)
     for axis, window in reversed(axes_of(windows)):
         share = d / counts(d, axis, window)
         d = d.new_zeros((*d.shape[:axis], window.size, *d.shape[axis + 1 :]))
@@ -113,7 +113,7 @@ def max_pool_grad(dy: torch.Tensor, t: torch.Tensor, windows: Windows) -> torch.
     levels = [t]
     for axis, window in axes_of(windows):
         levels.append(largest(levels[-1], axis, window))
-    left = widened(dy)
+    left = as_float32(dy)
     for (axis, window), before, after in reversed(list(zip(axes_of(windows), levels, levels[1:]))):
         left = left.clone()
         met_values = points(positions(before, axis, window, float("-inf")), axis, window)

@@ -6,7 +6,7 @@ import torch
 
 from popxl_engine.kernels.dtypes import LIMITED
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 
 Axis = int | Iterable[int] | None
 Reduction = Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]
@@ -60,7 +60,7 @@ def along_merged(fn: Callable[[torch.Tensor], torch.Tensor]) -> Reduction:
 
 def logsum(t: torch.Tensor, axes: tuple[int, ...], keepdims: bool) -> torch.Tensor:
     """log(sum)."""
-    return torch.log(widened(t).sum(axes, keepdim=keepdims))
+    return torch.log(as_float32(t).sum(axes, keepdim=keepdims))
 
 
 ROW = 1024
@@ -73,7 +73,7 @@ def sum_of_squares(t: torch.Tensor, axes: tuple[int, ...], keepdims: bool) -> to
     """Sum of squares. That of a whole large tensor is taken row by row: one sum in float32 would
     lose three digits.
     """
-    t = widened(t)
+    t = as_float32(t)
     if len(axes) < t.dim() or t.dtype != torch.float32 or t.numel() <= ROW or not t.is_contiguous():
         return t.square().sum(axes, keepdim=keepdims)
     flat = t.view(-1)
@@ -89,17 +89,18 @@ def sum_of_squares(t: torch.Tensor, axes: tuple[int, ...], keepdims: bool) -> to
 
 reduction("sum", lambda t, axes, keepdims: t.sum(axes, keepdim=keepdims, dtype=t.dtype))
 reduction("mean", lambda t, axes, keepdims: t.mean(axes, keepdim=keepdims))
-reduction("prod", along_merged(lambda t: widened(t).prod(-1, dtype=widened(t).dtype)))
+reduction("prod", along_merged(lambda t: as_float32(t).prod(-1, dtype=as_float32(t).dtype)))
 reduction("max", lambda t, axes, keepdims: t.amax(axes, keepdim=keepdims))
 reduction("min", lambda t, axes, keepdims: t.amin(axes, keepdim=keepdims))
 reduction("l1", lambda t, axes, keepdims: t.abs().sum(axes, keepdim=keepdims))
 reduction(
-    "l2", lambda t, axes, keepdims: torch.linalg.vector_norm(widened(t), 2, axes, keepdim=keepdims)
+    "l2",
+    lambda t, axes, keepdims: torch.linalg.vector_norm(as_float32(t), 2, axes, keepdim=keepdims),
 )
 reduction("sumsquare", sum_of_squares)
 reduction("logsum", logsum)
 reduction(
-    "logsumexp", lambda t, axes, keepdims: torch.logsumexp(widened(t), axes, keepdim=keepdims)
+    "logsumexp", lambda t, axes, keepdims: torch.logsumexp(as_float32(t), axes, keepdim=keepdims)
 )
 reduction("median", along_merged(lambda t: t.median(-1).values))
 
@@ -121,7 +122,7 @@ def prod_grad(dy: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -> 
     axes = axes_of(t, axis)
     if not axes:
         return dy.clone()
-    flat = widened(merged(t, axes))
+    flat = as_float32(merged(t, axes))
     one = torch.ones_like(flat[..., :1])
     before = torch.cumprod(torch.cat([one, flat[..., :-1]], -1), -1)
     after = torch.cumprod(torch.cat([one, flat[..., 1:].flip(-1)], -1), -1).flip(-1)
@@ -177,14 +178,14 @@ def argmin(t: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
 @kernel("cumsum")
 def cumsum(t: torch.Tensor, dim: int | None) -> torch.Tensor:
     """Running sum."""
-    wide = t.to(torch.int64) if t.dtype in LIMITED else widened(t)
+    wide = t.to(torch.int64) if t.dtype in LIMITED else as_float32(t)
     return torch.cumsum(wide, dim or 0, dtype=wide.dtype).to(t.dtype)
 
 
 @kernel("cumsum_grad")
 def cumsum_grad(dy: torch.Tensor, dim: int) -> torch.Tensor:
     """Running sum from the end."""
-    return torch.cumsum(widened(dy).flip(dim), dim).flip(dim).to(dy.dtype)
+    return torch.cumsum(as_float32(dy).flip(dim), dim).flip(dim).to(dy.dtype)
 
 
 @kernel("lamb_square")
@@ -196,10 +197,10 @@ def lamb_square(t: torch.Tensor) -> torch.Tensor:
 @kernel("histogram")
 def histogram(t: torch.Tensor, levels: Sequence[float], absolute_of_input: bool) -> torch.Tensor:
     """Find each element's bin, count."""
-    bounds = widened(torch.tensor(levels, dtype=torch.float64, device="cpu").to(t.dtype)).to(
+    bounds = as_float32(torch.tensor(levels, dtype=torch.float64, device="cpu").to(t.dtype)).to(
         t.device, non_blocking=True
     )
-    values = widened(t.abs() if absolute_of_input else t).reshape(-1)
+    values = as_float32(t.abs() if absolute_of_input else t).reshape(-1)
     bins = torch.bucketize(values, bounds, right=True)
     counts = torch.zeros(len(levels) + 1, dtype=torch.int64, device=t.device)
     return counts.scatter_add_(0, bins, torch.ones_like(bins)).to(torch.uint32)

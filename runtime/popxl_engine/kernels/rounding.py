@@ -10,7 +10,7 @@ import torch
 
 from popxl_engine.kernels.generator import draws, key_here
 
-NARROW = (torch.float16, torch.bfloat16)
+TORCH_HALF_DTYPES = (torch.float16, torch.bfloat16)
 """Types that are computed in float32 and rounded once."""
 
 
@@ -94,7 +94,7 @@ def round_to(
         offset: index of x's first element in the tensor that the noise is for; for a shard not
             zero.
     """
-    if noise is None or dtype not in NARROW or x.dtype != torch.float32:
+    if noise is None or dtype not in TORCH_HALF_DTYPES or x.dtype != torch.float32:
         return x.to(dtype)
     if isinstance(noise, torch.Tensor):
         noise = Noise(noise, offset + x.numel())
@@ -174,7 +174,7 @@ class Updates:
 
 def update_noise(t: torch.Tensor) -> Noise | None:
     """The noise with which an update of ``t`` rounds; None: to nearest."""
-    return drawn_noise(t)[0] if t.dtype in NARROW else None
+    return drawn_noise(t)[0] if t.dtype in TORCH_HALF_DTYPES else None
 
 
 def drawn_noise(t: torch.Tensor, streams: int = 1) -> list[Noise | None]:
@@ -199,7 +199,7 @@ def _child(seed: torch.Tensor, n: int) -> torch.Tensor:
 
 def update(t: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Write an update's result into ``t``, rounded to its type, and return ``t``."""
-    if t.dtype in NARROW and value.dtype == torch.float32:
+    if t.dtype in TORCH_HALF_DTYPES and value.dtype == torch.float32:
         return update_part(t, value, update_noise(t), 0)
     return t.copy_(value)
 
@@ -220,6 +220,6 @@ def update_part(
     return t.copy_(rounded) if condition is None else torch.where(condition, rounded, t, out=t)
 
 
-def widened(t: torch.Tensor) -> torch.Tensor:
+def as_float32(t: torch.Tensor) -> torch.Tensor:
     """16-bit floating point as float32, everything else as it is."""
-    return t.to(torch.float32) if t.dtype in NARROW else t
+    return t.to(torch.float32) if t.dtype in TORCH_HALF_DTYPES else t

@@ -87,38 +87,3 @@ def identity(t: torch.Tensor, output_name: str | None) -> torch.Tensor:
 def detach(t: torch.Tensor) -> torch.Tensor:
     """The same elements."""
     return t
-
-
-# From a view that torch cannot give back to what it views: (operand, view's value, operand's
-# number, the op's arguments with shapes in place of tensors)
-
-
-def back_from_join(
-    t: torch.Tensor, y: torch.Tensor, number: int, ts: Sequence[tuple[int, ...]], axis: int
-) -> None:
-    """To one of the joined tensors."""
-    start = sum(shape[axis] for shape in ts[:number])
-    as_signed(t).copy_(as_signed(y).narrow(axis, start, ts[number][axis]))
-
-
-def back_from_shape(t: torch.Tensor, y: torch.Tensor, number: int, *_: Any) -> None:
-    """To the tensor that was reshaped."""
-    t.copy_(y.reshape(t.shape))
-
-
-def back_from_slice(
-    t: torch.Tensor,
-    y: torch.Tensor,
-    number: int,
-    shape: tuple[int, ...],
-    start: Any,
-    stop: Any,
-    step: Any,
-    axis: Any,
-) -> None:
-    """To the elements that were taken, in reverse too."""
-    view, reversed_axes = select(as_signed(t), resolve_slices(shape, start, stop, step, axis))
-    view.copy_(as_signed(y).flip(reversed_axes))
-
-
-BACK = {"concat": back_from_join, "reshape": back_from_shape, "slice": back_from_slice}

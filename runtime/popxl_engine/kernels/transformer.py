@@ -6,21 +6,21 @@ import torch
 import torch.nn.functional as F
 
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import widened
+from popxl_engine.kernels.rounding import as_float32
 
 
 @kernel("swiglu")
 def swiglu(t: torch.Tensor) -> torch.Tensor:
     """swish(gate) * values."""
-    gate, values = widened(t).chunk(2, 1)
+    gate, values = as_float32(t).chunk(2, 1)
     return (F.silu(gate) * values).to(t.dtype)
 
 
 @kernel("swiglu_grad")
 def swiglu_grad(dy: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     """Gradients of gate and values, side by side."""
-    wide = widened(dy)
-    gate, values = widened(t).chunk(2, 1)
+    wide = as_float32(dy)
+    gate, values = as_float32(t).chunk(2, 1)
     d_gate = torch.ops.aten.silu_backward(wide * values, gate)
     return torch.cat([d_gate, wide * F.silu(gate)], 1).to(t.dtype)
 
@@ -39,7 +39,7 @@ def softcap(t: torch.Tensor, cap: float) -> torch.Tensor:
     """cap * tanh(t / cap)."""
     result = torch.empty(t.shape, dtype=t.dtype, device=t.device)
     for piece, source in _pieces(result, t):
-        piece.copy_(widened(source).div(cap).tanh_().mul_(cap))
+        piece.copy_(as_float32(source).div(cap).tanh_().mul_(cap))
     return result
 
 
@@ -48,16 +48,18 @@ def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
     """dy * (1 - (y / cap)**2)."""
     result = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     for piece, slope, value in _pieces(result, dy, y):
-        share = widened(value).div(cap)
-        piece.copy_(share.mul_(share).neg_().add_(1).mul_(widened(slope)))
+        share = as_float32(value).div(cap)
+        piece.copy_(share.mul_(share).neg_().add_(1).mul_(as_float32(slope)))
     return result
 
 
 @kernel("rotary")
 def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool) -> torch.Tensor:
-    """Pairs turned by their angles."""
-    (positions, pairs), by = sin.shape, widened(-sin if inverse else sin)[:, None]
-    first, second = widened(t).reshape(-1, positions, t.shape[1] // (2 * pairs), 2, pairs).unbind(3)
-    cosine = widened(cos)[:, None]
-    turned = torch.stack([first * cosine - second * by, second * cosine + first * by], 3)
-    return turned.reshape(t.shape).to(t.dtype)
+    """Pairs rotated by their angles."""
+    (positions, pairs), by = sin.shape, as_float32(-sin if inverse else sin)[:, None]
+    first, second = (
+        as_float32(t).reshape(-1, positions, t.shape[1] // (2 * pairs), 2, pairs).unbind(3)
+    )
+    cosine = as_float32(cos)[:, None]
+    rotated = torch.stack([first * cosine - second * by, second * cosine + first * by], 3)
+    return rotated.reshape(t.shape).to(t.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import NARROW, update, widened
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, as_float32, update
 
 Scalar = float | torch.Tensor
 
@@ -16,7 +16,7 @@ def is_plain(t: torch.Tensor) -> bool:
     """Whether torch's own in-place arithmetic gives the right result: floating point that is not 16
     bits wide.
     """
-    return t.is_floating_point() and t.dtype not in NARROW
+    return t.is_floating_point() and t.dtype not in TORCH_HALF_DTYPES
 
 
 def working(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def working(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """
     if not like.is_floating_point():
         return t.to(torch.float64)
-    return t.to(torch.float32 if like.dtype in NARROW else like.dtype)
+    return t.to(torch.float32 if like.dtype in TORCH_HALF_DTYPES else like.dtype)
 
 
 def factor(value: Scalar | None) -> Any:
@@ -173,7 +173,7 @@ def adam_updater(
     epsilon: Scalar,
 ) -> torch.Tensor:
     """m / (1 - b1**s) / (sqrt(v / (1 - b2**s)) + eps) + weight_decay * weight."""
-    m, v = widened(acc_first_order), widened(acc_second_order)
+    m, v = as_float32(acc_first_order), as_float32(acc_second_order)
     if time_step is None:
         u = m / v.sqrt().add_(factor(epsilon))
     else:
@@ -194,7 +194,7 @@ def adamax_updater(
     epsilon: Scalar,
 ) -> torch.Tensor:
     """m / (1 - b1**s) / (v + eps) + weight_decay * weight."""
-    m, v = widened(acc_first_order), widened(acc_second_order)
+    m, v = as_float32(acc_first_order), as_float32(acc_second_order)
     u = (m / correction(beta1, time_step)).div_(v + factor(epsilon))
     result = with_decay(u, weight, weight_decay)
     return result if weight is not None else result.to(acc_first_order.dtype)
@@ -210,7 +210,7 @@ def adam_var_update(
     max_weight_norm: Scalar | None,
 ) -> torch.Tensor:
     """t -= learning_rate * ratio * x."""
-    weight_norm, update_norm = (widened(r).reshape(()).sqrt() for r in (r1, r2))
+    weight_norm, update_norm = (as_float32(r).reshape(()).sqrt() for r in (r1, r2))
     usable = (weight_norm != 0) & (update_norm != 0)
     if max_weight_norm is not None:
         limit = factor(max_weight_norm)

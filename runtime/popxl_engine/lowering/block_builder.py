@@ -143,8 +143,8 @@ class BlockBuilder:
             if not needed.keys().isdisjoint(instr.outputs[:1]) and (sources := aliased(instr)):
                 views.append(instr)
                 needed.update(dict.fromkeys(sources, True))
-        made = {instr.outputs[0] for instr in views}
-        return views[::-1], [v for v in needed if v not in made]
+        defined = {instr.outputs[0] for instr in views}
+        return views[::-1], [v for v in needed if v not in defined]
 
     def alike(self, references: Iterable[Value]) -> list[Value]:
         """Those that share storage with a different one."""

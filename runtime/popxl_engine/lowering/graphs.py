@@ -58,12 +58,12 @@ def graph_block(
             values[t] = Value(t.name, t.spec)
             if isinstance(t, Constant):
                 constants[t] = values[t]
-            elif t not in made:
+            elif t not in defined:
                 state[t] = values[t]
         return values[t]
 
     run = [op for op in graph.ops if ops is None or op in ops]
-    made = set(graph.inputs).union(*(op.outputs for op in run))
+    defined = set(graph.inputs).union(*(op.outputs for op in run))
     taken = tuple(map(value, graph.inputs))
     for constant in graph.constants:
         value(constant)

@@ -79,7 +79,7 @@ class Inliner(BlockBuilder):
         copies = self.program.writes_or_aliases(graph)
         for c, v in lowered.block.constants.items():
             env[v] = self.copy(self.constant(c), (c, path)) if copies else self.constant(c)
-        if self.program.rounds and graph.rounding_seed is not None:
+        if self.program.stochastic_rounding and graph.rounding_seed is not None:
             rng_path = RngPath(seed=self.seed(env[lowered.values[graph.rounding_seed]]))
         add = {"call": self._call, "repeat": self._repeat, "conditional": self._conditional}
         paths: dict[int, RngPath] = {}
@@ -257,11 +257,11 @@ class Inliner(BlockBuilder):
         by_ref = [op.is_by_reference(t) for t in graph.inputs]
         references = [v for v, is_ref in zip(inputs, by_ref) if is_ref]
         views, viewed = self.made_of_same(references)
-        made = {v for view in views for v in view.outputs}
+        defined = {v for view in views for v in view.outputs}
         captured = [
             Capture(v, t.name, t.spec, (graph, i), is_ref)
             for i, (t, v, is_ref) in enumerate(zip(graph.inputs, inputs, by_ref))
-            if not (is_ref and v in made)
+            if not (is_ref and v in defined)
         ]
         captured += [
             Capture(v, v.name, v.spec, self.roots.get(v), True)

@@ -28,7 +28,7 @@ class ProgramGraphs(ProgramValues):
         super().__init__()
         self.run_passes, self.ops = run_passes, ops
         self.sharding, self.everyone = shardings(main.ir), main.ir.replica_grouping()
-        self.rounds = bool(main.ir._pb_ir.getSessionOptions().enableStochasticRounding)
+        self.stochastic_rounding = bool(main.ir._pb_ir.getSessionOptions().enableStochasticRounding)
         self.positions = Positions()
         self.bodies: dict[Specialization, Block] = {}
         """Blocks of outlined graphs."""

@@ -12,7 +12,7 @@ class Arrival:
     members: replicas of its group, in group order. operands: this replica's operands. combine: the
     kernel, ``(list of each operand over the members) -> list of the members' results``. apart: the
     same as one member sees it, ``(seat or communicator, operand) -> result``. site: which op of the
-    program this is. number: that site's number, the same in every process. reads: what a member's
+    program this is. site_index: that of the site, the same in every process. reads: what a member's
     result depends on, see `Reads`. pair: two operands as one, for a reduction whose operand the
     replica has given up, so that ``operands``, a list, alone holds it; see `TreeReduction`.
     """
@@ -23,7 +23,7 @@ class Arrival:
     combine: Callable[..., Sequence[Any]]
     apart: Callable[..., Any]
     describe: str
-    number: int = 0
+    site_index: int = 0
     reads: str = "all"
     pair: Callable[[Any, Any], Any] | None = None
 

@@ -287,12 +287,12 @@ def device_named(name: str) -> Device:
         ValueError: an unknown name, or a GPU that is not there.
     """
     count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
-    kind, _, number = name.partition(":")
+    kind, _, which = name.partition(":")
     if name == "cpu" or name == "auto" and not count:
         return PROCESSOR
-    if kind not in ("auto", "cuda") or number and not number.isdigit():
+    if kind not in ("auto", "cuda") or which and not which.isdigit():
         raise ValueError(f"device: got {name!r}; expected 'cpu', 'cuda', 'cuda:N' or 'auto'.")
-    index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
+    index = int(which) if which else int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
     if index >= count:
         found = (
             f"{count} GPUs" if count else "no GPU" if torch.version.cuda else "a torch without CUDA"

@@ -187,10 +187,10 @@ class Fabric:
 
     def _tag(self, arrival: Arrival) -> int:
         """Groups of one site are disjoint, so that the first member tells them apart."""
-        tag = arrival.number * self.replicas + arrival.members[0]
+        tag = arrival.site_index * self.replicas + arrival.members[0]
         if tag >= TAGS:
             raise OverflowError(
-                f"collectives: got collective {arrival.number} of a program on {self.replicas} "
+                f"collectives: got collective {arrival.site_index} of a program on {self.replicas} "
                 f"replicas; expected their product below {TAGS}. Repeat graphs instead of calling "
                 "them."
             )
@@ -204,7 +204,7 @@ class Fabric:
         """
         exchanges = list(abroad.values())
         with exchange.reaching_others(lambda: _waits(exchanges), TransferError):
-            sites = {found.first.number for found in exchanges}
+            sites = {found.first.site_index for found in exchanges}
             members = min(abroad) if len(sites) == 1 else self._first_done(abroad)
             found = abroad[members]
             results = self._results(found) if found.done is None else found.done.result()

@@ -15,7 +15,7 @@ from collections.abc import Sequence, Set
 
 from popxl_engine.machine.paging.paged_buffer import RowId
 
-ALL_RULES = frozenset({"written_first", "replaced", "readable"})
+RULES = frozenset({"written_first", "replaced", "readable"})
 
 
 class Lifetimes:
@@ -31,7 +31,7 @@ class Lifetimes:
         self,
         events: Sequence[tuple[RowId, bool]],
         readable: Set[RowId],
-        rules: frozenset[str] = ALL_RULES,
+        rules: frozenset[str] = RULES,
     ):
         first: dict[RowId, bool] = {}
         for row, stores in events:

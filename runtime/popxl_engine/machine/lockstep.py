@@ -17,10 +17,10 @@ from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
 Reductions = dict[tuple[Any, tuple[int, ...]], TreeReduction]
 """Reductions that have begun, by site and group."""
 
-Program = Generator[Arrival, Any, Any]
+ReplicaRun = Generator[Arrival, Any, Any]
 
 
-def run_lockstep(programs: dict[int, Program], fabric: Fabric | None = None) -> dict[int, Any]:
+def run_lockstep(programs: dict[int, ReplicaRun], fabric: Fabric | None = None) -> dict[int, Any]:
     """Run every replica's program to its end; returns their results by replica.
 
     Args:
@@ -51,7 +51,7 @@ def run_lockstep(programs: dict[int, Program], fabric: Fabric | None = None) -> 
     return results
 
 
-def _next(program: Program, replica: int, value: Any) -> Arrival:
+def _next(program: ReplicaRun, replica: int, value: Any) -> Arrival:
     """Go on with a program to where it waits for others. StopIteration where it ends."""
     arrival = program.send(value)
     while arrival.reads == "own":

@@ -29,13 +29,15 @@ class Traffic:
     """
 
     loads: int = 0
-    loaded: int = 0
+    loaded_bytes: int = 0
     stores: int = 0
-    stored: int = 0
+    stored_bytes: int = 0
     collectives: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
-    """(op, members of the group) -> (times met, bytes that this replica brought)."""
+    """(op, members of the group) -> (calls, bytes that this replica brought)."""
 
-    def meet(self, name: str, members: tuple[int, ...], operands: Iterable[torch.Tensor]) -> None:
+    def count_collective(
+        self, name: str, members: tuple[int, ...], operands: Iterable[torch.Tensor]
+    ) -> None:
         """Count a collective."""
         times, brought = self.collectives.get((name, members), (0, 0))
         self.collectives[name, members] = times + 1, brought + sum(t.nbytes for t in operands)
@@ -93,7 +95,7 @@ class Replica:
         """Row ``offset`` itself; whoever needs it unchanged copies."""
         rows, traffic = self.rows[buffer], self.traffic
         traffic.loads += 1
-        traffic.loaded += rows.row_bytes
+        traffic.loaded_bytes += rows.row_bytes
         row = rows.load(offset)
         self._uses += 1
         if self._uses in self._over_after:
@@ -108,7 +110,7 @@ class Replica:
         """
         rows, traffic = self.rows[buffer], self.traffic
         traffic.stores += 1
-        traffic.stored += rows.row_bytes
+        traffic.stored_bytes += rows.row_bytes
         rows.donate(offset, held)
         self._uses += 1
         if self._uses in self._over_after:

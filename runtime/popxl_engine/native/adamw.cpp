@@ -67,7 +67,7 @@ constexpr int64_t BLOCK =
     2048;  // elements that are worked on in float32 at a time, in the first cache
 
 template <class T>
-static void widen(const void* from, int64_t first, int64_t count, float* to) {
+static void to_float32(const void* from, int64_t first, int64_t count, float* to) {
   const T* at = static_cast<const T*>(from) + first;
   int64_t i = 0;
   for (; i + WIDTH <= count; i += WIDTH) store(load(at + i), to + i);
@@ -78,9 +78,9 @@ static void widen(const void* from, int64_t first, int64_t count, float* to) {
 static float* wide_block(const Operand& from, int64_t first, int64_t count, float* copy) {
   if (from.type == FLOAT32) return static_cast<float*>(from.data) + first;
   if (from.type == BFLOAT16)
-    widen<bfloat16>(from.data, first, count, copy);
+    to_float32<bfloat16>(from.data, first, count, copy);
   else
-    widen<float16>(from.data, first, count, copy);
+    to_float32<float16>(from.data, first, count, copy);
   return copy;
 }
 
@@ -121,7 +121,7 @@ template <class T>
 static void round_block(float* block, T* to, int64_t count, const Drawn& drawn) {
   if (drawn.bits == nullptr) {
     narrow(block, to, count);
-    return widen<T>(to, 0, count, block);
+    return to_float32<T>(to, 0, count, block);
   }
   const Stochastic rounding(drawn);
 #pragma omp simd

@@ -123,7 +123,7 @@ def libraries(sources: Sources = KERNELS) -> Iterator[Path]:
     is_told = False
     for path in (*_candidates(tuple(compiler), sources), None):
         try:
-            found = made(path or _own_folder() / f"{sources.name}.so", compiler, sources)
+            found = built(path or _own_folder() / f"{sources.name}.so", compiler, sources)
         except private.NotPrivate as error:
             if not is_told:
                 where = path.parent if path else "a temporary folder"
@@ -162,7 +162,7 @@ def is_being_made(sources: Sources) -> bool:
     )
 
 
-def made(path: Path, compiler: list[str], sources: Sources = KERNELS) -> Path:
+def built(path: Path, compiler: list[str], sources: Sources = KERNELS) -> Path:
     """Wait until a library is at ``path``. Returns where that is without links.
 
     Raises:
@@ -182,7 +182,7 @@ def made(path: Path, compiler: list[str], sources: Sources = KERNELS) -> Path:
 
 def _start(path: Path, compiler: list[str], sources: Sources) -> Path:
     """Make a library at ``path`` in the background, unless it is there or this has begun.
-    Returns, raises as `made`.
+    Returns, raises as `built`.
 
     What is there and is no library of this user is never read: where it can be replaced, it is.
     """
@@ -212,7 +212,7 @@ def opened(path: Path) -> int:
     """A descriptor of the library at ``path``.
 
     Raises:
-        private.NotPrivate: as `made`.
+        private.NotPrivate: as `built`.
         FileNotFoundError: there is none, or a damaged one.
     """
     descriptor = private.open_file(path)
@@ -247,7 +247,7 @@ class Making:
         return self._process.poll() is None
 
     def wait(self) -> None:
-        """Until it has ended. Raises as `made`."""
+        """Until it has ended. Raises as `built`."""
         try:
             assert self._process.stdout is not None
             said = self._process.stdout.read().decode(errors="replace").strip()

@@ -59,7 +59,7 @@ def units_in(folder: Path) -> list[Path]:
 
 def _make(path: Path, units: Sequence[Path], compiler: list[str], seconds: float) -> None:
     """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises
-    as `made`.
+    as `built`.
 
     Where another process makes a file in this folder, this one waits for it, and compiles nothing
     if it was this file. Whoever loads the file looks whose it is and whether it is whole.

@@ -80,7 +80,7 @@ void swiglu_grad(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns, 
   });
 }
 
-// Pairs i and i + pairs of each head turned by angle i of the row's position.
+// Pairs i and i + pairs of each head rotated by angle i of the row's position.
 template <class T>
 void rotary(const T* x, int64_t stride, const float* sin, const float* cos, T* y, int64_t rows,
             int64_t columns, int64_t positions, int64_t pairs, int threads) {

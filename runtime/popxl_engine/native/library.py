@@ -134,7 +134,7 @@ def multiplies(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
         and all(_is_here(t) for t in (lhs, rhs))
         and all(1 in t.stride() for t in (lhs, rhs))
         and min(lhs.numel(), rhs.numel()) > 0
-        and _has_tiles()
+        and has_tiles()
     )
 
 
@@ -165,14 +165,7 @@ def adds_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> b
     return total.dtype == torch.float32 and total.stride(1) == 1 and multiplies(lhs, rhs)
 
 
-def measures_bfloat16() -> bool:
-    """Whether there is a loop of products of bfloat16: else such numbers are multiplied as
-    float32.
-    """
-    return _has_tiles()
-
-
-def _has_tiles() -> bool:
+def has_tiles() -> bool:
     """Whether the library multiplies with tiles, and the system lets this process use them."""
     return hasattr(library(), REFUSES_TILES) and not _are_tiles_refused()
 

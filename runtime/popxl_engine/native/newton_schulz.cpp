@@ -133,7 +133,7 @@ struct Iteration {
   float a, b, c, epsilon;
   int64_t steps;
   bool by_gram_matrix;
-  Matrix x, turned, y, square, polynomial, next, whole, other;
+  Matrix x, transposed, y, square, polynomial, next, whole, other;
   float* squares;
 
   Iteration(float* scratch, int64_t rows, int64_t columns)
@@ -145,7 +145,7 @@ struct Iteration {
       scratch += made.size();
       return made;
     };
-    x = taken(few, many), y = taken(few, many), turned = taken(many, few);
+    x = taken(few, many), y = taken(few, many), transposed = taken(many, few);
     for (Matrix* each : {&square, &polynomial, &next, &whole, &other}) *each = taken(few, few);
     squares = scratch;
   }
@@ -162,7 +162,7 @@ struct Iteration {
     double sum = 0.0;
     for (int64_t i = 0; i < few; ++i) sum += squares[i];
     const float norm = std::sqrt(float(sum)) + epsilon;
-    in_blocks(worker, x, [&](int64_t i, int64_t j) { turned.row(j)[i] = x.row(i)[j] /= norm; });
+    in_blocks(worker, x, [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j] /= norm; });
     worker.barrier.wait();
   }
 
@@ -204,16 +204,16 @@ struct Iteration {
       worker.barrier.wait();
       if (step == steps) break;
       std::swap(x, y);
-      in_blocks(worker, x, [&](int64_t i, int64_t j) { turned.row(j)[i] = x.row(i)[j]; });
+      in_blocks(worker, x, [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j]; });
       worker.barrier.wait();
-      multiply(worker, x, turned, {square});
+      multiply(worker, x, transposed, {square});
       worker.barrier.wait();
     }
   }
 
   void operator()(const Worker& worker, const float* from, float* to) {
     load(worker, from);
-    multiply(worker, x, turned, {square});
+    multiply(worker, x, transposed, {square});
     worker.barrier.wait();
     if (by_gram_matrix)
       on_gram_matrix(worker);

@@ -248,7 +248,7 @@ struct Rounded {
                                                             << SIDE;
     const __m512i added =
         bias == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, bias + at.column);
-    const auto widened = [](__m256i x) {
+    const auto as_floats = [](__m256i x) {
       return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
     };
     return {
@@ -259,8 +259,8 @@ struct Rounded {
         at.is_first,
         at.is_last,
         mask,
-        widened(_mm512_castsi512_si256(added)),
-        widened(_mm512_extracti64x4_epi64(added, 1))};
+        as_floats(_mm512_castsi512_si256(added)),
+        as_floats(_mm512_extracti64x4_epi64(added, 1))};
   }
   void fetch(const Lines& lines, int64_t i) const {
     if (held != nullptr) {

@@ -1,4 +1,5 @@
-"""The engine's own ops, which passes put in place of several of a program's. May import `popxl`.
+"""The engine's own ops, which passes put in place of several of a program's. May import `popxl`
+and `ir`.
 
 Each is one paragraph, as `popxl.ops`' are: signature, shapes, inference of its results, cost, what
 it writes. Its kernel has the same name and parameters, in `popxl_engine.kernels`. Names begin with
@@ -6,7 +7,7 @@ it writes. Its kernel has the same name and parameters, in `popxl_engine.kernels
 `definition.fused_op` in its family's file.
 """
 
-from popxl_engine.ops import accumulate, adamw, attention, gemm
+from popxl_engine.ops import accumulate, adamw, attention, gemm, views
 from popxl_engine.ops.definition import FUSED_OPS
 
-__all__ = ["FUSED_OPS", "accumulate", "adamw", "attention", "gemm"]
+__all__ = ["FUSED_OPS", "accumulate", "adamw", "attention", "gemm", "views"]

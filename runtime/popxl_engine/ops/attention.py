@@ -124,10 +124,10 @@ def attention_grad_cost(
     That of dropout counts as one, draws included, even where `dropped_probs` shows what was
     dropped. Probabilities that are not given are computed again, which counts as in `attention`.
     """
-    made = TensorSpec((*dy.shape[:3], key.shape[2]), dy.dtype)
-    flops = _gradient_flops(made, dy, query_t, key, value_t, p)
+    probs_spec = TensorSpec((*dy.shape[:3], key.shape[2]), dy.dtype)
+    flops = _gradient_flops(probs_spec, dy, query_t, key, value_t, p)
     if probs is None:
-        flops += _probs_flops(made, dy, value_t, mask, scale, p)
+        flops += _probs_flops(probs_spec, dy, value_t, mask, scale, p)
     return Cost(flops=flops)
 
 
@@ -161,22 +161,22 @@ def _check_gradient(name: str, dy: Spec, query_t: Spec, key: Spec, value_t: Spec
 
 def _check_probs(
     name: str,
-    made: Spec,
+    probs_spec: Spec,
     probs: Spec | None,
     dropped_probs: Spec | None,
     mask: Spec | None,
 ) -> None:
     given = [t for t in (probs, dropped_probs) if t is not None]
-    fits = all(t.shape == made.shape and t.dtype is made.dtype for t in given)
+    fits = all(t.shape == probs_spec.shape and t.dtype is probs_spec.dtype for t in given)
     check(
         fits and (len(given) == 2 or not given and mask is not None),
         name,
-        f"probs and dropped_probs {made}, or a mask to compute them again",
+        f"probs and dropped_probs {probs_spec}, or a mask to compute them again",
         probs=probs,
         dropped_probs=dropped_probs,
         mask=mask,
     )
-    _check_mask(name, mask, made)
+    _check_mask(name, mask, probs_spec)
 
 
 @fused_op(cost=attention_grad_cost, random=True)
@@ -202,8 +202,8 @@ def attention_grad(
     Shapes: dy [b, h, q, d], query_t [b, h, d, q], key [b, h, s, d], value_t [b, h, d, s], probs and
     dropped_probs [b, h, q, s], mask [q, s] -> [b, h, q, d], [b, h, d, s], [b, h, s, d].
     """
-    made = _check_gradient("attention_grad", dy, query_t, key, value_t)
-    _check_probs("attention_grad", made, probs, dropped_probs, mask)
+    probs_spec = _check_gradient("attention_grad", dy, query_t, key, value_t)
+    _check_probs("attention_grad", probs_spec, probs, dropped_probs, mask)
     return dy, value_t, key
 
 
@@ -224,8 +224,8 @@ def attention_grad_packed(
 
     Shapes: as there -> [b * n, 3 * h * d].
     """
-    made = _check_gradient("attention_grad_packed", dy, query_t, key, value_t)
-    _check_probs("attention_grad_packed", made, probs, dropped_probs, mask)
+    probs_spec = _check_gradient("attention_grad_packed", dy, query_t, key, value_t)
+    _check_probs("attention_grad_packed", probs_spec, probs, dropped_probs, mask)
     batch, heads, queries, width = dy.shape
     fits = queries == key.shape[2]
     check(fits, "attention_grad_packed", "as many queries as keys", dy=dy, key=key)

@@ -35,6 +35,7 @@ def fused_op(
     cost: Callable[..., Cost],
     writes: Sequence[str] = (),
     random: bool = False,
+    host: Callable[..., Any] | None = None,
     signature: inspect.Signature | None = None,
 ) -> Callable[[Callable[..., Any]], OpDefinition]:
     """Declare an op by the rule that infers its results' specs.
@@ -43,6 +44,7 @@ def fused_op(
         cost: ``(results, *operands) -> Cost``: the work of the ops that it stands for.
         writes: parameters whose storage the op changes; its first result is the first of them.
         random: whether it depends on a seed operand.
+        host: the op on numpy arrays, where it may run on the host.
         signature: its parameters, where they are not the rule's.
     """
 
@@ -56,6 +58,7 @@ def fused_op(
             signature=signature or inspect.signature(rule, eval_str=True),
             writes=tuple(writes),
             random=random,
+            host=host,
             differentiable=False,
             cost=cost,
             file=rule.__code__.co_filename,
@@ -95,12 +98,12 @@ def check_results(
             f"{', '.join(definition.signature.parameters)}."
         )
     operands = {name: operand_specs(a) for name, a in arguments.items()}
-    made = [(s.shape, s.dtype) for s in as_specs(definition.infer(**operands))]
+    inferred = [(s.shape, s.dtype) for s in as_specs(definition.infer(**operands))]
     given = [(r.spec.shape, r.spec.dtype) for r in results]
-    if made != given:
+    if inferred != given:
         raise ShapeError(
-            f"{definition.name}: got results {_shown(given)}; expected {_shown(made)}. Correct the "
-            "pass that put it there."
+            f"{definition.name}: got results {_shown(given)}; expected {_shown(inferred)}. Correct "
+            "the pass that put it there."
         )
 
 
@@ -110,14 +113,14 @@ def declared_cost(
     """What an op's rule counts for these operands and results, with bytes filled in as `op_cost`
     does. The rule of an op with residuals gets None for a result that is not worked out.
     """
-    made = tuple(map(operand_specs, results))
+    specs = tuple(map(operand_specs, results))
     operands = {name: operand_specs(a) for name, a in arguments.items()}
     args, kwargs = call_arguments(definition, operands)
     rule = definition.cost
-    cost = rule(made[0] if len(made) == 1 else made, *args, **kwargs) if rule else Cost()
+    cost = rule(specs[0] if len(specs) == 1 else specs, *args, **kwargs) if rule else Cost()
     if cost.bytes is not None:
         return cost
-    nbytes = sum(t.nbytes for t in _specs_in((*operands.values(), *made)))
+    nbytes = sum(t.nbytes for t in _specs_in((*operands.values(), *specs)))
     return Cost(cost.flops, nbytes, cost.parts)
 
 

@@ -1,6 +1,5 @@
 """Passes over programs: each matches a pattern and puts something faster in its place, or prepares
 a program for code generation. They hold no kernel: fused ops are declared in `popxl_engine.ops`.
-`emulate_views` alone has two copies of its own.
 
 `PASSES` lists them in the order in which they run. To add one: a file here with a function
 ``block -> block``, and its line in `OPTIMIZATIONS`. ``POPXL_PASSES=-name,-name`` turns some off (or
@@ -27,7 +26,7 @@ from popxl_engine.passes.adamw import fuse_adamw
 from popxl_engine.passes.attention import fuse_attention
 from popxl_engine.passes.dead_code import remove_dead_code
 from popxl_engine.passes.drop_unused_probs import drop_unused_probs
-from popxl_engine.passes.elide_copies import ALL_RULES, elide_copies
+from popxl_engine.passes.elide_copies import elide_copies
 from popxl_engine.passes.elide_zero_init import elide_zero_init
 from popxl_engine.passes.emulate_views import emulate_views
 from popxl_engine.passes.flash_attention import flash_attention
@@ -100,26 +99,13 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
 )
 
 
-def legalization(rules: frozenset[str] = ALL_RULES) -> tuple[Pass, ...]:
-    """What makes a program one that code can be generated for.
+LEGALIZATION: tuple[Pass, ...] = (
+    Pass("emulate_views", emulate_views, leaves_dead_code=True, is_optional=False),
+    Pass("separate_operands", _in_each(separate_operands), is_optional=False),
+    Pass("elide_copies", elide_copies, is_optional=False),
+)
+"""What makes a program one that code can be generated for."""
 
-    Args:
-        rules: what keeps copies. Tests take one away.
-    """
-    separate = _in_each(separate_operands) if "operands_apart" in rules else lambda block: block
-    return (
-        Pass(
-            "emulate_views",
-            partial(emulate_views, rules=rules),
-            leaves_dead_code=True,
-            is_optional=False,
-        ),
-        Pass("separate_operands", separate, is_optional=False),
-        Pass("elide_copies", partial(elide_copies, rules=rules), is_optional=False),
-    )
-
-
-LEGALIZATION = legalization()
 PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, *LEGALIZATION)
 
 

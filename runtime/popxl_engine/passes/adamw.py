@@ -44,12 +44,12 @@ def _update(rewriter: Rewriter, index: int) -> _Update | None:
     """The update that ends in a subtraction from a weight."""
     last = rewriter.instrs[index].arguments
     var = last["X"]
-    made = rewriter.made_by(last["Y"], "adam_updater")
-    if made is None or last["a"] != 1 or not isinstance(var, Value):
+    maker = rewriter.made_by(last["Y"], "adam_updater")
+    if maker is None or last["a"] != 1 or not isinstance(var, Value):
         return None
-    adam = rewriter.instrs[made].arguments
-    first = _writer(rewriter, adam["acc_first_order"], "accumulate_moving_average_", made)
-    second = _writer(rewriter, adam["acc_second_order"], "accumulate_moving_average_square_", made)
+    adam = rewriter.instrs[maker].arguments
+    first = _writer(rewriter, adam["acc_first_order"], "accumulate_moving_average_", maker)
+    second = _writer(rewriter, adam["acc_second_order"], "accumulate_moving_average_square_", maker)
     if first is None or second is None or adam["time_step"] is None:
         return None
     m, v = rewriter.instrs[first].arguments, rewriter.instrs[second].arguments
@@ -57,7 +57,7 @@ def _update(rewriter: Rewriter, index: int) -> _Update | None:
     if not are_same or adam["weight"] not in (None, var):
         return None
     gradient, scale, scaling = _scaled(rewriter, m["X"], (first, second))
-    absorbed = [first, second, made, *scaling]
+    absorbed = [first, second, maker, *scaling]
     state = {"var": var, "first": m["t"], "second": v["t"]}
     if not _may_be_one(rewriter, index, absorbed, state.values(), gradient, adam["time_step"]):
         return None
@@ -115,7 +115,7 @@ def _scaled(
     a = rewriter.instrs[index].arguments
     if a["rhs"].nelms != 1 or a["lhs"].shape != gradient.shape:
         return gradient, None, []
-    constant = rewriter.number(a["rhs"])
+    constant = rewriter.scalar(a["rhs"])
     return a["lhs"], a["rhs"] if constant is None else constant, [index]
 
 
@@ -142,8 +142,8 @@ def _condition(rewriter: Rewriter, last: int, update: _Update) -> tuple[Value | 
         for i in range(last + 1, max(restoring))
         if i not in restoring and i not in rewriter.removed
     )
-    made = rewriter.maker(condition)
-    if (made is not None and made >= last) or any(
+    maker = rewriter.maker(condition)
+    if (maker is not None and maker >= last) or any(
         instr.written() or any(rewriter.storage(v) in storages for v in instr.inputs())
         for instr in between
     ):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.ops.attention import attention, attention_grad
 from popxl_engine.ops.gemm import masked_scores
-from popxl_engine.passes.rewriter import Rewriter, fused, kept, made
+from popxl_engine.passes.rewriter import Rewriter, fused, kept_pattern, pattern
 
 SWAPPED = (0, 1, 3, 2)
 LAST = (-1, 3)
@@ -32,9 +32,9 @@ def _declared(block: Block) -> Block:
 
 def _composed(block: Block) -> Block:
     """Scores with scale and mask, their softmax, dropout of it, and its product with values."""
-    scores = made(masked_scores.name, lhs="query", rhs="key_t", mask="mask", scale="scale")
-    probs = kept("softmax", t=scores, axis="axis")
-    dropped = kept("dropout", t=probs, seed_tensor="seed_tensor", p="p")
+    scores = pattern(masked_scores.name, lhs="query", rhs="key_t", mask="mask", scale="scale")
+    probs = kept_pattern("softmax", t=scores, axis="axis")
+    dropped = kept_pattern("dropout", t=probs, seed_tensor="seed_tensor", p="p")
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("matmul"):
         for factor in (probs, dropped):
@@ -125,7 +125,7 @@ def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
         for n in products
     ):
         return False
-    scale = rewriter.number(_argument(rewriter, found.scaling, "rhs"))
+    scale = rewriter.scalar(_argument(rewriter, found.scaling, "rhs"))
     return scale is not None and a["axis"] in LAST
 
 
@@ -137,7 +137,7 @@ def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> dict[str, Any]:
         "value_t": _argument(rewriter, found.d_dropped_probs, "rhs"),
         "probs": _argument(rewriter, found.softmax_grad, "y"),
         "dropped_probs": found.dropped_probs,
-        "scale": rewriter.number(_argument(rewriter, found.scaling, "rhs")),
+        "scale": rewriter.scalar(_argument(rewriter, found.scaling, "rhs")),
         **_dropped(rewriter, found.dropping),
         "mask": None,
     }
@@ -166,19 +166,19 @@ def _transposed_product(rewriter: Rewriter, dy: Value) -> tuple[int, Value] | No
     for n in rewriter.users(dy):
         instr = rewriter.instrs[n]
         if instr.is_op("matmul") and instr.arguments["rhs"] is dy:
-            made = rewriter.maker(instr.arguments["lhs"], "transpose")
-            if made is not None and _argument(rewriter, made, "permutation") == SWAPPED:
-                return n, _argument(rewriter, made, "t")
+            maker = rewriter.maker(instr.arguments["lhs"], "transpose")
+            if maker is not None and _argument(rewriter, maker, "permutation") == SWAPPED:
+                return n, _argument(rewriter, maker, "t")
     return None
 
 
 def _only_after(
-    rewriter: Rewriter, made: Sequence[Value], last: int, absorbed: Sequence[int]
+    rewriter: Rewriter, maker: Sequence[Value], last: int, absorbed: Sequence[int]
 ) -> bool:
     """Whether nobody but absorbed instructions uses, before the last one, what a fused one makes
     there.
     """
-    return all(n >= last or n in absorbed for v in made for n in rewriter.users(v))
+    return all(n >= last or n in absorbed for v in maker for n in rewriter.users(v))
 
 
 def _dropped(rewriter: Rewriter, dropping: int | None) -> dict[str, Any]:

@@ -12,11 +12,11 @@ def drop_unused_probs(block: Block) -> Block:
     """Where probabilities, and what dropout leaves of them, are at most copied, they are not
     written at all.
     """
-    made: dict[Instr, Instr] = {}
+    replaced: dict[Instr, Instr] = {}
     for instr in block.instrs:
         if instr.definition is attention:
             *probs, y = instr.outputs
             alone = fused(instr, attention_no_probs, outputs=(y,))
             if alone is not None and block.find(DefUse).readers(probs) == []:
-                made[instr] = alone
-    return block.with_instrs(made.get(i, i) for i in block.instrs)
+                replaced[instr] = alone
+    return block.with_instrs(replaced.get(i, i) for i in block.instrs)

@@ -45,7 +45,7 @@ from popxl_engine.kernels.collectives import SHARED
 END = 1 << 60
 """A read by someone outside the block: the caller, the next run."""
 
-ALL_RULES = frozenset(
+RULES = frozenset(
     {
         "source_changes",
         "view_changes",
@@ -53,20 +53,14 @@ ALL_RULES = frozenset(
         "slots_read",
         "members_read",
         "views_written",
-        "operands_apart",
         "outputs_apart",
         "own_row",
         "rows_between",
-        "views_back",
-        "views_again",
     }
 )
-"""Those of `emulate_views`, which keeps views that are copies equal to what they view, among
-them.
-"""
 
 
-class Storage:
+class Accesses:
     """Where values that share storage are read and written, in order."""
 
     __slots__ = ("reads", "writes")
@@ -75,7 +69,7 @@ class Storage:
         self.reads: list[int] = []
         self.writes: list[int] = []
 
-    def join(self, other: "Storage") -> None:
+    def join(self, other: "Accesses") -> None:
         """Take over what is done to another one."""
         self.reads = merged(self.reads, other.reads)
         self.writes = merged(self.writes, other.writes)
@@ -91,7 +85,7 @@ def merged(positions: list[int], more: list[int]) -> list[int]:
     return many
 
 
-def elide_copies(program: Block, rules: frozenset[str]) -> Block:
+def elide_copies(program: Block, rules: frozenset[str] = RULES) -> Block:
     """Mark the copies of a program that must stay; all others become views.
 
     Args:
@@ -107,10 +101,10 @@ class _Elision:
         self.block, self.rules = block, rules
         self.classes: UnionFind[Any] = UnionFind()
         """Of values, remote buffers and streams."""
-        self.storage: defaultdict[Any, Storage] = defaultdict(Storage)
+        self.storage: defaultdict[Any, Accesses] = defaultdict(Accesses)
         """By what a class goes by."""
         self.rows: dict[Value, tuple[Any, Any]] = {}
-        """Values that are a whole remote row: (buffer, number of the offset)."""
+        """Values that are a whole remote row: (buffer, key of the offset)."""
         self.same: dict[Value, Value] = {}
         """In-place results and copies: the value whose memory they are, element by element."""
         self.numbers = block.find(ValueNumbers)
@@ -123,7 +117,7 @@ class _Elision:
         self.views: set[Instr] = set()
         """Alias forms that must view."""
 
-    def of(self, key: Any) -> Storage:
+    def of(self, key: Any) -> Accesses:
         """The storage of a value or remote buffer."""
         return self.storage[self.classes.find(key)]
 
@@ -180,9 +174,9 @@ class _Elision:
                 self._stores.setdefault(instr.arguments["remote_buffer"], []).append(position)
             effects = effects_of_instr(instr)
             if effects is not NOTHING:
-                for buffer in effects.loads:
+                for buffer in effects.loaded_buffers:
                     self.of(buffer).reads.append(position)
-                for buffer in effects.stores:
+                for buffer in effects.stored_buffers:
                     self.of(buffer).writes.append(position)
         for value in block.outputs:
             self.of(value).reads.append(len(block.instrs))
@@ -194,7 +188,9 @@ class _Elision:
         block, every = self.block, self.block.instrs
         if "others_read" in self.rules:
             yield from (*block.inputs, *block.constants.values(), *block.state.values())
-            yield from {buffer for instr in every for buffer in effects_of_instr(instr).loads}
+            yield from {
+                buffer for instr in every for buffer in effects_of_instr(instr).loaded_buffers
+            }
         if "slots_read" in self.rules:
             yield from (
                 instr.arguments["h2d_stream"] for instr in every if instr.is_op("host_load")
@@ -223,7 +219,7 @@ class _Elision:
             value = self.same[value]
         return value
 
-    def number(self, offset: Any) -> Any:
+    def offset_key(self, offset: Any) -> Any:
         """The same for offsets, values or plain numbers, that are the same."""
         return self.numbers.of(offset) if isinstance(offset, Value) else ("int", offset)
 
@@ -257,7 +253,7 @@ class _Elision:
         elif instr.is_op("remote_load"):
             self.rows[instr.outputs[0]] = (
                 instr.arguments["remote_buffer"],
-                self.number(instr.arguments["offset"]),
+                self.offset_key(instr.arguments["offset"]),
             )
 
     def _observable(self, position: int, source: Any, result: Value) -> bool:
@@ -279,7 +275,7 @@ class _Elision:
         read = bisect_left(old.reads, new.writes[0])
         return read < len(old.reads) and (through is None or old.reads[read] < through)
 
-    def _written_through(self, new: Storage, result: Value) -> int | None:
+    def _written_through(self, new: Accesses, result: Value) -> int | None:
         """Where a row that was loaded and changed is stored to its own place, after its last
         change. None if it is not.
 
@@ -289,13 +285,13 @@ class _Elision:
         row = self.rows.get(result)
         if row is None or not new.writes:
             return None
-        buffer, number = row
+        buffer, offset = row
         stores = self._stores.get(buffer, [])
         for position in stores[bisect_left(stores, new.writes[-1] + 1) :]:
             arguments = self.block.instrs[position].arguments
             if "own_row" not in self.rules:
                 return position
-            if self.number(arguments["offset"]) == number and self.identity(
+            if self.offset_key(arguments["offset"]) == offset and self.identity(
                 arguments["t"]
             ) is self.identity(result):
                 return position

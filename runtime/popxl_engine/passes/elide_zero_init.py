@@ -32,28 +32,28 @@ def elide_zero_init(block: Block) -> Block:
     if not any(map(is_zeros, block.instrs)):
         return block
     storage = block.find(MustAlias).storage
-    unmet: dict[Value, Instr] = {}
-    """Zeros that nothing has met yet, by their storage."""
+    untouched: dict[Value, Instr] = {}
+    """Zeros that nothing has accessed yet, by their storage."""
     unwritten: dict[Value, Instr] = {}
     """Those that nothing has written yet."""
     elided: set[Instr] = set()
     for instr in block.instrs:
         if is_zeros(instr):
-            made = storage(instr.outputs[0])
-            unmet[made] = unwritten[made] = instr
+            cleared = storage(instr.outputs[0])
+            untouched[cleared] = unwritten[cleared] = instr
             continue
-        met = [storage(v) for v in instr.inputs()]
+        accessed = [storage(v) for v in instr.inputs()]
         for accumulator, step in _first_means(instr):
-            zeros, counter = unmet.get(storage(accumulator)), unwritten.get(storage(step))
+            zeros, counter = untouched.get(storage(accumulator)), unwritten.get(storage(step))
             if (
                 zeros is not None
                 and counter is not None
                 and zeros is not counter
-                and met.count(storage(accumulator)) == 1
+                and accessed.count(storage(accumulator)) == 1
             ):
                 elided.add(zeros)
-        for v in met:
-            unmet.pop(v, None)
+        for v in accessed:
+            untouched.pop(v, None)
         for v in instr.may_write():
             unwritten.pop(storage(v), None)
     return block.with_instrs(

@@ -6,74 +6,24 @@ copy, and both sides are kept equal: what is written to one is copied to the oth
 `dead_code` then drops the copies that nobody reads.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from popxl.errors import GraphError
-from popxl.opdef import OpDefinition, call_arguments
+from popxl.opdef import OpDefinition
 
-from popxl_engine.ir import Block, Instr, Value, filled, values_in
-from popxl_engine.kernels.dtypes import from_numpy
-from popxl_engine.kernels.registry import kernel, kernel_for
-from popxl_engine.kernels.shape import BACK
+from popxl_engine.ir import Block, Instr, Value, values_in
+from popxl_engine.kernels.registry import kernel_for
+from popxl_engine.ops.views import Rearrangement, refresh_view_, write_back_
+
+RULES = frozenset({"views_back", "views_again"})
+"""What is written to a view is copied to what it views, and the other way round."""
 
 Allocation = Value
 """The first value whose memory others are views of, by contract and in torch."""
-
-
-def refresh(t: torch.Tensor, parts: Sequence[torch.Tensor], view: "Rearrangement") -> torch.Tensor:
-    """Copy to an emulated view what it views."""
-    return t.copy_(view(kernel_for(view.definition), parts))
-
-
-def write_back(
-    t: torch.Tensor, y: torch.Tensor, back: Callable[[torch.Tensor, torch.Tensor], None]
-) -> torch.Tensor:
-    """Copy the elements of an emulated view to a part of what it views."""
-    back(t, y)
-    return t
-
-
-def _refresh_on_host(t: np.ndarray, parts: Sequence[np.ndarray], view: "Rearrangement") -> Any:
-    return view(view.definition.host, parts)
-
-
-def _write_back_on_host(t: np.ndarray, y: np.ndarray, back: Any) -> np.ndarray:
-    result = np.array(t)
-    back(from_numpy(result), from_numpy(np.array(y)))
-    return result
-
-
-def _writing(fn: Callable[..., Any], host: Callable[..., Any]) -> OpDefinition:
-    name = f"views_{fn.__name__}"
-    kernel(name)(fn)
-    return OpDefinition(name, lambda **_: None, inspect.signature(fn), writes=("t",), host=host)
-
-
-REFRESH = _writing(refresh, _refresh_on_host)
-WRITE_BACK = _writing(write_back, _write_back_on_host)
-
-
-@dataclass(frozen=True, eq=False)
-class Rearrangement:
-    """An op that only moves elements, with its arguments but the tensors."""
-
-    definition: OpDefinition
-    arguments: Mapping[str, Any]
-
-    def __call__(self, rule: Any, operands: Sequence[Any]) -> Any:
-        """The op's kernel, or its rule for the host, on these operands."""
-        following = iter(operands)
-        args, kwargs = call_arguments(
-            self.definition,
-            {n: filled(a, lambda v: next(following)) for n, a in self.arguments.items()},
-        )
-        return rule(*args, **kwargs)
 
 
 @dataclass(eq=False)
@@ -96,7 +46,7 @@ class EmulatedView:
         assert self.instr.definition is not None
         return self.instr.definition
 
-    @property
+    @cached_property
     def rearrangement(self) -> Rearrangement:
         """How its elements come from those of the parts."""
         return Rearrangement(self.definition, self.instr.arguments)
@@ -104,16 +54,17 @@ class EmulatedView:
     def again(self) -> Instr:
         """The instruction that makes the view equal to what it views."""
         arguments = {"t": self.view, "parts": tuple(self.parts), "view": self.rearrangement}
-        return self._writing(REFRESH, arguments, self.parts)
+        return self._writing(refresh_view_, arguments, self.parts)
 
-    def back(self, number: int) -> Instr:
+    def back(self, index: int) -> Instr:
         """The instruction that makes a part equal to the view."""
-        arguments = {n: filled(a, lambda v: v.spec.shape) for n, a in self.instr.arguments.items()}
-        args, kwargs = call_arguments(self.definition, arguments)
-        back = partial(_backwards, BACK[self.definition.name], number, args, kwargs)
-        return self._writing(
-            WRITE_BACK, {"t": self.parts[number], "y": self.view, "back": back}, [self.view]
-        )
+        arguments = {
+            "t": self.parts[index],
+            "y": self.view,
+            "view": self.rearrangement,
+            "index": index,
+        }
+        return self._writing(write_back_, arguments, [self.view])
 
     def _writing(
         self, definition: OpDefinition, arguments: dict[str, Any], sources: Iterable[Value]
@@ -128,18 +79,11 @@ class EmulatedView:
         )
 
 
-def _backwards(
-    rule: Any, number: int, args: Any, kwargs: Any, t: torch.Tensor, y: torch.Tensor
-) -> None:
-    rule(t, y, number, *args, **kwargs)
-
-
-def emulate_views(program: Block, rules: frozenset[str]) -> Block:
+def emulate_views(program: Block, rules: frozenset[str] = RULES) -> Block:
     """Make copies of the alias forms in a program that torch has no view for, and keep them equal.
 
     Args:
-        rules: "views_back": what is written to a view is copied to what it views; "views_again":
-            the other way round. Tests take one away.
+        rules: what keeps them equal. Tests take one away.
     Raises:
         GraphError: a write through a view that shows an element twice, or to two sides of a view at
             once.
@@ -267,8 +211,8 @@ class _Emulation:
                 if view.view is not allocation or "views_back" not in self.rules:
                     continue
                 self._check_distinct(view)
-                for number, part in enumerate(view.parts):
-                    yield view.back(number)
+                for index, part in enumerate(view.parts):
+                    yield view.back(index)
                     if self.allocation(part) not in changed:
                         pending.append(self.allocation(part))
                     changed[self.allocation(part)] = None

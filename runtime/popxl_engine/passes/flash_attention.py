@@ -33,11 +33,11 @@ def flash_attention(program: Block) -> Block:
                     gradients_of[instr] = found
                 else:
                     refused.add(instr.source)
-    made: dict[Instr, Instr] = {}
+    replaced: dict[Instr, Instr] = {}
     for forward, gradients in gradients_of.items():
         if forward.source not in refused:
-            made.update(_replaced(forward, gradients))
-    return map_blocks(program, lambda b: b.with_instrs(made.get(i, i) for i in b.instrs))
+            replaced.update(_replaced(forward, gradients))
+    return map_blocks(program, lambda b: b.with_instrs(replaced.get(i, i) for i in b.instrs))
 
 
 def _is_causal(block: Block, instr: Instr) -> bool:
@@ -93,11 +93,11 @@ def _replaced(forward: Instr, gradients: list[Instr]) -> dict[Instr, Instr]:
     of, (probs, y) = forward.arguments, forward.outputs
     logsumexp = Value(f"logsumexp_of_{probs.name}", TensorSpec(y.shape[:3], dtypes.float32))
     operands = {n: of[n] for n in ("query", "key_t", "value", "scale")}
-    made = {forward: fused(forward, ops.flash_attention, operands, (y, logsumexp))}
+    replaced = {forward: fused(forward, ops.flash_attention, operands, (y, logsumexp))}
     for gradient in gradients:
         operands = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
         operands |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
-        made[gradient] = fused(gradient, ops.flash_attention_grad, operands)
-    instrs = {old: new for old, new in made.items() if new is not None}
-    assert len(instrs) == len(made), "_is_causal has asked for what the kernels take"
+        replaced[gradient] = fused(gradient, ops.flash_attention_grad, operands)
+    instrs = {old: new for old, new in replaced.items() if new is not None}
+    assert len(instrs) == len(replaced), "_is_causal has asked for what the kernels take"
     return instrs

@@ -1,5 +1,5 @@
-"""The gradient of a table whose rows are looked up, added to another gradient: its rows go there at
-once.
+"""The gradient of an embedding table, where it is added to another gradient: its rows are added
+there, and no table holds their sums.
 """
 
 from popxl import dtypes
@@ -23,14 +23,14 @@ def fuse_embedding_grad(block: Block) -> Block:
     instrs: list[Instr | None] = list(block.instrs)
     for mean, instr in enumerate(block.instrs):
         if instr.definition is accumulate_gather_grad_ and (found := uses.match(mean)):
-            made, adding = found
+            clearing, adding = found
             add, a = block.instrs[adding], instr.arguments
             arguments = {name: a[name] for name in ("dy", "indices", "zero_OOR")}
             arguments["t"] = add.arguments["lhs"]
             at_once = fused(add, scatter_add_rows_, arguments)
             if at_once is not None:
                 instrs[adding] = at_once
-                instrs[made] = instrs[mean] = None
+                instrs[clearing] = instrs[mean] = None
     return block.with_instrs(instr for instr in instrs if instr is not None)
 
 
@@ -53,17 +53,17 @@ class _Uses:
         sums = self.storage(a["t"])
         if sums in self.leaving or len(self.of[sums]) != 3 or not isinstance(a["step"], Value):
             return None
-        made, _, adding = self.of[sums]
+        clearing, _, adding = self.of[sums]
         add = self.block.instrs[adding]
         is_added = _adds(add) and self.storage(add.arguments["rhs"]) is sums
-        if not self.block.instrs[made].is_op("init") or not is_added:
+        if not self.block.instrs[clearing].is_op("init") or not is_added:
             return None
         counter, rows = self.storage(a["step"]), {self.storage(a["dy"]), self.storage(a["indices"])}
         start, target = self.of[counter][0], self.storage(add.arguments["lhs"])
         is_first = is_zeros(self.block.instrs[start]) and not self._changes(start, mean, {counter})
         if not is_first or rows & {sums, target} or self._changes(mean, adding, rows):
             return None
-        return made, adding
+        return clearing, adding
 
     def _changes(self, first: int, last: int, values: set[Value]) -> bool:
         """Whether an instruction after the first and before the last one may write any of these."""

@@ -6,7 +6,7 @@ from popxl import dtypes
 
 from popxl_engine.ir import Block
 from popxl_engine.ops.gemm import gemm, gemm_bias, masked_scores
-from popxl_engine.passes.rewriter import Number, Rewriter, fuse, fused, made
+from popxl_engine.passes.rewriter import Rewriter, Scalar, fuse, fused, pattern
 
 FEWEST, LEAST = 512, 64
 """Rows of a product, and columns or terms of its sums, from which packing the right operand
@@ -16,15 +16,15 @@ pays.
 
 def fuse_gemm_bias(block: Block) -> Block:
     """matmul of matrices, then a row added to its result."""
-    product = made("matmul", lhs="lhs", rhs="rhs")
+    product = pattern("matmul", lhs="lhs", rhs="rhs")
     sides = {"lhs": product, "rhs": "bias"}, {"lhs": "bias", "rhs": product}
     return fuse(block, "add", gemm_bias, *sides)
 
 
 def fuse_masked_scores(block: Block) -> Block:
     """matmul of stacked matrices, times a number, plus a matrix."""
-    product = made("matmul", lhs="lhs", rhs="rhs")
-    scaled = made("mul", lhs=product, rhs=Number("scale"))
+    product = pattern("matmul", lhs="lhs", rhs="rhs")
+    scaled = pattern("mul", lhs=product, rhs=Scalar("scale"))
     return fuse(block, "add", masked_scores, {"lhs": scaled, "rhs": "mask"})
 
 

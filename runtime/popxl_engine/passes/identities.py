@@ -1,11 +1,11 @@
-"""Instructions that do nothing, or that another order of the same ones does without a copy."""
+"""Casts that change nothing, and transposed products in another order, which needs no copy."""
 
 from dataclasses import replace
 
 from popxl.op_records import OPS
 
 from popxl_engine.ir import Block
-from popxl_engine.passes.rewriter import Rewriter, made
+from popxl_engine.passes.rewriter import Rewriter, pattern
 
 
 def drop_casts(block: Block) -> Block:
@@ -23,7 +23,7 @@ def swap_transposed_gemm(block: Block) -> Block:
     """(a^T b)^T is b^T a: the product comes out in the order in which it is used."""
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("transpose"):
-        found = rewriter.match(i, t=made("matmul", lhs="lhs", rhs="rhs"))
+        found = rewriter.match(i, t=pattern("matmul", lhs="lhs", rhs="rhs"))
         if found is None or (instr.arguments["permutation"] or (1, 0)) != (1, 0):
             continue
         (position,), (lhs, rhs) = found.absorbed, found.arguments.values()

@@ -1,4 +1,4 @@
-"""Logits that a program widens for the cross entropy, which computes in float32 anyway."""
+"""Logits that a program casts to float32 for the cross entropy, which computes so anyway."""
 
 from dataclasses import replace
 
@@ -14,13 +14,13 @@ def narrow_logits(block: Block) -> Block:
 
     A gradient whose only use is a cast back comes out of the kernel rounded.
     """
-    made: dict[Instr, Instr] = {}
+    replaced: dict[Instr, Instr] = {}
     for instr in block.instrs:
         is_gradient = instr.is_op("logsumexp_and_pick_grad")
         if not is_gradient and not instr.is_op("logsumexp_and_pick"):
             continue
         uses = block.find(DefUse)
-        logits = uses.widened(instr.arguments["logits"])
+        logits = uses.upcast_source(instr.arguments["logits"])
         chain = (
             uses.only_cast(instr.outputs[0], logits.dtype)
             if logits is not None and is_gradient
@@ -29,18 +29,18 @@ def narrow_logits(block: Block) -> Block:
         if logits is None or is_gradient and chain is None:
             continue
         narrow = {**instr.arguments, "logits": logits}
-        made[instr] = replace(instr, arguments=narrow)
+        replaced[instr] = replace(instr, arguments=narrow)
         if chain is not None:
             cast = uses.users[chain[-1]][0]
             result = _narrowed(instr.outputs[0], logits)
-            made[instr] = replace(made[instr], outputs=(result,))
+            replaced[instr] = replace(replaced[instr], outputs=(result,))
             for value in chain[1:]:  # copies on the way to the cast
                 copy = uses.maker[value]
                 narrower = _narrowed(value, logits)
-                made[copy] = replace(copy, arguments={"t": result}, outputs=(narrower,))
+                replaced[copy] = replace(copy, arguments={"t": result}, outputs=(narrower,))
                 result = narrower
-            made[cast] = replace(cast, kind="copy", arguments={"t": result}, definition=None)
-    return block.with_instrs(made.get(i, i) for i in block.instrs)
+            replaced[cast] = replace(cast, kind="copy", arguments={"t": result}, definition=None)
+    return block.with_instrs(replaced.get(i, i) for i in block.instrs)
 
 
 def _narrowed(value: Value, like: Value) -> Value:

@@ -20,7 +20,7 @@ def pack_qkv_grads(block: Block) -> Block:
     if not any(instr.definition is attention_grad for instr in block.instrs):
         return block
     uses = block.find(DefUse)
-    made: dict[Instr, Instr] = {}
+    replaced: dict[Instr, Instr] = {}
     packed: set[Instr] = set()
     for instr in block.instrs:
         if not instr.is_op("concat") or instr.arguments["axis"] != 1:
@@ -33,10 +33,10 @@ def pack_qkv_grads(block: Block) -> Block:
             continue
         together = fused(gradient, attention_grad_packed, outputs=instr.outputs)
         if together is not None:
-            made[gradient] = together
+            replaced[gradient] = together
             packed.add(instr)
     gone = packed | {view for instr in packed for view in _views(uses, instr)}
-    return block.with_instrs(made.get(i, i) for i in block.instrs if i not in gone)
+    return block.with_instrs(replaced.get(i, i) for i in block.instrs if i not in gone)
 
 
 def _views(uses: DefUse, concat: Instr) -> list[Instr]:

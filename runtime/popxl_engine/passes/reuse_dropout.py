@@ -23,7 +23,7 @@ def recompute_probs(block: Block) -> Block:
         return block
     uses, numbers = block.find(DefUse), block.find(ValueNumbers)
     gone: set[Instr] = set()
-    made: dict[Instr, Instr] = {}
+    replaced: dict[Instr, Instr] = {}
     for instr in gradients:
         forward = forward_of(uses, instr)
         if forward is None or uses.source(forward.arguments["mask"]) is None:
@@ -31,9 +31,9 @@ def recompute_probs(block: Block) -> Block:
         is_alone = uses.readers(forward.outputs) == [instr]
         if is_alone and are_of_same(numbers, forward, instr) and _draws_same(uses, instr, forward):
             again = {"probs": None, "dropped_probs": None, "mask": forward.arguments["mask"]}
-            made[instr] = replace(instr, arguments={**instr.arguments, **again})
+            replaced[instr] = replace(instr, arguments={**instr.arguments, **again})
             gone.add(forward)
-    return block.with_instrs(made.get(i, i) for i in block.instrs if i not in gone)
+    return block.with_instrs(replaced.get(i, i) for i in block.instrs if i not in gone)
 
 
 def reuse_dropout(block: Block) -> Block:
@@ -42,7 +42,7 @@ def reuse_dropout(block: Block) -> Block:
     if not gradients:
         return block
     uses = block.find(DefUse)
-    made: dict[Instr, Instr] = {}
+    replaced: dict[Instr, Instr] = {}
     for instr in gradients:
         forward = forward_of(uses, instr)
         if forward is None:
@@ -54,8 +54,8 @@ def reuse_dropout(block: Block) -> Block:
         if arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
             arguments["seed_tensor"] = None
         if arguments != instr.arguments:
-            made[instr] = replace(instr, arguments=arguments)
-    return block.with_instrs(made.get(i, i) for i in block.instrs)
+            replaced[instr] = replace(instr, arguments=arguments)
+    return block.with_instrs(replaced.get(i, i) for i in block.instrs)
 
 
 def _draws_same(uses: DefUse, gradient: Instr, forward: Instr) -> bool:

@@ -14,7 +14,7 @@ from popxl_engine.ir import Block, Instr, Value
 from popxl_engine.ops.definition import check_results, takes
 
 
-class Made(NamedTuple):
+class Pattern(NamedTuple):
     """A pattern: what an op makes. ``is_kept``: the fused op gives it, and others may use it."""
 
     name: str
@@ -22,22 +22,23 @@ class Made(NamedTuple):
     is_kept: bool = False
 
 
-class Number(NamedTuple):
+class Scalar(NamedTuple):
     """A pattern: a constant number that adds no axis, found under this name."""
 
     name: str
 
 
-def made(op: str, **operands: Any) -> Made:
+def pattern(op: str, **operands: Any) -> Pattern:
     """The pattern of what an op of this name makes for one instruction alone. Each argument is to
-    match a pattern, or is found under the name that is given, or is what is given.
+    match a pattern, or is found under the name that is given, or is what is given. What has the
+    same name twice must be the same.
     """
-    return Made(op, operands)
+    return Pattern(op, operands)
 
 
-def kept(op: str, **operands: Any) -> Made:
-    """As `made`, of what the fused op gives, so that others may use it."""
-    return Made(op, operands, is_kept=True)
+def kept_pattern(op: str, **operands: Any) -> Pattern:
+    """As `pattern`, of what the fused op gives, so that others may use it."""
+    return Pattern(op, operands, is_kept=True)
 
 
 class Match(NamedTuple):
@@ -72,7 +73,7 @@ class Rewriter:
             (pair for name in names for pair in found.get(name, ())), key=lambda pair: pair[0]
         )
 
-    def number(self, v: Any) -> float | None:
+    def scalar(self, v: Any) -> float | None:
         """The value of a constant of one element."""
         constant = self.uses.constants.get(v)
         if constant is None or constant.nelms != 1:
@@ -113,20 +114,22 @@ class Rewriter:
         for position, patterns in pending:  # it grows
             for name, pattern in patterns.items():
                 argument = self.instrs[position].arguments[name]
-                if isinstance(pattern, Made):
+                if isinstance(pattern, Pattern):
                     made_by = self.maker if pattern.is_kept else self.made_by
                     maker = made_by(argument, pattern.name)
                     if maker is None:
                         return None
                     found.absorbed.append(maker)
                     pending.append((maker, pattern.operands))
-                elif isinstance(pattern, Number):
-                    number = self.number(argument)
-                    if number is None or argument.rank > 1:
+                elif isinstance(pattern, Scalar):
+                    scalar = self.scalar(argument)
+                    if scalar is None or argument.rank > 1:
                         return None
-                    found.arguments[pattern.name] = number
+                    if found.arguments.setdefault(pattern.name, scalar) != scalar:
+                        return None
                 elif isinstance(pattern, str):
-                    found.arguments[pattern] = argument
+                    if found.arguments.setdefault(pattern, argument) != argument:
+                        return None
                 elif argument != pattern:
                     return None
         is_whole = not self.writes_between(min(found.absorbed, default=index), index)
@@ -178,9 +181,9 @@ class Rewriter:
         """The transpose of a matrix: what it is the transpose of, or a new view made before a
         position.
         """
-        made = self.maker(v, "transpose")
-        if made is not None and not self.writes_between(made, before):
-            source: Value = self.instrs[made].arguments["t"]
+        maker = self.maker(v, "transpose")
+        if maker is not None and not self.writes_between(maker, before):
+            source: Value = self.instrs[maker].arguments["t"]
             return source
         inserted = self._inserted.setdefault(before, [])
         for view in inserted:

@@ -1,4 +1,4 @@
-"""Numbers that are computed again: each parameter's update derives the same few from norm and
+"""Common subexpressions of one element: each parameter's update derives the same few from norm and
 learning rate.
 """
 
@@ -21,9 +21,9 @@ def scalar_cse(block: Block) -> Block:
     for instr in block.instrs:
         if _makes_number(instr):
             number = numbers.result_of(instr)
-            made = first.get(number)
-            if made is not None:
-                instr = replace(instr, kind="copy", arguments={"t": made}, definition=None)
+            earlier = first.get(number)
+            if earlier is not None:
+                instr = replace(instr, kind="copy", arguments={"t": earlier}, definition=None)
             elif not aliases.is_written(instr.outputs[0]):
                 first[number] = instr.outputs[0]
         instrs.append(instr)

@@ -1,4 +1,4 @@
-"""Operands that an op may not have, as it writes them while it reads."""
+"""Copies of operands that share storage with one that the same op writes."""
 
 from collections.abc import Callable
 from dataclasses import replace

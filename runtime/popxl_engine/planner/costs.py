@@ -27,10 +27,10 @@ class Costs:
 
     flops: dict[str, int] = field(default_factory=dict)
     loads: int = 0
-    loaded: int = 0
+    loaded_bytes: int = 0
     stores: int = 0
-    stored: int = 0
-    host: int = 0
+    stored_bytes: int = 0
+    host_bytes: int = 0
     collectives: dict[Group, tuple[int, int, int]] = field(default_factory=dict)
     """Calls, bytes brought, bytes sent."""
 
@@ -38,7 +38,7 @@ class Costs:
         """Add another sum ``times`` times."""
         for name, flops in other.flops.items():
             self.flops[name] = self.flops.get(name, 0) + times * flops
-        for name in ("loads", "loaded", "stores", "stored", "host"):
+        for name in ("loads", "loaded_bytes", "stores", "stored_bytes", "host_bytes"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for group, numbers in other.collectives.items():
             before = self.collectives.get(group, (0, 0, 0))
@@ -48,17 +48,21 @@ class Costs:
     @property
     def weight(self) -> tuple[int, int]:
         """What makes one branch costlier than another."""
-        moved = self.loaded + self.stored + sum(sent for _, _, sent in self.collectives.values())
+        moved = (
+            self.loaded_bytes
+            + self.stored_bytes
+            + sum(sent for _, _, sent in self.collectives.values())
+        )
         return sum(self.flops.values()), moved
 
 
-class Counter:
-    """Counts costs of a program's instructions. ``costlier_branch``: for each conditional, whether
-    its first branch costs more; that one is counted.
+class CostCounter:
+    """Counts costs of a program's instructions. ``is_first_costlier``: for each conditional,
+    whether its first branch costs more; that one is counted.
     """
 
     def __init__(self, program: Block) -> None:
-        self.costlier_branch: dict[Op, bool] = {}
+        self.is_first_costlier: dict[Op, bool] = {}
         self._read = frozenset(v for block in blocks_of(program) for v in _read_in(block))
         self._bodies: dict[Block, Costs] = {}
 
@@ -73,8 +77,8 @@ class Counter:
             elif instr.kind == "conditional":
                 then, other = (self._body(body) for body in instr.bodies)
                 assert instr.source is not None
-                self.costlier_branch[instr.source] = then.weight >= other.weight
-                costs.add(then if self.costlier_branch[instr.source] else other)
+                self.is_first_costlier[instr.source] = then.weight >= other.weight
+                costs.add(then if self.is_first_costlier[instr.source] else other)
             elif instr.kind == "op":
                 self._add_op(costs, instr)
         return costs
@@ -103,11 +107,11 @@ class Counter:
         assert cost.bytes is not None
         if "remote" in definition.effects:
             if "load" in definition.name:
-                costs.loads, costs.loaded = costs.loads + 1, costs.loaded + cost.bytes
+                costs.loads, costs.loaded_bytes = costs.loads + 1, costs.loaded_bytes + cost.bytes
             else:
-                costs.stores, costs.stored = costs.stores + 1, costs.stored + cost.bytes
+                costs.stores, costs.stored_bytes = costs.stores + 1, costs.stored_bytes + cost.bytes
         elif "host" in definition.effects:
-            costs.host += cost.bytes
+            costs.host_bytes += cost.bytes
         elif synchronizes(instr) and READS.get(definition.name) != "own":
             brought = sum(t.spec.nbytes for t in op.inputs)
             costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
@@ -121,9 +125,9 @@ def costlier_branch(ir: Ir) -> Callable[[Op], bool]:
     @cache
     def counted() -> dict[Op, bool]:
         block = compile_unfused(ir).block
-        counter = Counter(block)
+        counter = CostCounter(block)
         counter.count(block.instrs)
-        return counter.costlier_branch
+        return counter.is_first_costlier
 
     return lambda op: counted()[op]
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from popxl_engine import compiler
 from popxl_engine.analysis.effects import effects_of, instrs_run
-from popxl_engine.codegen import Generator
+from popxl_engine.codegen import SourceGenerator
 from popxl_engine.ir import Block, Instr, map_blocks
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.kernels.dtypes import torch_dtype
@@ -64,7 +64,7 @@ def peak_bytes(
     ir: Ir,
     borrows_rows: bool,
     together: bool,
-    costlier_branch: Callable[[Op], bool],
+    takes_first: Callable[[Op], bool],
     device: torch.device,
     block: Block | None = None,
 ) -> dict[str, int]:
@@ -73,7 +73,7 @@ def peak_bytes(
     Args:
         borrows_rows: whether remote rows and stream slots take no device memory.
         together: count all replicas, as one process runs them.
-        costlier_branch: of a conditional, whether its first branch is the one to run.
+        takes_first: of a conditional, whether its first branch is the one to run.
         device: whose fusions; it need not be there.
         block: of the whole program, compiled for it; default: it is compiled.
     """
@@ -81,7 +81,7 @@ def peak_bytes(
         ir,
         lambda live, index: DryReplica(live, borrows_rows, index),
         together,
-        costlier_branch,
+        takes_first,
         device,
         block,
     )
@@ -92,7 +92,7 @@ def dry_run(
     ir: Ir,
     make_replica: "Callable[[LiveBytes, int], DryReplica]",
     together: bool,
-    costlier_branch: Callable[[Op], bool],
+    takes_first: Callable[[Op], bool],
     device: torch.device,
     block: Block | None = None,
 ) -> "tuple[LiveBytes, list[DryReplica]]":
@@ -106,8 +106,8 @@ def dry_run(
             f"plan: got a program whose dry run runs {count} instructions, because of calls in "
             f"calls; expected at most {MAX_INSTRS_RUN}. Plan a part of it."
         )
-    rounds = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
-    generator = Generator(rounds=rounds, kernels=device.type)
+    stochastic_rounding = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
+    generator = SourceGenerator(stochastic_rounding=stochastic_rounding, kernels=device.type)
     name = generator.function(block)
     with (
         without_compiler(),
@@ -118,7 +118,7 @@ def dry_run(
         replicas = [
             make_replica(live, index) for index in range(ir.replication_factor if together else 1)
         ]
-        names = _dry_names(generator, live, together, costlier_branch)
+        names = _dry_names(generator, live, together, takes_first)
         states = [_state(block) for _ in replicas]
         filename = f"<dry run of popxl program {ir.id}>"
         try:
@@ -223,7 +223,7 @@ def _run_alone(running: Any) -> None:
 
 
 def _dry_names(
-    generator: Generator, live: LiveBytes, together: bool, costlier_branch: Callable[[Op], bool]
+    generator: SourceGenerator, live: LiveBytes, together: bool, takes_first: Callable[[Op], bool]
 ) -> dict[str, Any]:
     """The names that the source refers to, with what has memory or waits for others replaced."""
     printing = {
@@ -246,7 +246,7 @@ def _dry_names(
             names[name] = MemoizedKernel(value, live)
         else:
             names[name] = _to_meta if value is to_device else value
-    names["bool"] = _Truth(generator.source.instrs, costlier_branch)
+    names["bool"] = _Truth(generator.source.instrs, takes_first)
     return names
 
 
@@ -261,15 +261,15 @@ def _to_meta(value: np.ndarray) -> torch.Tensor:
 class _Truth:
     """What branches ask: a value on the host as it is; else the branch that costs more."""
 
-    def __init__(self, instrs: dict[int, Instr], costlier_branch: Callable[[Op], bool]):
-        self.instrs, self.costlier_branch = instrs, costlier_branch
+    def __init__(self, instrs: dict[int, Instr], takes_first: Callable[[Op], bool]):
+        self.instrs, self.takes_first = instrs, takes_first
 
     def __call__(self, condition: Any) -> bool:
         if not isinstance(condition, torch.Tensor):
             return bool(condition)
         op = self.instrs[sys._getframe(1).f_lineno].source
         assert op is not None
-        return self.costlier_branch(op)
+        return self.takes_first(op)
 
 
 def _with_phases(ir: Ir, program: Block) -> Block:
@@ -303,7 +303,7 @@ def _shortened(program: Block) -> Block:
     return map_blocks(program, lambda block: block.with_instrs(map(shorter, block.instrs)))
 
 
-def _located(error: Exception, generator: Generator, filename: str) -> Exception:
+def _located(error: Exception, generator: SourceGenerator, filename: str) -> Exception:
     found = generator.source.instr_of(error, filename)
     op = found.source if found is not None else None
     where = "the program" if op is None else op.described

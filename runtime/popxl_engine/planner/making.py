@@ -11,7 +11,7 @@ from popxl_engine.analysis.effects import effects_of_instr
 from popxl_engine.checks import check_executable
 from popxl_engine.compiler import compile_unfused
 from popxl_engine.machine.paging.paged_buffer import nbytes_of
-from popxl_engine.planner.costs import Costs, Counter
+from popxl_engine.planner.costs import CostCounter, Costs
 from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
 
@@ -27,16 +27,16 @@ def make_plan(
     check_executable(ir)
     # work and traffic are those of the program, before any fusion
     block = compile_unfused(ir).block
-    counter = Counter(block)
+    counter = CostCounter(block)
     costs: defaultdict[str, Costs] = defaultdict(Costs)
     reached: defaultdict[str, set[RemoteBuffer]] = defaultdict(set)
     for name, instr, times in in_phases(ir, block):
         costs[name].add(counter.count([instr]), times)
         effects = effects_of_instr(instr)
-        reached[name] |= effects.loads | effects.stores
+        reached[name] |= effects.loaded_buffers | effects.stored_buffers
     where = torch.device(device)
     peaks = (
-        peak_bytes(ir, borrows_rows, together, counter.costlier_branch.__getitem__, where)
+        peak_bytes(ir, borrows_rows, together, counter.is_first_costlier.__getitem__, where)
         if with_peaks
         else {}
     )
@@ -73,10 +73,10 @@ def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase
         runs=runs,
         flops_by_op=dict(sorted(costs.flops.items())),
         loads=costs.loads,
-        loaded_bytes=costs.loaded,
+        loaded_bytes=costs.loaded_bytes,
         stores=costs.stores,
-        stored_bytes=costs.stored,
-        host_bytes=costs.host,
+        stored_bytes=costs.stored_bytes,
+        host_bytes=costs.host_bytes,
         peak_bytes=peak,
         remote_memory_bytes=reached,
         collectives=tuple(Collective(*group, *numbers) for group, numbers in collectives),

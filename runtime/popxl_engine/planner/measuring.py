@@ -19,7 +19,7 @@ moment.
 COPIED_BYTES = 1 << 26
 READ_BYTES = 1 << 28
 """More than caches hold."""
-ROUNDS = 64
+REPEATS = 64
 """Of a loop that multiplies: a millisecond or so."""
 SECONDS = 0.25
 """How long each speed is measured."""
@@ -50,26 +50,26 @@ def multiply_rate(data_type: torch.dtype, *, from_cache: bool) -> float:
     """
     if library.library() is None:
         return 0.0
-    if data_type != torch.bfloat16 or not library.measures_bfloat16():
+    if data_type != torch.bfloat16 or not library.has_tiles():
         data_type = torch.float32
     numbers = second_cache() // 2 // data_type.itemsize
     threads = torch.get_num_threads()
     panels = torch.ones(threads * numbers, dtype=data_type)
     found = torch.zeros(2, dtype=torch.float64)
 
-    def multiply(rounds: int) -> float:
+    def multiply(repeats: int) -> float:
         """How often threads could do so in a second, by the time that each has a core."""
         library.call(
-            "multiply_ceiling", (data_type,), panels, numbers, rounds, int(from_cache), found
+            "multiply_ceiling", (data_type,), panels, numbers, repeats, int(from_cache), found
         )
         return found[1].item()
 
     multiply(1)
-    in_round = 2 * found[0].item() / threads  # of ones, sums count
+    in_repeat = 2 * found[0].item() / threads  # of ones, sums count
     best, end = 0.0, time.perf_counter() + SECONDS
     while time.perf_counter() < end:
-        best = max(best, multiply(ROUNDS))
-    return in_round * ROUNDS * best
+        best = max(best, multiply(REPEATS))
+    return in_repeat * REPEATS * best
 
 
 def second_cache() -> int:

@@ -48,9 +48,9 @@ class MemoizedKernel:
             return self.kernel(*args, **kwargs)
         before = self.live.begin()
         result = self.kernel(*args, **kwargs)
-        made = _results(result, operands)
+        new_forms = _results(result, operands)
         needed, is_one = self.live.highest - before, isinstance(result, torch.Tensor)
-        self._known[key] = None if made is None else (needed, is_one, made)
+        self._known[key] = None if new_forms is None else (needed, is_one, new_forms)
         return result
 
 
@@ -78,9 +78,9 @@ def _results(result: Any, operands: Sequence[torch.Tensor]) -> list[Result] | No
     taken = {t.untyped_storage()._cdata for t in operands}
     found: list[Result] = []
     for t in (result,) if isinstance(result, torch.Tensor) else result:
-        number = next((i for i, operand in enumerate(operands) if operand is t), None)
-        if number is not None:
-            found.append(number)
+        position = next((i for i, operand in enumerate(operands) if operand is t), None)
+        if position is not None:
+            found.append(position)
             continue
         key = t.untyped_storage()._cdata
         if key in taken:

@@ -1,8 +1,8 @@
 """Which instructions of a lowered program belong to which phase.
 
-A phase is a graph that the main graph calls or repeats. A graph whose rounds are steps is none, but
-what it calls: all that a main graph does, or a graph that calls several of the main graph's phases
-again.
+A phase is a graph that the main graph calls or repeats. A graph whose iterations are steps is none,
+but what it calls: all that a main graph does, or a graph that calls several of the main graph's
+phases again.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ MAIN = "main"
 
 
 def loops_of_steps(main: Graph) -> set[Op]:
-    """The repeats in a graph, and in what these repeat, whose rounds are steps."""
+    """The repeats in a graph, and in what these repeat, whose iterations are steps."""
     found: set[Op] = set()
     graphs = [main]
     for graph in graphs:  # it grows
@@ -42,8 +42,10 @@ def steps_of_run(ir: Ir) -> int:
 
     def steps(graph: Graph) -> int:
         inner = [op for op in graph.ops if op in loops]
-        rounds = sum(op.arguments["repeat_count"] * steps(op.arguments["graph"]) for op in inner)
-        return rounds + (len(graph.ops) > len(inner) or not inner)
+        iterations = sum(
+            op.arguments["repeat_count"] * steps(op.arguments["graph"]) for op in inner
+        )
+        return iterations + (len(graph.ops) > len(inner) or not inner)
 
     loops = loops_of_steps(ir.main_graph)
     return steps(ir.main_graph)
@@ -93,10 +95,10 @@ def _called(
     makes it.
     """
     for op in graph.ops:
-        rounds = times * op.arguments.get("repeat_count", 1)
+        iterations = times * op.arguments.get("repeat_count", 1)
         for called, _ in op.called():
             inside = f"{path}/{short_name(called)}"
             if op in loops:
-                yield from _called(called, loops, inside, rounds)
+                yield from _called(called, loops, inside, iterations)
             else:
-                yield inside, short_name(called), rounds
+                yield inside, short_name(called), iterations

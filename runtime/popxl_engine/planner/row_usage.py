@@ -1,4 +1,4 @@
-"""How much of remote memory a program has in its hands at a time."""
+"""How many bytes of remote rows a program uses at a time."""
 
 import weakref
 from collections.abc import Callable

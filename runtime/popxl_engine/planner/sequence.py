@@ -116,8 +116,8 @@ class Walk:
         given = self._needed_of(body.inputs, inputs)
         carried = self._needed_of(body.inputs, body.outputs) if instr.kind == "repeat" else []
         fixed = [pair for pair in given if pair[0] not in dict(carried)]
-        made = self._needed_of(instr.outputs, body.outputs if count else inputs)
-        made = [(to, of) for to, of in made if to.host]
+        taken = self._needed_of(instr.outputs, body.outputs if count else inputs)
+        taken = [(to, of) for to, of in taken if to.host]
 
         def repeat(scalars: Scalars) -> None:
             inner = _passed(given, scalars)
@@ -125,7 +125,7 @@ class Walk:
                 if i:
                     inner = {**_passed(fixed, scalars), **_passed(carried, inner)}
                 self.run(body, inner)
-            scalars.update(_passed(made, inner if count else scalars))
+            scalars.update(_passed(taken, inner if count else scalars))
 
         return repeat
 
@@ -133,8 +133,8 @@ class Walk:
         condition, events = instr.arguments["cond"], self.events
         branches = [(body, self._needed_of(body.inputs, inputs)) for body, inputs in instr.calls()]
 
-        def run(number: int, scalars: Scalars) -> list[Event]:
-            body, given = branches[number]
+        def run(branch: int, scalars: Scalars) -> list[Event]:
+            body, given = branches[branch]
             start = len(events)
             self.run(body, _passed(given, scalars))
             return events[start:]
@@ -172,8 +172,8 @@ class Walk:
         def move(scalars: Scalars) -> None:
             if isinstance(row, Value) and row not in scalars:
                 raise GraphError(_unknown(instr, "a row whose number is on the device"))
-            number = int(scalars[row].item() if isinstance(row, Value) else row)
-            events.append(Event(self._phase, kind, name, number))
+            offset = int(scalars[row].item() if isinstance(row, Value) else row)
+            events.append(Event(self._phase, kind, name, offset))
 
         return move
 
@@ -209,7 +209,7 @@ def _follows_from(instr: Instr) -> Iterator[tuple[Value, Value]]:
     if instr.kind in ("call", "repeat"):
         body, inputs = instr.bodies[0], instr.arguments["inputs"]
         yield from zip(instr.outputs, body.outputs)
-        yield from zip(instr.outputs, inputs)  # of a loop without rounds
+        yield from zip(instr.outputs, inputs)  # of a loop without iterations
         yield from zip(body.inputs, body.outputs)
     elif instr.host or instr.kind == "copy":
         yield from product(instr.outputs, instr.inputs())
@@ -223,7 +223,7 @@ def _passed(pairs: list[tuple[Value, Value]], scalars: Scalars) -> Scalars:
 def _is_silent(block: Block) -> bool:
     """Whether a block moves nothing."""
     effects = effects_of(block)
-    return not (effects.loads or effects.stores or effects.synchronizes)
+    return not (effects.loaded_buffers or effects.stored_buffers or effects.synchronizes)
 
 
 def _moves(instr: Instr) -> bool:

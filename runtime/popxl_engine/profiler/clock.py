@@ -1,6 +1,4 @@
-"""When a program was where: by the host's clock, or on a GPU by the events that it passes behind
-the host.
-"""
+"""Time stamps of a program: by the host's clock, or on a GPU by events in its stream."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from popxl.profile import Work
 from popxl_engine.analysis.effects import instrs_of
 from popxl_engine.compiler import compile_unfused
 from popxl_engine.ir import Block, Instr
-from popxl_engine.planner.costs import Costs, Counter
+from popxl_engine.planner.costs import CostCounter, Costs
 from popxl_engine.planner.phases import in_phases
 
 PhaseSegment = tuple[str, int]
@@ -24,7 +24,9 @@ several.
 def as_work(costs: Costs) -> Work:
     """The sums of the planner, per replica."""
     sent = sum(sent for _, _, sent in costs.collectives.values())
-    return Work(sum(costs.flops.values()), costs.loaded, costs.stored, costs.host, sent)
+    return Work(
+        sum(costs.flops.values()), costs.loaded_bytes, costs.stored_bytes, costs.host_bytes, sent
+    )
 
 
 def phase_segments(ir: Ir, block: Block) -> Iterator[tuple[PhaseSegment, Instr, int]]:
@@ -42,12 +44,12 @@ def phase_segments(ir: Ir, block: Block) -> Iterator[tuple[PhaseSegment, Instr, 
 
 class PlannedWork:
     """Work of the program before any fusion, as in plans: of phases in a run, and of loops with all
-    their rounds.
+    their iterations.
     """
 
     def __init__(self, ir: Ir):
         block = compile_unfused(ir).block
-        self._counter = Counter(block)
+        self._counter = CostCounter(block)
         costs: defaultdict[PhaseSegment, Costs] = defaultdict(Costs)
         self._times: dict[PhaseSegment, int] = {}
         for segment, instr, times in phase_segments(ir, block):

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from popxl_engine.analysis.effects import synchronizes
-from popxl_engine.codegen import BlockWriter, Generator
+from popxl_engine.codegen import BlockWriter, SourceGenerator
 from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.clock import clock_of
@@ -31,7 +31,7 @@ class Probe:
     block: Block
 
 
-class ProbedGenerator(Generator):
+class ProbedGenerator(SourceGenerator):
     """Writes a program whose run fills ``log`` with numbers and moments of ``clock`` in turn, and
     ``rows`` with rows.
 
@@ -42,8 +42,8 @@ class ProbedGenerator(Generator):
         replicas: over all processes.
     """
 
-    def __init__(self, replicas: int, device: torch.device, rounds: bool = False):
-        super().__init__(device, rounds)
+    def __init__(self, replicas: int, device: torch.device, stochastic_rounding: bool = False):
+        super().__init__(device, stochastic_rounding)
         self.replicas = replicas
         self.probes: list[Probe] = []
         self.log: list[int] = []
@@ -56,7 +56,7 @@ class ProbedGenerator(Generator):
         self._now = self.source.bind("now", self.clock.now)
 
     def write(self, block: Block, name: str) -> None:
-        """See `Generator`."""
+        """See `SourceGenerator`."""
         ProbedWriter(self, block, name).write()
 
     def _stamp(self, number: str) -> str:
@@ -69,11 +69,11 @@ class ProbedGenerator(Generator):
     def probe(self, kind: Kind, instr: Instr, block: Block) -> str:
         """Source of a probe."""
         self.probes.append(Probe(kind, instr, block))
-        number = len(self.probes) - 1
+        index = len(self.probes) - 1
         return self._stamp(
             f"{-1 - len(self.probes) * self.replicas} - r.index"
             if synchronizes(instr)
-            else str(number)
+            else str(index)
         )
 
     def row(self, offset: str) -> str:

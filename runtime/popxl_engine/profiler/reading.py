@@ -43,8 +43,8 @@ class Open:
     frame: Frame | None
     """None: the run."""
     begin: int
-    number: int = 0
-    """The round of a loop."""
+    iteration: int = 0
+    """Of a loop."""
 
 
 class Track:
@@ -56,7 +56,7 @@ class Track:
         """Of frames that have ended: those within others before those."""
         self._open: list[Open] = [Open(None, now)]
         self._last: dict[Block, float] = {}
-        self._rounds: dict[Block, int] = {}
+        self._iterations: dict[Block, int] = {}
 
     def enter(self, site: ProbeSite) -> None:
         """End the frames that a site is not in, and begin those that it is in; both at the time of
@@ -71,14 +71,14 @@ class Track:
             kept += 1
         self.leave(kept)
         for frame in site.frames[kept - 1 :]:
-            number = 0
+            iteration = 0
             if isinstance(frame, Block):
-                number = self._rounds[frame] = self._rounds.get(frame, -1) + 1
-            self._open.append(Open(frame, self.now, number))
+                iteration = self._iterations[frame] = self._iterations.get(frame, -1) + 1
+            self._open.append(Open(frame, self.now, iteration))
         self._last.update(site.positions)
         for body in site.starts:
             self._last[body] = FIRST
-            self._rounds.pop(body, None)
+            self._iterations.pop(body, None)
 
     def phase(self, site: ProbeSite) -> str:
         """The phase of a site: of the frames that are open where its block is shared."""
@@ -104,7 +104,7 @@ class Track:
             name, work = (
                 ("run", Work())
                 if opened.frame is None
-                else self.sites.frame(opened.frame, opened.number)
+                else self.sites.frame(opened.frame, opened.iteration)
             )
             self.spans.append(Span(self.replica, PHASES, name, opened.begin, self.now, work))
 

@@ -21,7 +21,9 @@ class Recorder:
 
     def __init__(self, ir: Ir, program: Program, machine: Machine):
         self._ir, self._machine = ir, machine
-        self._generator = ProbedGenerator(ir.replication_factor, program.device, program.rounds)
+        self._generator = ProbedGenerator(
+            ir.replication_factor, program.device, program.stochastic_rounding
+        )
         self.program = program.written_by(self._generator)
         self._logs: list[Log] = []
 

@@ -11,13 +11,13 @@ from popxl.profile import Work
 
 from popxl_engine.analysis.effects import instrs_of, synchronizes
 from popxl_engine.ir import Block, Instr, blocks_of
-from popxl_engine.planner.costs import Counter as CostCounter
+from popxl_engine.planner.costs import CostCounter
 from popxl_engine.planner.phases import MAIN, loops_of_steps, runs_of, steps_of_run
 from popxl_engine.profiler.costs import PhaseSegment, PlannedWork, as_work, phase_segments
 from popxl_engine.profiler.probes import Kind, Probe
 
 Frame = Block | PhaseSegment
-"""What lasts longer than an instruction: one round of a loop's body, or a segment of a phase."""
+"""What lasts longer than an instruction: an iteration of a loop, or a segment of a phase."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,16 +115,16 @@ class Sites:
             block, instr = self._around[block]
             yield block, instr
 
-    def frame(self, frame: Frame, number: int) -> tuple[str, Work]:
-        """Name and work of a segment, or of a round of a loop."""
+    def frame(self, frame: Frame, iteration: int) -> tuple[str, Work]:
+        """Name and work of a segment, or of an iteration of a loop."""
         if isinstance(frame, tuple):
             return frame[0], self.planned.phase_segments.get(frame, Work())
         _, loop = self._around[frame]
-        rounds = loop.arguments["repeat_count"]
-        shown = f"{frame.name.rsplit('/', 1)[-1]} {number + 1} of {rounds}"
-        if self._loops == {loop.source}:  # rounds of several loops of steps count by themselves
-            shown = f"step {self.steps - rounds + number + 1} of {self.steps}"
-        return shown, self.planned.loop(loop).share(rounds)
+        iterations = loop.arguments["repeat_count"]
+        shown = f"{frame.name.rsplit('/', 1)[-1]} {iteration + 1} of {iterations}"
+        if self._loops == {loop.source}:  # iterations of several loops of steps count by themselves
+            shown = f"step {self.steps - iterations + iteration + 1} of {self.steps}"
+        return shown, self.planned.loop(loop).share(iterations)
 
 
 def lane_of(instr: Instr) -> str:

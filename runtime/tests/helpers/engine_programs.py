@@ -2,16 +2,34 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import popxl
 from helpers.random_programs import KINDS, Built, Step, build
 from popxl_engine.engine import Engine
-from popxl_engine.passes import legalization
-from popxl_engine.passes.elide_copies import ALL_RULES
+from popxl_engine.passes import LEGALIZATION, Pass
+from popxl_engine.passes.elide_copies import RULES as COPY_RULES
+from popxl_engine.passes.emulate_views import RULES as VIEW_RULES
 
 RUNS = 2
+
+
+RULED = {"emulate_views", "elide_copies"}
+"""Passes that go by rules."""
+ALL_RULES = COPY_RULES | VIEW_RULES | {"operands_apart"}
+"""What keeps copies; one of them is a pass of its own."""
+
+
+def legalization(rules: frozenset[str]) -> list[Pass]:
+    """The passes without which no code can be generated, with some of their rules."""
+    return [
+        replace(each, fn=partial(each.fn, rules=rules)) if each.name in RULED else each
+        for each in LEGALIZATION
+        if each.name in RULED or "operands_apart" in rules
+    ]
 
 
 def observe(
@@ -21,7 +39,7 @@ def observe(
     change.
     """
     replicas = built.ir.replication_factor
-    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=legalization(rules))
+    engine = Engine(built.ir, range(replicas), None if interpret else legalization(rules))
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
     inputs = {s: a.copy() for s, a in built.inputs.items()}
     seen = []

@@ -8,6 +8,12 @@ import popxl
 from popxl import ops
 from popxl.tensor import Tensor
 from popxl_engine.engine import Engine
+from popxl_engine.passes import enabled_passes
+
+
+def engine_of(ir: popxl.Ir, interpret: bool = False) -> Engine:
+    """An engine for a program on one replica, with the passes that are enabled."""
+    return Engine(ir, range(1), None if interpret else enabled_passes())
 
 
 def prepare(
@@ -20,7 +26,7 @@ def prepare(
     with ir.main_graph:
         for t in build(ir):
             ops.host_store(popxl.d2h_stream(t.shape, t.dtype), t)
-    return Engine(ir, range(1), interpret=interpret)
+    return engine_of(ir, interpret)
 
 
 def run(engine: Engine) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from popxl_engine import compiler
 from popxl_engine.analysis.effects import effects_of
-from popxl_engine.codegen import Generator
+from popxl_engine.codegen import SourceGenerator
 from popxl_engine.kernels import compiled
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.machine.lockstep import run_lockstep
@@ -75,7 +75,9 @@ def run_on_fake_gpu(ir):
     """
     block = compiler.compile(ir, CUDA).block
     with fake_gpu():
-        generator = Generator(CUDA, bool(ir._pb_ir.getSessionOptions().enableStochasticRounding))
+        generator = SourceGenerator(
+            CUDA, bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
+        )
         name = generator.function(block)
         names = dict(generator.source.names)
         exec(compile(generator.source.text(), "<popxl program on a GPU>", "exec"), names)

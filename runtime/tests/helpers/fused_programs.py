@@ -11,6 +11,7 @@ from helpers.tolerance import TOLERANCE, assert_close
 from popxl import ops
 from popxl.tensor import Tensor
 from popxl_engine.engine import Engine
+from popxl_engine.passes import Pass, enabled_passes
 
 both_types = pytest.mark.parametrize("dtype", [popxl.float32, popxl.bfloat16], ids=lambda d: d.name)
 
@@ -26,10 +27,13 @@ def fused_steps(engine: Engine) -> set[str]:
 
 
 def observe(
-    build: Callable[[popxl.Ir], Sequence[Tensor]], interpret: bool, runs: int = 1, **options: Any
+    build: Callable[[popxl.Ir], Sequence[Tensor]],
+    interpret: bool,
+    runs: int = 1,
+    passes: Sequence[Pass] = (),
 ) -> Any:
     """(every output and variable after some runs, the engine) of a program whose main graph is
-    ``build(ir)``.
+    ``build(ir)``. ``passes``: in place of those that are enabled.
     """
     ir = popxl.Ir()
     with ir.main_graph:
@@ -37,7 +41,7 @@ def observe(
         for t in build(ir):
             streams.append(popxl.d2h_stream(t.shape, t.dtype))
             ops.host_store(streams[-1], t)
-    engine = Engine(ir, range(1), interpret=interpret, **options)
+    engine = Engine(ir, range(1), None if interpret else passes or enabled_passes())
     values: dict[str, tuple[np.ndarray, popxl.dtype]] = {}
     for run in range(runs):
         outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
@@ -54,11 +58,10 @@ def check(
     dtype: popxl.dtype,
     runs: int = 1,
     scale: float = 1,
-    **options: Any,
 ) -> set[str]:
     """Compare engine and interpreter; returns the names of the fused steps."""
     expected, _ = observe(build, True, runs)
-    found, engine = observe(build, False, runs, **options)
+    found, engine = observe(build, False, runs)
     rtol, atol = (scale * n for n in TOLERANCE[dtype])
     for name, (value, kind) in expected.items():
         assert_close(found[name][0], value, kind, name, rtol, atol)

@@ -1,13 +1,18 @@
 """Operands of the engine's own ops, and what comes of them by the textbook, in float64."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import popxl
 import torch
+from popxl.op_records import OPS
+from popxl.tensor import TensorSpec
+from popxl_engine.ir import Value
 from popxl_engine.kernels.registry import KERNELS
+from popxl_engine.ops.views import Rearrangement
 
 F32 = torch.float32
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,6 +72,55 @@ def wide(argument: Any) -> Any:
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
         return argument
     return argument.double().clone(memory_format=torch.contiguous_format)
+
+
+# Views
+
+
+def rearranged(draw: Draw) -> tuple[Rearrangement, list[torch.Tensor], list[slice]]:
+    """A view that memory cannot give, what it views, and where along the last axis it shows that:
+    parts that lie apart as one, or a part in reverse.
+    """
+    rows, columns = draw.size(), [draw.size() + 1 for _ in range(draw.one_of(1, 2, 3))]
+    parts = [draw.normal(rows, n) for n in columns]
+    values = tuple(
+        Value(f"part_{i}", TensorSpec(t.shape, getattr(popxl, str(t.dtype).removeprefix("torch."))))
+        for i, t in enumerate(parts)
+    )
+    if len(parts) > 1:
+        view = Rearrangement(OPS["concat"], {"ts": values, "axis": 1})
+        ends = [sum(columns[: i + 1]) for i in range(len(columns))]
+        return view, parts, [slice(end - n, end) for end, n in zip(ends, columns)]
+    reverse = {"start": None, "stop": None, "step": (-1,), "axis": (1,)}
+    return Rearrangement(OPS["slice"], {"t": values[0], **reverse}), parts, [slice(None)]
+
+
+def shown(view: Rearrangement, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a view of these shows."""
+    return torch.cat(list(parts), 1) if len(parts) > 1 else parts[0].flip(1)
+
+
+def refresh_view_(draw: Draw) -> Sample:
+    view, parts, _ = rearranged(draw)
+    target = draw.normal(*shown(view, parts).shape)
+    return Sample(
+        {"t": target, "parts": tuple(parts), "view": view},
+        lambda t, parts, view: [shown(view, [wide(part) for part in parts])],
+    )
+
+
+def write_back_(draw: Draw) -> Sample:
+    view, parts, where = rearranged(draw)
+    index = draw.random.randrange(len(parts))
+    return Sample(
+        {
+            "t": parts[index],
+            "y": draw.normal(*shown(view, parts).shape),
+            "view": view,
+            "index": index,
+        },
+        lambda t, y, view, index: [y[:, where[index]] if len(where) > 1 else y.flip(1)],
+    )
 
 
 # Attention
@@ -364,5 +418,7 @@ MAKERS: dict[str, Callable[[Draw], Sample]] = {
         scatter_add_rows_,
         adamw_,
         adamw_where_,
+        refresh_view_,
+        write_back_,
     )
 }

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import popxl
 import torch
+from helpers.interpreted import run_graph
 from popxl import ops
 from popxl.transforms.autodiff import ExpectedConnectionType, GradGraphInfo
-from popxl_engine.interpreter import run_graph
 
 SHAPES = ((2, 3), (3,), (1, 3), ())
 PLAIN = (

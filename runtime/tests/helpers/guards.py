@@ -84,7 +84,7 @@ class _Guards(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
-        if ast.unparse(node.func).rpartition(".")[2] in ("match", "made", "kept"):
+        if ast.unparse(node.func).rpartition(".")[2] in ("match", "pattern", "kept_pattern"):
             node.keywords = [keyword for keyword in node.keywords if self._is_left(keyword)]
         return node
 

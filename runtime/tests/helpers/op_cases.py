@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import popxl
 import torch
+from helpers.interpreted import run_graph
 from helpers.samples.sample import Built, Operand, Refusal, Same, Sample
 from popxl import ops
 from popxl.graph import Graph
 from popxl.opdef import OPS, Op, OpDefinition, call_arguments, map_tensors
 from popxl.ops import var_updates
 from popxl.tensor import Tensor
-from popxl_engine.interpreter import constant_tensor, run_graph
+from popxl_engine.interpreter import constant_tensor
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.machine import Machine

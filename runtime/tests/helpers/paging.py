@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from popxl.errors import RemoteMemoryError
 from popxl_engine.machine.device import Processor
-from popxl_engine.machine.paging import ALL_RULES, BLOCK, AccessTrace, Cache
+from popxl_engine.machine.paging import BLOCK, RULES, AccessTrace, Cache
 from popxl_engine.machine.paging.arena import Arena
 from popxl_engine.machine.paging.row import Row
 
@@ -200,7 +200,7 @@ class Rows:
         memory,
         events=None,
         carries=None,
-        rules=ALL_RULES,
+        rules=RULES,
         look_ahead=True,
         device=None,
         **link,

@@ -170,7 +170,7 @@ class Checker:
         """Every result of two runs, and every variable after them."""
         program = self.program
         ir, streams = build(program) if isinstance(program, tuple) else built_by(program)
-        engine = Engine(ir, range(1), interpret=passes is None, passes=passes)
+        engine = Engine(ir, range(1), passes)
         self.ran += 1
         results: Results = []
         torch.use_deterministic_algorithms(True)  # memory that is not cleared holds NaN

@@ -16,12 +16,12 @@ from popxl_engine.native import library as native
 from popxl_engine.native.library import (
     _are_tiles_refused,
     _functions,
-    _has_tiles,
     _library,
+    has_tiles,
     library,
 )
 
-needs_tiles = pytest.mark.skipif(not _has_tiles(), reason="no tiles: torch multiplies")
+needs_tiles = pytest.mark.skipif(not has_tiles(), reason="no tiles: torch multiplies")
 
 EMULATOR = Path(__file__).parent / "emulated" / "amx.h"
 FLAGS = {

@@ -6,10 +6,10 @@ import numpy as np
 import popxl
 import pytest
 import torch
+from helpers.interpreted import run_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from popxl import ops
-from popxl_engine.interpreter import run_graph
 
 SPEC = popxl.TensorSpec((4, 5, 3), popxl.float32)
 ARRAY = np.arange(60, dtype=np.float32).reshape(4, 5, 3)

@@ -10,7 +10,7 @@ import popxl
 import popxl_addons as addons
 import pytest
 import torch
-from helpers.op_cases import run_graph
+from helpers.interpreted import run_graph
 from popxl import TensorSpec, ops
 from popxl.opdef import LONGEST_NAME
 from popxl.ops import collectives

@@ -8,10 +8,10 @@ import numpy as np
 import popxl
 import pytest
 import torch
+from helpers.interpreted import run_graph
 from popxl import ops
 from popxl.errors import DTypeError, UndefinedValue
 from popxl.ops import collectives, utils, var_updates
-from popxl_engine.interpreter import run_graph
 
 X = np.array([[1.5, -2.0, 3.0], [0.5, 4.0, -1.0]], np.float32)
 Y = np.array([2.0, -0.5, 1.25], np.float32)

@@ -4,8 +4,8 @@ import numpy as np
 import popxl
 import pytest
 import torch
+from helpers.interpreted import run_graph
 from popxl import generator, ops
-from popxl_engine.interpreter import run_graph
 from popxl_engine.kernels import generator as engine
 from popxl_engine.kernels import native
 from popxl_engine.kernels.registry import KERNELS

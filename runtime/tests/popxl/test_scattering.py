@@ -4,9 +4,9 @@ import numpy as np
 import popxl
 import pytest
 import torch
+from helpers.interpreted import run_graph
 from popxl import ops
 from popxl.transforms.autodiff import autodiff
-from popxl_engine.interpreter import run_graph
 
 ROWS = np.array([2, 0, 2, 0, 2], np.int32)
 

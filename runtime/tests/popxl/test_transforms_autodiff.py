@@ -9,6 +9,7 @@ import popxl
 import pytest
 import torch
 from helpers.gradient_programs import gradients
+from helpers.interpreted import run_graph
 from popart import popart_exception
 from popxl import TensorSpec, ops
 from popxl.errors import GraphError
@@ -16,7 +17,6 @@ from popxl.extensions import to_text, verify
 from popxl.opdef import OPS, alias, op
 from popxl.transforms import autodiff
 from popxl.transforms.autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
-from popxl_engine.interpreter import run_graph
 
 X = TensorSpec((2, 3), popxl.float32)
 W = TensorSpec((3, 4), popxl.float32)

@@ -6,13 +6,13 @@ import numpy as np
 import popxl
 import pytest
 import torch
+from helpers.interpreted import run_graph
 from popxl import TensorSpec, ops
 from popxl.context import _execution_context
 from popxl.errors import GraphError
 from popxl.extensions import to_text, verify
 from popxl.transforms import autodiff, clone_ops, prune
 from popxl.transforms.clone import clone_op
-from popxl_engine.interpreter import run_graph
 
 X = TensorSpec((2, 3), popxl.float32)
 FROM_HOST = popxl.ExecutionContext.WeightsFromHostFragment

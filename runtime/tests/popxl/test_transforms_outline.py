@@ -4,12 +4,12 @@ import numpy as np
 import popxl
 import pytest
 import torch
+from helpers.interpreted import run_graph
 from popxl import TensorSpec, ops
 from popxl.errors import GraphError
 from popxl.extensions import to_text, verify
 from popxl.transforms import autodiff
 from popxl.transforms.outline import outline
-from popxl_engine.interpreter import run_graph
 
 X = TensorSpec((2, 3), popxl.float32)
 

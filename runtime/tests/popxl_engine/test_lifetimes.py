@@ -9,12 +9,13 @@ import popxl
 import pytest
 import torch
 from helpers.engine_programs import corpus
+from helpers.engine_runs import engine_of
 from helpers.random_programs import Built, build
 from popxl import ops
 from popxl.context import _execution_context
 from popxl_engine import residency
 from popxl_engine.engine import Engine
-from popxl_engine.machine.lifetimes import ALL_RULES, Lifetimes
+from popxl_engine.machine.lifetimes import RULES, Lifetimes
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
 from popxl_engine.passes import LEGALIZATION
@@ -40,7 +41,7 @@ def observe(built: Built, interpret: bool, readable: bool) -> list[dict[str, np.
     readable all rows.
     """
     replicas = built.ir.replication_factor
-    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=LEGALIZATION)
+    engine = Engine(built.ir, range(replicas), None if interpret else LEGALIZATION)
     seen = []
     for _ in range(RUNS):
         outputs = {
@@ -83,7 +84,7 @@ def with_rules(monkeypatch: Any, rules: frozenset[str], readable: bool) -> None:
 def test_rows_whose_memory_is_released_change_no_number(
     readable: bool, replicas: int, monkeypatch: Any
 ) -> None:
-    with_rules(monkeypatch, ALL_RULES, readable)
+    with_rules(monkeypatch, RULES, readable)
     given_up: list[int] = []
     original = Rows.release
 
@@ -96,10 +97,10 @@ def test_rows_whose_memory_is_released_change_no_number(
     assert len(given_up) > 200
 
 
-@pytest.mark.parametrize("rule", sorted(ALL_RULES))
+@pytest.mark.parametrize("rule", sorted(RULES))
 def test_without_any_one_rule_some_program_goes_wrong(rule: str, monkeypatch: Any) -> None:
     readable = rule == "readable"
-    with_rules(monkeypatch, ALL_RULES - {rule}, readable)
+    with_rules(monkeypatch, RULES - {rule}, readable)
     assert any(differs(program, readable) for program in corpus(100, KINDS))
 
 
@@ -127,7 +128,7 @@ class Layered:
             forward = self.ir.create_graph(self.forward, first, x)
             _, y = ops.repeat(forward, LAYERS, first, x)
             ops.repeat(self.ir.create_graph(self.backward, last, y), LAYERS, last, y)
-        self.engine = Engine(self.ir, range(1))
+        self.engine = engine_of(self.ir)
         self.rows: Any = self.engine.machine.replicas[0].rows
 
     def forward(self, n: popxl.Tensor, x: popxl.Tensor) -> Any:
@@ -211,7 +212,7 @@ def test_rows_whose_numbers_are_not_known_before_keep_their_memory() -> None:
         number = popxl.variable(1, popxl.uint32)
         ops.remote_store(buffer, number, popxl.constant(np.ones(SHAPE, np.float32)))
         ops.host_store(popxl.d2h_stream(SHAPE, popxl.float32), ops.remote_load(buffer, number))
-    engine = Engine(ir, range(1))
+    engine = engine_of(ir)
     (stream,) = ir.get_all_d2h_streams()
     engine.run({}, {stream: np.zeros((1, 1, *SHAPE), np.float32)})
     (rows,) = engine.machine.replicas[0].rows.values()
@@ -229,7 +230,7 @@ def test_what_runs_after_an_upload_finds_what_the_last_run_left(interpret: bool)
             ops.var_updates.copy_var_update_(found, ops.remote_load(buffer, 0))
         ops.add_(x, x)
         ops.remote_store(buffer, 0, x)
-    engine = Engine(ir, range(1), interpret=interpret)
+    engine = engine_of(ir, interpret)
     engine.machine.replicas[0].rows[buffer].store(0, torch.zeros(SHAPE))
     seen = []
     for _ in range(3):

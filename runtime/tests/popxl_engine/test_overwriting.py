@@ -9,12 +9,12 @@ import popxl
 import pytest
 import torch
 from helpers.engine_programs import differences
+from helpers.engine_runs import engine_of
 from helpers.random_programs import Builder
 from popxl import ops
 from popxl.extensions import plan
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 from popxl_engine.codegen import BlockWriter, op_writer
-from popxl_engine.engine import Engine
 from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import ALTERNATES, OVERWRITES
 from popxl_engine.machine.memory import unshared
@@ -180,7 +180,7 @@ def results(ir: popxl.Ir, interpret: bool) -> list[np.ndarray]:
         "labels": draw.integers(0, CLASSES, (1, 1, ROWS)).astype(np.int32),
     }
     found = {s: np.zeros((1, 1, *s.shape), np.float32) for s in outputs}
-    Engine(ir, range(1), interpret=interpret).run({s: values[s.tensor_id] for s in inputs}, found)
+    engine_of(ir, interpret).run({s: values[s.tensor_id] for s in inputs}, found)
     return [found[s] for s in sorted(outputs, key=lambda s: s.tensor_id)]
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import popxl
 import pytest
-from helpers.engine_programs import corpus, differences
+from helpers.engine_programs import ALL_RULES, corpus, differences
+from helpers.engine_runs import engine_of
 from helpers.random_programs import COLLECTIVES, KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from popxl_engine.engine import Engine
-from popxl_engine.passes.elide_copies import ALL_RULES
 
 NUMBERS = st.integers(0, 31)
 
@@ -69,7 +68,7 @@ def test_a_row_that_is_loaded_changed_and_stored_is_never_copied() -> None:
         x = popxl.ops.remote_load(buffer, 1)
         popxl.ops.add_(x, popxl.constant(np.ones(4, np.float32)))
         popxl.ops.remote_store(buffer, 1, x)
-    engine = Engine(ir, range(1))
+    engine = engine_of(ir)
     assert engine.program is not None and "clone(" not in engine.program.source.text()
     engine.run({}, {})
     assert engine.read(variable).tolist() == [2, 2, 2, 2]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from popxl_engine.kernels.registry import KERNELS
-from popxl_engine.kernels.rounding import NARROW, Updates, round_to, update
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Updates, round_to, update
 
 TRIALS = 4096
-over_types = pytest.mark.parametrize("dtype", NARROW, ids=str)
+over_types = pytest.mark.parametrize("dtype", TORCH_HALF_DTYPES, ids=str)
 NUMBERS = [1.2345678, -1.2345678, 0.3333333, -1999.3, 3.1e-5, -6.1e-6, 2.9e-7, 65000.7, 0.99999]
 
 

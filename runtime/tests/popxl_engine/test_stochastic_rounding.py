@@ -203,7 +203,7 @@ def observe(steps: Any, graphs: Any, replicas: int, interpret: bool) -> list[dic
     """Outputs and variables after each of two runs of a random program in bfloat16."""
     built = build(steps, graphs, replicas, popxl.bfloat16)
     built.ir._pb_ir.getSessionOptions().enableStochasticRounding = True
-    engine = Engine(built.ir, range(replicas), interpret=interpret, passes=LEGALIZATION)
+    engine = Engine(built.ir, range(replicas), None if interpret else LEGALIZATION)
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
     seen = []
     for _ in range(2):

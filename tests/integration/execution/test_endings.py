@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 
 import popxl_gpt.execution.saving
 from popxl_gpt.config import UserError
+from popxl_gpt.config.errors import failure_number
 from popxl_gpt.demo import pretraining
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
 from tests import warm
@@ -546,10 +547,15 @@ def test_a_disk_that_is_full_for_a_checkpoint_costs_no_step_and_the_next_is_take
     assert {line.split()[1] for line in first | second} == layers
 
 
-def test_a_disk_that_is_full_for_the_last_checkpoint_ends_with_an_error(tmp_path, monkeypatch):
-    def full(tensors, path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+@pytest.mark.parametrize("number, failure", [(errno.ENOSPC, 0), (errno.EIO, errno.EIO)])
+def test_a_disk_that_does_not_take_the_last_checkpoint_ends_with_an_error(
+    number, failure, tmp_path, monkeypatch
+):
+    def failing(tensors, path):
+        raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(popxl_gpt.execution.saving, "write_tensors", full)
-    with pytest.raises(UserError, match="step_00000002: got 'No space left on device' while"):
+    monkeypatch.setattr(popxl_gpt.execution.saving, "write_tensors", failing)
+    said = f"step_00000002: got '{os.strerror(number)}' while"
+    with pytest.raises(UserError, match=said) as told:
         here(tmp_path, steps=2)
+    assert failure_number(told.value) == failure

@@ -123,7 +123,7 @@ def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(number, 
         traffic = replica.traffic
         for ours, theirs in (("loads", "loads"), ("loaded", "loaded_bytes"), ("stores", "stores")):
             assert getattr(traffic, ours) == sum(phase[theirs] for phase in plan["phases"])
-        assert traffic.stored == sum(phase["stored_bytes"] for phase in plan["phases"])
+        assert traffic.stored_bytes == sum(phase["stored_bytes"] for phase in plan["phases"])
         assert by_group(traffic.collectives) == planned_groups(plan)
         held = sum(rows.held_bytes for rows in replica.rows.values())
         assert held == plan["memory"]["remote_bytes_per_replica"]

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -28,10 +31,29 @@ FLAGS = f"""
 SAVED = f"checkpoints/step_{STEPS:08d}"
 
 
-def start(folder: Path, instances: int) -> subprocess.Popen:
+FAILING = """
+import errno, os, runpy, sys
+
+metrics, read = sys.argv[1], os.pread
+is_bad = os.environ["RANK"] == "1" and os.environ["POPDIST_RESTARTS"] == "0"
+def pread(*arguments):
+    if is_bad and os.path.exists(metrics) and open(metrics).read().count("\\n") > 11:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return read(*arguments)
+os.pread = pread
+sys.argv = sys.argv[2:]
+sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[0])))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A disk that fails to read token files in instance 1, after twelve steps of the first start."""
+
+
+def start(
+    folder: Path, instances: int, flags: "Sequence[str]" = (), script: "Sequence[str]" = ()
+) -> subprocess.Popen:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("POPDIST_")}
     launcher = f"-m poprun --num-replicas 2 --num-instances {instances} --restarts 2".split()
-    program = [sys.executable, str(ROOT / "demo/pretraining.py"), *FLAGS]
+    program = [sys.executable, *script, str(ROOT / "demo/pretraining.py"), *FLAGS, *flags]
     return subprocess.Popen(
         [sys.executable, *launcher, *program, "--run_folder", str(folder)],
         stdout=subprocess.DEVNULL,
@@ -113,3 +135,24 @@ def test_instances_that_die_and_stop_start_again_and_train_the_same_bits(undistu
     assert launcher.returncode == 0, said
     assert files_of(tmp_path / "run") == undisturbed
     assert said.splitlines()[-1] == "poprun: ended with exit code 0 after 2 of 2 restarts."
+
+
+@pytest.mark.slow
+def test_a_disk_that_fails_in_one_instance_costs_no_step_and_the_run_starts_again(tmp_path):
+    data, script = tmp_path / "train.tfrecord", tmp_path / "failing.py"
+    with RecordWriter(data) as writer:
+        for row in np.random.default_rng(1).integers(0, 61, (24, 1, 9)):
+            writer.write(*example.encode(row))
+    flags = ("--input_files", str(data), "--validate_every", "0", "--checkpoint.keep", "9")
+    run_job(*FLAGS, *flags, "--run_folder", tmp_path / "undisturbed")
+
+    script.write_text(FAILING)
+    launcher = start(tmp_path, 2, flags, [str(script), str(tmp_path / "run/metrics.jsonl")])
+    _, said = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode == 0, said
+    assert f"{data}: got 'Input/output error' while reading; expected a disk" in said
+    assert "poprun: exit code 74; all instances start again, restart 1 of 2." in said
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "undisturbed/run")
+    steps = {int(path.name[-8:]) for path in (tmp_path / "run/checkpoints").glob("step_*")}
+    (saved,) = steps - set(range(0, STEPS + 1, EVERY))  # what was trained until then
+    assert saved >= 12

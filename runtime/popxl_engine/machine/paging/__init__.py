@@ -6,7 +6,7 @@ The memory is the host's and the store a file, or the memory is a device's and t
 
 from popxl_engine.machine.paging.access_trace import AccessTrace
 from popxl_engine.machine.paging.budget import Tenant, budget_of
-from popxl_engine.machine.paging.cache import ALL_RULES, Cache
+from popxl_engine.machine.paging.cache import RULES, Cache
 from popxl_engine.machine.paging.host import HostStore, StagedStore
 from popxl_engine.machine.paging.paged_buffer import (
     PagedBuffer,
@@ -18,7 +18,7 @@ from popxl_engine.machine.paging.store import BLOCK, FileStore, Store
 
 __all__ = [
     *(
-        "ALL_RULES",
+        "RULES",
         "BLOCK",
         "Cache",
         "AccessTrace",

@@ -85,9 +85,9 @@ class Arena:
                     best, found = score, (left, right + 1)
         return found
 
-    def _is_beside(self, number: int, size: int) -> bool:
+    def _is_beside(self, index: int, size: int) -> bool:
         """Whether an extent is the first one, or comes after a row of at least so many bytes."""
-        before = self.extents[number - 1] if number else None
+        before = self.extents[index - 1] if index else None
         return before is None or before.row is not None and before.size >= size
 
     def allocate(self, window: Window, size: int, row: Any, after: list[Any]) -> torch.Tensor:

@@ -33,7 +33,7 @@ from popxl_engine.machine.paging.arena import Arena, Extent, Window, until_now
 from popxl_engine.machine.paging.row import Before, Row, Write
 from popxl_engine.machine.paging.store import Store
 
-ALL_RULES = frozenset({"reads_wait", "pins", "memory_waits", "fences"})
+RULES = frozenset({"reads_wait", "pins", "memory_waits", "fences"})
 MARGIN = 2
 """Looking ahead leaves in memory what moves in the time before, up to one part in so many of the
 memory: else, with a trace that goes round, the row that is missed least is the one used last, and
@@ -62,7 +62,7 @@ class Cache:
         store: Store,
         trace: AccessTrace | None = None,
         look_ahead: bool = True,
-        rules: frozenset[str] = ALL_RULES,
+        rules: frozenset[str] = RULES,
         device: Device = PROCESSOR,
     ):
         self.rows, self.arena, self.store, self.rules = rows, arena, store, rules
@@ -200,7 +200,7 @@ class Cache:
         self._ahead = self.now
         if self.trace is not None:
             for row in self.rows:
-                row.next = self.trace.next_use(row.number, self.now)
+                row.next = self.trace.next_use(row.index, self.now)
 
     def _advance(self, row: Row, stores: bool) -> None:
         """A row is asked for."""
@@ -208,11 +208,11 @@ class Cache:
             self.now += 1
             row.next = -self.now
         elif self._in_run:
-            assert self.trace.at(self.now) == (row.number, stores), (
+            assert self.trace.at(self.now) == (row.index, stores), (
                 "a run takes rows in the trace's order"
             )
             self.now += 1
-            row.next = self.trace.next_use(row.number, self.now)
+            row.next = self.trace.next_use(row.index, self.now)
 
     def _worth(self, row: Row) -> float | None:
         """How little a row in memory is missed: the time of its next use. None where it must
@@ -235,8 +235,8 @@ class Cache:
         """
         assert self.trace is not None
         if not row.seen <= self._ahead <= row.later:
-            row.seen, row.later = self._ahead, self.trace.next_use(row.number, self._ahead)
-            row.passed = self.trace.moved_until(self.trace.last_use(row.number, self._ahead))
+            row.seen, row.later = self._ahead, self.trace.next_use(row.index, self._ahead)
+            row.passed = self.trace.moved_until(self.trace.last_use(row.index, self._ahead))
         if self._passed - row.passed < self._margin:
             return None
         return NEVER if self._is_over(row, row.later) else row.later
@@ -400,8 +400,8 @@ class Cache:
         if self._stalled_by is not None and not self._is_free(self._stalled_by):
             return
         while self._ahead < self.now + len(self.trace):
-            number, stores = self.trace.at(self._ahead)
-            row = self.rows[number]
+            index, stores = self.trace.at(self._ahead)
+            row = self.rows[index]
             if row.memory is None:
                 if not self._make_room_later(row):
                     return

@@ -16,7 +16,7 @@ from popxl_engine.machine.memory import check_index, copy_apart
 from popxl_engine.machine.paging.access_trace import AccessTrace
 from popxl_engine.machine.paging.arena import Arena
 from popxl_engine.machine.paging.budget import RowMemory
-from popxl_engine.machine.paging.cache import ALL_RULES, Cache
+from popxl_engine.machine.paging.cache import RULES, Cache
 from popxl_engine.machine.paging.row import Row, Staying
 from popxl_engine.machine.paging.store import BLOCK, Store
 
@@ -56,7 +56,7 @@ class Paging:
     needed: tuple[int, str] = (0, "")
     """Bytes of rows that a replica has in use at a time, and where."""
     look_ahead: bool = True
-    rules: frozenset[str] = field(default=ALL_RULES)
+    rules: frozenset[str] = field(default=RULES)
 
 
 class PagedBuffer:
@@ -166,15 +166,15 @@ def make_paged_buffer(
         )
         offset += held[b, i].size
     arena = Arena(min(memory - offset, sum(in_blocks(sizes[row]) for row in moving)), paging.device)
-    numbers = {row: number for number, row in enumerate(moving)}
+    numbers = {row: index for index, row in enumerate(moving)}
     trace = None
     if paging.events is not None:
         events = ((numbers[row], stores) for row, stores in paging.events if row in numbers)
         trace = AccessTrace(events, [in_blocks(sizes[row]) for row in moving])
     rows, end = [], 0
-    for number, row in enumerate(moving):
-        carries = trace is None or row in paging.variables or not trace.begins_with_store(number)
-        rows.append(Row(number, end, in_blocks(sizes[row]), carries))
+    for index, row in enumerate(moving):
+        carries = trace is None or row in paging.variables or not trace.begins_with_store(index)
+        rows.append(Row(index, end, in_blocks(sizes[row]), carries))
         end += rows[-1].size
     store = paging.open_store(end, max((row.size for row in rows), default=0))
     cache = Cache(rows, arena, store, trace, paging.look_ahead, paging.rules, paging.device)

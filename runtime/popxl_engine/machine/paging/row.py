@@ -18,12 +18,12 @@ class Row:
     """
 
     __slots__ = (
-        *("number", "start", "size", "carries", "memory", "holds", "queued"),
+        *("index", "start", "size", "carries", "memory", "holds", "queued"),
         *("dirty", "pins", "next", "seen", "later", "passed", "last", "fence", "after", "is_apart"),
     )
 
-    def __init__(self, number: int, start: int, size: int, carries: bool):
-        self.number, self.start, self.size, self.carries = number, start, size, carries
+    def __init__(self, index: int, start: int, size: int, carries: bool):
+        self.index, self.start, self.size, self.carries = index, start, size, carries
         self.memory: torch.Tensor | None = None
         """Its bytes in the arena."""
         self.is_apart = False

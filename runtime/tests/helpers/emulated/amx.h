@@ -13,7 +13,7 @@ namespace emulated {
 static thread_local float tiles[8][16][16];
 static thread_local unsigned char shapes[64];
 
-static inline float widened(uint16_t narrow) {
+static inline float as_float(uint16_t narrow) {
   const uint32_t bits = uint32_t(narrow) << 16;
   float x;
   std::memcpy(&x, &bits, sizeof(x));
@@ -35,7 +35,7 @@ static inline void multiply(int sums, int left, int right) {
         uint16_t one[2], other[2];
         std::memcpy(one, &tiles[left][i][k], 4);
         std::memcpy(other, &tiles[right][k][j], 4);
-        for (int h = 0; h < 2; ++h) tiles[sums][i][j] += widened(one[h]) * widened(other[h]);
+        for (int h = 0; h < 2; ++h) tiles[sums][i][j] += as_float(one[h]) * as_float(other[h]);
       }
 }
 

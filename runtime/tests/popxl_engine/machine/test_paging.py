@@ -8,7 +8,7 @@ import torch
 from helpers.paging import LOAD, STORE, Clock, Late, Rows, sweep
 from helpers.quick import cases
 from popxl.errors import RemoteMemoryError
-from popxl_engine.machine.paging import ALL_RULES, BLOCK, AccessTrace
+from popxl_engine.machine.paging import BLOCK, RULES, AccessTrace
 from popxl_engine.machine.paging import cache as cache_module
 from popxl_engine.machine.paging.arena import Arena
 
@@ -41,7 +41,7 @@ def random_program(seed):
     return [*steps, *(("give back", row) for row in held)], events
 
 
-def wrong_rows(seed, rules=ALL_RULES, with_trace=True, memory=15, runs=3, device=None):
+def wrong_rows(seed, rules=RULES, with_trace=True, memory=15, runs=3, device=None):
     """Reads that a random program gets wrong, beside the same program on plain numbers."""
     steps, events = random_program(seed)
     blocks = [1 + (seed + i) % 3 for i in range(ROWS)]
@@ -102,10 +102,10 @@ def test_random_programs_read_what_they_stored_on_a_device_that_works_behind_the
     assert wrong_rows(0, memory=memory, device=Late(0.002)) == 0
 
 
-@pytest.mark.parametrize("rule", cases(sorted(ALL_RULES), lambda rule: rule != "fences"))
+@pytest.mark.parametrize("rule", cases(sorted(RULES), lambda rule: rule != "fences"))
 def test_without_a_rule_a_random_program_reads_what_it_did_not_store(rule):
     device = Late(0.002) if rule == "fences" else None
-    assert any(wrong_rows(seed, ALL_RULES - {rule}, device=device) for seed in range(8))
+    assert any(wrong_rows(seed, RULES - {rule}, device=device) for seed in range(8))
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_what_a_row_is_worth_follows_from_the_course_wherever_it_is_looked_from(
     for time_ in [*range(60, 130), 3, 200, *random.integers(0, 500, 200)]:
         cache._ahead, cache._passed = int(time_), trace.moved_until(int(time_))
         for row in rows.rows:
-            next_use, last = trace.next_use(row.number, time_), trace.last_use(row.number, time_)
+            next_use, last = trace.next_use(row.index, time_), trace.last_use(row.index, time_)
             is_recent = trace.moved_until(time_) - trace.moved_until(last) < cache._margin
             assert cache._later_worth(row) == (None if is_recent else next_use)
 

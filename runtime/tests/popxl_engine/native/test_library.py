@@ -67,7 +67,7 @@ def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
     compiler: list[str], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REFUSED", refused)
-    build.made(tmp_path / "cache" / "kernels.so", compiler)
+    build.built(tmp_path / "cache" / "kernels.so", compiler)
     *compiled, linked = calls(tmp_path)[-CALLS:]
     assert sorted(
         Path(word).name for call in compiled for word in call if word.endswith(".cpp")
@@ -129,7 +129,7 @@ def test_several_threads_that_need_the_library_at_once_build_it_once(
 ) -> None:
     path = tmp_path / "cache" / "kernels.so"
     with ThreadPoolExecutor(6) as pool:
-        assert set(pool.map(lambda _: build.made(path, compiler), range(6))) == {path}
+        assert set(pool.map(lambda _: build.built(path, compiler), range(6))) == {path}
     assert len(calls(tmp_path)) == CALLS
 
 
@@ -140,7 +140,7 @@ def test_a_folder_without_room_is_told_from_a_compiler_that_fails(
     resource.setrlimit(resource.RLIMIT_FSIZE, (compiling.ROOM // 2, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            build.made(tmp_path / "cache" / "kernels.so", compiler)
+            build.built(tmp_path / "cache" / "kernels.so", compiler)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list((tmp_path / "cache").iterdir())
@@ -159,7 +159,7 @@ def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
 ) -> None:
     monkeypatch.setattr(build, "TIME_LIMIT", 0.2)
     with pytest.raises(subprocess.SubprocessError, match=problem):
-        build.made(tmp_path / "cache" / "kernels.so", command)
+        build.built(tmp_path / "cache" / "kernels.so", command)
     assert not list((tmp_path / "cache").iterdir())
 
 

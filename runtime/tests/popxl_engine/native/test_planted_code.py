@@ -42,7 +42,7 @@ COPYING = 'for word; do [ "$before" = -o ] && cp "$COPIED" "$word"; before=$word
 def kept(tmp_path: Path) -> Path:
     """A whole library, in a folder in a folder, all of this user alone."""
     path = tmp_path / "above" / "cache" / "kernels.so"
-    assert build.made(path, COMPILER) == path
+    assert build.built(path, COMPILER) == path
     os.close(build.opened(path))
     return path
 
@@ -85,7 +85,7 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 def check_refused(path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(private.NotPrivate, match=str(path.parent.parent)):
-        build.made(path, COMPILER)
+        build.built(path, COMPILER)
     assert time.monotonic() - begin < 1
 
 
@@ -106,29 +106,29 @@ def test_a_library_is_not_taken_from_what_others_own(door: str, kept: Path) -> N
 @needs_root
 def test_a_sticky_folder_above_is_trusted_where_it_is_roots(kept: Path) -> None:
     kept.parent.parent.chmod(0o1777)
-    assert build.made(kept, COMPILER) == kept
+    assert build.built(kept, COMPILER) == kept
     give_away(kept.parent.parent)
     check_refused(kept)
 
 
 def test_a_folder_is_looked_at_where_links_lead(kept: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(kept.parent)
-    assert build.made(tmp_path / "link" / kept.name, COMPILER) == kept
+    assert build.built(tmp_path / "link" / kept.name, COMPILER) == kept
     kept.parent.chmod(0o770)
     with pytest.raises(
         private.NotPrivate,
         match=f"other users may write to {kept.parent}; chmod go-w {kept.parent}",
     ):
-        build.made(tmp_path / "link" / kept.name, COMPILER)
+        build.built(tmp_path / "link" / kept.name, COMPILER)
 
 
 def test_whatever_the_umask_is_what_is_made_can_be_taken(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        path = build.made(tmp_path / "new" / "cache" / "kernels.so", COMPILER)
+        path = build.built(tmp_path / "new" / "cache" / "kernels.so", COMPILER)
     finally:
         os.umask(before)
-    assert build.made(path, COMPILER) == path
+    assert build.built(path, COMPILER) == path
     assert [p.stat().st_mode & 0o777 for p in (path, path.parent, path.parent.parent)] == [
         0o600,
         0o700,

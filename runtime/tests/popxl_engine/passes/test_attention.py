@@ -24,11 +24,11 @@ from helpers.attention_programs import (
     textbook,
     ways,
 )
+from helpers.engine_runs import engine_of
 from helpers.fused_programs import observe as results_of
 from helpers.quick import cases
 from popxl import Tensor, ops
 from popxl.ops.normalisation import softmax_grad
-from popxl_engine.engine import Engine
 from popxl_engine.kernels.attention import attention, attention_grad
 from popxl_engine.kernels.registry import KERNELS
 
@@ -182,7 +182,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, p: float, twist: str) 
 
 
 def observe(
-    dtype: popxl.dtype, p: float, twist: str, recomputing: bool, **options: Any
+    dtype: popxl.dtype, p: float, twist: str, recomputing: bool, interpret: bool = False
 ) -> tuple[Any, dict[str, int]]:
     """(result and gradients, how often each fused kernel of attention stands in the program)."""
     ir = popxl.Ir()
@@ -207,7 +207,7 @@ def observe(
         streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
         for stream, t in zip(streams, results):
             ops.host_store(stream, t)
-    engine = Engine(ir, range(1), **options)
+    engine = engine_of(ir, interpret)
     outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams}
     engine.run({}, outputs)
     counts = {}

@@ -26,7 +26,7 @@ from popxl_engine.engine import Engine
 from popxl_engine.kernels import flash_attention
 from popxl_engine.kernels.flash_attention import has_flash_attention
 from popxl_engine.native import library as native
-from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS, enabled_passes
+from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS, Pass, enabled_passes
 from popxl_engine.planner.live_bytes import LiveBytes
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -136,7 +136,7 @@ def test_what_the_user_says_about_the_order_of_sums_is_so_again(setting: tuple[b
 
 
 def observe(
-    build: Build, **options: Any
+    build: Build, passes: Sequence[Pass] | None
 ) -> tuple[list[tuple[np.ndarray, popxl.dtype]], dict[str, int]]:
     """(outputs, how often each fused kernel of attention stands in the program) of a main graph
     ``build(ir)``.
@@ -147,7 +147,7 @@ def observe(
         for t in build(ir):
             streams_.append(popxl.d2h_stream(t.shape, t.dtype))
             ops.host_store(streams_[-1], t)
-    engine = Engine(ir, range(1), **options)
+    engine = Engine(ir, range(1), passes)
     outputs = {s: np.zeros((1, 1, *s.shape), s.dtype.as_numpy()) for s in streams_}
     engine.run({}, outputs)
     names = (
@@ -166,8 +166,8 @@ NEAR = {popxl.float32: 2e-6, popxl.bfloat16: 0.016, popxl.float16: 0.002}
 
 def counts_of(build: Build) -> dict[str, int]:
     """The fused kernels of a program, whose numbers are the interpreter's."""
-    expected, _ = observe(build, interpret=True)
-    found, counts = observe(build, passes=EVERY)
+    expected, _ = observe(build, None)
+    found, counts = observe(build, EVERY)
     for i, ((one, dtype), (other, _)) in enumerate(zip(found, expected)):
         distance = error(torch.from_numpy(one), torch.from_numpy(other))
         assert distance < NEAR[dtype], f"output {i}: {distance}"
@@ -341,7 +341,7 @@ def test_an_op_is_rewritten_everywhere_or_nowhere(is_seen: bool) -> None:
 def test_the_rule_is_for_gpus_and_can_be_switched_off(monkeypatch: Any) -> None:
     assert list(enabled_passes(CUDA)) == EVERY
     assert "flash_attention" not in [each.name for each in enabled_passes()]
-    assert observe(training(popxl.float32))[1].keys() == {
+    assert observe(training(popxl.float32), enabled_passes())[1].keys() == {
         "attention_no_probs",
         "attention_grad_packed",
     }

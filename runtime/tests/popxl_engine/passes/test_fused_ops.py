@@ -4,6 +4,7 @@ import inspect
 import math
 from typing import Any
 
+import numpy as np
 import popxl
 import pytest
 import torch
@@ -25,6 +26,8 @@ ERROR = {torch.float32: 3e-6, torch.bfloat16: 0.015, torch.float16: 2e-3}
 """How far results may be from the textbook's, of its norm and that of ones, which operands are
 about: some roundings of their type.
 """
+MOVING = ("fused_refresh_view_", "fused_write_back_")
+"""Ops without arithmetic."""
 over_ops = pytest.mark.parametrize("name", sorted(FUSED_OPS))
 
 
@@ -40,7 +43,12 @@ class Known:
 
 
 def known(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {n: Known(a) if isinstance(a, torch.Tensor) else a for n, a in arguments.items()}
+    def as_known(a: Any) -> Any:
+        if isinstance(a, tuple):
+            return tuple(map(as_known, a))
+        return Known(a) if isinstance(a, torch.Tensor) else a
+
+    return {n: as_known(a) for n, a in arguments.items()}
 
 
 def check(name: str, sample: Sample, dtype: torch.dtype) -> None:
@@ -114,7 +122,29 @@ def test_costs_are_counted_from_specs(name: str) -> None:
     arguments = known(MAKERS[name](Draw(3, torch.float32)).arguments)
     results = as_specs(FUSED_OPS[name].infer(**{n: operand_specs(a) for n, a in arguments.items()}))
     cost = declared_cost(FUSED_OPS[name], arguments, [Spec(s) for s in results])
-    assert cost.flops > 0 and cost.bytes is not None and cost.bytes > 0
+    assert (cost.flops > 0) is (name not in MOVING)
+    assert cost.bytes is not None and cost.bytes > 0
+
+
+@pytest.mark.parametrize("name", MOVING)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_hosts_copy_between_views_and_what_they_view_as_devices_do(name: str, layout: str) -> None:
+    definition = FUSED_OPS[name]
+    for seed in range(12):
+        sample = MAKERS[name](Draw(seed, torch.float32, layout))
+        on_host = {n: map_tensors_to_numpy(a) for n, a in sample.arguments.items()}
+        args, kwargs = call_arguments(definition, on_host)
+        before = on_host["t"].copy()
+        found = definition.host(*args, **kwargs)
+        assert np.array_equal(on_host["t"], before), "it changes its operand"
+        (expected,) = sample.expected()
+        assert np.array_equal(found, expected.float().numpy())
+
+
+def map_tensors_to_numpy(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(map(map_tensors_to_numpy, argument))
+    return argument.numpy() if isinstance(argument, torch.Tensor) else argument
 
 
 class Spec(Known):

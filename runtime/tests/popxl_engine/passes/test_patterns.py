@@ -22,7 +22,7 @@ from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logs
 from popxl_addons.optimizers import AdamOptimizerStep
 from popxl_engine import compiler
 from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS
-from popxl_engine.planner.costs import Counter
+from popxl_engine.planner.costs import CostCounter
 
 PER_GRAPH = [each for each in OPTIMIZATIONS if each.per_graph]
 
@@ -231,7 +231,7 @@ def test_a_fused_op_counts_as_the_work_of_what_it_stands_for(name: str) -> None:
         compiler.compile(ir, passes=passes).block
         for passes in ([*PER_GRAPH, *LEGALIZATION], LEGALIZATION)
     )
-    fused, plain = (sum(Counter(b).count(b.instrs).flops.values()) for b in blocks)
+    fused, plain = (sum(CostCounter(b).count(b.instrs).flops.values()) for b in blocks)
     assert fused == plain > 0
 
 

@@ -103,8 +103,8 @@ def test_traffic_equals_the_counters_of_a_run(interpret: str, monkeypatch: Any):
             calls[c.op, c.group_size] = (c.calls, c.brought_bytes)
     for replica in run(program())._engine.machine.replicas:
         traffic = replica.traffic
-        assert traffic.loaded == sum(p.loaded_bytes for p in found.phases)
-        assert traffic.stored == sum(p.stored_bytes for p in found.phases)
+        assert traffic.loaded_bytes == sum(p.loaded_bytes for p in found.phases)
+        assert traffic.stored_bytes == sum(p.stored_bytes for p in found.phases)
         assert (traffic.loads, traffic.stores) == (ROWS, ROWS)
         assert {
             (op, len(members)): counts for (op, members), counts in traffic.collectives.items()
