@@ -211,7 +211,8 @@ def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS[1:], ids=str)
 def test_peak_memory_of_replicas_in_one_process_is_within_five_percent_of_a_run(grid, monkeypatch):
-    config = configuration(grid, max_norm=1e-3)
+    # two micro-batches each
+    config = configuration(grid, max_norm=1e-3, global_batch_size=2 * grid[0])
     ir = training_program(config)[0]
     peaks = {}
     for borrows in (True, False):
