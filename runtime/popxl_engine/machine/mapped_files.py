@@ -13,7 +13,8 @@ from typing import NoReturn
 
 import numpy as np
 
-EXIT_CODE = 2
+EXIT_CODE = 74
+"""EX_IOERR of sysexits.h: it is no setting that fails, and another start may go on."""
 _watched: dict[str, int] = {}
 """Paths of mapped files, and the bytes that each had when it was mapped."""
 _reporting = threading.Lock()
