@@ -42,7 +42,7 @@ from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
 from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
-from popxl_gpt.demo.samples import Samples, show_samples_if_finite
+from popxl_gpt.demo.samples import Samples, show_samples_if_possible
 from popxl_gpt.demo.text import read_tokenizer
 from popxl_gpt.demo.training_data import begun_tokenizer, given_tokenizer, open_data, run_tokenizer
 from popxl_gpt.demo.training_run import TrainingRun
@@ -207,7 +207,7 @@ def complete(
     """After the last step: samples, or why there are none, which the report says, too."""
     failure = run.divergence.failure
     if failure is None:
-        show_samples_if_finite(run, tokenizer, data, samples)
+        show_samples_if_possible(run, tokenizer, data, samples)
     else:
         kept.keep(failure)
 

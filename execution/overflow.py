@@ -101,7 +101,8 @@ def count_step(training: Training, is_finite: Tensor, counted: NamedTensors) -> 
 def _scale_next(window: int, is_finite: Tensor, loss_scale: Tensor, good_steps: Tensor) -> None:
     """Change the loss scale after a step."""
     count = (good_steps + 1) * ops.cast(is_finite, popxl.int32)
-    is_full = ops.equal(count, popxl.constant(window, popxl.int32))
+    # a run that goes on with a shorter window has counted beyond it
+    is_full = ops.logical_not(ops.greater(popxl.constant(window, popxl.int32), count))
     half = ops.maximum(loss_scale * 0.5, popxl.constant(FLOOR, popxl.float32))
     is_low = ops.greater(popxl.constant(CEILING, popxl.float32), loss_scale)
     grown = ops.where(ops.logical_and(is_full, is_low), loss_scale * 2.0, loss_scale)
