@@ -74,7 +74,10 @@ def token_array(
         tokens: int [steps * global_batch_size, sequence]; within a batch, first by accumulation
             step, then by data-parallel replica. In a program over several processes: this process's
             samples.
+    Raises:
+        UserError: words or labels that the vocabulary does not have.
     """
+    _check_known(name, tokens, config.model.vocabulary_size)
     execution = config.execution
     local = session.ir.instance_replication_factor
     copies = min(execution.tensor_parallel_1 * execution.tensor_parallel_2, local)
@@ -86,6 +89,17 @@ def token_array(
     laid_out = tensor_parallel_input(runs, copies, local)
     shape = session._full_input_shape(session.inputs[name].shape)
     return np.ascontiguousarray(laid_out, dtype=np.int32).reshape(shape)
+
+
+def _check_known(name: str, tokens: np.ndarray, vocabulary: int) -> None:
+    """UserError for tokens that would take the vector of another one."""
+    is_checked = name in ("words", "labels") and tokens.size > 0
+    least, most = (tokens.min(), tokens.max()) if is_checked else (0, 0)
+    if most >= vocabulary or (least < 0 and name == "words"):
+        raise UserError(
+            f"{name}: got token {most if most >= vocabulary else least}; expected tokens from 0 to "
+            f"{vocabulary - 1}, those of the vocabulary. Make them with the model's tokenizer."
+        )
 
 
 def word_arrays(

@@ -181,6 +181,11 @@ def remote_variable(
 
 
 def _place(variable: Variable, buffer: RemoteBuffer, offset: int, shard_over: int) -> None:
+    if offset < 0:
+        raise ValueError(
+            f"remote variable %{variable.name}: got offset {offset}; expected a slot's number, at "
+            "least 0."
+        )
     variable._remote = RemotePlacement(buffer, offset, shard_over)
     if buffer.entries <= offset:
         buffer.entries = offset + 1

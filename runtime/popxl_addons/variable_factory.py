@@ -236,7 +236,12 @@ class VariableFactory:
             ) from error
 
     def _next_item(self) -> np.ndarray:
-        data = next(self.data_iter)
+        data = next(self.data_iter, None)
+        if data is None:
+            raise ValueError(
+                f"variable '{self.name}': got no more items; expected one for each variable and "
+                "group. Give a function, or a longer iterable."
+            )
         if self._seen is not None and data is self._seen[0] and data.item(0) == self._seen[1]:
             return self._seen[2]
         item = _as_item(data, self.dtype)

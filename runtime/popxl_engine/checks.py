@@ -1,12 +1,13 @@
 """What can be refused before a program runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from popxl.errors import GraphError
 from popxl.graph import Graph, called_first
 from popxl.ir import Ir
 from popxl.opdef import Op
-from popxl.tensor import Tensor
+from popxl.remote_buffer import RemoteBuffer
+from popxl.tensor import Tensor, Variable
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value, blocks_of
@@ -20,7 +21,7 @@ def check_executable(ir: Ir) -> None:
 
     Raises:
         GraphError: an input of the main graph, to which nothing gives a value; one that is read and
-            that a call gives no value; a remote variable that does not fit its slot.
+            that a call gives no value; a remote variable that does not fit its slot, or shares it.
         popart_exception: an op that cannot be executed: the error that
             `popxl.ops.checks.refuse_to_execute` was given.
     """
@@ -30,9 +31,7 @@ def check_executable(ir: Ir) -> None:
             "expected a program whose main graph has no inputs. Make it a variable, or load it "
             "with ops.host_load."
         )
-    for variable in ir.main_graph.variables:
-        if variable.location_info is not None:
-            variable.location_info.check(variable)
+    _check_remote(ir.main_graph.variables)
     for op, called, t in _missing(ir.main_graph):
         raise GraphError(
             f"cannot execute {op.described}: got no value for input %{t.name}: {t.spec} of graph "
@@ -42,6 +41,23 @@ def check_executable(ir: Ir) -> None:
     for op in refused(ir.main_graph):
         assert op.refusal is not None
         raise type(op.refusal)(f"cannot execute {op.described}: {op.refusal}") from op.refusal
+
+
+def _check_remote(variables: Iterable[Variable]) -> None:
+    """GraphError for a remote variable that does not fit its slot, or whose slot is another's."""
+    slots: dict[tuple[RemoteBuffer, int], Variable] = {}
+    for variable in variables:
+        location = variable.location_info
+        if location is None:
+            continue
+        location.check(variable)
+        other = slots.setdefault((location.buffer, location.offset), variable)
+        if other is not variable:
+            raise GraphError(
+                f"Session: got remote variables %{other.name} and %{variable.name} at offset "
+                f"{location.offset} of one buffer; expected an offset of its own for each. Pass "
+                "offset=, or use one variable."
+            )
 
 
 def _missing(graph: Graph) -> Iterator[tuple[Op, Graph, Tensor]]:

@@ -45,10 +45,12 @@ def _gather_on_host(
     zero_OOR: bool,
 ) -> np.ndarray:
     indices, size = indices.astype(np.int64), t.shape[axis]
+    axis %= t.ndim
+    if not size:
+        return np.zeros((*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :]), t.dtype)
     taken = np.take(t, indices.clip(0, size - 1), axis)
     if not zero_OOR:
         return np.asarray(taken)
-    axis %= t.ndim
     is_inside = (indices >= 0) & (indices < size)
     mask = is_inside.reshape((1,) * axis + is_inside.shape + (1,) * (t.ndim - axis - 1))
     return np.where(mask, taken, np.zeros((), t.dtype))
@@ -70,11 +72,16 @@ def gather(
         zero_OOR: indices outside [0, n) give zeros and get no gradient. Without it PopXL leaves
             open what they give; here they stand for the nearest index inside, 0 or n - 1.
     Raises:
-        ShapeError: for an axis that t lacks.
+        ShapeError: for an axis that t lacks, or that has no slices.
         DTypeError: from sessions, for indices that are no integers.
     """
     check_indices("gather", "indices", indices)
     axis = normalise_axis("gather", t, axis)
+    if not t.shape[axis] and indices.nelms and not zero_OOR:
+        raise ShapeError(
+            f"gather: got axis {axis} of t {t.spec}, which has no slices; expected one at least. "
+            "Pass zero_OOR=True for zeros."
+        )
     return TensorSpec((*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :]), t.dtype)
 
 

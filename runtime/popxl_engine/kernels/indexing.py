@@ -32,6 +32,9 @@ def gather(
     asked for.
     """
     axis %= t.ndim
+    shape = (*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :])
+    if not t.shape[axis]:
+        return torch.zeros(shape, dtype=t.dtype, device=t.device)
     source, flat = as_signed(t), indices.reshape(-1).to(torch.int64)
     taken = source.index_select(axis, flat.clamp(0, t.shape[axis] - 1))
     if zero_OOR:
@@ -39,7 +42,7 @@ def gather(
         taken = torch.where(
             _along(inside, axis, t.ndim), taken, torch.zeros((), dtype=taken.dtype, device=t.device)
         )
-    return taken.view(t.dtype).reshape((*t.shape[:axis], *indices.shape, *t.shape[axis + 1 :]))
+    return taken.view(t.dtype).reshape(shape)
 
 
 @kernel("gather_grad")
@@ -48,6 +51,8 @@ def gather_grad(
 ) -> torch.Tensor:
     """Add slice after slice into zeros; on CPUs in the order of the indices."""
     axis %= len(shape)
+    if not shape[axis]:
+        return torch.zeros(tuple(shape), dtype=dy.dtype, device=dy.device)
     flat = indices.reshape(-1).to(torch.int64)
     slices = dy.reshape((*shape[:axis], flat.numel(), *shape[axis + 1 :]))
     total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype

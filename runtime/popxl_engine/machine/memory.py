@@ -49,9 +49,14 @@ class Rows:
         return found
 
     def load(self, index: int) -> torch.Tensor:
-        """The row itself; whoever needs it unchanged copies. IndexError outside the buffer."""
+        """The row itself, zeros where nothing was stored; whoever needs it unchanged copies.
+        IndexError outside the buffer.
+        """
         found = self._rows.get(index)
-        return self.row(index) if found is None else found
+        if found is None:
+            self._zeros.add(index)
+            found = self.row(index)
+        return found
 
     def store(self, index: int, t: torch.Tensor) -> None:
         """Write a row. Storing a row into itself is free, and so are zeros at first. IndexError

@@ -211,6 +211,39 @@ def test_sharded_remote_variables_are_whole_on_the_host() -> None:
         np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
 
 
+def remote_variables(*offsets: int) -> popxl.Ir:
+    """A program with a remote variable in each of these slots of one buffer."""
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 2)
+        for i, offset in enumerate(offsets):
+            popxl.remote_variable(np.zeros(2, np.float32), buffer, offset, name=f"v{i}")
+        ops.remote_load(buffer, 0)
+    return ir
+
+
+def test_two_remote_variables_in_one_slot_are_refused() -> None:
+    with pytest.raises(ValueError, match="got remote variables %v0 and %v2 at offset 1 of one"):
+        popxl.Session(remote_variables(1, 0, 1))
+    popxl.Session(remote_variables(1, 0))
+
+
+def test_a_slot_before_the_first_is_refused() -> None:
+    with pytest.raises(ValueError, match="remote variable %v0: got offset -1; expected a slot's"):
+        remote_variables(-1)
+
+
+def test_a_row_that_nothing_has_stored_is_zeros() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        buffer = popxl.remote_buffer((1000,), popxl.float32, 3)
+        out = popxl.d2h_stream((1000,), popxl.float32)
+        ops.host_store(out, ops.remote_load(buffer, 2))
+    np.full(1000, 7, np.float32)  # whose memory is free again
+    with popxl.Session(ir) as session:
+        assert not session.run()[out].any()
+
+
 @pytest.mark.parametrize("elements, shard_over", [(9, None), (9, 2), (3, None), (3, 2), (3, 1)])
 @pytest.mark.parametrize("made_for_it", [True, False])
 def test_slots_of_a_sharded_remote_variable_are_padded(

@@ -362,3 +362,11 @@ def test_hints_are_accepted_and_change_nothing():
     assert len(ir.main_graph.ops) == before
     with pytest.raises(ValueError, match="expected one of no_patterns"):
         addons.patterns.apply_pre_alias_patterns(ir, "most")
+
+
+def test_an_iterable_that_runs_out_is_told_with_the_variable():
+    with popxl.Ir().main_graph:
+        factory = VariableFactory([normal(2)], name="w")
+        factory.create_var()
+        with pytest.raises(ValueError, match="variable 'w': got no more items; expected one for"):
+            factory.create_var()

@@ -129,7 +129,7 @@ def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = N
         )
     piece = t.shape[axis] // size
     return TensorSpec(
-        (*t.shape[:axis], *([piece] if piece > 1 else []), *t.shape[axis + 1 :]), t.dtype
+        (*t.shape[:axis], *([piece] if piece != 1 else []), *t.shape[axis + 1 :]), t.dtype
     )
 
 
@@ -138,8 +138,9 @@ def replicated_slice_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: int, group: Gro
     """Gather the members' gradients along the axis."""
     axis = normalise_axis("replicated_slice", t, axis)
     size = resolve_group("replicated_slice", t, group).group_size
-    piece = reshape(dy, (*t.shape[:axis], t.shape[axis] // size, *t.shape[axis + 1 :]))
-    return _all_gather(piece, axis, group, "concat", ())
+    if t.shape[axis] == size:  # the axis was dropped
+        dy = reshape(dy, (*t.shape[:axis], 1, *t.shape[axis + 1 :]))
+    return _all_gather(dy, axis, group, "concat", ())
 
 
 def slice_cost(y: Tensor, *arguments: Any) -> Cost:

@@ -58,6 +58,7 @@ SAMPLES = [
            **attrs: t.reshape(-1)),
     Sample("replica_sharded_slice", operands=((2, 3),), oracle=lambda t: t.reshape(-1)),
     Sample("replicated_slice", operands=((2, 3),), oracle=lambda t: t),
+    Sample("replicated_slice", operands=((2, 0),), attrs={"axis": 1}, oracle=lambda t, axis: t),
     Sample("replicated_slice", operands=((2, 1),), attrs={"axis": -1}, oracle=lambda t, axis: t[:, 0]),
     Sample("replicated_all_gather", operands=((2, 3),), attrs={"axis": 1}, oracle=lambda t, axis: t),
     Sample("replicated_all_gather", operands=((2, 3),), attrs={"output_shape": "new_axis"}, oracle=lambda t,

@@ -23,7 +23,9 @@ def torch_take(t, indices, axis=0, **attrs):
 
 
 def take_or_zero(t, indices, axis=0, **attrs):
-    padded = np.concatenate([t, np.zeros_like(np.take(t, [0], axis))], axis)
+    padded = np.concatenate(
+        [t, np.zeros((*t.shape[:axis], 1, *t.shape[axis + 1 :]), t.dtype)], axis
+    )
     inside = (indices >= 0) & (indices < t.shape[axis])
     return np.take(padded, np.where(inside, indices, t.shape[axis]), axis)
 
@@ -118,6 +120,7 @@ SAMPLES = [
     Sample("gather", operands=((5, 3), np.array([-1, 4, 5, 2], np.int32)), attrs={"zero_OOR": True},
            oracle=take_or_zero),
     Sample("gather", operands=((2, 5), INDICES + 2), attrs={"axis": 1, "zero_OOR": True}, oracle=take_or_zero),
+    Sample("gather", operands=((0, 3), np.array([0, -1], np.int32)), attrs={"zero_OOR": True}, oracle=take_or_zero),
     Sample("gather", operands=(UINT, np.array([1, 0, 1], np.int32)), oracle=take),
     Sample("gather", operands=(UINT, np.array([3, -1, 1], np.int32)), attrs={"axis": 1, "zero_OOR": True},
            oracle=take_or_zero),
@@ -176,6 +179,7 @@ REFUSALS = [
     Refusal("topk", operands=((3,),), attrs={"k": 1, "axis": 0, "largest": True, "sorted": True}, error=DTypeError,
             dtype=popxl.complex64, says="expected real numbers"),
     Refusal("gather", operands=((5, 3), (2,)), error=DTypeError, says="expected integers"),
+    Refusal("gather", operands=((0, 3), INDICES), error=ShapeError, says="which has no slices"),
     Refusal("gather", operands=((5, 3), INDICES), attrs={"axis": 2}, error=ShapeError, says="-2 <= axis < 2"),
     Refusal("scatter", operands=((4, 5), INDICES, (2, 2)), error=ShapeError, says="values of one shape"),
     Refusal("scatter", operands=((1, 2), INDICES, (2, 3)), error=ShapeError,
