@@ -367,6 +367,6 @@ def test_hints_are_accepted_and_change_nothing():
 def test_an_iterable_that_runs_out_is_told_with_the_variable():
     with popxl.Ir().main_graph:
         factory = VariableFactory([normal(2)], name="w")
-        factory.create_var()
+        factory.create_tensor()
         with pytest.raises(ValueError, match="variable 'w': got no more items; expected one for"):
-            factory.create_var()
+            factory.create_tensor()
