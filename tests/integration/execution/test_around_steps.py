@@ -15,6 +15,7 @@ from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo import run_clock, text
 from popxl_gpt.demo.validation import Validation
+from popxl_gpt.execution import saving
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.manifest import read_manifest
 from popxl_gpt.execution.minutes import TimedSchedule
@@ -41,6 +42,14 @@ def losses(folder: Path) -> "dict[int, float]":
         for line in lines
         if line["validation_loss"] is not None
     }
+
+
+def described(folder: Path) -> "list[dict]":
+    """What the checkpoints of a run say about themselves, but for where the run is."""
+    found = [read_manifest(path / "checkpoint.json") for path in checkpoints_in(folder)]
+    for manifest in found:
+        del manifest["sha256"], manifest["config"]
+    return found
 
 
 def saved(folder: Path) -> "dict[int, float | None]":
@@ -91,7 +100,7 @@ def test_an_estimate_of_the_last_step_is_not_validated_for_it(tmp_path, monkeypa
 def test_a_step_whose_validation_fails_has_its_line_and_is_validated_by_the_run_that_goes_on(
     tmp_path, monkeypatch
 ):
-    often = ("--steps", 4, "--validate_every", 2)
+    often = ("--steps", 4, "--validate_every", 2, "--checkpoint.every", 2)
     train(tmp_path / "undisturbed", *often)
     measure, calls = Validation.measure, []
 
@@ -108,6 +117,45 @@ def test_a_step_whose_validation_fails_has_its_line_and_is_validated_by_the_run_
     train(tmp_path / "disturbed", *often, "--checkpoint.load", "auto")
     runs = [tmp_path / name / "run" for name in ("disturbed", "undisturbed")]
     assert metrics_of(runs[0]) == metrics_of(runs[1])
+    # the checkpoint, too, or it could never be the best
+    found, expected = (described(run / "checkpoints") for run in runs)
+    assert found == expected and [each["validation_loss"] for each in found] == [
+        losses(tmp_path / "undisturbed")[step] for step in (2, 4)
+    ]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_takes_no_loss_costs_no_step(tmp_path, monkeypatch, capsys):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    few = ("--steps", 2, "--validate_every", 0)
+    train(tmp_path, *few)
+    monkeypatch.setattr(saving, "flush_folder", lambda folder: full(folder, folder))
+    train(tmp_path, "--steps", 2, "--validate_every", 2, "--checkpoint.load", "auto")
+    told = capsys.readouterr().err
+    assert "step_00000002: its validation loss could not be added: No space left" in told
+    assert list(losses(tmp_path)) == [2]
+
+
+# Losses of different measurements
+
+
+@pytest.mark.slow
+def test_a_checkpoint_names_what_its_loss_was_measured_on_and_a_change_is_told(tmp_path, capsys):
+    few = ("--validate_every", 1, "--checkpoint.every", 1, "--checkpoint.keep", 9)
+    train(tmp_path, *few, "--steps", 2)
+    train(tmp_path, *few, "--steps", 3, "--checkpoint.load", "auto")
+    assert "got validation losses measured on other data" not in capsys.readouterr().err
+    other = ("--validation_batches", 2, "--checkpoint.load", "auto")
+    train(tmp_path, *few, "--steps", 4, *other)
+    assert "got validation losses measured on other data" in capsys.readouterr().err
+    found = [each["validation_fingerprint"] for each in described(tmp_path / "run/checkpoints")]
+    assert found[0] == found[1] == found[2] != found[3]
+    train(tmp_path, *few, "--steps", 4, *other[:2], "--checkpoint.load", "best")
+    told = capsys.readouterr()
+    assert "step_00000003, step_00000002, step_00000001 with validation losses that" in told.err
+    assert "continuing after step 4" in told.out
 
 
 # Samples
