@@ -544,6 +544,10 @@ class TrainingRun:
         self._show(result, rate, is_news=validation is not None)
         self.records.report_if_due(is_news=validation is not None)
 
+    def wait_for_checkpoint(self) -> None:
+        """Wait for the one that is being written, if one is; all processes call this."""
+        self._finish_saving()
+
     def away(self) -> AbstractContextManager[None]:
         """Nothing of the progress line stays on the terminal meanwhile."""
         return nullcontext() if self.records is None else self.records.line.away()
