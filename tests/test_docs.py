@@ -81,7 +81,9 @@ SHORTER = {
     "poprun --restarts 3 ...": f"{ON_TWO} --restarts 3 {TWO_REPLICAS}",
     "poprun --num-replicas 4 ...": f"{ON_TWO} --num-replicas 4 {{python}} "
     "runtime/examples/mnist_data_parallel.py",
-    "python demo/pretraining.py --config gpt3_2.7B_pod64 --input_files ...": ONE_STEP,
+    # Its 64 replicas train in test_layouts.py.
+    "python demo/pretraining.py --config gpt3_2.7B_pod64 --input_files ...": f"{ONE_STEP} "
+    "--data_parallel 1 --tensor_parallel_1 2 --tensor_parallel_2 2",
     "python demo/pretraining.py --config gpt2_xl ...": f"{ONE_STEP} --memmap_dir rows",
     "python demo/pretraining.py --config tiny --name ...": ALONE,
     "python demo/pretraining.py --config tiny --cooldown_steps ...": ALONE,
@@ -101,7 +103,9 @@ SHORTER = {
     "python benchmarks/...": "+ --help",
     "python benchmarks/shakespeare.py --text FILE": "+ --text letters.txt --steps 100 --seeds 1 "
     "--variants phased",
-    # Only `cache/` gets kernels of its own: compiling them takes longer than all the rest.
+    # None gets kernels of its own: compiling them takes longer than all the rest, and has tests in
+    # runtime/tests/popxl_engine/native/test_library.py.
+    "POPXL_CACHE_DIR=cache ...": "POPXL_NATIVE=0 POPXL_CACHE_DIR=cache {python} program.py",
     "POPXL_CACHE_DIR=fused ...": f"POPXL_NATIVE=0 POPXL_CACHE_DIR=fused {CUSTOM_MODULE}",
     "POPXL_CACHE_DIR=plain ...": "POPXL_NATIVE=0 POPXL_CACHE_DIR=plain POPXL_PASSES=-all "
     f"{CUSTOM_MODULE}",

@@ -202,15 +202,15 @@ class Workshop:
         folder: Path,
         environment: "Mapping[str, str] | None" = None,
         *,
-        is_cold: bool = False,
+        is_cold: "bool | None" = None,
         **settings: object,
     ) -> Program:
         """Start the training job, or let it go on, in `folder`/runs/run. A setting that is None is
         left to the program.
 
         Args:
-            is_cold: by an interpreter of its own, whose memory is its own. That of one process is a
-                fork of one that has imported PyTorch, otherwise.
+            is_cold: each process by an interpreter of its own, which has its memory and hears its
+                signals; False: forks of one that has imported PyTorch. None: False for one process.
         """
         given = {
             **SETTINGS, "run_folder": folder / "runs", "input_files": self.tokens, "validation_files": self.tokens,
@@ -222,16 +222,18 @@ class Workshop:
             if value is not None
             for word in (f"--{name.replace('__', '.')}", str(value))
         ]
-        launcher = [sys.executable, "-m", "poprun", "--num-replicas", mode.instances]
-        launcher += ["--num-instances", mode.instances, *mode.launcher]
         has_launcher = mode.instances > 1
-        python = sys.executable if is_cold or has_launcher else warm.python()
-        words = [*(launcher if has_launcher else []), python, SCRIPT, *flags]
+        is_cold = has_launcher if is_cold is None else is_cold
+        words = [sys.executable if is_cold else warm.python(), SCRIPT, *flags]
+        if has_launcher:
+            launcher = [sys.executable if is_cold else warm.launcher(), "-m", "poprun"]
+            launcher += ["--num-replicas", mode.instances, "--num-instances", mode.instances]
+            words = [*launcher, *mode.launcher, *words]
         return Program([str(word) for word in words], folder, environment or {})
 
     def finish(self, mode: Mode, folder: Path, **settings: object) -> None:
         """Let a run go on to its end."""
-        with self.start(mode, folder, **settings) as program:
+        with self.start(mode, folder, is_cold=False, **settings) as program:
             code = program.wait()
             if code != 0:
                 raise Broken(f"does not go on: exit code {code}: {last_line(program.output)}")

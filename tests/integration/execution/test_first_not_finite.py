@@ -18,7 +18,12 @@ from tests.integration.runs import TRAINED
 from tests.integration.skipping import flags, session_of, state_of
 
 HALF = override(
-    TRAINED, precision="float16", stochastic_rounding=False, dropout=0.0, micro_batch_size=1
+    TRAINED,
+    precision="float16",
+    stochastic_rounding=False,
+    dropout=0.0,
+    global_batch_size=8,
+    micro_batch_size=1,
 )
 GRID = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}
 TOKEN, POSITION, SAMPLE = 17, 3, 5

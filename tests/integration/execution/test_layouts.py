@@ -196,7 +196,7 @@ def test_recomputation_changes_no_bit(grid):
     ],
 )
 def test_the_smallest_preset_trains_in_one_process(grid, heads):
-    config = preset("tiny", steps=3, heads=heads, learning_rate=1e-2)
+    config = preset("tiny", steps=2, heads=heads, learning_rate=1e-2)
     results, _ = train(laid_out(config, grid))
     assert losses(results)[-1] < losses(results)[0]
     np.testing.assert_allclose(

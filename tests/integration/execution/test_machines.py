@@ -5,16 +5,17 @@ The machines are network namespaces joined by a cable; where those are not permi
 groups on this machine's own address, and the cut is the sudden death of one.
 """
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -34,6 +35,11 @@ def environment():
     return {**plain, "OMP_NUM_THREADS": "1", "POPDIST_SECRET": "that of these tests"}
 
 
+CLONE_NEWNET = 0x40000000
+PACKAGES = (*warm.PACKAGES, *warm.OF_LAUNCHER)
+"""What the launchers and instances of one machine find imported: they have one warm Python."""
+
+
 def ip(*words):
     subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
 
@@ -50,14 +56,11 @@ class Namespaces:
             ip("netns", "add", name)
         first, second = (["cable", "netns", name] for name in self.names)
         ip("link", "add", *first, "type", "veth", "peer", "name", *second)
+        self.pythons = [warm.python(PACKAGES, before=entering(name)) for name in self.names]
         for number, name in enumerate(self.names, start=1):
             ip("-n", name, "addr", "add", f"10.98.7.{number}/24", "dev", "cable")
             ip("-n", name, "link", "set", "cable", "up")
             ip("-n", name, "link", "set", "lo", "up")
-
-    def start(self, number, words):
-        inside = ["ip", "netns", "exec", self.names[number], *words]
-        return subprocess.Popen(inside, env=environment(), **PIPES)
 
     def cut(self, launchers):
         ip("-n", self.names[0], "link", "set", "cable", "down")
@@ -70,6 +73,18 @@ class Namespaces:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
 
+def entering(name):
+    """Puts a process into a network namespace."""
+
+    def enter():
+        file = os.open(f"/run/netns/{name}", os.O_RDONLY)
+        if ctypes.CDLL(None, use_errno=True).setns(file, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
+        os.close(file)
+
+    return enter
+
+
 class Groups:
     """Two process groups on the loopback address."""
 
@@ -79,9 +94,7 @@ class Groups:
         with socket.socket() as probe:
             probe.bind((self.address, 0))
             self.port = probe.getsockname()[1]
-
-    def start(self, number, words):
-        return subprocess.Popen(words, env=environment(), **PIPES)
+        self.pythons = [warm.python(PACKAGES)] * 2
 
     def cut(self, launchers):
         launchers[1].send_signal(signal.SIGKILL)
@@ -108,7 +121,6 @@ def machines():
 
 def start(machines, folder):
     launcher = [
-        sys.executable,
         "-m",
         "poprun",
         "--num-replicas",
@@ -119,11 +131,12 @@ def start(machines, folder):
         2,
     ]
     address = ["--rdzv-endpoint", f"{machines.address}:{machines.port}", "--timeout", TIMEOUT]
-    program = [sys.executable, SCRIPT, *FLAGS, "--run_folder", folder]
-    return [
-        machines.start(number, [*map(str, [*launcher, "--node-rank", number, *address, *program])])
-        for number in range(2)
-    ]
+    started = []
+    for number, python in enumerate(machines.pythons):
+        program = [python, SCRIPT, *FLAGS, "--run_folder", folder]
+        words = [python, *launcher, "--node-rank", number, *address, *program]
+        started.append(subprocess.Popen([*map(str, words)], env=environment(), **PIPES))
+    return started
 
 
 def tensors(folder):

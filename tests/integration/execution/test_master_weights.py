@@ -144,7 +144,13 @@ def train_plainly(config: Config) -> "list[float]":
 @pytest.mark.slow
 def test_a_run_follows_a_plain_pytorch_loop_with_master_weights():
     config = override(
-        KEPT, steps=40, dropout=0.0, learning_rate=3e-3, max_positions=12, micro_batch_size=8
+        KEPT,
+        steps=40,
+        dropout=0.0,
+        learning_rate=3e-3,
+        max_positions=12,
+        global_batch_size=8,
+        micro_batch_size=8,
     )
     losses = [result.loss for result in train(config)[0]]
     expected = train_plainly(config)

@@ -262,6 +262,7 @@ def run(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.slow
 def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, capsys):
     flags = ("--config", "tiny", "--steps", 5, "--validate_every", 0, "--run_folder", tmp_path)
+    flags += ("--tensor_parallel_1", 1, "--tensor_parallel_2", 1)
     run_job(*flags, "--name", "plain")
     plain = capsys.readouterr().out
     run_job(*flags, "--name", "profiled", "--profile")
@@ -278,6 +279,7 @@ def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, caps
 @pytest.mark.multi
 def test_the_benchmark_profiles_a_run_of_its_own(tmp_path):
     flags = ("--config", "tiny", "--profile", "--measured_runs", "1", "--unmeasured_runs", "0")
+    flags += ("--tensor_parallel_1", "1", "--tensor_parallel_2", "1")
     done = run(str(ROOT / "execution/pretraining.py"), *flags, cwd=tmp_path)
     assert (
         "profile of tiny" in done.stdout

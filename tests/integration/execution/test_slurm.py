@@ -20,7 +20,7 @@ from tests.metrics_text import metrics_of
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 SECONDS = 120
-STEPS = 120
+STEPS = 60
 FLAGS = f"""
     --config tiny --vocabulary_size 61 --hidden_size 24 --heads 3 --dropout 0.1
     --steps {STEPS} --warmup_steps 0 --global_batch_size 4 --micro_batch_size 2 --sequence_length 8

@@ -67,7 +67,7 @@ SOME = {"data_parallel": 2, "micro_batch_size": 1}
                 "max_norm": 0.0,
             },
             {"recomputation": False, "widening": 2},
-            {**SOME, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+            {**SOME, "tensor_parallel_1": 2, "tensor_parallel_2": 2, "layers": 2},
             {**SOME, "replicated_tensor_sharding": False},
         ],
         lambda changes: len(changes) == 1,
@@ -216,7 +216,7 @@ def test_moments_in_bfloat16_are_those_of_float32_rounded():
     assert 0 < differences.max() < 0.01
 
 
-LONG = override(TRAINED, steps=500, warmup_steps=20, beta2=0.999)
+LONG = override(TRAINED, steps=500, warmup_steps=20, beta2=0.999, micro_batch_size=8)
 
 
 @functools.cache
