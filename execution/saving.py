@@ -388,7 +388,7 @@ def add_validation(checkpoint: Path, position: Position) -> None:
     remove_partial(path)
     with written_whole(path) as partial:
         _write_text(manifest_text({**found, "files": files}), partial)
-    flush_folder(checkpoint)
+    sync(checkpoint)
 
 
 def _write_text(text: str, path: Path) -> None:
