@@ -95,9 +95,10 @@ SHORTER = {
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
+    "python execution/pretraining.py --config tiny": ALONE,
     # The search is held to its promises in test_auto.py.
     "python execution/pretraining.py --config demo --auto": "+ --layers 2 --sequence_length 16 "
-    "--vocabulary_size 64 --auto_seconds 2",
+    "--vocabulary_size 64 --auto_seconds 1",
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
     # test_benchmarks_*.py.
     "python benchmarks/...": "+ --help",

@@ -21,7 +21,7 @@ from tests.metrics_text import metrics_of
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 SECONDS = 120
-STEPS, EVERY = 64, 8
+STEPS, EVERY = 40, 8
 FLAGS = f"""
     --config tiny --name run --vocabulary_size 61 --hidden_size 24 --heads 3 --dropout 0.1
     --steps {STEPS} --warmup_steps 0 --global_batch_size 4 --micro_batch_size 2 --sequence_length 8
