@@ -6,7 +6,7 @@
 A BERT-style encoder (layer norms after each half, GELU) and a T5-style one (RMS norms before it in
 float32, a gated ReLU), with dropout, one loss over the vocabulary, and AdamW with stochastic
 rounding, whose first moment is float16 and whose second is float32 as `AdamOptimizerStep` makes
-them. On CPUs float16 is a format to store: numbers are widened, computed in float32 and rounded
+them. On CPUs float16 is a format to store: numbers are upcast, computed in float32 and rounded
 once. Both types run in processes of their own, step by step in turn, on one thread.
 
 B batch, S sequence, H hidden size, D size of a head, V vocabulary.

@@ -59,6 +59,7 @@ from popxl_gpt.execution.model_size import parameter_count, trained_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.folder import written_to
 from popxl_gpt.execution.reports.plan.fit import check_fits
+from popxl_gpt.execution.reports.plan.process import ProcessMemory
 from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.profile.report import step_profiler
@@ -156,14 +157,12 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             weights = None if saved is not None else first_weights(config)
             seen = 0 if saved is None else saved.position.tokens or 0
             profiler = step_profiler(stage_of(config, seen), options, folder.path)
-            limit = step_limit(config, options, folder) if options.limit and is_leader else None
-            has_planned = (
-                check_fits(config, training_program, evaluation_program) or limit is not None
-            )
+            limit, planned = step_limit(config, options, folder)
+            planned = check_fits(config, training_program, evaluation_program, planned)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
                     show_start(config, folder, saved)
-                memory = RunMemory(config, has_planned)  # loads PyTorch
+                memory = RunMemory(config, planned)  # loads PyTorch
                 run = TrainingRun(
                     config,
                     folder,
@@ -247,12 +246,18 @@ def first_weights(config: Config) -> Weights | None:
     return None
 
 
-def step_limit(config: Config, options: Options, folder: RunFolder) -> float:
-    """Seconds of a step at the machine's physical limit; the run's folder gets the plan."""
+def step_limit(
+    config: Config, options: Options, folder: RunFolder
+) -> "tuple[float | None, ProcessMemory | None]":
+    """Seconds of a step at the machine's physical limit, and what this process is to take; the
+    run's folder gets the plan. None where no limit is asked for, or another process tells it.
+    """
+    if not options.limit or popdist.getInstanceIndex() != 0:
+        return None, None
     plan = make_run_plan(training_program, config, options, evaluation_program)
     with written_to(folder.path, "--run_folder"):
         write_plan(plan, folder.path)
-    return plan.limit
+    return plan.limit, plan.process
 
 
 def check_goes_on(config: Config, tokenizer: Tokenizer | None, saved: SavedRun) -> None:

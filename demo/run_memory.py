@@ -1,6 +1,7 @@
 """The resident set of a run's first process: as it was planned, and as it was."""
 
 import time
+from dataclasses import replace
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.inference import evaluation_program
@@ -20,14 +21,14 @@ PLANNED_AFTER = 180.0
 
 
 class RunMemory:
-    """Made before the session is. ``has_planned``: the run's limit, so that its memory is to be
-    planned, too, however short the run is.
+    """Made before the session is. ``planned``: what the process was to take, beside itself, where
+    that was planned already.
     """
 
-    def __init__(self, config: Config, has_planned: bool):
+    def __init__(self, config: Config, planned: ProcessMemory | None):
         expect_session(config.execution.device)  # before PyTorch is loaded, which is long
-        self._config, self._has_planned = config, has_planned
-        self._itself, self._begin = own_bytes(config, has_planned), time.monotonic()
+        self._config, self._plan = config, planned
+        self._itself, self._begin = own_bytes(config, planned is not None), time.monotonic()
         self._measured = self._peak = 0
 
     def end(self, resident: int) -> None:
@@ -48,7 +49,9 @@ class RunMemory:
         return f"{bytes_text(self._measured)} resident{beside}; {peak} at its peak"
 
     def _planned(self) -> ProcessMemory | None:
-        if not self._has_planned and time.monotonic() - self._begin < PLANNED_AFTER:
+        if self._plan is not None:
+            return replace(self._plan, itself=self._itself)
+        if time.monotonic() - self._begin < PLANNED_AFTER:
             return None
         program = training_program(without_files(self._config))[0]
         return process_memory(self._config, self._itself, program, evaluation_program)

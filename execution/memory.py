@@ -128,10 +128,21 @@ def check_memory(config: Config, instances: int) -> None:
     if config.execution.memmap_dir is not None:
         needed = 0
     if needed + own > left:
-        raise UserError(
-            f"memory: got {bytes_text(left)} free, of the {bytes_text(total)} of {limited_by}; "
-            f"expected at least {bytes_text(needed)} for the state of {config.name}, and "
-            f"{bytes_text(own)} for what trains it. Choose a smaller model or batch, set "
-            "--memmap_dir to a folder on a fast disk and --host_memory, or start more processes "
-            "on other machines; --plan shows where the memory goes."
-        )
+        parts = f"{bytes_text(needed)} for the state and {bytes_text(own)} for what trains it"
+        raise UserError(too_little(config, needed + own, parts))
+
+
+def too_little(config: Config, needed: int, parts: str) -> str:
+    """What to say where a run takes more memory than is left.
+
+    Args:
+        needed: bytes that it takes here, at least, and `parts`, what for.
+    """
+    total, left, limited_by = host_bytes()
+    return (
+        f"memory: got {bytes_text(left)} left, of the {bytes_text(total)} of {limited_by}; "
+        f"expected at least {bytes_text(needed)} for {config.name}: {parts}. Choose a smaller "
+        "model or micro-batch, set --memmap_dir to a folder on a fast disk and --host_memory, "
+        "raise that limit, or start more processes on other machines; --plan shows where the "
+        "memory goes."
+    )

@@ -101,7 +101,8 @@ def count_step(training: Training, is_finite: Tensor, counted: NamedTensors) -> 
 def _scale_next(window: int, is_finite: Tensor, loss_scale: Tensor, good_steps: Tensor) -> None:
     """Change the loss scale after a step."""
     count = (good_steps + 1) * ops.cast(is_finite, popxl.int32)
-    is_full = ops.equal(count, popxl.constant(window, popxl.int32))
+    # a run that goes on with a shorter window has counted beyond it
+    is_full = ops.logical_not(ops.greater(popxl.constant(window, popxl.int32), count))
     half = ops.maximum(loss_scale * 0.5, popxl.constant(FLOOR, popxl.float32))
     is_low = ops.greater(popxl.constant(CEILING, popxl.float32), loss_scale)
     grown = ops.where(ops.logical_and(is_full, is_low), loss_scale * 2.0, loss_scale)
@@ -173,22 +174,24 @@ def name_the_first(
     return str(min(everyone)[-1]) if everyone else None
 
 
-def layer_of_round(phase: str, number: int, config: Config) -> int:
-    """The layer of a round, counted from 0, of a phase of the decoder."""
+def layer_of_iteration(phase: str, number: int, config: Config) -> int:
+    """The layer of an iteration, counted from 0, of a phase of the decoder."""
     layers = config.model.layers
     kept = kept_layers(config) % layers  # where all are alike, there is one phase for them
     if "bwd" not in phase:
         return number + (layers - kept if "keeping" in phase else 0)
-    # an update's phase has rounds for all layers; the backward pass begins with the last ones
+    # an update's phase has iterations for all layers; the backward pass begins with the last ones
     return layers - 1 - number - (0 if "keeping" in phase else kept)
 
 
 def _described(first: Any, config: Config) -> str:
     """What `popxl.extensions.NotFinite` says, in the words of the application."""
-    widening, rounds = config.execution.widening, dict(first.loops)
+    widening, iterations = config.execution.widening, dict(first.loops)
     places = [f"phase {first.phase}"]
     if first.phase.startswith("decoder"):
-        places.append(f"layer {layer_of_round(first.phase, rounds.get(first.phase, 0), config)}")
+        places.append(
+            f"layer {layer_of_iteration(first.phase, iterations.get(first.phase, 0), config)}"
+        )
     if MICRO_BATCHES in first.graph:
         begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
         places.append(

@@ -47,7 +47,8 @@ def follow_norm(
     for bound in (limit, popxl.constant(LARGEST, popxl.float32)):
         norm = ops.where(ops.greater(norm, bound), bound, norm)
     window = popxl.constant(training.spike_window, popxl.int32)
-    after = ops.where(ops.greater(window, count), count + 1, count)
+    # as of a run that had this window from its begin, where it has counted beyond it
+    after = ops.where(ops.greater(window, count), count + 1, window)
     share = popxl.constant(1.0, popxl.float32) / ops.cast(after, popxl.float32)
     difference = norm - mean
     spread = (variance + share * difference * difference) * (1.0 - share)

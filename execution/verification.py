@@ -8,7 +8,7 @@ import popdist
 import popxl_addons as addons
 
 from popxl_gpt.config import Config, CorruptedError
-from popxl_gpt.execution.overflow import layer_of_round
+from popxl_gpt.execution.overflow import layer_of_iteration
 from popxl_gpt.utils.runtime import gather, replay_phases
 
 
@@ -59,7 +59,7 @@ def _described(found: Any, config: Config, names: "dict[Any, str]") -> str:
     """What `popxl.extensions.PhaseDifference` says, in the words of the application."""
     place = found.phase
     if found.phase.startswith("decoder"):
-        layer = layer_of_round(found.phase, dict(found.loops).get(found.phase, 0), config)
+        layer = layer_of_iteration(found.phase, dict(found.loops).get(found.phase, 0), config)
         place += f", layer {layer}"
     tensor = found.tensor if found.row is None else f"{found.tensor}, row {found.row[1]}"
     if found.row in names:

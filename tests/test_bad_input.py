@@ -119,7 +119,7 @@ ROWS = [
     Row("file that is no YAML", f"{RUN} --config my.yml", ("my.yml",), written("my.yml", "model: {layers: [")),
     Row("unknown option of preparation", f"{PREPARE} --output new --sequence 8", ("--sequence",)),
     Row("state larger than the machine's memory", "{train} --config gpt3_175B_pod256",
-        ("memory: got", "for the state of gpt3_175B_pod256", "--memmap_dir")),
+        ("memory: got", "for gpt3_175B_pod256: ", "for the state and", "--memmap_dir")),
     Row("memory for files without a folder", f"{RUN} --host_memory 1GiB",
         ("host_memory: got 1073741824 while memmap_dir is none", "Give --memmap_dir")),
     Row("memory in no unit", f"{RUN} --memmap_dir rows --host_memory 3GB", ("--host_memory: got '3GB'", "KiB, MiB")),

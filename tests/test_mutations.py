@@ -166,7 +166,7 @@ def program(made, tmp_path, monkeypatch, capfd):
         raise SystemExit(0)
 
     monkeypatch.setattr(popxl_gpt.demo.pretraining, "TrainingRun", begin)
-    for plans in ("plan_and_show", "step_limit"):  # in seconds, as they are to
+    for plans in ("plan_and_show", "make_run_plan"):  # in seconds, as they are to
         monkeypatch.setattr(popxl_gpt.demo.pretraining, plans, begin)
 
     def call(arguments):

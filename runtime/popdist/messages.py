@@ -15,11 +15,12 @@ import selectors
 import socket
 import struct
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
+
+from poprun.deadline import SLICE_SECONDS, Deadline
 
 HEADER = struct.Struct("<B7xQQ")
 """What follows, the message's tag, a number of bytes."""
@@ -405,17 +406,18 @@ class Messages:
         self, is_done: Callable[[], bool], progress: Callable[[], int], seconds: float
     ) -> None:
         with self._state:
-            before, until = progress(), time.monotonic() + seconds
+            before, deadline = progress(), Deadline(seconds)
             while not is_done():
                 if progress() != before:
-                    before, until = progress(), time.monotonic() + seconds
-                left = until - time.monotonic()
+                    before, deadline = progress(), Deadline(seconds)
+                left = deadline.left()
                 if left <= 0:
                     raise TransferError(f"timed out after {seconds:g} s")
                 if self._is_polled:
-                    self._state.wait(left)  # another thread moves messages, and says so
+                    # another thread moves messages, and says so
+                    self._state.wait(min(left, SLICE_SECONDS))
                 else:
-                    self._poll(left)
+                    self._poll(min(left, SLICE_SECONDS))
 
     def _poll(self, seconds: float) -> None:
         """Move what can be moved; if nothing can, wait for that. Other threads may begin messages

@@ -34,6 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from poprun import die_with_parent, rendezvous, wire
+from poprun.deadline import Deadline
 from poprun.environment import USAGE_ERROR
 from poprun.heartbeat import MachineHeartbeat
 from poprun.log_mux import LogMux, say
@@ -335,8 +336,8 @@ class Agent(LocalElasticAgent):
         """The exit code and the words of the machine whose failure ended the instances here."""
         self._failed: dict[int, int] = {}
         """Of the instances that failed before any was ended: exit codes, or negative signals."""
-        self._stopped: dict[int, float] = {}
-        """Since when instances stand still."""
+        self._stopped: dict[int, Deadline] = {}
+        """Of instances that stand still: how long they may."""
         self._ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
         """As under nohup."""
         self._is_ending = False
@@ -516,10 +517,10 @@ class Agent(LocalElasticAgent):
         for index, pid in self.processes().items():
             change = _news(pid, os.WSTOPPED | os.WCONTINUED)
             if change is not None and change.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED):
-                self._stopped[index] = time.monotonic()
+                self._stopped[index] = Deadline(STOPPED_SECONDS)
             elif change is not None:
                 self._stopped.pop(index, None)
-            if time.monotonic() - self._stopped.get(index, time.monotonic()) > STOPPED_SECONDS:
+            if index in self._stopped and self._stopped[index].left() <= 0:
                 _send(pid, signal.SIGKILL)
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: float = 0.0) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
+from poprun.deadline import SLICE_SECONDS, Deadline
 from poprun.store import Client, StoreError
 
 BEAT_SECONDS = 1.0
@@ -78,15 +79,18 @@ class InstanceHeartbeat:
             return  # it has left, or will be missed by whoever waits for it
 
     def _receive(self) -> None:
-        self._before.settimeout(self._seconds)
-        try:
-            while self._before.recv(64):
-                pass
-        except TimeoutError:
-            if not self._leaving.is_set():
-                self._end((self._index - 1) % len(self._names))
-        except OSError:
-            return
+        self._before.settimeout(SLICE_SECONDS)
+        deadline = Deadline(self._seconds)
+        while not self._leaving.is_set():
+            try:
+                if not self._before.recv(64):
+                    return
+                deadline = Deadline(self._seconds)
+            except TimeoutError:
+                if deadline.left() <= 0:
+                    self._end((self._index - 1) % len(self._names))
+            except OSError:
+                return
 
     def _end(self, before: int) -> None:
         print(
@@ -126,10 +130,12 @@ class MachineHeartbeat:
     def __init__(self, store: Client, index: int, count: int):
         self._store, self._index = store, index
         self._own = MachineStatus()
-        self._others: dict[int, tuple[MachineStatus, float]] = {
-            other: (MachineStatus(), time.monotonic()) for other in range(count) if other != index
+        self._others: dict[int, tuple[MachineStatus, Deadline]] = {
+            other: (MachineStatus(), Deadline(SILENT_SECONDS))
+            for other in range(count)
+            if other != index
         }
-        """What they say, and when that last changed."""
+        """What they say, and until when that may stay the same."""
         self._thread = threading.Thread(target=self._keep_up, name="heartbeat", daemon=True)
         if self._others:
             self._thread.start()
@@ -152,14 +158,14 @@ class MachineHeartbeat:
         """
         while (found := self.failure()) is None:
             waited_for = {
-                other: changed
-                for other, (status, changed) in self._others.items()
+                other: deadline
+                for other, (status, deadline) in self._others.items()
                 if status.code is None
             }
             if not waited_for:
                 return None
-            for other, changed in waited_for.items():
-                if time.monotonic() - changed > SILENT_SECONDS:
+            for other, deadline in waited_for.items():
+                if deadline.left() <= 0:
                     return (
                         1,
                         (
@@ -190,11 +196,11 @@ class MachineHeartbeat:
                     return
                 time.sleep(TICK_SECONDS)
         except StoreError:  # nobody keeps the store any more
-            status, _ = self._others.get(0, (MachineStatus(code=0), 0.0))
+            status, _ = self._others.get(0, (MachineStatus(code=0), None))
             if status.code is None:
                 self._others[0] = (
                     MachineStatus(code=1, problem="its poprun is gone."),
-                    time.monotonic(),
+                    Deadline(SILENT_SECONDS),
                 )
 
     def _read(self) -> None:
@@ -202,7 +208,7 @@ class MachineHeartbeat:
             if self._store.has(_key(other)):
                 status = MachineStatus(*json.loads(self._store.get(_key(other))))
                 if status != before:
-                    self._others[other] = status, time.monotonic()
+                    self._others[other] = status, Deadline(SILENT_SECONDS)
 
 
 def _key(machine: int) -> str:

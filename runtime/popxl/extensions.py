@@ -174,8 +174,8 @@ def replay_phases(
     session.run(...)``.
 
     A phase is a graph that the main graph calls or repeats, or that a loop of steps does; those of
-    a run are counted in the order in which it comes to them, each round by itself. Phase n, or n
-    modulo their number, runs a second time from what it found: inputs, rows, positions in streams
+    a run are counted in the order in which it comes to them, each iteration by itself. Phase n, or
+    n modulo their number, runs a second time from what it found: inputs, rows, positions in streams
     and in random draws. When the block ends, the list gets what came out otherwise in one byte or
     more, on replicas of this process. The run's own numbers do not change. Until the phase ends
     twice, memory holds a second copy of the rows that it stores; where rows come and go, of all

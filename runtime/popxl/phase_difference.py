@@ -15,9 +15,7 @@ class PhaseDifference:
     phase: str
     """The graph that the main graph calls or repeats, or that a loop of steps does."""
     loops: tuple[tuple[str, int], ...]
-    """Of the phase itself, where a loop repeats it: its name, and how often it had gone round
-    before.
-    """
+    """Of the phase itself, where a loop repeats it: its name, and its iterations before."""
     tensor: str
     """The phase's name for it, or that of the stream; of a row, of what is stored there."""
     row: tuple[RemoteBuffer, int] | None = None

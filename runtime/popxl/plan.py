@@ -83,8 +83,8 @@ class Plan:
 
     replicas: int
     steps: int
-    """Of the run: the main graph is one, unless it only repeats one, and so is each round of a loop
-    of steps.
+    """Of the run: the main graph is one, unless it only repeats one, and so is each iteration of a
+    loop of steps.
     """
     phases: tuple[Phase, ...]
     """In the order in which the run first reaches them. What the main graph does by itself is

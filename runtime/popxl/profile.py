@@ -13,8 +13,8 @@ FILES = ("file reads", "file writes")
 and stores only.
 """
 PHASES = "phases"
-"""The lane of spans that hold others: the run, its steps, their phases, and every time that a loop
-goes round.
+"""The lane of spans that hold others: the run, its steps, their phases, and the iterations of
+loops.
 """
 ROWS = (PHASES, *LANES, *FILES)
 """Of a timeline, from the top."""

@@ -115,7 +115,7 @@ class RecordedPhase:
         self._replica, self._site = replica, site
         self._rows, stores = replica.rows, effects_of(site.block).stored_buffers
         self.rows = {b: RecordedRows(rows, b in stores) for b, rows in self._rows.items()}
-        self._args, self._args_again = args, [copied(a) for a in args]
+        self._args, self._args_again = args, [own_copy(a) for a in args]
         self._rng_path, self._streams = replica.rng_path, dict(replica._position)
         replica.rows = cast(Any, self.rows)  # which answers as they do
 
@@ -166,7 +166,7 @@ class Replay:
     args: Sequence[Any]
 
 
-def copied(value: Any) -> Any:
+def own_copy(value: Any) -> Any:
     """An input in memory of its own."""
     return value.clone() if isinstance(value, torch.Tensor) else np.array(value)
 
@@ -270,12 +270,12 @@ class ReplayingGenerator(SourceGenerator):
     def __init__(self, device: torch.device, stochastic_rounding: bool):
         super().__init__(device, stochastic_rounding)
         self.replays = Replays(device)
-        self.numbers: dict[Block, int] = {}
+        self.indices: dict[Block, int] = {}
         """Of sites, by what they run."""
 
     def add(self, site: PhaseSite) -> None:
         """Note a site."""
-        self.numbers[site.block] = len(self.replays.sites)
+        self.indices[site.block] = len(self.replays.sites)
         self.replays.sites.append(site)
 
     def write(self, block: Block, name: str) -> None:
@@ -291,14 +291,14 @@ class ReplayingWriter(BlockWriter):
         self.replaying = generator
 
     def _repeat(self, instr: Instr) -> Iterator[str]:
-        index = self.replaying.numbers.get(instr.bodies[0])
+        index = self.replaying.indices.get(instr.bodies[0])
         if index is not None:
             loop = self.source.bind("loop", self.replaying.replays.loop)
             yield f"{loop}(r.index, {index}, {instr.arguments['first']})"
         yield from super()._repeat(instr)
 
     def _call_block(self, body: Block, inputs: str) -> str:
-        index = self.replaying.numbers.get(body)
+        index = self.replaying.indices.get(body)
         if index is None:
             return super()._call_block(body, inputs)
         synchronizes, replays = effects_of(body).synchronizes, self.replaying.replays
@@ -355,11 +355,11 @@ class Replayer:
 
     def _phases_of(self, block: Block) -> int:
         """How many phases one run of a block runs."""
-        numbers, total = self._generator.numbers, 0
+        indices, total = self._generator.indices, 0
         for instr in block.instrs:
             iterations = instr.arguments["repeat_count"] if instr.kind == "repeat" else 1
             for body in instr.bodies:
-                total += iterations * (1 if body in numbers else self._phases_of(body))
+                total += iterations * (1 if body in indices else self._phases_of(body))
         return total
 
     def _with_phases_as_blocks(self, main: Block) -> Block:

@@ -5,9 +5,10 @@ take it.
 import popdist
 
 from popxl_gpt.config import Config, UserError
-from popxl_gpt.execution.memory import processes_here, state_bytes
+from popxl_gpt.execution.memory import processes_here, state_bytes, too_little
 from popxl_gpt.execution.reports.plan.process import (
     Build,
+    ProcessMemory,
     own_bytes,
     process_memory,
     without_files,
@@ -23,27 +24,34 @@ LEAST_AMPLE = 2**29
 """Bytes below which one is made for any run."""
 
 
-def check_fits(config: Config, build: Build, validation: Build | None) -> bool:
+def check_fits(
+    config: Config,
+    build: Build,
+    validation: Build | None,
+    planned: ProcessMemory | None = None,
+) -> ProcessMemory | None:
     """Refuse a run whose processes here take more than is left, where the system would end them
-    without a word. All processes must call it, before one has its rows. Returns whether a plan was
-    made, which takes seconds: not where there is ample memory.
+    without a word. All processes must call it, before one has its rows. Returns what was planned,
+    which takes seconds: nothing where there is ample memory.
 
     Args:
         build: builds the training program.
         validation: builds the program that runs between steps; none: nothing does.
+        planned: what this process takes, where that is known.
 
     Raises:
         UserError: the processes of some machine do not fit.
     """
     instances, problem = popdist.getNumInstances(), None
     ample = max(LEAST_AMPLE, AMPLE * _known_bytes(config) // instances) * processes_here()
-    is_planned = host_bytes()[1] < ample
-    if is_planned:
-        problem = _problem(config, build, validation)
+    if planned is None and host_bytes()[1] < ample:
+        planned = process_memory(config, 0, build(without_files(config))[0], validation)
+    if planned is not None:
+        problem = _problem(config, planned)
     for told in gather(problem, instances, patiently=True):
         if told is not None:
             raise UserError(told)
-    return is_planned
+    return planned
 
 
 def _known_bytes(config: Config) -> int:
@@ -53,22 +61,16 @@ def _known_bytes(config: Config) -> int:
     return state_bytes(config) + execution.replication_factor * tokens * model.vocabulary_size * 4
 
 
-def _problem(config: Config, build: Build, validation: Build | None) -> str | None:
+def _problem(config: Config, planned: ProcessMemory) -> str | None:
     """Why the processes here do not fit."""
     here, execution = processes_here(), config.execution
-    found = process_memory(config, 0, build(without_files(config))[0], validation)
     itself = own_bytes(config, has_planned=True) - resident_bytes()
     # pages of files, which the system drops
-    rows = 0 if execution.memmap_dir and execution.host_memory is None else found.rows
-    tensors = found.resident - found.rows
-    (total, left, limited_by), needed = host_bytes(), here * (itself + rows + tensors)
-    if needed <= left:
+    rows = 0 if execution.memmap_dir and execution.host_memory is None else planned.rows
+    tensors = planned.resident - planned.itself - planned.rows
+    needed = here * (itself + rows + tensors)
+    if needed <= host_bytes()[1]:
         return None
     each = f" for each of {here} processes" if here > 1 else ""
-    return (
-        f"memory: got {bytes_text(left)} left, of the {bytes_text(total)} of {limited_by}; "
-        f"expected at least {bytes_text(needed)} for {config.name}: {bytes_text(rows)} of rows and "
-        f"{bytes_text(itself + tensors)} of tensors{each}. Choose a smaller model or micro-batch, "
-        "set --memmap_dir to a folder on a fast disk and --host_memory, or raise that limit; "
-        "--plan shows where the memory goes."
-    )
+    parts = f"{bytes_text(rows)} of rows and {bytes_text(itself + tensors)} of tensors{each}"
+    return too_little(config, needed, parts)

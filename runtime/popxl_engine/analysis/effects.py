@@ -53,7 +53,7 @@ def _of_op(instr: Instr) -> Effects:
     if not (effects or instr.definition.writes):
         return NOTHING
     if not effects:
-        return DRAWS if draws(instr) else NOTHING
+        return DRAWS if draws_noise(instr) else NOTHING
     buffer = (
         frozenset((instr.arguments["remote_buffer"],))
         if "remote_buffer" in instr.arguments
@@ -64,7 +64,7 @@ def _of_op(instr: Instr) -> Effects:
         stored_buffers=buffer if name.startswith("remote_store") else frozenset(),
         has_side_effects=bool(effects & KEPT_EFFECTS) and name != "remote_load",
         synchronizes=synchronizes(instr),
-        draws=draws(instr),
+        draws=draws_noise(instr),
     )
 
 
@@ -93,7 +93,7 @@ def synchronizes(instr: Instr) -> bool:
     return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
 
 
-def draws(instr: Instr) -> bool:
+def draws_noise(instr: Instr) -> bool:
     """Whether an instruction rounds what it updates: a 16-bit tensor, or what its op declares."""
     if instr.kind != "op" or instr.host or instr.effects & UNROUNDED_EFFECTS:
         return False

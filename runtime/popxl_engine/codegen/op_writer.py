@@ -5,7 +5,7 @@ from typing import Any
 
 from popxl.opdef import call_arguments
 
-from popxl_engine.analysis.effects import draws, synchronizes
+from popxl_engine.analysis.effects import draws_noise, synchronizes
 from popxl_engine.codegen.source import Source
 from popxl_engine.ir import Instr, Value, values_in
 from popxl_engine.kernels.collectives import pairing
@@ -180,7 +180,7 @@ class OpWriter:
         call = f"{kernel}({', '.join([*first, *arguments])})"
         around = (
             f"with {self._rounded(instr)}: "
-            if self.source.stochastic_rounding and draws(instr)
+            if self.source.stochastic_rounding and draws_noise(instr)
             else ""
         )
         if not instr.outputs or (definition.writes and len(instr.outputs) == 1):

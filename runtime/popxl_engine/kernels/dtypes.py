@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from popxl import dtypes
 
-TORCH: dict[dtypes.dtype, torch.dtype] = {
+TORCH_DTYPES: dict[dtypes.dtype, torch.dtype] = {
     dtypes.bool: torch.bool,
     dtypes.int8: torch.int8,
     dtypes.int16: torch.int16,
@@ -42,7 +42,7 @@ FLOAT8: dict[torch.dtype, dtypes.dtype] = {
 
 def torch_dtype(dtype: dtypes.dtype) -> torch.dtype:
     """The torch type of tensors of a popxl type."""
-    return TORCH[dtype]
+    return TORCH_DTYPES[dtype]
 
 
 SIGNED = {

@@ -20,7 +20,7 @@ at 2**13).
 """
 LARGE_BLOCK = 1 << 22
 """Counters per block elsewhere: few launches, 160 MiB of scratch memory at most."""
-MASK = 0xFFFFFFFF
+MASK_32 = 0xFFFFFFFF
 
 
 def signed(x: int) -> int:
@@ -62,7 +62,7 @@ def is_native(seed: torch.Tensor) -> bool:
 
 def swap_halves(x: torch.Tensor, scratch: torch.Tensor) -> None:
     """Exchange the two 32-bit halves of every element, in place."""
-    torch.bitwise_right_shift(x, 32, out=scratch).bitwise_and_(MASK)
+    torch.bitwise_right_shift(x, 32, out=scratch).bitwise_and_(MASK_32)
     x.bitwise_left_shift_(32).bitwise_or_(scratch)
 
 
@@ -100,7 +100,7 @@ def squares64(
         swap_halves(x, half)
         t.copy_(torch.addcmul(z, x, x, out=x))
         swap_halves(x, half)
-        torch.bitwise_right_shift(torch.addcmul(y, x, x, out=x), 32, out=half).bitwise_and_(MASK)
+        torch.bitwise_right_shift(torch.addcmul(y, x, x, out=x), 32, out=half).bitwise_and_(MASK_32)
         t.bitwise_xor_(half)
         yield start, t[: first + counters - start]
 
@@ -112,7 +112,7 @@ def words_at_once(key: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """
 
     def swapped(x: torch.Tensor) -> torch.Tensor:
-        return (x << 32) | ((x >> 32) & MASK)
+        return (x << 32) | ((x >> 32) & MASK_32)
 
     y = (torch.arange(count, dtype=torch.int64, device=key.device) + first) * key
     z = y + key
@@ -121,7 +121,7 @@ def words_at_once(key: torch.Tensor, first: int, count: int) -> torch.Tensor:
     x = swapped(x * x + y)
     t = x * x + z
     x = swapped(t)
-    return t ^ (((x * x + y) >> 32) & MASK)
+    return t ^ (((x * x + y) >> 32) & MASK_32)
 
 
 Pairs = Callable[[torch.Tensor], torch.Tensor]
@@ -183,8 +183,8 @@ def draws(seed: torch.Tensor, count: int, offset: int = 0) -> torch.Tensor:
 
 def murmur32(x: torch.Tensor) -> torch.Tensor:
     """MurmurHash3's 32-bit finalizer on 32-bit numbers kept in int64."""
-    x = ((x ^ (x >> 16)) * MURMUR_MULTIPLIERS[0]) & MASK
-    x = ((x ^ (x >> 13)) * MURMUR_MULTIPLIERS[1]) & MASK
+    x = ((x ^ (x >> 16)) * MURMUR_MULTIPLIERS[0]) & MASK_32
+    x = ((x ^ (x >> 13)) * MURMUR_MULTIPLIERS[1]) & MASK_32
     return x ^ (x >> 16)
 
 
@@ -194,5 +194,5 @@ def child_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tensor:
     """
     first, second = seed.to(torch.int64).unbind(-1)
     keys = splitmix64(first)
-    before = (second + modifier.to(torch.int64).reshape(()) + (keys & MASK)) & MASK
+    before = (second + modifier.to(torch.int64).reshape(()) + (keys & MASK_32)) & MASK_32
     return torch.stack([first, murmur32(before) ^ shift_right(keys, 32)], dim=-1).to(torch.uint32)

@@ -45,7 +45,7 @@ def _step_by_step(x: torch.Tensor, coefficients: Coefficients, steps: int) -> to
     for _ in range(steps):
         square = symmetric_product(x, x.mT)
         polynomial = symmetric_product(square, square, fifth, square, third)
-        x = product(polynomial, x, 1.0, x, first)
+        x = stacked_product(polynomial, x, 1.0, x, first)
     return x
 
 
@@ -58,7 +58,7 @@ def _on_gram_matrix(x: torch.Tensor, coefficients: Coefficients, steps: int) -> 
         square = symmetric_product(polynomial, symmetric_product(polynomial, square))
         polynomial = _polynomial(square, coefficients)
         whole = symmetric_product(polynomial, whole)
-    return product(whole, x)
+    return stacked_product(whole, x)
 
 
 def _polynomial(square: torch.Tensor, coefficients: Coefficients) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _polynomial(square: torch.Tensor, coefficients: Coefficients) -> torch.Tenso
     return polynomial
 
 
-def product(
+def stacked_product(
     lhs: torch.Tensor,
     rhs: torch.Tensor,
     alpha: float = 1.0,
@@ -90,7 +90,7 @@ def product(
         for i in range(BLOCKS):
             own, right = slice(i * size, (i + 1) * size), slice(i * size, rows)
             block = None if added is None else added[:, own, right]
-            y[:, own, right] = product(lhs[:, own], rhs[:, :, right], alpha, block, beta)
+            y[:, own, right] = stacked_product(lhs[:, own], rhs[:, :, right], alpha, block, beta)
             y[:, (i + 1) * size :, own] = y[:, own, (i + 1) * size :].mT
         return y
     if is_float32 and prefers_onednn():
@@ -102,4 +102,4 @@ def product(
     return torch.baddbmm(added, lhs, rhs, beta=beta, alpha=alpha)
 
 
-symmetric_product = partial(product, is_symmetric=True)
+symmetric_product = partial(stacked_product, is_symmetric=True)

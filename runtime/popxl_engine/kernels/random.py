@@ -73,7 +73,7 @@ def random_uniform(
 
 def _box_muller(pairs: torch.Tensor) -> torch.Tensor:
     """Two independent normal values from each pair of draws: int32 [n, 2] -> float64 [n, 2]."""
-    unsigned = (pairs.to(torch.int64) & generator.MASK).to(torch.float64)
+    unsigned = (pairs.to(torch.int64) & generator.MASK_32).to(torch.float64)
     radius = torch.sqrt(-2 * torch.log((unsigned[:, 0] + 1) * 2.0**-32))
     angle = unsigned[:, 1] * (2 * math.pi * 2.0**-32)
     return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)

@@ -6,7 +6,7 @@ from popxl_engine.kernels.dtypes import LIMITED, as_signed
 from popxl_engine.kernels.indexing import LOW_PRECISION, gather, gather_grad
 from popxl_engine.kernels.registry import kernel
 
-TORCH = {"sum": "sum", "max": "amax", "min": "amin"}
+TORCH_REDUCTIONS = {"sum": "sum", "max": "amax", "min": "amin"}
 """torch's names of the reductions."""
 
 
@@ -55,7 +55,7 @@ def scatter_reduce(
     # zeros change no sum, and torch is faster with them
     takes_start = initial_values is not None or reduction == "sum"
     total = _wide(start).scatter_reduce(
-        axis, index, _wide(data), TORCH[reduction], include_self=takes_start
+        axis, index, _wide(data), TORCH_REDUCTIONS[reduction], include_self=takes_start
     )
     return total.to(data.dtype)
 

@@ -7,6 +7,7 @@ is computed again has the same bits.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from popxl.graph import Graph
 from popxl.op_records import Op, map_tensors
@@ -24,6 +25,7 @@ class GraphBlock:
     block: Block
     values: Mapping[Tensor, Value]
 
+    @cached_property
     def used(self) -> set[Value]:
         """What its instructions use, and what it returns."""
         return {v for instr in self.block.instrs for v in instr.inputs()}.union(self.block.outputs)

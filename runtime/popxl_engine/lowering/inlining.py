@@ -114,7 +114,7 @@ class Inliner(BlockBuilder):
         """Run a graph's own block once. What it returns is apart from all else: it needs no
         copies.
         """
-        used = self.program.used(op_of(instr).graph)
+        used = self.program.graph_block(op_of(instr).graph).used
         read = [i for i, t in enumerate(instr.outputs) if t in used]
         for i, value in zip(
             read, self._run_outlined(instr, self._inputs(instr, env), read, path, rng_path)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from popxl.graph import Graph
 from popxl.op_records import Op
 
-from popxl_engine.ir import Block, Instr, RngPath, Value
+from popxl_engine.ir import Block, Instr, RngPath
 from popxl_engine.lowering.block_builder import ProgramValues
 from popxl_engine.lowering.graphs import GraphBlock, GraphPass, graph_block, op_of
 from popxl_engine.lowering.outlining import Specialization, outlined_graphs
@@ -35,7 +35,6 @@ class ProgramGraphs(ProgramValues):
         self.outlined = outlined_graphs(main)
         self._graph_blocks: dict[Graph, GraphBlock] = {}
         self._writes_or_aliases: dict[Graph, bool] = {}
-        self._used: dict[Graph, set[Value]] = {}
 
     def graph_block(self, graph: Graph) -> GraphBlock:
         """A graph's block after the passes, the same for every caller."""
@@ -61,9 +60,3 @@ class ProgramGraphs(ProgramValues):
                 for op in graph.ops
             )
         return self._writes_or_aliases[graph]
-
-    def used(self, graph: Graph) -> set[Value]:
-        """What a graph's instructions use, and what it returns."""
-        if graph not in self._used:
-            self._used[graph] = self.graph_block(graph).used()
-        return self._used[graph]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from popxl.generator import GOLDEN, SPLITMIX_MULTIPLIERS
 
-MASK = 2**64 - 1
+MASK_64 = 2**64 - 1
 RUNS = 0x9BDB62AD7D1F4C25
 """Keeps the paths of runs apart from seeds that programs choose, which are small numbers."""
 SEEDS = 0x6A1F93D20C5B74E7
@@ -23,9 +23,9 @@ split off it.
 def enter(path: int, numbers: Iterable[int]) -> int:
     """The path inside another: SplitMix64 of the outer one, plus each number in turn."""
     for number in numbers:
-        z = ((path ^ number) + GOLDEN) & MASK
-        z = ((z ^ (z >> 30)) * SPLITMIX_MULTIPLIERS[0]) & MASK
-        z = ((z ^ (z >> 27)) * SPLITMIX_MULTIPLIERS[1]) & MASK
+        z = ((path ^ number) + GOLDEN) & MASK_64
+        z = ((z ^ (z >> 30)) * SPLITMIX_MULTIPLIERS[0]) & MASK_64
+        z = ((z ^ (z >> 27)) * SPLITMIX_MULTIPLIERS[1]) & MASK_64
         path = z ^ (z >> 31)
     return path
 

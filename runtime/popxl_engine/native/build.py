@@ -53,7 +53,7 @@ class Sources:
         return [*compiling.units_in(self.folder), *sorted(self.folder.glob("*.h")), *self.others]
 
 
-KERNELS = Sources("kernels", compiling.FOLDER, "the plain, slower ones are used")
+KERNEL_SOURCES = Sources("kernels", compiling.FOLDER, "the plain, slower ones are used")
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def begin() -> None:
     compiler = _compiler()
     if _is_off() or compiler is None:
         return
-    for sources in (KERNELS, allocator()):
+    for sources in (KERNEL_SOURCES, allocator()):
         if sources is not None:
             _begin_one(sources, compiler)
 
@@ -107,14 +107,14 @@ def _begin_one(sources: Sources, compiler: list[str]) -> None:
             return
 
 
-def libraries(sources: Sources = KERNELS) -> Iterator[Path]:
+def libraries(sources: Sources = KERNEL_SOURCES) -> Iterator[Path]:
     """Where a library is, place after place: the loader may refuse some. Waits, and says why there
     are no more: of the kernels, for the others lack for the same reasons.
     """
     if _is_off():
         return
     compiler = _compiler()
-    level = logging.WARNING if sources is KERNELS else logging.DEBUG
+    level = logging.WARNING if sources is KERNEL_SOURCES else logging.DEBUG
     what = f"native {sources.name}"
     if compiler is None:
         no = "no C++ compiler (CXX, c++, g++, clang++)"
@@ -141,7 +141,7 @@ def libraries(sources: Sources = KERNELS) -> Iterator[Path]:
     logger.log(level, "%s: %s; %s.", what, no, sources.instead)
 
 
-def load(sources: Sources = KERNELS) -> ctypes.CDLL | None:
+def load(sources: Sources = KERNEL_SOURCES) -> ctypes.CDLL | None:
     """A library of those that the loader takes. Waits; None where there is none, as `libraries`
     says.
     """
@@ -162,7 +162,7 @@ def is_being_made(sources: Sources) -> bool:
     )
 
 
-def built(path: Path, compiler: list[str], sources: Sources = KERNELS) -> Path:
+def built(path: Path, compiler: list[str], sources: Sources = KERNEL_SOURCES) -> Path:
     """Wait until a library is at ``path``. Returns where that is without links.
 
     Raises:
@@ -229,7 +229,7 @@ class Making:
     it otherwise.
     """
 
-    def __init__(self, path: Path, compiler: list[str], sources: Sources = KERNELS):
+    def __init__(self, path: Path, compiler: list[str], sources: Sources = KERNEL_SOURCES):
         maker = [sys.executable or "python3", "-I", "-S", compiling.__file__]
         command = [*maker, str(TIME_LIMIT), str(path), str(sources.folder)]
         command += [*compiler, *sources.words]
@@ -314,7 +314,7 @@ def _compiler() -> list[str] | None:
 
 
 @functools.cache
-def _candidates(compiler: tuple[str, ...], sources: Sources = KERNELS) -> list[Path]:
+def _candidates(compiler: tuple[str, ...], sources: Sources = KERNEL_SOURCES) -> list[Path]:
     """Where a library may be, of these sources and flags, this compiler and machine; the same when
     asked again.
     """

@@ -71,11 +71,11 @@ class Accesses:
 
     def join(self, other: "Accesses") -> None:
         """Take over what is done to another one."""
-        self.reads = merged(self.reads, other.reads)
-        self.writes = merged(self.writes, other.writes)
+        self.reads = merge_sorted(self.reads, other.reads)
+        self.writes = merge_sorted(self.writes, other.writes)
 
 
-def merged(positions: list[int], more: list[int]) -> list[int]:
+def merge_sorted(positions: list[int], more: list[int]) -> list[int]:
     """Two sorted lists as one; the longer one is used up."""
     few, many = sorted((positions, more), key=len)
     if len(few) * 8 > len(many):
@@ -219,10 +219,6 @@ class _Elision:
             value = self.same[value]
         return value
 
-    def offset_key(self, offset: Any) -> Any:
-        """The same for offsets, values or plain numbers, that are the same."""
-        return self.numbers.of(offset) if isinstance(offset, Value) else ("int", offset)
-
     # Decisions
 
     def _decide(self, position: int, instr: Instr) -> None:
@@ -253,7 +249,7 @@ class _Elision:
         elif instr.is_op("remote_load"):
             self.rows[instr.outputs[0]] = (
                 instr.arguments["remote_buffer"],
-                self.offset_key(instr.arguments["offset"]),
+                self.numbers.key(instr.arguments["offset"]),
             )
 
     def _observable(self, position: int, source: Any, result: Value) -> bool:
@@ -291,7 +287,7 @@ class _Elision:
             arguments = self.block.instrs[position].arguments
             if "own_row" not in self.rules:
                 return position
-            if self.offset_key(arguments["offset"]) == offset and self.identity(
+            if self.numbers.key(arguments["offset"]) == offset and self.identity(
                 arguments["t"]
             ) is self.identity(result):
                 return position

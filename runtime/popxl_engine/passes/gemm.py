@@ -6,7 +6,7 @@ from popxl import dtypes
 
 from popxl_engine.ir import Block
 from popxl_engine.ops.gemm import gemm, gemm_bias, masked_scores
-from popxl_engine.passes.rewriter import Rewriter, Scalar, fuse, fused, pattern
+from popxl_engine.passes.rewriter import Rewriter, ScalarPattern, fuse, fused, pattern
 
 FEWEST, LEAST = 512, 64
 """Rows of a product, and columns or terms of its sums, from which packing the right operand
@@ -24,7 +24,7 @@ def fuse_gemm_bias(block: Block) -> Block:
 def fuse_masked_scores(block: Block) -> Block:
     """matmul of stacked matrices, times a number, plus a matrix."""
     product = pattern("matmul", lhs="lhs", rhs="rhs")
-    scaled = pattern("mul", lhs=product, rhs=Scalar("scale"))
+    scaled = pattern("mul", lhs=product, rhs=ScalarPattern("scale"))
     return fuse(block, "add", masked_scores, {"lhs": scaled, "rhs": "mask"})
 
 

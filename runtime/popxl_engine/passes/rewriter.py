@@ -22,7 +22,7 @@ class Pattern(NamedTuple):
     is_kept: bool = False
 
 
-class Scalar(NamedTuple):
+class ScalarPattern(NamedTuple):
     """A pattern: a constant number that adds no axis, found under this name."""
 
     name: str
@@ -121,7 +121,7 @@ class Rewriter:
                         return None
                     found.absorbed.append(maker)
                     pending.append((maker, pattern.operands))
-                elif isinstance(pattern, Scalar):
+                elif isinstance(pattern, ScalarPattern):
                     scalar = self.scalar(argument)
                     if scalar is None or argument.rank > 1:
                         return None

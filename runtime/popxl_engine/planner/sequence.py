@@ -1,7 +1,7 @@
 """The order of remote rows and collectives, found by running a lowered program on host scalars
 alone.
 
-Each block is prepared once: what is left of it are steps, functions of the host scalars so far.
+Each block is prepared once: what is left of it are actions, functions of the host scalars so far.
 Scalars that no row and no branch follows from, such as seeds, are left out.
 """
 
@@ -23,7 +23,7 @@ from popxl_engine.kernels.collectives import READS
 from popxl_engine.planner.phases import MAIN, in_phases
 
 Scalars = dict[Value, np.ndarray]
-Step = Callable[[Scalars], None]
+Action = Callable[[Scalars], None]
 
 
 def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
@@ -63,7 +63,7 @@ class Walk:
     def __init__(self, phases: dict[int, str], needed: set[Value]):
         self.events: list[Event] = []
         self._phases, self._phase, self._needed = phases, MAIN, needed
-        self._prepared: dict[Block, tuple[Scalars, list[Step]]] = {}
+        self._prepared: dict[Block, tuple[Scalars, list[Action]]] = {}
 
     def run(self, block: Block, scalars: Scalars) -> None:
         """Add what happens in a block; its host scalars are added to those of its inputs."""
@@ -73,15 +73,15 @@ class Walk:
                 for constant, value in block.constants.items()
                 if value in self._needed
             }
-            steps = [step for instr in block.instrs for step in self._steps(instr)]
-            self._prepared[block] = constants, steps
-        constants, steps = self._prepared[block]
+            actions = [action for instr in block.instrs for action in self._actions(instr)]
+            self._prepared[block] = constants, actions
+        constants, actions = self._prepared[block]
         for value, constant in constants.items():
             scalars[value] = constant.copy()  # some are written
-        for step in steps:
-            step(scalars)
+        for action in actions:
+            action(scalars)
 
-    def _steps(self, instr: Instr) -> Iterator[Step]:
+    def _actions(self, instr: Instr) -> Iterator[Action]:
         """What an instruction does that starts a phase, moves something or makes what is
         needed.
         """
@@ -104,13 +104,13 @@ class Walk:
         elif _moves(instr):
             yield self._moving(instr)
 
-    def _entering(self, phase: str) -> Step:
+    def _entering(self, phase: str) -> Action:
         def enter(scalars: Scalars) -> None:
             self._phase = phase
 
         return enter
 
-    def _repeating(self, instr: Instr) -> Step:
+    def _repeating(self, instr: Instr) -> Action:
         body, inputs = instr.bodies[0], list(instr.arguments["inputs"])
         count = instr.arguments["repeat_count"] if instr.kind == "repeat" else 1
         given = self._needed_of(body.inputs, inputs)
@@ -129,7 +129,7 @@ class Walk:
 
         return repeat
 
-    def _choosing(self, instr: Instr) -> Step:
+    def _choosing(self, instr: Instr) -> Action:
         condition, events = instr.arguments["cond"], self.events
         branches = [(body, self._needed_of(body.inputs, inputs)) for body, inputs in instr.calls()]
 
@@ -160,7 +160,7 @@ class Walk:
         """Pairs whose first one is needed."""
         return [(t, o) for t, o in zip(to, of) if t in self._needed]
 
-    def _moving(self, instr: Instr) -> Step:
+    def _moving(self, instr: Instr) -> Action:
         definition, arguments, events = instr.definition, instr.arguments, self.events
         assert definition is not None
         if "remote" not in definition.effects:
@@ -236,7 +236,7 @@ def _moves(instr: Instr) -> bool:
     )
 
 
-def _copying(instr: Instr) -> Step:
+def _copying(instr: Instr) -> Action:
     source, result = instr.arguments["t"], instr.outputs[0]
 
     def copy(scalars: Scalars) -> None:
@@ -247,7 +247,7 @@ def _copying(instr: Instr) -> Step:
     return copy
 
 
-def _evaluating(instr: Instr) -> Step:
+def _evaluating(instr: Instr) -> Action:
     definition, inputs, outputs = instr.definition, instr.inputs(), instr.outputs
     assert definition is not None and definition.host is not None
     host = definition.host

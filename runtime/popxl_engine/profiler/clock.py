@@ -13,7 +13,7 @@ class Clock(Protocol):
     def now(self) -> int:
         """A number for this moment."""
 
-    def times(self, numbers: Sequence[int]) -> list[int]:
+    def times(self, moments: Sequence[int]) -> list[int]:
         """The moments in nanoseconds of `time.perf_counter_ns`. Numbers given out before mean
         nothing then.
         """
@@ -24,9 +24,9 @@ class HostClock:
 
     now = staticmethod(time.perf_counter_ns)
 
-    def times(self, numbers: Sequence[int]) -> list[int]:
+    def times(self, moments: Sequence[int]) -> list[int]:
         """See `Clock`."""
-        return list(numbers)
+        return list(moments)
 
 
 class EventClock:
@@ -51,13 +51,13 @@ class EventClock:
         self._events.append(self._make_event())
         return len(self._events) - 1
 
-    def times(self, numbers: Sequence[int]) -> list[int]:
+    def times(self, moments: Sequence[int]) -> list[int]:
         """See `Clock`. Waits for the device."""
         events, self._events = self._events, []
         if events:
             events[-1].synchronize()
         return [
-            self._first + int(1e6 * events[0].elapsed_time(events[number])) for number in numbers
+            self._first + int(1e6 * events[0].elapsed_time(events[moment])) for moment in moments
         ]
 
 

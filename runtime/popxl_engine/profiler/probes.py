@@ -1,4 +1,4 @@
-"""The generated program with probes: numbers that each say what has just ended, with the time.
+"""The generated program with probes: entries that each say what has just ended, with the time.
 
 Probes stand between the lines that every program has. A program that is not profiled has none, and
 no room for them.
@@ -32,11 +32,11 @@ class Probe:
 
 
 class ProbedGenerator(SourceGenerator):
-    """Writes a program whose run fills ``log`` with numbers and moments of ``clock`` in turn, and
+    """Writes a program whose run fills ``log`` with entries and moments of ``clock`` in turn, and
     ``rows`` with rows.
 
-    A number is a probe's. Where a replica begins, or goes on after a collective, it is negative and
-    tells which replica that is, see `unpacked`.
+    An entry is a probe's index. Where a replica begins, or goes on after a collective, it is
+    negative and tells which replica that is, see `unpacked`.
 
     Args:
         replicas: over all processes.
@@ -59,8 +59,8 @@ class ProbedGenerator(SourceGenerator):
         """See `SourceGenerator`."""
         ProbedWriter(self, block, name).write()
 
-    def _stamp(self, number: str) -> str:
-        return f"{self._log}.append({number}); {self._log}.append({self._now}())"
+    def _stamp(self, entry: str) -> str:
+        return f"{self._log}.append({entry}); {self._log}.append({self._now}())"
 
     def begin(self) -> str:
         """Source of the probe at which a replica begins."""
@@ -80,11 +80,11 @@ class ProbedGenerator(SourceGenerator):
         """Source that notes a row."""
         return f"{self._rows}.append(int({offset}))"
 
-    def unpacked(self, number: int) -> tuple[int, int | None]:
-        """The replica of a negative number, and the collective's probe; None where the
+    def unpacked(self, entry: int) -> tuple[int, int | None]:
+        """The replica of a negative entry, and the collective's probe; None where the
         replica begins.
         """
-        count, replica = divmod(-1 - number, self.replicas)
+        count, replica = divmod(-1 - entry, self.replicas)
         return replica, count - 1 if count else None
 
 

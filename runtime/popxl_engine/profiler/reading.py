@@ -129,10 +129,10 @@ class Reading:
     def _read(self, probes: Sequence[ProbeSite]) -> None:
         track: Track | None = None
         entries = self.log.entries
-        for number, time in zip(entries[::2], entries[1::2]):
-            probe: int | None = number
-            if number < 0:
-                replica, probe = self.unpacked(number)
+        for entry, time in zip(entries[::2], entries[1::2]):
+            probe: int | None = entry
+            if entry < 0:
+                replica, probe = self.unpacked(entry)
                 if probe is None:
                     self.tracks[replica] = Track(replica, time, self.sites)
                     self._spend(MAIN, "compute", time)

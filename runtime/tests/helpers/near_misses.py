@@ -325,7 +325,7 @@ def guarded_adam(name: str, is_taken: bool = False) -> list[Tensor]:
 
 
 def loss(name: str) -> list[Tensor]:
-    """A cross entropy of widened logits, with one thing otherwise."""
+    """A cross entropy of upcast logits, with one thing otherwise."""
     dtype = popxl.bfloat16
     narrow = popxl.float16 if name == "another narrow type" else dtype
     x = ops.cast(var(6, 11), popxl.int32 if name == "from integers" else narrow)

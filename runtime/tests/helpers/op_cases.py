@@ -289,5 +289,5 @@ def streams(graph: Graph, parameter: str) -> Iterator[Any]:
 
 
 def to_numpy(t: torch.Tensor) -> np.ndarray:
-    """As a numpy array, floating point widened to float64."""
+    """As a numpy array, floating point as float64."""
     return np.array(t.to(torch.float64).numpy() if t.is_floating_point() else t.numpy())

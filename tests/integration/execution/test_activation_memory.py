@@ -6,7 +6,7 @@ from popxl import extensions
 
 from popxl_gpt.config import Config, override
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
-from popxl_gpt.execution.overflow import layer_of_round
+from popxl_gpt.execution.overflow import layer_of_iteration
 from popxl_gpt.execution.pretraining import training_program
 from tests.integration.runs import TRAINED, train
 
@@ -85,4 +85,4 @@ def test_a_plan_shows_who_keeps_and_that_what_is_kept_is_within_the_budget():
 )
 def test_messages_name_the_layer_of_a_round(phase, layers):
     config = kept(TRAINED, 2)
-    assert [layer_of_round(phase, number, config) for number in range(len(layers))] == layers
+    assert [layer_of_iteration(phase, number, config) for number in range(len(layers))] == layers

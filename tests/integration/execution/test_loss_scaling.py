@@ -140,6 +140,17 @@ def test_the_scale_stays_between_its_limits():
 
 
 @pytest.mark.slow
+def test_a_run_that_goes_on_with_a_shorter_window_grows_its_scale_at_once():
+    config = override(HALF, **AUTO)
+    session = session_of(config)
+    state = session.state
+    session.write_variables_data({state.good_steps: np.int32(WINDOW + 5)})
+    run(session, config, 0, [1e-3])
+    assert session.get_tensor_data(state.loss_scale) == 2 * INITIAL
+    assert session.get_tensor_data(state.good_steps) == 0
+
+
+@pytest.mark.slow
 def test_the_scale_goes_on_from_a_checkpoint(tmp_path):
     config = override(HALF, **AUTO)
     session = session_of(config)

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt.config import UserError, override
+from popxl_gpt.demo import run_memory
+from popxl_gpt.execution import memory
 from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.reports.plan import fit
+from popxl_gpt.execution.reports.plan.process import ProcessMemory
 from tests.integration.runs import TRAINED
 
 MIB = 2**20
@@ -18,7 +21,8 @@ SAID = "/sys/fs/cgroup/job/memory.max"
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    monkeypatch.setattr(fit, "host_bytes", lambda: (2**40, nbytes, SAID))
+    for module in (fit, memory):
+        monkeypatch.setattr(module, "host_bytes", lambda: (2**40, nbytes, SAID))
 
 
 def test_with_ample_memory_nothing_is_planned(monkeypatch):
@@ -50,6 +54,20 @@ def test_rows_in_files_need_the_memory_that_they_are_given(tmp_path: Path, monke
             fit.check_fits(override(config, host_memory=rows), training_program, None)
         found.append(re.search(r": ([\d.]+ \w+) of rows", str(told.value))[1])
     assert found == ["0 B", "4.00 MiB", "5.00 MiB"]
+
+
+def test_what_is_planned_is_not_planned_again(monkeypatch):
+    planned = ProcessMemory(itself=0, rows=3 * MIB, tensors=5 * MIB, saving=MIB, copy=MIB)
+    leave(monkeypatch, 2**40)
+    assert fit.check_fits(TRAINED, None, None, planned) is planned
+    leave(monkeypatch, MIB)
+    with pytest.raises(UserError, match="for .*: 3.00 MiB of rows and .* of tensors. Choose"):
+        fit.check_fits(TRAINED, None, None, planned)
+
+    monkeypatch.setattr(run_memory, "training_program", None)
+    told = run_memory.RunMemory(TRAINED, planned)
+    told.end(2**30)
+    assert re.search(r"resident, [\d.]+ [MG]iB planned \([-+]\d+\.\d%\);", told.text())
 
 
 def test_what_does_not_fit_one_process_ends_all(monkeypatch):

@@ -120,6 +120,20 @@ def test_what_is_known_of_norms_goes_on_from_a_checkpoint_bitwise(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_that_goes_on_with_a_shorter_window_follows_norms_as_that_says():
+    config = override(TRAINED, **SPIKES)
+    session = session_of(config)
+    state = session.state
+    known = {state.norm_mean: np.float32(2), state.norm_variance: np.float32(1e4)}
+    session.write_variables_data({**known, state.norm_count: np.int32(100)})
+    (result,) = run(session, config, 0, [1e-3])
+    assert abs(result.gradient_norm - 2) > 1e-3 and not result.is_spike
+    np.testing.assert_allclose(
+        session.get_tensor_data(state.norm_mean), 2 + (result.gradient_norm - 2) / 4, rtol=1e-6
+    )
+
+
+@pytest.mark.slow
 def test_a_run_that_stops_at_a_spike_says_so_saves_and_goes_on(tmp_path, capsys):
     # a window of one step: every norm above the one before it is a spike
     words = flags(tmp_path, "--steps", 12, "--spike_window", 1)

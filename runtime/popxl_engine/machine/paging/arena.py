@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from popxl_engine.machine.device import PROCESSOR, Device
+from popxl_engine.machine.paging.access_trace import NEVER
 
-NEVER = float("inf")
 LARGE = 8
 """Rows of at least one part in so many of an arena are large for it."""
 

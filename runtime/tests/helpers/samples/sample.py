@@ -70,7 +70,7 @@ class Sample:
     """One use of an op, and what must come out.
 
     The oracle is called as ``oracle(*operands, **attrs)`` (or with operands by name if they are
-    given so) with the operands as the kernel sees them: floating point widened to float64. It
+    given so) with the operands as the kernel sees them: floating point as float64. It
     returns one array, or a list or tuple of them, one for each output.
     """
 

@@ -88,7 +88,7 @@ def ctype(declared: str) -> Any:
 
 def in_sources() -> dict[str, Signature]:
     found: dict[str, Signature] = {}
-    for path in build.KERNELS.files():
+    for path in build.KERNEL_SOURCES.files():
         found.update(exported(path.read_text(encoding="utf-8")))
     return found
 

@@ -548,7 +548,7 @@ TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 
 def with_every_float16(state: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Every number that float16 has among a moment's, so that each is widened, and rounded
+    """Every number that float16 has among a moment's, so that each is upcast, and rounded
     again.
     """
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
@@ -624,7 +624,7 @@ def test_adamw_of_any_types_is_the_formula_with_each_result_rounded_once(
 
 
 @needs_compiler
-def test_adamw_widens_and_rounds_float16_as_numpy_does() -> None:
+def test_adamw_upcasts_and_rounds_float16_as_numpy_does() -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     with np.errstate(invalid="ignore"):
         near = every.astype(np.float32)

@@ -40,7 +40,7 @@ if [ -n "$COPIED" ]; then cp "$COPIED" "$to"; else echo code > "$to"; sleep 0.05
 """Does SLOWLY, then writes some text or the library that COPIED names; refuses the flag that
 REFUSED names.
 """
-UNITS = compiling.units_in(build.KERNELS.folder)
+UNITS = compiling.units_in(build.KERNEL_SOURCES.folder)
 CALLS = len(UNITS) + 1
 
 

@@ -464,7 +464,7 @@ def test_a_training_step_built_by_the_addons_is_fused_and_right(dtype: popxl.dty
     }
 
 
-# Logits that are widened for their cross entropy
+# Logits that are upcast for their cross entropy
 
 
 def double(t: popxl.TensorByRef) -> list[Tensor]:
@@ -473,7 +473,7 @@ def double(t: popxl.TensorByRef) -> list[Tensor]:
 
 
 def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Sequence[Tensor]]:
-    """Log-sum-exp of widened logits and its gradient, with a twist that the rule must see."""
+    """Log-sum-exp of upcast logits and its gradient, with a twist that the rule must see."""
 
     def build(ir: popxl.Ir) -> Sequence[Tensor]:
         y = popxl.variable(normal(6, 11), dtype, name="x") * 2.0
@@ -511,7 +511,7 @@ def loss_and_gradient(dtype: popxl.dtype, twist: str) -> Callable[[popxl.Ir], Se
         ("gradient is written", 2),
     ],
 )
-def test_logits_that_are_widened_for_their_loss_stay_narrow(
+def test_logits_that_are_upcast_for_their_loss_stay_narrow(
     dtype: popxl.dtype, twist: str, left: int
 ) -> None:
     build = loss_and_gradient(dtype, twist)

@@ -5,7 +5,7 @@ import popxl
 import pytest
 from popxl import ops
 from popxl_engine import compiler
-from popxl_engine.passes.rewriter import Match, Rewriter, Scalar, pattern
+from popxl_engine.passes.rewriter import Match, Rewriter, ScalarPattern, pattern
 
 
 def match(factor: float, is_same: bool) -> Match | None:
@@ -18,7 +18,7 @@ def match(factor: float, is_same: bool) -> Match | None:
         ops.host_store(popxl.d2h_stream(total.shape, total.dtype), total)
     rewriter = Rewriter(compiler.compile(ir, passes=()).block)
     ((index, _),) = rewriter.ops("add")
-    scaled = pattern("mul", lhs="x", rhs=Scalar("factor"))
+    scaled = pattern("mul", lhs="x", rhs=ScalarPattern("factor"))
     return rewriter.match(index, lhs=pattern("mul", lhs=scaled, rhs="y"), rhs=scaled)
 
 
