@@ -35,7 +35,13 @@ LAYOUTS = {
     "dp": {"data_parallel": 2, "micro_batch_size": 1, "device_iterations": 2},
     "tp2, keeping activations": {"tensor_parallel_2": 2, "recomputation": False},
     "all": GRID,
-    "all, whole": {**GRID, "replicated_tensor_sharding": False, "device_iterations": 3},
+    "dp and tp1, whole": {
+        "data_parallel": 2,
+        "tensor_parallel_1": 2,
+        "micro_batch_size": 1,
+        "replicated_tensor_sharding": False,
+        "device_iterations": 3,
+    },
     "not clipped": {"max_norm": 0.0},
     "rounded to nearest": {"stochastic_rounding": False},
 }

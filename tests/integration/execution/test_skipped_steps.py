@@ -44,6 +44,8 @@ from tests.integration.skipping import GRID, POISON, flags, run, session_of, sta
 
 ROOT = Path(__file__).parents[3]
 EXACT = override(TRAINED, precision="float32", stochastic_rounding=False, dropout=0.0)
+DP_TP1 = {"data_parallel": 2, "tensor_parallel_1": 2, "micro_batch_size": 1}
+DP_TP2 = {"data_parallel": 2, "tensor_parallel_2": 2, "micro_batch_size": 1}
 LAYOUTS = {
     "bfloat16, rounded at random": TRAINED,
     "float16": override(
@@ -54,8 +56,8 @@ LAYOUTS = {
     ),
     "float32": EXACT,
     "moments in 8 bits": override(TRAINED, moment_precision="8bit"),
-    "all, moments in 8 bits": override(
-        EXACT, **GRID, moment_precision="8bit", stochastic_rounding=True
+    "dp and tp1, moments in 8 bits": override(
+        EXACT, **DP_TP1, moment_precision="8bit", stochastic_rounding=True
     ),
     "without clipping, keeping activations": override(
         EXACT, max_norm=0.0, recomputation=False, widening=2
@@ -67,8 +69,8 @@ LAYOUTS = {
     "tp1": override(TRAINED, tensor_parallel_1=2),
     "tp2": override(EXACT, tensor_parallel_2=2),
     "all": override(TRAINED, **GRID),
-    "all, float16": override(TRAINED, **GRID, precision="float16", loss_scaling=64.0),
-    "all, whole": override(EXACT, **GRID, replicated_tensor_sharding=False),
+    "dp and tp2, float16": override(TRAINED, **DP_TP2, precision="float16", loss_scaling=64.0),
+    "dp and tp1, whole": override(EXACT, **DP_TP1, replicated_tensor_sharding=False),
 }
 every_layout = pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name in ("float32", "dp"))
