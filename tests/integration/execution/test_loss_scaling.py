@@ -22,7 +22,7 @@ from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from tests.faults import json_changed
 from tests.integration.runs import TRAINED
-from tests.integration.skipping import GRID, flags, run, session_of, state_of
+from tests.integration.skipping import DP_TP1, GRID, flags, run, session_of, state_of
 
 WINDOW, STEPS = 2, 12
 HALF = override(
@@ -36,9 +36,7 @@ LAYOUTS = {
     "tp2, keeping activations": {"tensor_parallel_2": 2, "recomputation": False},
     "all": GRID,
     "dp and tp1, whole": {
-        "data_parallel": 2,
-        "tensor_parallel_1": 2,
-        "micro_batch_size": 1,
+        **DP_TP1,
         "replicated_tensor_sharding": False,
         "device_iterations": 3,
     },

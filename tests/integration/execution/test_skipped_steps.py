@@ -40,12 +40,19 @@ from tests.integration.gpt_oracle import distance, small
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly
 from tests.integration.runs import TRAINED
-from tests.integration.skipping import GRID, POISON, flags, run, session_of, state_of
+from tests.integration.skipping import (
+    DP_TP1,
+    DP_TP2,
+    GRID,
+    POISON,
+    flags,
+    run,
+    session_of,
+    state_of,
+)
 
 ROOT = Path(__file__).parents[3]
 EXACT = override(TRAINED, precision="float32", stochastic_rounding=False, dropout=0.0)
-DP_TP1 = {"data_parallel": 2, "tensor_parallel_1": 2, "micro_batch_size": 1}
-DP_TP2 = {"data_parallel": 2, "tensor_parallel_2": 2, "micro_batch_size": 1}
 LAYOUTS = {
     "bfloat16, rounded at random": TRAINED,
     "float16": override(
