@@ -208,7 +208,7 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
     except SystemExit:
         raise
     except BaseException as error:  # among them panics of libraries in Rust, which are no Exception
-        message = _outside_message(error)
+        message = outside_message(error)
         if isinstance(error, OSError) and error.errno in FULL:
             _drop(sys.stdout)
         if message is None:
@@ -223,7 +223,7 @@ def _user_error_code(error: BaseException) -> int:
     return USER_ERROR_EXIT_CODE if io_failure(error) is None else IO_ERROR_EXIT_CODE
 
 
-def _outside_message(error: BaseException) -> str | None:
+def outside_message(error: BaseException) -> str | None:
     """What to say of an error that the system around the program has caused; None for one of the
     program's own.
     """

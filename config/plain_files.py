@@ -1,5 +1,5 @@
 """Opening files that users name, or that lie in their folders: nothing that could wait, never end
-or be no file at all.
+or be no file at all. Bringing them onto the disk.
 """
 
 import errno
@@ -37,6 +37,15 @@ def append_plain(path: Path) -> int:
 def real_path(path: Path) -> Path:
     """Where a path leads; one that leads in a circle is left there, where `Path.resolve` raises."""
     return Path(os.path.realpath(path))
+
+
+def sync(path: Path) -> None:
+    """Bring what a file has, or a folder's list of names, onto the disk."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def check_plain(path: Path) -> os.stat_result:

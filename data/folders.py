@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from popxl_gpt.config.errors import text_of
-from popxl_gpt.config.plain_files import real_path
+from popxl_gpt.config.plain_files import real_path, sync
 from popxl_gpt.data.errors import DataError
 
 REPLACED = "-replaced"
@@ -92,13 +92,15 @@ def _put_back(target: Path) -> None:
 
 
 def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
-    """Flush `folder` to the disk and rename it to `target`, in place of the folder there if
-    `overwrite` allows it.
+    """Bring `folder` onto the disk, with all that it holds, and rename it to `target`, in place of
+    the folder there if `overwrite` allows it. That goes once the disk has the new one's name.
 
     Raises:
         OSError: if `target` has content and `overwrite` is off; nothing has changed then.
     """
-    flush_folder(folder)
+    for path, _, files in os.walk(folder):
+        for name in (*files, ""):
+            sync(Path(path, name))
     target = real_path(target)
     if overwrite and target.exists():
         replaced = folder.with_name(f"{folder.name}{REPLACED}")
@@ -109,12 +111,13 @@ def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
             except OSError:
                 os.rename(replaced, target)
                 raise
+            sync(target.parent)
             removed = folder.with_name(f"{folder.name}-removed")
             os.rename(replaced, removed)  # in parts, it must not be put back
             shutil.rmtree(removed)
     else:
         os.rename(folder, target)
-    flush_folder(target.parent)
+        sync(target.parent)
 
 
 def check_replaceable(folder: Path, own: str, made_by: str, marks: Sequence[str] = ()) -> None:
@@ -149,15 +152,6 @@ def _names_in(folder: Path, before: str = "") -> Iterator[str]:
         yield name
         if is_folder:
             yield from _names_in(Path(entry.path), name)
-
-
-def flush_folder(folder: Path) -> None:
-    """Bring a folder's list of names onto the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.plain_files import append_plain
+from popxl_gpt.config.plain_files import append_plain, sync
 from popxl_gpt.data.sampling import derive_key, mix
+from popxl_gpt.data.splits import write_text
 
 BUCKET_BYTES = 64 * 2**20
 """Aim for the size of the last buckets. Up to twice as large, they are sorted in memory."""
@@ -21,6 +23,9 @@ iteration scatters each again.
 """
 
 PROGRESS = "progress.json"
+SHARE = 0.02
+"""Of the time, which bringing the buckets onto the disk may take: some disks need a second for it.
+"""
 _BUFFER_BYTES = 32 * 2**20
 _HEADER_WORDS = 3
 
@@ -32,8 +37,8 @@ class DocumentShuffle:
     An external bucket sort: `add` scatters documents over files by their leading bits, iteration
     sorts file by file, or scatters a large one again. So memory is bounded, whatever the number of
     documents: a buffer and a bucket, or one document that is larger. Files that an earlier object
-    left are gone on with: `added` says after how many documents. The same documents, seed and size
-    must be given then.
+    left are gone on with: `added` says after how many documents, all of which the disk has. The
+    same documents, seed and size must be given then.
 
     Args:
         folder: where the buckets go; it stays, for whoever made its parent to remove.
@@ -49,6 +54,7 @@ class DocumentShuffle:
         count = min(MAX_BUCKETS, max(1, -(-size // BUCKET_BYTES)))
         self._buckets = [bytearray() for _ in range(count)]
         self._buffered = 0
+        self._due = 0.0
         self.added = 0
         """Documents that were given, and are on the disk or in memory."""
         folder.mkdir(exist_ok=True)
@@ -68,10 +74,13 @@ class DocumentShuffle:
         self._buffered += len(document)
         if self._buffered >= _BUFFER_BYTES:
             self._flush()
+            if time.monotonic() >= self._due:
+                self._keep_progress()
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield all documents in the shuffled order."""
         self._flush()
+        self._keep_progress()
         count = len(self._buckets)
         for number, path in enumerate(self._paths()):
             if path.exists():
@@ -80,15 +89,25 @@ class DocumentShuffle:
     def _flush(self) -> None:
         _append(self._buckets, self._paths())
         self._buffered = 0
+
+    def _keep_progress(self) -> None:
+        """Note what a later object can go on from, once the disk has the buckets: after a power
+        failure a file may have its size, and zeros for what was not brought onto the disk.
+        """
+        began, paths = time.monotonic(), [path for path in self._paths() if path.exists()]
+        for path in (*paths, self._folder):
+            sync(path)
         progress = {
             "added": self.added,
             "documents": self.documents,
             "tokens": self.tokens,
-            "sizes": {path.name: path.stat().st_size for path in self._paths() if path.exists()},
+            "sizes": {path.name: path.stat().st_size for path in paths},
         }
         written = self._folder / f"{PROGRESS}.new"
-        written.write_text(json.dumps(progress), encoding="ascii")
+        write_text(written, json.dumps(progress))
         os.replace(written, self._folder / PROGRESS)
+        ended = time.monotonic()
+        self._due = ended + (ended - began) / SHARE
 
     def _go_on(self) -> None:
         """Take up what an earlier object has flushed, and forget what it wrote after that; all of

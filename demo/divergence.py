@@ -41,15 +41,15 @@ class Divergence:
         """
         return self.skipped.in_a_row > 0
 
-    def judge(self, step: int, result: StepResult, config: Config) -> None:
+    def judge(self, step: int, result: StepResult, config: Config, is_last: bool) -> None:
         """Look at a step's result: too many steps in a row are skipped, or the last has no finite
         loss, or its norm is a spike.
         """
-        self.diverged = self._problem(step, result, config) or self.diverged
+        self.diverged = self._problem(step, result, config, is_last) or self.diverged
         if result.is_spike:
             self._judge_spike(step, result, config)
 
-    def _problem(self, step: int, result: StepResult, config: Config) -> str | None:
+    def _problem(self, step: int, result: StepResult, config: Config, is_last: bool) -> str | None:
         in_a_row, limit = self.skipped.in_a_row, config.training.max_skipped
         cure = (
             f"The weights, saved, are those after step {step - in_a_row}. Continue from an "
@@ -68,7 +68,7 @@ class Divergence:
                 f"step {step}: got gradients that are not finite with loss scale {FLOOR:g}, "
                 f"the smallest; expected finite ones. {cure}."
             )
-        if step == config.training.steps and not math.isfinite(result.loss):
+        if is_last and not math.isfinite(result.loss):
             return f"step {step}, the last: got loss {result.loss}; expected a number. {cure}."
         return None
 

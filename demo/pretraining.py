@@ -42,9 +42,9 @@ from popxl_gpt.demo.interruption import Interruption
 from popxl_gpt.demo.output import lasting_output
 from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
-from popxl_gpt.demo.samples import Samples, show_samples_if_finite
+from popxl_gpt.demo.samples import Samples, show_samples_if_possible
 from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.demo.training_data import check_same_tokenizer, check_tokenizer, open_data
+from popxl_gpt.demo.training_data import begun_tokenizer, given_tokenizer, open_data, run_tokenizer
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import WarningsFile, warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
@@ -146,14 +146,14 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
     check_memory(config, popdist.getNumInstances())
     with Interruption() as interruption:
         data, validation_data = open_data(config)
-        tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
-        check_tokenizer(config, tokenizer, data, validation_data)
+        given_one = given_tokenizer(config, data, validation_data)
         with (
             warnings_kept() as kept,
             claimed_together(config) as (folder, saved),
         ):
+            tokenizer = run_tokenizer(config, given_one, saved, data, validation_data)
             if saved is not None:
-                check_goes_on(config, tokenizer, saved)
+                check_goes_on(config, saved)
             weights = None if saved is not None else first_weights(config)
             seen = 0 if saved is None else saved.position.tokens or 0
             profiler = step_profiler(stage_of(config, seen), options, folder.path)
@@ -207,7 +207,7 @@ def complete(
     """After the last step: samples, or why there are none, which the report says, too."""
     failure = run.divergence.failure
     if failure is None:
-        show_samples_if_finite(run, tokenizer, data, samples)
+        show_samples_if_possible(run, tokenizer, data, samples)
     else:
         kept.keep(failure)
 
@@ -219,8 +219,9 @@ def check_files(config: Config) -> None:
         UserError: data, tokenizer, checkpoint or the run's folders cannot be used.
     """
     data, validation_data = open_data(config)
-    tokenizer = read_tokenizer(Path(config.data.tokenizer)) if config.data.tokenizer else None
-    check_tokenizer(config, tokenizer, data, validation_data)
+    tokenizer = given_tokenizer(config, data, validation_data)
+    if config.checkpoint.load is None:
+        begun_tokenizer(config, tokenizer, data, validation_data)
     if popdist.getInstanceIndex() == 0:
         check_folders(config)
 
@@ -260,11 +261,10 @@ def step_limit(
     return plan.limit, plan.process
 
 
-def check_goes_on(config: Config, tokenizer: Tokenizer | None, saved: SavedRun) -> None:
-    """Raise UserError where the tokenizer is not that of the run, or whole runs of the session do
-    not lead from a checkpoint to the last step.
+def check_goes_on(config: Config, saved: SavedRun) -> None:
+    """Raise UserError where whole runs of the session do not lead from a checkpoint to the last
+    step.
     """
-    check_same_tokenizer(config, tokenizer, saved)
     if config.training.minutes is not None:
         return  # the clock says which step is the last
     done, total, iterations = (

@@ -68,6 +68,11 @@ class RunClock:
         """Of the whole run, as far as they are known."""
         return self.config.training.steps if self.schedule is None else self.schedule.end
 
+    def is_last(self, step: int) -> bool:
+        """Whether a run is over after so many steps: never at an estimate of them."""
+        is_fixed = self.schedule is None or self.state is not None
+        return is_fixed and step >= self.steps
+
     def training(self, steps: int) -> Training:
         """What a run of so many steps keeps in its configuration: its decay has the same share of
         them as of those that were expected, for a run that goes on with more time.

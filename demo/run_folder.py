@@ -15,7 +15,6 @@ from popxl_gpt.config import Config, UserError, to_yaml
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.demo.folder_lock import FolderLock
 from popxl_gpt.execution.checkpoint import SavedRun, find
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
 from popxl_gpt.execution.reports.run.run_files import (
@@ -26,6 +25,7 @@ from popxl_gpt.execution.reports.run.run_files import (
     WARNINGS,
 )
 from popxl_gpt.utils.files import remove_partial, written_whole
+from popxl_gpt.utils.folder_lock import FolderLock
 from popxl_gpt.utils.runtime import leave_note, read_note
 
 _LOG = logging.getLogger(__name__)

@@ -4,21 +4,25 @@ folder.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import indent
+from typing import Any
 
 import numpy as np
+import popdist
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import NotFiniteError
+from popxl_gpt.config import NotFiniteError, UserError
+from popxl_gpt.config.errors import outside_message
 from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.data import Dataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.run_folder import RunFolder
-from popxl_gpt.demo.text import MARK, whole_lines, write_samples
+from popxl_gpt.demo.text import MARK, SampleWriter, whole_lines
 from popxl_gpt.demo.training_run import TrainingRun
+from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 
 _LOG = logging.getLogger(__name__)
 PROMPT_TOKENS = 64
@@ -33,35 +37,68 @@ class Samples:
     data: Dataset
     options: Options
 
-    def after_steps(self, run: TrainingRun, steps: int) -> None:
+    def after_steps(self, run: TrainingRun) -> None:
         """Write them where they are due: not after the last step, at which they come anyway."""
-        every, end = self.options.sample_every, run.config.training.steps
-        if not every or run.step >= end or run.step // every == (run.step - steps) // every:
+        if run.clock.is_last(run.step) or not run.has_passed(self.options.sample_every):
             return
         with run.away():
-            show_samples_if_finite(run, self.tokenizer, self.data, self.options.samples)
+            show_samples_if_possible(run, self.tokenizer, self.data, self.options.samples)
 
 
-def show_samples_if_finite(
+def show_samples_if_possible(
     run: TrainingRun, tokenizer: Tokenizer | None, data: Dataset, samples: int
 ) -> None:
-    """Let the model write, where there is a tokenizer and its logits are finite."""
-    if tokenizer is not None and samples > 0:
-        try:
-            show_samples(run, tokenizer, data, samples)
-        except NotFiniteError as error:  # everything that matters is saved
-            _LOG.warning("no samples: %s. Train with a lower learning rate.", error)
+    """Let the model write, where there is a tokenizer. Where it cannot, say why: no step of
+    training is to be lost for that.
+
+    Over several processes none writes where one cannot begin to. One that fails later ends the run,
+    for others wait for it then.
+    """
+    if tokenizer is None or samples <= 0:
+        return
+    instances = popdist.getNumInstances()
+    texts, problem = _tried(lambda: _writer(run, tokenizer, data, samples))
+    problems = [told for told in gather(problem, instances, patiently=True) if told is not None]
+    if not problems:
+        texts, problem = _tried(texts.write, is_alone=instances == 1)
+        problems = [] if problem is None else [problem]
+    if not problems:
+        show_samples(run, texts)
+    elif run.is_leader:
+        _LOG.warning("no samples at step %d: %s", run.step, problems[0])
 
 
-def show_samples(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> None:
-    """Print and keep texts that the model writes, each after some lines of the data."""
+def _tried(work: "Callable[[], Any]", is_alone: bool = True) -> "tuple[Any, str | None]":
+    """What some work gives, or why it gives nothing, where that is no mistake of the program.
+
+    Args:
+        is_alone: whether errors that other processes may not come to are told, too, not raised.
+    """
+    try:
+        with runtime_errors_are_told():
+            return work(), None
+    except NotFiniteError as error:  # all processes come to it
+        return None, f"{error} Train with a lower learning rate."
+    except Exception as error:
+        told = str(error) if isinstance(error, UserError) else outside_message(error)
+        if told is None or not is_alone:
+            raise
+        return None, f"{told} Or let fewer be written, or none: --samples."
+
+
+def _writer(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> SampleWriter:
+    """Of texts that go on each after some lines of the data."""
     length = min(PROMPT_TOKENS, max(1, run.config.model.sequence_length // 2))
     numbers = [index * (len(data) // samples) for index in range(samples)]
     prompts = [
         whole_lines(ids_of(data.read(np.array([number]))[0, :length]).tolist(), tokenizer)
         for number in numbers
     ]
-    texts = write_samples(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
+    return SampleWriter(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
+
+
+def show_samples(run: TrainingRun, texts: "Sequence[tuple[str, str]]") -> None:
+    """Print and keep prompts, and what the model made of them."""
     if run.records is None:
         return
     keep_samples(run.folder, run.step, texts)

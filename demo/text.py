@@ -63,25 +63,42 @@ def check_made_by(tokenizer: Tokenizer, name: "str | Path", data: Dataset) -> No
             )
 
 
-def write_samples(
-    training: addons.TaskSession,
-    config: Config,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-) -> "list[tuple[str, str]]":
-    """Each prompt and what the model makes of it, up to so many tokens more. The same weights write
-    the same texts.
-
-    Raises:
-        NotFiniteError: the model's logits are not finite.
+class SampleWriter:
+    """Writes on after prompts, each up to so many tokens more. The same weights write the same
+    texts.
     """
-    longest = max(len(prompt) for prompt in prompts)
-    model = CachedModel(config, len(prompts), longest, tokens)
-    copy_weights(training, model.session)
-    with model.session:
-        texts = write(model, tokenizer, prompts, tokens, Sampling(seed=config.training.seed))
-    return [(tokenizer.decode(list(prompt)), text.rstrip()) for prompt, text in zip(prompts, texts)]
+
+    def __init__(
+        self,
+        training: addons.TaskSession,
+        config: Config,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+    ):
+        self.training, self.tokenizer, self.prompts, self.tokens = (
+            training,
+            tokenizer,
+            prompts,
+            tokens,
+        )
+        self.sampling = Sampling(seed=config.training.seed)
+        longest = max(len(prompt) for prompt in prompts)
+        self.model = CachedModel(config, len(prompts), longest, tokens)
+
+    def write(self) -> "list[tuple[str, str]]":
+        """Each prompt and what the model makes of it. All processes of a run must call it.
+
+        Raises:
+            NotFiniteError: the model's logits are not finite.
+        """
+        copy_weights(self.training, self.model.session)
+        with self.model.session:
+            texts = write(self.model, self.tokenizer, self.prompts, self.tokens, self.sampling)
+        return [
+            (self.tokenizer.decode(list(prompt)), text.rstrip())
+            for prompt, text in zip(self.prompts, texts)
+        ]
 
 
 def whole_lines(tokens: Sequence[int], tokenizer: Tokenizer) -> "list[int]":

@@ -1,5 +1,6 @@
 """The data that a run trains on, and validates with, as its configuration names them."""
 
+from pathlib import Path
 from typing import Any
 
 import popdist
@@ -7,11 +8,12 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.dataset_info import split_files
+from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.checkpoint_folder import MANIFEST, TOKENIZER
 
 
 def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
@@ -73,14 +75,17 @@ def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:
         )
 
 
-def check_tokenizer(
-    config: Config, tokenizer: Tokenizer | None, data: Dataset, validation_data: Dataset | None
-) -> None:
-    """Refuse a tokenizer that cannot have made the data, or has tokens that the model does not
-    have.
+def given_tokenizer(
+    config: Config, data: Dataset, validation_data: Dataset | None
+) -> Tokenizer | None:
+    """The tokenizer that was given, if one was.
+
+    Raises:
+        UserError: it cannot have made the data, or has tokens that the model does not have.
     """
-    if tokenizer is None:
-        return
+    if not config.data.tokenizer:
+        return None
+    tokenizer = read_tokenizer(Path(config.data.tokenizer))
     tokens = max(tokenizer.get_vocab().values()) + 1
     if tokens > config.model.vocabulary_size:
         raise UserError(
@@ -95,18 +100,98 @@ def check_tokenizer(
         )
     for read in (data, validation_data):
         if read is not None:
-            check_made_by(tokenizer, config.data.tokenizer or "", read)
+            check_made_by(tokenizer, config.data.tokenizer, read)
+    return tokenizer
 
 
-def check_same_tokenizer(config: Config, tokenizer: Tokenizer | None, saved: SavedRun) -> None:
-    """Refuse to go on with a run by another tokenizer than the one beside its checkpoints."""
+def run_tokenizer(
+    config: Config,
+    given: Tokenizer | None,
+    saved: SavedRun | None,
+    data: Dataset,
+    validation_data: Dataset | None,
+) -> Tokenizer | None:
+    """The tokenizer of a run: the one given, or else that of the model that it goes on with.
+
+    Raises:
+        UserError: they differ, or another made the data.
+    """
+    if saved is not None:
+        return _resumed_tokenizer(config, given, saved, data, validation_data)
+    return begun_tokenizer(config, given, data, validation_data)
+
+
+def _resumed_tokenizer(
+    config: Config,
+    tokenizer: Tokenizer | None,
+    saved: SavedRun,
+    data: Dataset,
+    validation_data: Dataset | None,
+) -> Tokenizer | None:
+    """The tokenizer of a run that goes on: the one given, or else the one beside its checkpoints.
+
+    Raises:
+        UserError: they are not the same, or another made the data.
+    """
     path = saved.folder.parent / TOKENIZER
     try:
-        kept = read_tokenizer(path).get_vocab() if path.is_file() else None
+        kept = read_tokenizer(path) if path.is_file() else None
     except UserError:
-        return  # damaged: written again
-    if tokenizer is not None and kept is not None and kept != tokenizer.get_vocab():
+        return tokenizer  # damaged: written again
+    if kept is None:
+        return tokenizer
+    if tokenizer is None:
+        for read in (data, validation_data):
+            if read is not None:
+                check_made_by(kept, path, read)
+        return kept
+    if kept.get_vocab() != tokenizer.get_vocab():
         raise UserError(
             f"--tokenizer: got {config.data.tokenizer}; expected that of the run, {path}. Go on "
             "with the data that it was trained on, or with others that its tokenizer made."
         )
+    return tokenizer
+
+
+def begun_tokenizer(
+    config: Config, tokenizer: Tokenizer | None, data: Dataset, validation_data: Dataset | None
+) -> Tokenizer | None:
+    """The tokenizer of a run that begins: the one given, or else that of the model whose weights it
+    begins with.
+
+    Raises:
+        UserError: to the model, a token stands for something else than to the tokenizer that was
+            given, or that made the data.
+    """
+    source = config.checkpoint.init_from
+    path = None if source is None else _tokenizer_of_model(Path(source))
+    if path is None:
+        return tokenizer
+    theirs = read_tokenizer(path)
+    words = theirs.get_vocab().items()
+    if tokenizer is not None and not words <= tokenizer.get_vocab().items():
+        raise UserError(
+            f"--tokenizer: got {config.data.tokenizer}, and --init_from {source}, which has {path};"
+            " expected both to have the same tokens. Use the model's tokenizer, and data that it "
+            "made."
+        )
+    for read in (data, validation_data):
+        for made in read.tokenizers if read is not None and tokenizer is None else ():
+            if not read_tokenizer(made).get_vocab().items() <= words:
+                raise UserError(
+                    f"--init_from: got {source}, which has {path}, and data that {made} made; "
+                    "expected both to have the same tokens. Use data that the model's tokenizer "
+                    "made: data/prepare.py with --tokenizer."
+                )
+    return theirs if tokenizer is None else tokenizer
+
+
+def _tokenizer_of_model(path: Path) -> Path | None:
+    """The tokenizer of a run, of a checkpoint, or of a folder of Hugging Face's, where it has one:
+    beside the checkpoints, or in the run's folder.
+    """
+    real = real_path(path)
+    is_checkpoint = (real / MANIFEST).exists()
+    folders = real.parents[:2] if is_checkpoint else (real / "checkpoints", real)
+    found = (folder / TOKENIZER for folder in folders)
+    return next((file for file in found if file.is_file()), None)

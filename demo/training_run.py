@@ -70,10 +70,10 @@ class TrainingRun:
         profiler: StepProfiler | None = None,
         tokenizer: Tokenizer | None = None,
         limit_seconds: float | None = None,
-        after_steps: "Callable[[TrainingRun, int], None]" = lambda run, steps: None,
+        after_steps: "Callable[[TrainingRun], None]" = lambda run: None,
     ):
         """``limit_seconds``: of a step at the machine's physical limit, where that is known.
-        ``after_steps``: is called after each call of the session, with its number of steps.
+        ``after_steps``: is called after each call of the session.
         """
         self.config, self._after_steps = config, after_steps
         self.folder = folder
@@ -109,7 +109,6 @@ class TrainingRun:
         self.clock = RunClock(config, metrics, saved, has_texts=tokenizer is not None)
         self._kept_steps = config.training.steps
         """In the configuration that the run's folder has."""
-        self._take_steps(self.clock.steps)
         self._saved_step, self._saved_at = None if saved is None else self.step, time.monotonic()
         self._saving: Saving | None = None
         """A checkpoint that is written while training goes on."""
@@ -129,6 +128,7 @@ class TrainingRun:
             try:
                 with ExitStack() as entered:
                     entered.enter_context(self.session)
+                    self._take_steps(self.clock.steps)
                     self._catch_up()
                     ending = self._agree()
                     while ending is None and not self._is_over():
@@ -157,7 +157,7 @@ class TrainingRun:
 
     def _is_over(self) -> bool:
         """Whether training has come to its last step, or can or shall not go on to it."""
-        return self.step >= self.config.training.steps or self.divergence.failure is not None
+        return self.clock.is_last(self.step) or self.divergence.failure is not None
 
     def _is_stage_due(self) -> bool:
         """Whether the next step has another batch, and the checkpoint for that is to be tried."""
@@ -335,13 +335,12 @@ class TrainingRun:
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""
-        iterations, total = self.config.execution.device_iterations, self.config.training.steps
+        iterations = self.config.execution.device_iterations
         batches = self._read_batches() if self._batches is None else self._batches
         self._batches = None
         rates = [self.clock.learning_rate(self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
-        is_last = self.step + iterations >= total
-        with self._watched(iterations, is_last):
+        with self._watched(iterations, self.clock.is_last(self.step + iterations)):
             begin = time.perf_counter()
             results = run_steps(self.session, self.stage, words, labels, rates)
             seconds = time.perf_counter() - begin
@@ -351,20 +350,28 @@ class TrainingRun:
         self.resident = resident_bytes()
         self._last_call = words, labels, results
         self.progress.ran(iterations, seconds)
+        end = self.step + iterations
         for result, rate in zip(results, rates):
             self.step += 1
             self._tokens += self.stage.tokens_per_step
             self.skipped.count(result)
-            self._record(result, rate)
-            self.divergence.judge(self.step, result, self.config)
-        self._after_steps(self, iterations)
-        check = self.config.execution.check_replicas
-        if check and self.step // check > (self.step - iterations) // check:
+            is_end = self.step == end
+            self._record(result, rate, is_end)
+            is_last = is_end and self.clock.is_last(self.step)
+            self.divergence.judge(self.step, result, self.config, is_last)
+        self._after_steps(self)
+        if self.has_passed(self.config.execution.check_replicas):
             check_replicas(self.session, self.step)
             self._checked_step = self.step
-        every = self.config.checkpoint.every
-        self._is_save_due |= every > 0 and self.step % every == 0
+        self._is_save_due |= self.has_passed(self.config.checkpoint.every)
         self._take_steps(self.clock.called(self.step))
+
+    def has_passed(self, every: int) -> bool:
+        """Whether the last call of the session came to a multiple of so many steps, or past one: of
+        a run that ends by the clock, a call may end anywhere. Never for 0.
+        """
+        before = self.step - self.config.execution.device_iterations
+        return every > 0 and self.step // every > before // every
 
     def _take_steps(self, steps: int) -> None:
         """Take the steps of the run, which those of so many minutes come to know on the way."""
@@ -434,13 +441,13 @@ class TrainingRun:
         self.records.line.tell(whole([first, *validation_parts(validation)]))
 
     def _validate(self) -> "dict[str, float] | None":
-        """What validation finds after this step; None where it is not due, or somebody wants to
-        stop.
+        """What validation finds after this call of the session; None where it is not due, or
+        somebody wants to stop.
         """
-        training = self.config.training
-        if self.validation is None or (
-            self.step % training.validate_every and self.step != training.steps
-        ):
+        is_due = self.clock.is_last(self.step) or self.has_passed(
+            self.config.training.validate_every
+        )
+        if self.validation is None or not is_due:
             return None
         with self.clock.validating():
             release_freed_memory()
@@ -456,8 +463,21 @@ class TrainingRun:
         """Since the run began, as if nothing had stopped it."""
         return round(self.clock.seconds, 3)
 
-    def _record(self, result: StepResult, rate: float) -> None:
-        validation = self._validate()
+    def _record(self, result: StepResult, rate: float, is_end: bool) -> None:
+        """Leave the step's metrics, also where validation fails.
+
+        Args:
+            is_end: whether the call of the session ended with this step, whose weights there are.
+        """
+        validation = None
+        try:
+            validation = self._validate() if is_end else None
+        finally:
+            self._write_line(result, rate, validation)
+
+    def _write_line(
+        self, result: StepResult, rate: float, validation: "dict[str, float] | None"
+    ) -> None:
         if self.records is None:
             return
         size = self.stage.training.global_batch_size
@@ -502,8 +522,8 @@ class TrainingRun:
             result.gradient_norm,
             self.skipped.total,
         )
-        is_first, last = self.step == self._first_step + 1, self.step == self.config.training.steps
-        is_due = self.step % self.config.logging.log_every == 0 or is_news or is_first or last
+        is_first, is_last = self.step == self._first_step + 1, self.clock.is_last(self.step)
+        is_due = self.step % self.config.logging.log_every == 0 or is_news or is_first or is_last
         if self.records is not None and (is_due or self.records.line.is_terminal):
             self.records.line.show(parts)
 

@@ -12,9 +12,10 @@ itself, of every file and of every tensor (see `manifest.py`).
 import copy
 import hashlib
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import popxl
@@ -71,6 +72,19 @@ OLDER = (
     "whole one."
 )
 _LOG = logging.getLogger(__name__)
+Found = TypeVar("Found")
+
+
+class DeletedError(UserError):
+    """A checkpoint that is not there, or no longer.
+
+    Attributes:
+        folder: the checkpoint.
+    """
+
+    def __init__(self, folder: Path, text: str):
+        self.folder = folder
+        super().__init__(text)
 
 
 class DamagedError(UserError):
@@ -268,7 +282,9 @@ class SavedRun:
             tensors = read_tensors(path)
         except TensorFileError as error:
             raise DamagedError(f"{path}, {error}") from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except ValueError as error:
             raise _damaged(path, f"'{error}'", "a safetensors file") from error
         if expected is not None and set(tensors) != expected:
             missing = ", ".join(sorted(expected - set(tensors))) or "unknown ones"
@@ -294,6 +310,10 @@ def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
     """
     if _is_checkpoint(path):
         return SavedRun(path, _own_config(path)).merged()
+    return _again_where_deleted(lambda: _newest_trained(path, flag)).merged()
+
+
+def _newest_trained(path: Path, flag: str) -> SavedRun:
     folder = _checkpoints_of(path)
     if folder is None:
         found = "no folder" if not path.is_dir() else "a folder without checkpoints"
@@ -319,7 +339,17 @@ def find_trained(path: Path, flag: str = "--checkpoint") -> SavedRun:
             f"{flag}: got {folder}, whose checkpoints are all damaged; expected a whole one. "
             "Restore one from a copy."
         )
-    return found_run.merged()
+    return found_run
+
+
+def _again_where_deleted(find: Callable[[], Found]) -> Found:
+    """What is found; again where a run has deleted it meanwhile, as it does with old ones."""
+    while True:
+        try:
+            return find()
+        except DeletedError as error:
+            if os.path.lexists(error.folder):  # a link that leads nowhere
+                raise
 
 
 def _own_config(folder: Path) -> Config:
@@ -344,6 +374,20 @@ def find(load: str, folder: Path, config: Config, checksums: bool = True) -> Sav
     Raises:
         UserError: it cannot be used, all are damaged, or none is the best.
     """
+    if load in ("best", "auto"):
+        return _again_where_deleted(lambda: _find_in(folder, load, config, checksums))
+    path = Path(load)
+    others = None if _is_checkpoint(path) else _checkpoints_of(path)
+    if others is None:
+        return SavedRun(path, config, checksums)
+    saved = _again_where_deleted(lambda: _newest_whole(others, config, checksums))
+    if saved is not None:
+        saved.passed_over = []  # another run's stay as they are
+    return saved
+
+
+def _find_in(folder: Path, load: str, config: Config, checksums: bool) -> SavedRun | None:
+    """The newest whole checkpoint of a folder, or the best."""
     if load == "best":
         best = best_in(folder)
         if best is None:
@@ -352,16 +396,7 @@ def find(load: str, folder: Path, config: Config, checksums: bool = True) -> Sav
                 "loss; expected one. Load the newest with auto, and use --validate_every."
             )
         return SavedRun(best, config, checksums)
-    if load == "auto":
-        return _newest_whole(folder, config, checksums)
-    path = Path(load)
-    others = None if _is_checkpoint(path) else _checkpoints_of(path)
-    if others is None:
-        return SavedRun(path, config, checksums)
-    saved = _newest_whole(others, config, checksums)
-    if saved is not None:
-        saved.passed_over = []  # another run's stay as they are
-    return saved
+    return _newest_whole(folder, config, checksums)
 
 
 def _newest_whole(folder: Path, config: Config, checksums: bool = True) -> SavedRun | None:
@@ -399,7 +434,8 @@ def _read_manifest(folder: Path) -> "dict[str, Any]":
         )
         if folder.exists() and NAME.fullmatch(folder.name):
             raise DamagedError(problem) from error
-        raise UserError(f"{problem}. Check --checkpoint.load; auto finds the newest.") from error
+        told = f"{problem}. Check --checkpoint.load; auto finds the newest."
+        raise DeletedError(folder, told) from error
     except OSError as error:
         raise _unreadable(path, error) from error
     except ManifestError as error:
@@ -498,6 +534,13 @@ def _unreadable(path: Path, error: OSError) -> UserError:
         return UserError(
             f"{path}: got '{error.strerror}'; expected a file that can be read. Check its "
             "permissions."
+        )
+    if isinstance(error, FileNotFoundError) and not path.parent.exists():
+        return DeletedError(
+            path.parent,
+            f"{path.parent}: got a checkpoint that was deleted while it was read; expected one "
+            "that stays. A run deletes its old ones: give its folder for the newest, or train it "
+            "with a larger --checkpoint.keep.",
         )
     return _damaged(path, f"'{error.strerror}'", "a readable file")
 

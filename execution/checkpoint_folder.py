@@ -6,7 +6,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from popxl_gpt.data.folders import flush_folder, remove_unlocked
+from popxl_gpt.config.plain_files import sync
+from popxl_gpt.data.folders import remove_unlocked
 from popxl_gpt.execution.manifest import ManifestError, is_loss, read_manifest
 
 MANIFEST = "checkpoint.json"
@@ -59,7 +60,7 @@ def delete_old(folder: Path, keep: int) -> None:
             hidden = path.with_name(f".{path.name}.deleted")
             os.rename(path, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
-            flush_folder(folder)
+            sync(folder)
 
 
 def set_aside(checkpoint: Path) -> Path:

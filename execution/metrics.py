@@ -78,8 +78,6 @@ class MetricsFile:
         try:
             with written_whole(self.path) as partial, open(partial, "w", encoding="utf-8") as file:
                 file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
             self._file = open(append_plain(self.path), "ab", buffering=0)
         except OSError as error:
             raise _unwritable(self.path, error) from error

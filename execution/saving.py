@@ -20,7 +20,8 @@ import popxl_addons as addons
 
 from popxl_gpt.config import Config, DivergedError, UserError, numerics_hash, to_mapping
 from popxl_gpt.config.errors import failure_number, numbered
-from popxl_gpt.data.folders import flush_folder, partial_folder, publish
+from popxl_gpt.config.plain_files import sync
+from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
     delete_old,
@@ -230,7 +231,7 @@ class Saving:
         for layer, arrays in self._parts.taken():
             files.update(self._write_layer(partial, layer, arrays))
             del arrays
-        flush_folder(partial)
+        sync(partial)
         return files
 
     def _write_layer(

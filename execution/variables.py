@@ -22,6 +22,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraphs, TrainingStep
+from popxl_gpt.execution.state_folder import state_folder
 from popxl_gpt.modelling import model_table
 from popxl_gpt.utils.ahead import made_ahead
 
@@ -34,8 +35,9 @@ def make_variables(step: TrainingStep) -> NamedTensors:
     state's tree.
     """
     state: dict[str, Any] = {"weights": {}, "optimizer": {}}
+    folder = state_folder(step.config, "training")
     for name, row, graphs in _layers(step.embedding, step.decoder, step.head):
-        place = (row, name, _memmap_dir(step.config))
+        place = (row, name, folder)
         _put(state["weights"], name, _remote_weights(graphs, *place))
         if not isinstance(graphs, TrainingGraphs) or not graphs.trained:
             continue
@@ -52,21 +54,13 @@ def make_weights(step: ForwardGraphs, program: str) -> NamedTensors:
     graph; returns the state's tree.
 
     Args:
-        program: folder in `memmap_dir` for its files, which have the names of the training
-            program's.
+        program: its kind, of `state_folder`.
     """
     weights: dict[str, Any] = {}
+    folder = state_folder(step.config, program)
     for name, row, graphs in _layers(step.embedding, step.decoder, step.head):
-        _put(weights, name, _remote_weights(graphs, row, name, _memmap_dir(step.config, program)))
+        _put(weights, name, _remote_weights(graphs, row, name, folder))
     return NamedTensors.from_dict({"weights": weights})
-
-
-def _memmap_dir(config: Config, program: str = "") -> str | None:
-    """The folder of a program's variables; none where they are in memory, or in files of the
-    runtime's own.
-    """
-    folder, part_in_memory = config.execution.memmap_dir, config.execution.host_memory
-    return None if folder is None or part_in_memory is not None else os.path.join(folder, program)
 
 
 def _put(trees: "dict[str, Any]", layer: str, tree: NamedTensors) -> None:

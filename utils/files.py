@@ -8,16 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.config.plain_files import sync
+
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, is_lasting: bool = True) -> Iterator[Path]:
     """Gives the file beside ``path`` to write to: it takes the name ``path`` at the end, or goes
     after an error.
+
+    Args:
+        is_lasting: bring it onto the disk before and after, so that the name has the old or the new
+            content after a power failure, too. Without, for what is made again from other files,
+            nobody waits for the disk.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield partial
+        if is_lasting:
+            sync(partial)
         os.replace(partial, path)
+        if is_lasting:
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -35,6 +46,6 @@ def save_picture(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib as PNG; characters that its font lacks are boxes, which nobody
     needs to hear of.
     """
-    with written_whole(path) as partial, warnings.catch_warnings():
+    with written_whole(path, is_lasting=False) as partial, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(partial, format="png")

@@ -290,6 +290,7 @@ def test_a_preparation_with_files_to_hold_out_goes_on_where_it_was(tmp_path, mon
 
     whole = make("whole")
     monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", 1000)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "SHARE", float("inf"))  # at once
     add = DocumentShuffle.add
     for count in (50, 90 + 40):  # of documents to train on, and of those that are held out
         with monkeypatch.context() as patch:

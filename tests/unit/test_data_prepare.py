@@ -312,6 +312,7 @@ def test_the_shuffle_keeps_every_document_and_its_order_needs_no_memory(
         (bucket_bytes, 2, 50),
     ):
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.setattr(os, "fsync", lambda _: None)  # thousands of them
             patch.setattr(popxl_gpt.data.shuffle, "BUCKET_BYTES", buckets)
             patch.setattr(popxl_gpt.data.shuffle, "MAX_BUCKETS", files)
             patch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", buffer)
@@ -744,6 +745,7 @@ def test_a_stopped_preparation_goes_on_where_it_was_to_the_same_bytes(
         lines = [{"prompt": text, "answer": text[:3]} for text in documents(300)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", 1000)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "SHARE", float("inf"))  # at once
     source = (conversation_source if is_masked else text_source)([str(path)])
     chosen = settings(tokenizer_bytes=4000, shard_bytes=3000)
     prepare(source, tmp_path / "whole", chosen, report=quiet)

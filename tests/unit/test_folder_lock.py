@@ -1,10 +1,10 @@
-"""Folders that a run keeps other runs out of."""
+"""Folders that a program keeps other programs out of."""
 
 from pathlib import Path
 
 import pytest
 
-from popxl_gpt.demo.folder_lock import FolderLock
+from popxl_gpt.utils.folder_lock import FolderLock
 
 
 def test_a_folder_that_cannot_be_looked_at_for_a_while_is_not_lost(

@@ -18,7 +18,7 @@ SHARE = 0.01
 def write_report(runs: "Sequence[RunFiles]", path: Path) -> None:
     """Write the page of runs, whole or not at all; OSError where that fails."""
     made = datetime.now().astimezone().isoformat(" ", "seconds")
-    with written_whole(path) as partial:
+    with written_whole(path, is_lasting=False) as partial:
         partial.write_text(page(runs, made), encoding="utf-8", errors="replace")
 
 

@@ -482,16 +482,16 @@ def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_save
     what, tmp_path, monkeypatch, capsys
 ):
     run, away = tmp_path / "runs/run", tmp_path / "runs/away"
-    show_samples_if_finite = pretraining.show_samples_if_finite
+    show_samples_if_possible = pretraining.show_samples_if_possible
 
     def then_lost(*arguments):
-        show_samples_if_finite(*arguments)
+        show_samples_if_possible(*arguments)
         if what == "renamed":
             run.rename(away)
         else:
             shutil.rmtree(run if what == "deleted" else run / "checkpoints")
 
-    monkeypatch.setattr(pretraining, "show_samples_if_finite", then_lost)
+    monkeypatch.setattr(pretraining, "show_samples_if_possible", then_lost)
     arguments = words(tmp_path, steps=4)[2:]
     if what == "deleted checkpoints":
         assert pretraining.main(arguments) == 0

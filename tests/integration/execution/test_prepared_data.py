@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from popxl_gpt.config import UserError
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.demo.run_folder import RunFolder
 from popxl_gpt.demo.training_data import open_data
@@ -60,6 +62,32 @@ def test_weights_of_a_model_are_not_trained_on_another_tokenizers_tokens(folders
     begin = "--config", tmp_path / "run/config.yml", "--init_from", tmp_path / "run"
     with pytest.raises(ValueError, match="Use the tokenizer that made the data"):
         trained(tmp_path / "tuned", *begin, "--input_files", folders[1])
+
+
+def test_a_run_that_begins_with_a_model_keeps_its_tokenizer(folders, tmp_path, monkeypatch):
+    mine, other = folders
+    source, first = tmp_path / "run", tmp_path / "run/checkpoints/step_00000002"
+    assert trained(tmp_path, "--input_files", mine, "--steps", 2) == 0
+    exported = tmp_path / "theirs"
+    assert convert(["to_hugging_face", str(source), str(exported)]) == 0
+    monkeypatch.chdir(first)
+    begin = "--vocabulary_size", 300, "--steps", 2, "--name"
+    for number, path in enumerate((source, first, source / "checkpoints", exported, ".")):
+        words = *begin, f"tuned{number}", "--init_from", path
+        with pytest.raises(UserError, match=f"--init_from: got {path}, which .* and data that"):
+            trained(tmp_path, *words, "--input_files", other)
+        with pytest.raises(UserError, match=f"{other}/tokenizer.json, and --init_from {path}"):
+            trained(
+                tmp_path, *words, "--input_files", other, "--tokenizer", other / "tokenizer.json"
+            )
+    beside = tmp_path / "tuned4/checkpoints/tokenizer.json"
+    assert not beside.exists()
+    assert trained(tmp_path, *words, "--input_files", mine) == 0
+    assert beside.read_bytes() == (source / "checkpoints/tokenizer.json").read_bytes()
+    go_on = "--config", tmp_path / "tuned4/config.yml", "--checkpoint.load", "auto", "--steps", 4
+    with pytest.raises(UserError, match="Use the tokenizer that made the data"):
+        trained(tmp_path, *begin, "tuned4", *go_on, "--input_files", other / "train-*.tfrecord")
+    assert trained(tmp_path, *begin, "tuned4", *go_on) == 0
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"{}", b""])

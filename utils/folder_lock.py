@@ -1,4 +1,4 @@
-"""Folders that a run keeps other runs out of."""
+"""Folders that a program keeps other programs out of."""
 
 import fcntl
 import logging
@@ -9,8 +9,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class FolderLock:
-    """A lock on a folder. It ends with the process, however that ends; it is on the folder itself
-    and goes where that is moved.
+    """A lock on a folder. It ends with this object, and with the process, however that ends; it is
+    on the folder itself and goes where that is moved.
     """
 
     def __init__(self, path: Path):
@@ -38,7 +38,7 @@ class FolderLock:
                 return False
             except OSError as error:
                 _LOG.warning(
-                    "%s: this file system has no locks (%s); start no second run here.",
+                    "%s: this file system has no locks (%s); start no second program here.",
                     self.path,
                     error.strerror,
                 )
@@ -86,3 +86,6 @@ class FolderLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def __del__(self) -> None:
+        self.release()
