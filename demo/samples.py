@@ -13,7 +13,7 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import NotFiniteError, UserError
+from popxl_gpt.config import LostError, NotFiniteError, UserError
 from popxl_gpt.config.errors import outside_message
 from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.data import Dataset
@@ -22,7 +22,7 @@ from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.run_folder import RunFolder
 from popxl_gpt.demo.text import MARK, SampleWriter, whole_lines
 from popxl_gpt.demo.training_run import TrainingRun
-from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
+from popxl_gpt.utils.runtime import gather_beside, runtime_errors_are_told
 
 _LOG = logging.getLogger(__name__)
 PROMPT_TOKENS = 64
@@ -50,51 +50,68 @@ def show_samples_if_possible(
 ) -> None:
     """Let the model write, where there is a tokenizer. Where it cannot, say why: no step of
     training is to be lost for that.
-
-    Over several processes none writes where one cannot begin to. One that fails later ends the run,
-    for others wait for it then.
     """
     if tokenizer is None or samples <= 0:
         return
-    instances = popdist.getNumInstances()
-    texts, problem = _tried(lambda: _writer(run, tokenizer, data, samples))
-    problems = [told for told in gather(problem, instances, patiently=True) if told is not None]
-    if not problems:
-        texts, problem = _tried(texts.write, is_alone=instances == 1)
-        problems = [] if problem is None else [problem]
-    if not problems:
-        show_samples(run, texts)
+    run.wait_for_checkpoint()  # which processes write together, as they agree here
+    found, problem = _agreed(lambda: _prompts(run, tokenizer, data, samples))
+    if problem is None:
+        found, problem = _agreed(
+            lambda: SampleWriter(run.session, run.config, tokenizer, found, SAMPLE_TOKENS)
+        )
+    if problem is None:
+        found, problem = _agreed(found.write)
+    if problem is None:
+        show_samples(run, found)
     elif run.is_leader:
-        _LOG.warning("no samples at step %d: %s", run.step, problems[0])
+        _LOG.warning("no samples at step %d: %s", run.step, problem)
 
 
-def _tried(work: "Callable[[], Any]", is_alone: bool = True) -> "tuple[Any, str | None]":
-    """What some work gives, or why it gives nothing, where that is no mistake of the program.
+def _agreed(work: "Callable[[], Any]") -> "tuple[Any, str | None]":
+    """What some work of each process gives, or why that of some process gives nothing, where that
+    is no mistake of the program.
 
-    Args:
-        is_alone: whether errors that other processes may not come to are told, too, not raised.
+    They agree beside the program's own messages: a process that fails alone, while others wait for
+    it in the work, ends the run by its own error.
     """
+    found, problem, failure = None, None, None
     try:
         with runtime_errors_are_told():
-            return work(), None
-    except NotFiniteError as error:  # all processes come to it
-        return None, f"{error} Train with a lower learning rate."
+            found = work()
     except Exception as error:
-        told = str(error) if isinstance(error, UserError) else outside_message(error)
-        if told is None or not is_alone:
+        problem, failure = _told(error), error
+        if problem is None:
             raise
-        return None, f"{told} Or let fewer be written, or none: --samples."
+    try:
+        with runtime_errors_are_told():
+            problems = gather_beside(problem, popdist.getNumInstances())
+    except LostError:
+        if failure is not None:
+            raise failure from None
+        raise
+    finally:
+        del failure  # it holds what the work had made
+    return found, next((told for told in problems if told is not None), None)
 
 
-def _writer(run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int) -> SampleWriter:
-    """Of texts that go on each after some lines of the data."""
+def _told(error: Exception) -> str | None:
+    """What to say of an error; None of the program's own."""
+    if isinstance(error, NotFiniteError):
+        return f"{error} Train with a lower learning rate."
+    message = str(error) if isinstance(error, UserError) else outside_message(error)
+    return None if message is None else f"{message} Or let fewer be written, or none: --samples."
+
+
+def _prompts(
+    run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int
+) -> "list[list[int]]":
+    """Some lines of the data for each text."""
     length = min(PROMPT_TOKENS, max(1, run.config.model.sequence_length // 2))
     numbers = [index * (len(data) // samples) for index in range(samples)]
-    prompts = [
+    return [
         whole_lines(ids_of(data.read(np.array([number]))[0, :length]).tolist(), tokenizer)
         for number in numbers
     ]
-    return SampleWriter(run.session, run.config, tokenizer, prompts, SAMPLE_TOKENS)
 
 
 def show_samples(run: TrainingRun, texts: "Sequence[tuple[str, str]]") -> None:

@@ -25,14 +25,21 @@ from popxl_gpt.demo.run_folder import RunFolder, for_rescue
 from popxl_gpt.demo.run_records import RunRecords
 from popxl_gpt.demo.validation import Validation, bytes_of_tokens
 from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.checkpoint_folder import folder_name
+from popxl_gpt.execution.checkpoint_folder import folder_name, validated_in
 from popxl_gpt.execution.host import StepResult, data_share, run_steps
+from popxl_gpt.execution.manifest import ManifestError
 from popxl_gpt.execution.overflow import Skipped, name_the_first
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import NotSavedError, Saving, begin_save, save
+from popxl_gpt.execution.saving import (
+    NotSavedError,
+    Saving,
+    add_validation,
+    begin_save,
+    save,
+)
 from popxl_gpt.execution.verification import due, verified
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import gather, release_freed_memory
@@ -113,6 +120,9 @@ class TrainingRun:
         self._saving: Saving | None = None
         """A checkpoint that is written while training goes on."""
         self._interruption = interruption
+        self._loaded = saved.folder if saved is not None and folder.holds(saved) else None
+        if self.is_leader and self._loaded is not None:
+            self._tell_of_other_losses()
 
     def run(self) -> int | None:
         """Train to the last step, or until too many in a row are skipped; all is saved then.
@@ -424,9 +434,41 @@ class TrainingRun:
         if last is None or last["step"] != self.step or last["validation_loss"] is not None:
             return
         validation = self._validate()
-        if validation is not None and self.records is not None:
-            self.records.metrics.replace_last({**last, **validation})
-            self.records.log({"step": self.step, **validation})
+        if validation is None or self.records is None:
+            return
+        self._add_validation()  # the line, which ends this, comes last
+        self.records.metrics.replace_last({**last, **validation})
+        self.records.log({"step": self.step, **validation})
+
+    def _add_validation(self) -> None:
+        """Let this run's checkpoint that was loaded have the loss, too, or it can never be the best
+        one.
+        """
+        if self._loaded is None:
+            return
+        try:
+            add_validation(self._loaded, self._position())
+        except (OSError, ManifestError) as error:
+            _LOG.warning(
+                "%s: its validation loss could not be added: %s. It is not compared for best.",
+                self._loaded,
+                getattr(error, "strerror", None) or error,
+            )
+
+    def _tell_of_other_losses(self) -> None:
+        """Say so where checkpoints of before have losses that mean something else than those to
+        come.
+        """
+        before = validated_in(self.folder.checkpoints)
+        if self.validation is None or not before:
+            return
+        if before[0].fingerprint != self.validation.fingerprint:
+            _LOG.warning(
+                "%s: got validation losses measured on other data, on another number or length of "
+                "samples, or by an earlier version, than from here on; expected the same, to "
+                "compare them. The best checkpoint is that of those measured as the newest.",
+                self.folder.checkpoints,
+            )
 
     def _validate_first(self) -> None:
         """Validate the weights that training begins with."""
@@ -501,6 +543,10 @@ class TrainingRun:
         self.records.log({**values, "tokens_per_second": self.progress.tokens_per_second})
         self._show(result, rate, is_news=validation is not None)
         self.records.report_if_due(is_news=validation is not None)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait for the one that is being written, if one is; all processes call this."""
+        self._finish_saving()
 
     def away(self) -> AbstractContextManager[None]:
         """Nothing of the progress line stays on the terminal meanwhile."""
@@ -619,8 +665,9 @@ class TrainingRun:
         loss = self._last_validation["validation_loss"] if is_validated else None
         if loss is not None and not math.isfinite(loss):
             loss = None
+        measured = None if loss is None or self.validation is None else self.validation.fingerprint
         schedule = self.clock.state
-        return Position(self.step, self._fingerprint, lines, loss, self._tokens, schedule)
+        return Position(self.step, self._fingerprint, lines, loss, self._tokens, schedule, measured)
 
 
 def _loader(config: Config, dataset: Dataset, step: int, tokens: int) -> BatchLoader:

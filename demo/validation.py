@@ -1,5 +1,7 @@
 """What a run measures on held-out text, and on its training data, while it trains."""
 
+import hashlib
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -40,6 +42,9 @@ class Validation:
         wanted = config.training.validation_batches
         batches = None if isinstance(wanted, str) else wanted
         self.held_out = Evaluation(self.session, config, held_out, batches, token_bytes)
+        facts = [held_out.fingerprint, held_out.sequence_length, len(self.held_out.samples)]
+        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        """Names what is measured: losses of others cannot be compared with it."""
         number = -(-len(self.held_out.samples) // config.training.global_batch_size)
         self.training_data = (
             Evaluation(self.session, config, training_data, number)

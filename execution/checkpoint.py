@@ -41,6 +41,7 @@ from popxl_gpt.execution.checkpoint_folder import (
     best_in,
     checkpoints_in,
     set_aside,
+    validated_in,
 )
 from popxl_gpt.execution.manifest import (
     FORMAT,
@@ -122,6 +123,7 @@ class SavedRun:
             manifest.get("validation_loss"),
             _tokens(manifest),
             manifest.get("schedule"),
+            manifest.get("validation_fingerprint"),
         )
         _check_fits(folder, manifest, config)
         self._verify(checksums)
@@ -395,6 +397,14 @@ def _find_in(folder: Path, load: str, config: Config, checksums: bool) -> SavedR
                 f"--checkpoint.load: got best, and no checkpoint in {folder} has a validation "
                 "loss; expected one. Load the newest with auto, and use --validate_every."
             )
+        newest, *older = validated_in(folder)
+        odd = [each.path.name for each in older if not each.is_comparable(newest)]
+        if odd:
+            _LOG.warning(
+                "%s: got %s with validation losses that were measured otherwise than that of %s; "
+                "expected the same measurement. They are not compared for best.",
+                folder, ", ".join(odd), newest.path.name,
+            )  # fmt: skip
         return SavedRun(best, config, checksums)
     return _newest_whole(folder, config, checksums)
 

@@ -4,7 +4,9 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from popxl_gpt.config.plain_files import sync
 from popxl_gpt.data.folders import remove_unlocked
@@ -31,21 +33,41 @@ def checkpoints_in(folder: Path) -> "list[Path]":
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
+@dataclass(frozen=True)
+class Validated:
+    """A checkpoint of a step that was validated."""
+
+    path: Path
+    loss: float
+    fingerprint: Any
+    """Names what the loss was measured on; None where an earlier version wrote it."""
+
+    def is_comparable(self, other: "Validated") -> bool:
+        """Whether the losses were measured on the same."""
+        return bool(self.fingerprint == other.fingerprint)
+
+
+def validated_in(folder: Path) -> "list[Validated]":
+    """Checkpoints of a folder that have a validation loss, newest first."""
+    found = []
+    for path in reversed(checkpoints_in(folder)):
+        try:
+            manifest = read_manifest(path / MANIFEST)
+        except (OSError, ManifestError):
+            continue  # loading it says so
+        loss = manifest.get("validation_loss")
+        if is_loss(loss):  # one of another version may have anything
+            found.append(Validated(path, loss, manifest.get("validation_fingerprint")))
+    return found
+
+
 def best_in(folder: Path) -> Path | None:
-    """The checkpoint with the lowest validation loss, the newest of equal ones; None where no step
-    that was saved was validated.
+    """The checkpoint with the lowest validation loss of those that were measured as the newest of
+    them, the newest of equal ones; None where no step that was saved was validated.
     """
-    losses = [(_validation_loss(path), path) for path in reversed(checkpoints_in(folder))]
-    validated = [(loss, path) for loss, path in losses if loss is not None]
-    return min(validated, key=lambda found: found[0])[1] if validated else None
-
-
-def _validation_loss(checkpoint: Path) -> float | None:
-    try:
-        found = read_manifest(checkpoint / MANIFEST).get("validation_loss")
-    except (OSError, ManifestError):
-        return None  # loading it says so
-    return found if is_loss(found) else None  # one of another version may have anything
+    validated = validated_in(folder)
+    alike = [each for each in validated if each.is_comparable(validated[0])]
+    return min(alike, key=lambda each: each.loss).path if alike else None
 
 
 def delete_old(folder: Path, keep: int) -> None:

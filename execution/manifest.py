@@ -174,6 +174,8 @@ def _check_sections(values: "dict[str, Any]") -> None:
     loss = values.get("validation_loss", 0.0)
     if not is_loss(loss):
         raise _odd("validation_loss", loss, "a number")
+    if "validation_fingerprint" in values:
+        _text("validation_fingerprint", values["validation_fingerprint"])
 
 
 _CHECKS: "dict[str, Callable[[str, Any], object]]" = {

@@ -31,6 +31,10 @@ class Position:
     """Seen so far; None: as many as so many steps of the configuration's batch have."""
     schedule: dict[str, Any] | None = None
     """Of a run that ends by the clock, once its end is fixed: see `minutes.schedule`."""
+    validation_fingerprint: str | None = None
+    """Names what the loss on held-out text was measured on; None where there is no loss, or an
+    earlier version wrote it.
+    """
 
 
 def layers_of(config: Config) -> "list[str]":

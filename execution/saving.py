@@ -28,7 +28,7 @@ from popxl_gpt.execution.checkpoint_folder import (
     folder_name,
     remove_leftovers,
 )
-from popxl_gpt.execution.manifest import FORMAT, manifest_text
+from popxl_gpt.execution.manifest import FORMAT, manifest_text, read_manifest
 from popxl_gpt.execution.memory import processes_here
 from popxl_gpt.execution.part_queue import PartQueue, copied
 from popxl_gpt.execution.saved_state import (
@@ -42,6 +42,7 @@ from popxl_gpt.execution.saved_state import (
 )
 from popxl_gpt.execution.tensor_files import write_tensors
 from popxl_gpt.modelling import model_table
+from popxl_gpt.utils.files import remove_partial, written_whole
 from popxl_gpt.utils.runtime import can_gather_beside, gather, gather_beside, host_bytes
 from popxl_gpt.utils.units import bytes_text
 
@@ -359,13 +360,39 @@ def _write_manifest(
             for name, value in (
                 ("metrics", position.metrics),
                 ("validation_loss", position.validation_loss),
+                ("validation_fingerprint", position.validation_fingerprint),
                 ("schedule", position.schedule),
             )
             if value is not None
         },
         "files": files,
     }
-    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
-        file.write(manifest_text(manifest))
+    _write_text(manifest_text(manifest), folder / MANIFEST)
+
+
+def add_validation(checkpoint: Path, position: Position) -> None:
+    """Let a checkpoint that is there say what was measured after it was saved. It is on the disk
+    then, and the description is the old or the new one at any moment.
+
+    Raises:
+        OSError: the folder takes no files or the disk is full.
+        ManifestError: the description is damaged.
+    """
+    path = checkpoint / MANIFEST
+    found = read_manifest(path)
+    found = {name: value for name, value in found.items() if name != "sha256"}
+    files = found.pop("files")
+    if position.validation_loss is not None:
+        found["validation_loss"] = position.validation_loss
+        found["validation_fingerprint"] = position.validation_fingerprint
+    remove_partial(path)
+    with written_whole(path) as partial:
+        _write_text(manifest_text({**found, "files": files}), partial)
+    sync(checkpoint)
+
+
+def _write_text(text: str, path: Path) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -35,7 +35,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))
 SMALL = (
     "--layers 1 --hidden_size 32 --heads 4 --sequence_length 16 --warmup_steps 0 --validate_every 2"
 )
-DEMO = "make demo {make} PREPARE_ARGS='--max_bytes 3000000 --workers 1' DEMO_ARGS='{small}'"
+DEMO = "make demo {make} PREPARE_ARGS='--max_bytes 1000000 --workers 1' DEMO_ARGS='{small}'"
 ONE_STEP = "+ {small} --steps 1 --global_batch_size 4 --vocabulary_size 300 --validate_every 0"
 ALONE = "+ --data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
 ON_TWO = "{launcher} -m poprun --num-instances 2"
@@ -89,15 +89,17 @@ SHORTER = {
     "python demo/pretraining.py --config tiny --cooldown_steps ...": ALONE,
     "python demo/pretraining.py --config tiny --global_batch_size ...": f"{ALONE} --steps 2",
     "WANDB_MODE=offline python demo/pretraining.py --config tiny ...": ALONE,
-    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1",
+    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1 --global_batch_size 16",
     "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
-    "--layers 1 --hidden_size 96 --global_batch_size 16 --sequence_length 64 --vocabulary_size 300",
+    "--layers 1 --hidden_size 64 --heads 8 --global_batch_size 8 --sequence_length 64 "
+    "--vocabulary_size 304",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
+    "python execution/pretraining.py --config tiny": ALONE,
     # The search is held to its promises in test_auto.py.
     "python execution/pretraining.py --config demo --auto": "+ --layers 2 --sequence_length 16 "
-    "--vocabulary_size 64 --auto_seconds 2",
+    "--vocabulary_size 64 --auto_seconds 1",
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
     # test_benchmarks_*.py.
     "python benchmarks/...": "+ --help",

@@ -15,6 +15,8 @@ from tests.integration.runs import batches
 POISON = 1e3
 """A learning rate with which the poisoned program has an infinite gradient."""
 GRID = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2, "micro_batch_size": 1}
+DP_TP1, DP_TP2 = {**GRID, "tensor_parallel_2": 1}, {**GRID, "tensor_parallel_1": 1}
+"""Half of the grid, for what one layout of the whole grid holds already."""
 
 
 def session_of(config: Config):

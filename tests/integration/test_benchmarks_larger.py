@@ -27,7 +27,7 @@ def test_state_in_files_is_measured_beside_the_same_steps_in_memory(tmp_path):
         "1",
         "2",
         "--rounds",
-        "2",
+        "1",
         "--host_memory",
         "1",
         "--disk_mib",

@@ -1,6 +1,7 @@
 """Runs against the clock: what they measure, that they go on, and how recipes are tuned."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from popxl_gpt.config import override, preset, to_mapping
 from popxl_gpt.data import TokenDataset
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.execution.evaluation import Evaluation
+from tests import warm
 from tests.integration.plain_muon import newton_schulz
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,15 +231,21 @@ def test_every_weight_of_the_modern_baseline_is_trained():
 
 @pytest.mark.slow
 def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_path):
-    command = [sys.executable, "benchmarks/time_to_loss.py", "--text", str(text)]
+    command = ["benchmarks/time_to_loss.py", "--text", str(text)]
     command += ["--sequence_length", str(SEQUENCE), "--results", str(tmp_path)]
     command += ["--minutes", "5", "--steps", "2", "--seeds", "1", "--trials", "0"]
     command += ["--modes", "eager-float32"]
 
-    def run():
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    def run(python):
+        return subprocess.run(
+            [python, *command],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **warm.ONE_THREAD},
+        )
 
-    done = run()
+    done = run(sys.executable)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert {k: sorted(map(float, v)) for k, v in figures["results"].items()} == {
@@ -253,7 +261,7 @@ def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_p
             assert result["first_seconds"] > 0.5, "start-up counts"
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "time_to_loss.json").read_text())["bars"] == figures["bars"]
-    again = run()
+    again = run(warm.python())
     assert len(again.stdout.splitlines()) == len(done.stdout.splitlines()) - 5, "nothing ran again"
     assert json.loads(again.stdout.splitlines()[-1])["results"] == figures["results"]
 

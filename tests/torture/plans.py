@@ -29,7 +29,7 @@ CASES = [
     mode("dropout", **{**LARGER, "dropout": 0.1}),
     mode("activations", **{**LARGER, "sequence_length": 128, "global_batch_size": 16, "layers": 2}),
     mode("micro-batches", steps=12, **{**LARGER, "sequence_length": 128, "micro_batch_size": 8, "global_batch_size": 16}),
-    mode("no recomputation", steps=12, **{**LARGER, "recomputation": "false", "sequence_length": 128}),
+    mode("no recomputation", steps=6, **{**LARGER, "recomputation": "false", "sequence_length": 128}),
     mode("files", has_rows=True, host_memory="48MiB", **LARGER),
 ]  # fmt: skip
 

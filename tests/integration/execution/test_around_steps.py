@@ -3,21 +3,25 @@ session may end anywhere, and where they fail.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from popxl.errors import RemoteMemoryError
 
-from popxl_gpt.config import UserError
+from popxl_gpt.config import LostError, UserError
 from popxl_gpt.data import DataError, example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
-from popxl_gpt.demo import run_clock, text
+from popxl_gpt.demo import run_clock, samples, text
 from popxl_gpt.demo.validation import Validation
+from popxl_gpt.execution import saving
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.manifest import read_manifest
 from popxl_gpt.execution.minutes import TimedSchedule
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -26,7 +30,29 @@ FLAGS = """
     --global_batch_size 2 --micro_batch_size 2 --sequence_length 8 --data_parallel 1
     --tensor_parallel_1 1 --tensor_parallel_2 1 --validation_batches 1
 """.split()
+pytestmark = pytest.mark.multi
 TIMED = ("--minutes", 100, "--schedule", "wsd")
+
+
+ROOT = Path(__file__).parents[3]
+LACKING = """
+import sys
+sys.path[:0] = {paths}
+import popdist
+from popxl_gpt.config import UserError, exit_on_user_error
+from popxl_gpt.demo import pretraining, samples
+
+whole_lines = samples.whole_lines
+
+def lacking(*arguments):
+    if popdist.getInstanceIndex() == 1:
+        raise UserError("data: got none in instance 1; expected some.")
+    return whole_lines(*arguments)
+
+samples.whole_lines = lacking
+with exit_on_user_error():
+    sys.exit(pretraining.main(sys.argv[1:]))
+"""
 
 
 def train(folder: Path, *flags: object) -> None:
@@ -41,6 +67,14 @@ def losses(folder: Path) -> "dict[int, float]":
         for line in lines
         if line["validation_loss"] is not None
     }
+
+
+def described(folder: Path) -> "list[dict]":
+    """What the checkpoints of a run say about themselves, but for where the run is."""
+    found = [read_manifest(path / "checkpoint.json") for path in checkpoints_in(folder)]
+    for manifest in found:
+        del manifest["sha256"], manifest["config"]
+    return found
 
 
 def saved(folder: Path) -> "dict[int, float | None]":
@@ -91,7 +125,7 @@ def test_an_estimate_of_the_last_step_is_not_validated_for_it(tmp_path, monkeypa
 def test_a_step_whose_validation_fails_has_its_line_and_is_validated_by_the_run_that_goes_on(
     tmp_path, monkeypatch
 ):
-    often = ("--steps", 4, "--validate_every", 2)
+    often = ("--steps", 4, "--validate_every", 2, "--checkpoint.every", 2)
     train(tmp_path / "undisturbed", *often)
     measure, calls = Validation.measure, []
 
@@ -108,6 +142,45 @@ def test_a_step_whose_validation_fails_has_its_line_and_is_validated_by_the_run_
     train(tmp_path / "disturbed", *often, "--checkpoint.load", "auto")
     runs = [tmp_path / name / "run" for name in ("disturbed", "undisturbed")]
     assert metrics_of(runs[0]) == metrics_of(runs[1])
+    # the checkpoint, too, or it could never be the best
+    found, expected = (described(run / "checkpoints") for run in runs)
+    assert found == expected and [each["validation_loss"] for each in found] == [
+        losses(tmp_path / "undisturbed")[step] for step in (2, 4)
+    ]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_takes_no_loss_costs_no_step(tmp_path, monkeypatch, capsys):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    few = ("--steps", 2, "--validate_every", 0)
+    train(tmp_path, *few)
+    monkeypatch.setattr(saving, "sync", lambda path: full(path, path))
+    train(tmp_path, "--steps", 2, "--validate_every", 2, "--checkpoint.load", "auto")
+    told = capsys.readouterr().err
+    assert "step_00000002: its validation loss could not be added: No space left" in told
+    assert list(losses(tmp_path)) == [2]
+
+
+# Losses of different measurements
+
+
+@pytest.mark.slow
+def test_a_checkpoint_names_what_its_loss_was_measured_on_and_a_change_is_told(tmp_path, capsys):
+    few = ("--validate_every", 1, "--checkpoint.every", 1, "--checkpoint.keep", 9)
+    train(tmp_path, *few, "--steps", 2)
+    train(tmp_path, *few, "--steps", 3, "--checkpoint.load", "auto")
+    assert "got validation losses measured on other data" not in capsys.readouterr().err
+    other = ("--validation_batches", 2, "--checkpoint.load", "auto")
+    train(tmp_path, *few, "--steps", 4, *other)
+    assert "got validation losses measured on other data" in capsys.readouterr().err
+    found = [each["validation_fingerprint"] for each in described(tmp_path / "run/checkpoints")]
+    assert found[0] == found[1] == found[2] != found[3]
+    train(tmp_path, *few, "--steps", 4, *other[:2], "--checkpoint.load", "best")
+    told = capsys.readouterr()
+    assert "step_00000003, step_00000002, step_00000001 with validation losses that" in told.err
+    assert "continuing after step 4" in told.out
 
 
 # Samples
@@ -159,6 +232,39 @@ def test_samples_that_cannot_be_written_are_told_of_and_cost_no_step(
     for step in (2, 3):
         assert f"no samples at step {step}: " in told
     assert list(saved(tmp_path / "run/checkpoints")) == [3]
+
+
+@pytest.mark.slow
+def test_none_of_several_processes_writes_where_one_cannot_begin_to(written, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LACKING.format(paths=[str(ROOT), str(ROOT / "runtime")]))
+    flags = ("--data_parallel", 2, "--micro_batch_size", 1, "--steps", 3, "--samples", 1)
+    started = [sys.executable, "-m", "poprun", "--num-instances", "2", warm.python(), str(program)]
+    words = [*started, *FLAGS, "--run_folder", tmp_path, *written, *flags]
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for step in (2, 3):
+        assert done.stderr.count(f"no samples at step {step}: data: got none in instance 1") == 1
+    assert list(saved(tmp_path / "run/checkpoints")) == [3]
+    assert not (tmp_path / "run/samples.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_write_while_others_wait_for_it_says_why(
+    written, tmp_path, monkeypatch
+):
+    def failing(*arguments):
+        raise UserError("rows: got none; expected some.")
+
+    def agreed(problem, instances):
+        if problem is not None:
+            raise LostError("instance 1 does not answer")
+        return [problem]
+
+    monkeypatch.setattr(text, "write", failing)
+    monkeypatch.setattr(samples, "gather_beside", agreed)
+    with pytest.raises(UserError, match="rows: got none"):
+        train(tmp_path, *written, "--steps", 3, "--samples", 1)
 
 
 @pytest.mark.slow

@@ -304,7 +304,7 @@ def test_without_an_earlier_run_there_is_a_search(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_benchmark_tells_the_choice_beside_the_best_of_all(capsys):
-    words = ["--models", "tiny", "--rounds", "1", "--steps", "1", "--processor"]
+    words = ["--models", "tiny", "--rounds", "1", "--steps", "1", "--seconds", "1", "--processor"]
     code = benchmark.main(words)
     *_, last = capsys.readouterr().out.strip().splitlines()
     found = json.loads(last)

@@ -11,7 +11,12 @@ from helpers.quick import cases
 
 from popxl_gpt.config import UserError, override, preset
 from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in, find
-from popxl_gpt.execution.checkpoint_folder import MANIFEST, best_in, folder_name
+from popxl_gpt.execution.checkpoint_folder import (
+    MANIFEST,
+    best_in,
+    delete_old,
+    folder_name,
+)
 from popxl_gpt.execution.manifest import ManifestError, read_manifest
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
@@ -281,3 +286,27 @@ def test_a_validation_loss_that_is_no_finite_number_is_never_the_best(tmp_path, 
     assert best_in(tmp_path) == tmp_path / folder_name(2)
     with pytest.raises(ManifestError, match="for validation_loss; expected a number"):
         read_manifest(tmp_path / folder_name(3) / MANIFEST)
+
+
+def test_only_losses_that_were_measured_as_the_newest_are_compared(tmp_path):
+    write_weights(tmp_path, preset("tiny"), iter([("head.weight", np.zeros(3, np.float32))]))
+    rest = (tmp_path / MANIFEST).read_text().split("\n", 2)[2]
+    found = [(1.0, None), (1.5, "old"), (2.5, "new"), (2.6, "new"), (None, None)]
+    for step, (loss, fingerprint) in enumerate(found, start=1):
+        named = f' "validation_fingerprint": "{fingerprint}",\n' if fingerprint else ""
+        valued = f' "validation_loss": {loss},\n' if loss else ""
+        (tmp_path / folder_name(step)).mkdir()
+        (tmp_path / folder_name(step) / MANIFEST).write_text(checked(named + valued + rest))
+    assert best_in(tmp_path) == tmp_path / folder_name(3)
+    delete_old(tmp_path, keep=1)
+    assert [path.name for path in checkpoints_in(tmp_path)] == [folder_name(3), folder_name(5)]
+
+
+@pytest.mark.parametrize("fingerprint", ["1", "null", '["a"]'])
+def test_a_fingerprint_of_a_validation_that_is_no_text_is_damage(tmp_path, fingerprint):
+    write_weights(tmp_path, preset("tiny"), iter([("head.weight", np.zeros(3, np.float32))]))
+    rest = (tmp_path / MANIFEST).read_text().split("\n", 2)[2]
+    text = f' "validation_fingerprint": {fingerprint},\n{rest}'
+    (tmp_path / MANIFEST).write_text(checked(text))
+    with pytest.raises(ManifestError, match="for validation_fingerprint; expected a text"):
+        read_manifest(tmp_path / MANIFEST)

@@ -22,7 +22,7 @@ from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from tests.faults import json_changed
 from tests.integration.runs import TRAINED
-from tests.integration.skipping import GRID, flags, run, session_of, state_of
+from tests.integration.skipping import DP_TP1, GRID, flags, run, session_of, state_of
 
 WINDOW, STEPS = 2, 12
 HALF = override(
@@ -35,7 +35,11 @@ LAYOUTS = {
     "dp": {"data_parallel": 2, "micro_batch_size": 1, "device_iterations": 2},
     "tp2, keeping activations": {"tensor_parallel_2": 2, "recomputation": False},
     "all": GRID,
-    "all, whole": {**GRID, "replicated_tensor_sharding": False, "device_iterations": 3},
+    "dp and tp1, whole": {
+        **DP_TP1,
+        "replicated_tensor_sharding": False,
+        "device_iterations": 3,
+    },
     "not clipped": {"max_norm": 0.0},
     "rounded to nearest": {"stochastic_rounding": False},
 }

@@ -23,7 +23,7 @@ from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import distance, random_weights
 from tests.integration.plain_muon import update_
 from tests.integration.runs import TRAINED, batches, train
-from tests.integration.skipping import GRID, run, session_of
+from tests.integration.skipping import DP_TP1, DP_TP2, GRID, run, session_of
 
 KEPT = override(TRAINED, stochastic_rounding=False, steps=3, weight_decay=0.2)
 HALF = {"precision": "float16", "loss_scaling": "auto"}
@@ -34,8 +34,8 @@ LAYOUTS = {
         "data_parallel": 2, "micro_batch_size": 1, "replicated_tensor_sharding": False,
     },
     "all": GRID,
-    "all, float16, keeping activations": {**GRID, **HALF, "recomputation": False},
-    "all, float16, by Muon": {**GRID, **HALF, "optimizer": "muon"},
+    "dp and tp2, float16, keeping activations": {**DP_TP2, **HALF, "recomputation": False},
+    "dp and tp1, float16, by Muon": {**DP_TP1, **HALF, "optimizer": "muon"},
 }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ class Masters:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", cases(LAYOUTS, lambda name: name in ("one", "all", "all, float16, by Muon"))
+    "name", cases(LAYOUTS, lambda name: name in ("one", "all", "dp and tp1, float16, by Muon"))
 )
 def test_steps_are_those_of_rounded_weights_and_updates_those_of_float32(name):
     """Loss, norm and gradients are bitwise those of a program with 16-bit rows; an update is that

@@ -26,6 +26,7 @@ FORMS = {
     "loss_scale": (("--precision", "float16", "--loss_scaling", "auto"), 1e-3),
     "checksums": ((), 1e-5),
     "validation_loss": (("--validate_every", "2", "--validation_batches", "1"), 1e-5),
+    "validation_fingerprint": (("--validate_every", "2", "--validation_batches", "1"), 1e-5),
 }
 """Settings of the runs that wrote them, and how near today's losses are: 16-bit types round, and
 may be rounded elsewhere today."""

@@ -202,7 +202,7 @@ def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
         "stochastic_rounding": True,
         "attention_serialisation": 11,
     }
-    config = configuration((2, 2, 1), **changes)
+    config = configuration((2, 1, 1), **changes)
     remembered = planned(config).program
     monkeypatch.setattr(dry_run, "MemoizedKernel", lambda kernel, live: kernel)
     assert planned(config).program == remembered

@@ -15,13 +15,14 @@ import pytest
 
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
 pytestmark = pytest.mark.multi
 ROOT = Path(__file__).parents[3]
 SECONDS = 120
-STEPS, EVERY = 64, 8
+STEPS, EVERY = 40, 8
 FLAGS = f"""
     --config tiny --name run --vocabulary_size 61 --hidden_size 24 --heads 3 --dropout 0.1
     --steps {STEPS} --warmup_steps 0 --global_batch_size 4 --micro_batch_size 2 --sequence_length 8
@@ -49,13 +50,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def start(
-    folder: Path, instances: int, flags: "Sequence[str]" = (), script: "Sequence[str]" = ()
+    folder: Path,
+    instances: int,
+    flags: "Sequence[str]" = (),
+    script: "Sequence[str]" = (),
+    pythons: "tuple[str, str]" = (sys.executable, sys.executable),
 ) -> subprocess.Popen:
+    """A run, by the Pythons of its launcher and its instances."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("POPDIST_")}
     launcher = f"-m poprun --num-replicas 2 --num-instances {instances} --restarts 2".split()
-    program = [sys.executable, *script, str(ROOT / "demo/pretraining.py"), *FLAGS, *flags]
+    program = [pythons[1], *script, str(ROOT / "demo/pretraining.py"), *FLAGS, *flags]
     return subprocess.Popen(
-        [sys.executable, *launcher, *program, "--run_folder", str(folder)],
+        [pythons[0], *launcher, *program, "--run_folder", str(folder)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -147,7 +153,11 @@ def test_a_disk_that_fails_in_one_instance_costs_no_step_and_the_run_starts_agai
     run_job(*FLAGS, *flags, "--run_folder", tmp_path / "undisturbed")
 
     script.write_text(FAILING)
-    launcher = start(tmp_path, 2, flags, [str(script), str(tmp_path / "run/metrics.jsonl")])
+    words, pythons = (
+        [str(script), str(tmp_path / "run/metrics.jsonl")],
+        (warm.launcher(), warm.python()),
+    )
+    launcher = start(tmp_path, 2, flags, words, pythons)
     _, said = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 0, said
     assert f"{data}: got 'Input/output error' while reading; expected a disk" in said

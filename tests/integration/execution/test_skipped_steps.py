@@ -40,7 +40,16 @@ from tests.integration.gpt_oracle import distance, small
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly
 from tests.integration.runs import TRAINED
-from tests.integration.skipping import GRID, POISON, flags, run, session_of, state_of
+from tests.integration.skipping import (
+    DP_TP1,
+    DP_TP2,
+    GRID,
+    POISON,
+    flags,
+    run,
+    session_of,
+    state_of,
+)
 
 ROOT = Path(__file__).parents[3]
 EXACT = override(TRAINED, precision="float32", stochastic_rounding=False, dropout=0.0)
@@ -54,8 +63,8 @@ LAYOUTS = {
     ),
     "float32": EXACT,
     "moments in 8 bits": override(TRAINED, moment_precision="8bit"),
-    "all, moments in 8 bits": override(
-        EXACT, **GRID, moment_precision="8bit", stochastic_rounding=True
+    "dp and tp1, moments in 8 bits": override(
+        EXACT, **DP_TP1, moment_precision="8bit", stochastic_rounding=True
     ),
     "without clipping, keeping activations": override(
         EXACT, max_norm=0.0, recomputation=False, widening=2
@@ -67,8 +76,8 @@ LAYOUTS = {
     "tp1": override(TRAINED, tensor_parallel_1=2),
     "tp2": override(EXACT, tensor_parallel_2=2),
     "all": override(TRAINED, **GRID),
-    "all, float16": override(TRAINED, **GRID, precision="float16", loss_scaling=64.0),
-    "all, whole": override(EXACT, **GRID, replicated_tensor_sharding=False),
+    "dp and tp2, float16": override(TRAINED, **DP_TP2, precision="float16", loss_scaling=64.0),
+    "dp and tp1, whole": override(EXACT, **DP_TP1, replicated_tensor_sharding=False),
 }
 every_layout = pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name in ("float32", "dp"))

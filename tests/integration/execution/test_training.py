@@ -67,7 +67,7 @@ SOME = {"data_parallel": 2, "micro_batch_size": 1}
                 "max_norm": 0.0,
             },
             {"recomputation": False, "widening": 2},
-            {**SOME, "tensor_parallel_1": 2, "tensor_parallel_2": 2, "layers": 2},
+            {**SOME, "tensor_parallel_1": 2, "layers": 2},
             {**SOME, "replicated_tensor_sharding": False},
         ],
         lambda changes: len(changes) == 1,
