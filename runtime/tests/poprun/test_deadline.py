@@ -61,8 +61,8 @@ def test_an_instance_that_was_stopped_waits_for_the_next_heartbeat_of_one_that_w
 
 TALKS = """
 import popdist
-popdist.init()
 from popxl.extensions import gather
+popdist.init()
 gather(rank)
 open(os.path.join(os.environ['NOTES'], f'{os.getpid()}'), 'w').close()
 for turn in range(3):
