@@ -152,12 +152,14 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goe
     held_out = write_tokens(tmp_path / "held_out.tfrecord", 1500)
     long = (*few, "--validation_batches", "all", "--validation_files", held_out)
     run_job(*flags_of(tmp_path / "undisturbed", tokens, *long))
+    lines = (tmp_path / "undisturbed/run/metrics.jsonl").read_text().splitlines()
+    begin, end = [json.loads(line)["seconds"] for line in lines]
     folder = tmp_path / "stopped"
     flags = flags_of(folder, tokens, *long, "--checkpoint.load", "auto")
     process = start(flags)
     while steps_in(folder) < 1 and process.poll() is None:
         time.sleep(0.002)
-    time.sleep(0.1)  # into the second validation, which takes many times as long
+    time.sleep((end - begin) / 2)  # into the second validation, many times as long as its step
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, output
