@@ -178,9 +178,9 @@ class Session:
         return (*self._extra_input_dims, *shape)
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
-        """Fresh arrays of the full shape for every output stream."""
+        """Arrays of zeros, of the full shape, for every output stream."""
         return {
-            s: np.empty(self._full_input_shape(s.shape), dtype=s.dtype.as_numpy())
+            s: np.zeros(self._full_input_shape(s.shape), dtype=s.dtype.as_numpy())
             for s in self._outputs
         }
 

@@ -317,6 +317,18 @@ def test_slots_that_no_store_reaches_keep_what_the_caller_had_there() -> None:
     assert given.tolist() == [[1, 1], [1, 1], [7, 7], [7, 7]]
 
 
+def test_slots_that_no_store_reaches_are_zeros() -> None:
+    ir = popxl.Ir()
+    ir.num_host_transfers = 2
+    with ir.main_graph:
+        out = popxl.d2h_stream((4096,), popxl.float32, "result")
+        ops.host_store(out, popxl.constant(np.ones(4096, np.float32)))
+    dirty = np.full((2, 4096), 7, np.float32)
+    del dirty  # numpy hands out the same memory again
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], np.repeat([[1.0], [0.0]], 4096, 1))
+
+
 def test_outputs_may_be_of_any_layout() -> None:
     ir, into, out = echo((2, 3))
     given = np.zeros((3, 2), np.float32).T
