@@ -13,7 +13,9 @@ from popxl.backend import backend, kernels
 from popxl.hints import report_hints
 from popxl.ir import Ir, IrInternals
 from popxl.session_checks import (
+    check_apart,
     check_keys,
+    check_output,
     checked_data,
     device_of,
     engine_device,
@@ -206,8 +208,8 @@ class Session:
         outputs: d2hStreamBufferMaps | None = None,
         downcast_inputs: bool = True,
     ) -> None:
-        """Run once with the given input arrays, writing into the given output arrays. Raises as
-        `run`.
+        """Run once with the given input arrays, writing into the given output arrays, which are
+        numpy's, of the streams' element types and share no memory. Raises as `run`.
         """
         self._check_attached("run")
         inputs, outputs = inputs or {}, outputs or {}
@@ -261,12 +263,14 @@ class Session:
     def _validate_run_outputs(self, outputs: d2hStreamBufferMaps) -> None:
         check_keys("output", outputs, self._outputs)
         for stream, value in outputs.items():
+            check_output(stream, value)
             self._check_shape("output", stream, value.shape)
             if not value.flags.writeable:
                 raise ValueError(
                     f"Session.run: got a read-only output array for stream '{stream.tensor_id}'; "
                     "expected a writable one."
                 )
+        check_apart(outputs)
 
     def _check_shape(self, kind: str, stream: Stream, shape: Iterable[int]) -> None:
         given = shape = tuple(shape)

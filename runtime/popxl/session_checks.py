@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from popart import DeviceInfo, DeviceType
 
+from popxl.streams import Stream
 from popxl.tensor import Tensor, Variable
 from popxl.utils import HostScalarTensor, round_to_bfloat16, to_numpy
 
@@ -61,6 +63,29 @@ def check_keys(kind: str, given: Mapping[Any, Any], expected: list[Any]) -> None
             f"{', '.join(s.tensor_id for s in missing) or 'none'}. Pass exactly the program's "
             f"{len(expected)} {kind} streams."
         )
+
+
+def check_output(stream: Stream, value: Any) -> None:
+    """TypeError unless a run can write a stream's values into what it is given."""
+    expected = stream.dtype.as_numpy()
+    if isinstance(value, np.ndarray) and value.dtype == expected:
+        return
+    given = f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
+    raise TypeError(
+        f"Session.run: got a {given} for output stream '{stream.tensor_id}' of {stream.spec}; "
+        f"expected a numpy array of {expected}. Take those of create_host_outputs()."
+    )
+
+
+def check_apart(outputs: Mapping[Any, np.ndarray]) -> None:
+    """ValueError if two streams would write into the same memory."""
+    for (one, first), (other, second) in combinations(outputs.items(), 2):
+        if np.shares_memory(first, second):
+            raise ValueError(
+                f"Session.run: got output arrays of streams '{one.tensor_id}' and "
+                f"'{other.tensor_id}' that share memory; expected one array for each. Take those "
+                "of create_host_outputs()."
+            )
 
 
 def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:

@@ -329,6 +329,35 @@ def test_slots_that_no_store_reaches_are_zeros() -> None:
         np.testing.assert_array_equal(session.run()[out], np.repeat([[1.0], [0.0]], 4096, 1))
 
 
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (np.zeros(2), "float64 array .*'result' of float32.2.; expected a numpy array of float32"),
+        (np.zeros(2, np.int32), "int32 array .*'result'"),
+        ([0, 0], "got a list for output stream 'result'"),
+        (torch.zeros(2), "got a Tensor for output stream 'result'"),
+    ],
+)
+def test_an_output_of_another_type_is_refused(given: Any, says: str) -> None:
+    ir, into, out = echo((2,))
+    with popxl.Session(ir) as session, pytest.raises(TypeError, match=says):
+        session.run_with_outputs({into: [1, 2]}, {out: given})
+
+
+def test_outputs_that_share_memory_are_refused() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        outs = [popxl.d2h_stream((2,), popxl.float32, name) for name in ("one", "other")]
+        for i, out in enumerate(outs):
+            ops.host_store(out, popxl.constant(np.full(2, i, np.float32)))
+    given = np.zeros((2, 2), np.float32)
+    with popxl.Session(ir) as session:
+        session.run_with_outputs({}, dict(zip(outs, given.T)))  # interleaved, and apart
+        assert given.tolist() == [[0, 1], [0, 1]]
+        with pytest.raises(ValueError, match="streams 'one' and 'other' that share memory"):
+            session.run_with_outputs({}, {outs[0]: given[0], outs[1]: given[:, 0]})
+
+
 def test_outputs_may_be_of_any_layout() -> None:
     ir, into, out = echo((2, 3))
     given = np.zeros((3, 2), np.float32).T
