@@ -27,7 +27,7 @@ from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Constant, Variable
 from popxl.transforms.ambiguity import check_ambiguity
 from popxl.transforms.fragments import arrange_fragments
-from popxl.utils import HostScalarTensor, downcast_np_dtypes, to_numpy
+from popxl.utils import HostScalarTensor, as_array, downcast_np_dtypes, host_array
 
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
@@ -196,7 +196,9 @@ class Session:
                 shape.
             downcast_inputs: narrow 64-bit elements to the stream's 32 bits; else they are an error.
         Raises:
-            ValueError: not attached, unexpected or missing streams, or an array of the wrong shape.
+            ValueError: not attached, unexpected or missing streams, an array of the wrong shape, or
+                numbers that the stream's element type cannot hold.
+            TypeError: something else than real numbers.
         """
         outputs = self.create_host_outputs()
         self.run_with_outputs(inputs, outputs, downcast_inputs)
@@ -213,7 +215,7 @@ class Session:
         """
         self._check_attached("run")
         inputs, outputs = inputs or {}, outputs or {}
-        self._validate_run_inputs(inputs)
+        check_keys("input", inputs, self._inputs)
         self._validate_run_outputs(outputs)
         arrays: dict[Stream, np.ndarray] = {
             s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()
@@ -251,14 +253,11 @@ class Session:
                 f"{stream.spec}; expected {stream.dtype.as_numpy()}. Convert it, or pass "
                 "downcast_inputs=True."
             )
-        array = np.asarray(value) if isinstance(value, np.memmap) else value
-        array = to_numpy(array, stream.dtype, copy=False)
+        what = f"Session.run: input stream '{stream.tensor_id}'"
+        array = as_array(np.asarray(value) if isinstance(value, np.memmap) else value, what)
+        self._check_shape("input", stream, array.shape)
+        array = host_array(what, array, stream.dtype, copy=False)
         return array.reshape(self._engine_shape(stream, array.shape))
-
-    def _validate_run_inputs(self, inputs: h2dStreamBufferMaps) -> None:
-        check_keys("input", inputs, self._inputs)
-        for stream, value in inputs.items():
-            self._check_shape("input", stream, np.shape(value))  # type: ignore[arg-type]
 
     def _validate_run_outputs(self, outputs: d2hStreamBufferMaps) -> None:
         check_keys("output", outputs, self._outputs)
@@ -376,8 +375,8 @@ class Session:
 
         Raises:
             TypeError: not a Variable, or another dtype than the variable's.
-            ValueError: another shape than the variable's `shape_on_host`, or a read-only
-                memory-mapped variable.
+            ValueError: another shape than the variable's `shape_on_host`, a number that its dtype
+                cannot hold, or a read-only memory-mapped variable.
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
         checked = {v: checked_data(v, data) for v, data in tensors.items()}

@@ -10,7 +10,7 @@ from popart import DeviceInfo, DeviceType
 
 from popxl.streams import Stream
 from popxl.tensor import Tensor, Variable
-from popxl.utils import HostScalarTensor, round_to_bfloat16, to_numpy
+from popxl.utils import HostScalarTensor, host_array
 
 DEVICES = {"ipu_hw": DeviceType.Ipu, "ipu_model": DeviceType.IpuModel, "cpu": DeviceType.Cpu}
 OURS = ("auto", "cuda")
@@ -105,9 +105,9 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
         )
     is_number = isinstance(data, (int, float, bool))
     plain = np.asarray(data) if isinstance(data, np.memmap) else data
-    array = (
-        to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
-    )
+    what = f"{where}: %{variable.name}"
+    dtype = variable.dtype if is_number else None
+    array = host_array(what, plain, dtype, downcast=False, copy=False)
     if array.dtype != variable.dtype.as_numpy():
         raise TypeError(
             f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected "
@@ -118,4 +118,4 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
             f"{where}: got shape {list(array.shape)} for %{variable.name}; expected "
             f"{list(variable.shape_on_host)}."
         )
-    return round_to_bfloat16(array) if variable.dtype.name == "bfloat16" else array
+    return host_array(what, array, variable.dtype, copy=False)

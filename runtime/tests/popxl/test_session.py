@@ -400,6 +400,52 @@ def test_64_bit_inputs_are_narrowed_unless_that_is_forbidden(dtype: popxl.dtype,
             session.run({into: np.array([1, 2], wide)}, downcast_inputs=False)
 
 
+@pytest.mark.parametrize(
+    "dtype, given, says",
+    [
+        (
+            popxl.int32,
+            np.array([2**40, 1]),
+            r"got 1099511627776 at \[0\] for int32; expected whole",
+        ),
+        (popxl.int32, [0.0, 1.7], r"got 1.7 at \[1\] for int32"),
+        (popxl.int32, torch.tensor([0.0, np.nan]), "got nan"),
+        (popxl.int32, [1e300, 0.0], r"got 1e\+300"),
+        (popxl.uint32, np.array([0, -1], np.int32), "got -1 .*expected whole numbers from 0 to"),
+        (popxl.float32, [1e300, 0.0], r"expected numbers from -3.4028e\+38 to 3.4028e\+38, or inf"),
+        (popxl.float16, np.array([0, 70000], np.float32), "got 70000.0 .*for float16"),
+        (popxl.float32, [1j, 0], "got complex128 data for float32; expected real numbers"),
+        (popxl.float32, ["1", "2"], "got <U1 data"),
+        (popxl.float32, [[1], [1, 2]], "got a list that is no array .*expected lists of equal"),
+    ],
+)
+def test_inputs_that_the_streams_type_cannot_hold_are_refused(
+    dtype: popxl.dtype, given: Any, says: str
+) -> None:
+    ir, into, _ = echo((2,), dtype)
+    with popxl.Session(ir) as session, pytest.raises((ValueError, TypeError), match=says) as caught:
+        session.run({into: given})
+    assert str(caught.value).startswith("Session.run: input stream 'words': got")
+
+
+@pytest.mark.parametrize(
+    "dtype, given, held",
+    [
+        (popxl.int32, [1.0, -(2.0**31)], [1, -(2**31)]),
+        (popxl.uint32, [True, 2**32 - 1], [1, 2**32 - 1]),
+        (popxl.float16, [np.inf, 1e-9], [np.inf, 0]),
+        (popxl.bfloat16, [1 + 2**-9, -np.inf], [1, -np.inf]),
+        (popxl.bool, [0.5, 0], [True, False]),
+    ],
+)
+def test_inputs_that_are_whole_rounded_infinite_or_true_are_taken(
+    dtype: popxl.dtype, given: Any, held: Any
+) -> None:
+    ir, into, out = echo((2,), dtype)
+    with popxl.Session(ir) as session:
+        assert session.run({into: given})[out].tolist() == held
+
+
 def test_a_wrong_shape_names_stream_and_shapes() -> None:
     ir, into, _ = echo((2, 3))
     words = r"got an input array of shape \[3, 2\] for stream 'words'.*expected \[2, 3\]: 1 transfers, 1 replicas"
