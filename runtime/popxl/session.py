@@ -13,7 +13,9 @@ from popxl.backend import backend, kernels
 from popxl.hints import report_hints
 from popxl.ir import Ir, IrInternals
 from popxl.session_checks import (
+    check_apart,
     check_keys,
+    check_output,
     checked_data,
     device_of,
     engine_device,
@@ -25,7 +27,7 @@ from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Constant, Variable
 from popxl.transforms.ambiguity import check_ambiguity
 from popxl.transforms.fragments import arrange_fragments
-from popxl.utils import HostScalarTensor, downcast_np_dtypes, to_numpy
+from popxl.utils import HostScalarTensor, as_array, downcast_np_dtypes, host_array
 
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
@@ -178,9 +180,9 @@ class Session:
         return (*self._extra_input_dims, *shape)
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
-        """Fresh arrays of the full shape for every output stream."""
+        """Arrays of zeros, of the full shape, for every output stream."""
         return {
-            s: np.empty(self._full_input_shape(s.shape), dtype=s.dtype.as_numpy())
+            s: np.zeros(self._full_input_shape(s.shape), dtype=s.dtype.as_numpy())
             for s in self._outputs
         }
 
@@ -194,7 +196,9 @@ class Session:
                 shape.
             downcast_inputs: narrow 64-bit elements to the stream's 32 bits; else they are an error.
         Raises:
-            ValueError: not attached, unexpected or missing streams, or an array of the wrong shape.
+            ValueError: not attached, unexpected or missing streams, an array of the wrong shape, or
+                numbers that the stream's element type cannot hold.
+            TypeError: something else than real numbers.
         """
         outputs = self.create_host_outputs()
         self.run_with_outputs(inputs, outputs, downcast_inputs)
@@ -206,12 +210,12 @@ class Session:
         outputs: d2hStreamBufferMaps | None = None,
         downcast_inputs: bool = True,
     ) -> None:
-        """Run once with the given input arrays, writing into the given output arrays. Raises as
-        `run`.
+        """Run once with the given input arrays, writing into the given output arrays, which are
+        numpy's, of the streams' element types and share no memory. Raises as `run`.
         """
         self._check_attached("run")
         inputs, outputs = inputs or {}, outputs or {}
-        self._validate_run_inputs(inputs)
+        check_keys("input", inputs, self._inputs)
         self._validate_run_outputs(outputs)
         arrays: dict[Stream, np.ndarray] = {
             s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()
@@ -249,24 +253,23 @@ class Session:
                 f"{stream.spec}; expected {stream.dtype.as_numpy()}. Convert it, or pass "
                 "downcast_inputs=True."
             )
-        array = np.asarray(value) if isinstance(value, np.memmap) else value
-        array = to_numpy(array, stream.dtype, copy=False)
+        what = f"Session.run: input stream '{stream.tensor_id}'"
+        array = as_array(np.asarray(value) if isinstance(value, np.memmap) else value, what)
+        self._check_shape("input", stream, array.shape)
+        array = host_array(what, array, stream.dtype, copy=False)
         return array.reshape(self._engine_shape(stream, array.shape))
-
-    def _validate_run_inputs(self, inputs: h2dStreamBufferMaps) -> None:
-        check_keys("input", inputs, self._inputs)
-        for stream, value in inputs.items():
-            self._check_shape("input", stream, np.shape(value))  # type: ignore[arg-type]
 
     def _validate_run_outputs(self, outputs: d2hStreamBufferMaps) -> None:
         check_keys("output", outputs, self._outputs)
         for stream, value in outputs.items():
+            check_output(stream, value)
             self._check_shape("output", stream, value.shape)
             if not value.flags.writeable:
                 raise ValueError(
                     f"Session.run: got a read-only output array for stream '{stream.tensor_id}'; "
                     "expected a writable one."
                 )
+        check_apart(outputs)
 
     def _check_shape(self, kind: str, stream: Stream, shape: Iterable[int]) -> None:
         given = shape = tuple(shape)
@@ -372,8 +375,8 @@ class Session:
 
         Raises:
             TypeError: not a Variable, or another dtype than the variable's.
-            ValueError: another shape than the variable's `shape_on_host`, or a read-only
-                memory-mapped variable.
+            ValueError: another shape than the variable's `shape_on_host`, a number that its dtype
+                cannot hold, or a read-only memory-mapped variable.
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
         checked = {v: checked_data(v, data) for v, data in tensors.items()}

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from popart import DeviceInfo, DeviceType
 
+from popxl.streams import Stream
 from popxl.tensor import Tensor, Variable
-from popxl.utils import HostScalarTensor, round_to_bfloat16, to_numpy
+from popxl.utils import HostScalarTensor, host_array
 
 DEVICES = {"ipu_hw": DeviceType.Ipu, "ipu_model": DeviceType.IpuModel, "cpu": DeviceType.Cpu}
 OURS = ("auto", "cuda")
@@ -63,6 +65,29 @@ def check_keys(kind: str, given: Mapping[Any, Any], expected: list[Any]) -> None
         )
 
 
+def check_output(stream: Stream, value: Any) -> None:
+    """TypeError unless a run can write a stream's values into what it is given."""
+    expected = stream.dtype.as_numpy()
+    if isinstance(value, np.ndarray) and value.dtype == expected:
+        return
+    given = f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
+    raise TypeError(
+        f"Session.run: got a {given} for output stream '{stream.tensor_id}' of {stream.spec}; "
+        f"expected a numpy array of {expected}. Take those of create_host_outputs()."
+    )
+
+
+def check_apart(outputs: Mapping[Any, np.ndarray]) -> None:
+    """ValueError if two streams would write into the same memory."""
+    for (one, first), (other, second) in combinations(outputs.items(), 2):
+        if np.shares_memory(first, second):
+            raise ValueError(
+                f"Session.run: got output arrays of streams '{one.tensor_id}' and "
+                f"'{other.tensor_id}' that share memory; expected one array for each. Take those "
+                "of create_host_outputs()."
+            )
+
+
 def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
     """Data for a variable as an array; raises as `Session.write_variables_data`."""
     where = "Session.write_variables_data"
@@ -80,9 +105,9 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
         )
     is_number = isinstance(data, (int, float, bool))
     plain = np.asarray(data) if isinstance(data, np.memmap) else data
-    array = (
-        to_numpy(data, variable.dtype) if is_number else to_numpy(plain, downcast=False, copy=False)
-    )
+    what = f"{where}: %{variable.name}"
+    dtype = variable.dtype if is_number else None
+    array = host_array(what, plain, dtype, downcast=False, copy=False)
     if array.dtype != variable.dtype.as_numpy():
         raise TypeError(
             f"{where}: got {array.dtype} data for %{variable.name}: {variable.spec}; expected "
@@ -93,4 +118,4 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
             f"{where}: got shape {list(array.shape)} for %{variable.name}; expected "
             f"{list(variable.shape_on_host)}."
         )
-    return round_to_bfloat16(array) if variable.dtype.name == "bfloat16" else array
+    return host_array(what, array, variable.dtype, copy=False)

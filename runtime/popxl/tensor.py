@@ -21,7 +21,7 @@ from popxl.program import (
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.spec import TensorSpec
-from popxl.utils import HostScalarTensor, HostTensor, ScalarType, to_host_value, to_numpy
+from popxl.utils import HostScalarTensor, HostTensor, ScalarType, host_array, to_host_value
 
 __all__ = [
     "Constant",
@@ -106,7 +106,8 @@ def _make_variable(
     graph._check_open("variable")
     if dtype is None and hasattr(data, "dtype") and str(data.dtype) == "torch.bfloat16":
         dtype = dtypes.bfloat16
-    array = to_host_value(data, dtype, downcast, log2_scale, nan_on_overflow)
+    what = f"variable '{name}'" if name else "variable"
+    array = to_host_value(what, data, dtype, downcast, log2_scale, nan_on_overflow)
     grouping = grouping or ir.replica_grouping()
     shape = array.shape
     if grouping.num_groups > 1:
@@ -315,7 +316,8 @@ def constant(
     """A constant of the current graph; arguments as for `variable`. TypeError for float8 codes
     without dtype.
     """
-    array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
+    what = f"constant '{name}'" if name else "constant"
+    array = host_array(what, data, dtype, downcast, True, log2_scale, nan_on_overflow)
     if dtype is None and array.dtype.names:
         raise DTypeError(
             f"constant: got {array.dtype} data and no dtype; expected float8_143 or "

@@ -8,7 +8,7 @@ import numpy as np
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.spec import TensorSpec
-from popxl.utils import to_numpy
+from popxl.utils import host_array, to_numpy
 
 TensorT = TypeVar("TensorT", bound="TensorMethods[Any]")
 """`popxl.Tensor`, which these methods return."""
@@ -92,11 +92,11 @@ class TensorMethods(Generic[TensorT]):
         self, value: Any, dtype: dtypes.dtype | None = None, raise_on_empty: bool = True
     ) -> TensorT:
         """A tensor as it is; a host value as a constant of this tensor's dtype. ValueError for an
-        empty value.
+        empty value, and for numbers that the dtype cannot hold.
         """
         if isinstance(value, TensorMethods):
             return cast(TensorT, value)
-        data = to_numpy(value, dtype or self.dtype)
+        data = host_array(f"operand of %{self.name}: {self.spec}", value, dtype or self.dtype)
         if raise_on_empty and data.size == 0:
             raise ValueError(
                 f"%{self.name}: got an empty {type(value).__name__} as operand; expected at "

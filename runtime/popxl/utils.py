@@ -1,6 +1,7 @@
 """Host data: from whatever the user has to numpy arrays, and tables as text."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ downcast_np_dtypes = {
 }
 
 
-def _as_array(x: Any) -> np.ndarray:
+def as_array(x: Any, what: str) -> np.ndarray:
+    """An array of what is given. ValueError, which begins with ``what``, for ragged lists."""
     if isinstance(x, np.ndarray):
         return x
     # a torch tensor; torch itself is never imported here
@@ -28,7 +30,13 @@ def _as_array(x: Any) -> np.ndarray:
         x = x.detach().cpu()
         array: np.ndarray = (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
         return array
-    return np.asarray(x)
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise ValueError(
+            f"{what}: got a {type(x).__name__} that is no array ({error}); expected lists of equal "
+            "lengths on each axis. Pad them."
+        ) from None
 
 
 def to_numpy(
@@ -41,6 +49,9 @@ def to_numpy(
 ) -> np.ndarray:
     """A C-contiguous array from a number, list, torch tensor or array.
 
+    Numbers may be rounded to the element type. Those that it cannot hold are refused: fractions and
+    NaN as integers, numbers out of its range, and finite ones that would be infinite.
+
     Args:
         dtype: element type of the result (float32 stands for bfloat16); None keeps x's own. For a
             float8 type x holds its codes already, or numbers of float16, float32 or float64.
@@ -51,17 +62,30 @@ def to_numpy(
         nan_on_overflow: whether those too large for float8 become NaN (default), or else its
             largest number.
     Raises:
-        ValueError: a memory-mapped array that would have to be converted, or that has 64-bit
-            elements.
-        TypeError: something else than codes or floating point for a float8 type.
+        ValueError: numbers that the element type cannot hold, ragged lists; a memory-mapped array
+            that would have to be converted, or that has 64-bit elements.
+        TypeError: no real numbers; something else than codes or floating point for a float8 type.
         RuntimeError: a scale out of range, or float8 arguments without numbers that become float8.
     """
+    return host_array("to_numpy", x, dtype, downcast, copy, log2_scale, nan_on_overflow)
+
+
+def host_array(
+    what: str,
+    x: HostScalarTensor,
+    dtype: dtype | None = None,
+    downcast: bool = True,
+    copy: bool = True,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> np.ndarray:
+    """As `to_numpy`; errors about the numbers begin with ``what`` they are for."""
     if dtype not in FORMATS and (log2_scale is not None or nan_on_overflow is not None):
         raise RuntimeError(
             f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them "
             "only with float8 types."
         )
-    array = _as_array(x)
+    array = as_array(x, what)
     target = array.dtype
     if dtype is not None:
         target = dtype.as_numpy()
@@ -90,12 +114,81 @@ def to_numpy(
             f"to_numpy: got log2_scale or nan_on_overflow with codes of {dtype}; expected "
             "them with numbers to convert."
         )
+    return _cast(array, target, dtype, copy, what)
+
+
+def _cast(
+    array: np.ndarray, target: np.dtype, dtype: dtype | None, copy: bool, what: str
+) -> np.ndarray:
+    """ValueError or TypeError, which begin with ``what``, for what the type cannot hold."""
+    _check_kind(array, target, what)
+    if dtype is bfloat16 or (target.kind in "iuf" and not np.can_cast(array.dtype, target)):
+        _check_range(array, target, dtype or target, what)
     result = (
         np.array(array, dtype=target, order="C", copy=True)
         if copy
         else np.asarray(array, dtype=target, order="C")
     )
     return round_to_bfloat16(result) if dtype is bfloat16 else result
+
+
+def _check_kind(array: np.ndarray, target: np.dtype, what: str) -> None:
+    given = array.dtype
+    is_number = given.kind in "biufV" or given.kind == target.kind == "c"
+    if given != target and (given.names or not is_number):
+        raise DTypeError(
+            f"{what}: got {given} data for {target}; expected real numbers. Convert it first."
+        )
+
+
+def _check_range(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype, what: str) -> None:
+    """ValueError unless each number is one of the type, or is rounded to one."""
+    if not array.size:
+        return
+    lowest, highest = _limits(dtype, target)
+    least, most = (array, array) if array.size == 1 else (array.min(), array.max())
+    is_inside = lowest <= least.item() and most.item() <= highest  # not so with NaN
+    if target.kind == "f":
+        if not is_inside and (wrong := _infinite(array, target, dtype)).any():
+            expected = f"numbers from {lowest:.5g} to {highest:.5g}, or inf"
+            _refuse(array, wrong, dtype.name, expected, what)
+        return
+    if array.dtype.kind in "iu":
+        if is_inside:
+            return
+        fits = (array >= lowest) & (array <= highest)
+    else:
+        x = array.astype(np.float64, copy=False)
+        fits = (x >= float(lowest)) & (x < float(highest) + 1) & (x == np.trunc(x))
+        if fits.all():
+            return
+    _refuse(array, ~fits, dtype.name, f"whole numbers from {lowest} to {highest}", what)
+
+
+@cache
+def _limits(dtype: dtype | np.dtype, target: np.dtype) -> tuple[Any, Any]:
+    """The least and the largest number of a type."""
+    if target.kind != "f":
+        return int(np.iinfo(target).min), int(np.iinfo(target).max)
+    highest = (2 - 2.0**-7) * 2.0**127 if dtype is bfloat16 else float(np.finfo(target).max)
+    return -highest, highest
+
+
+def _infinite(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype) -> np.ndarray:
+    """Where finite numbers become infinite."""
+    with np.errstate(over="ignore"):
+        result = array.astype(target)
+    result = round_to_bfloat16(result) if dtype is bfloat16 else result
+    return np.asarray(np.isinf(result) & np.isfinite(array))
+
+
+def _refuse(array: np.ndarray, wrong: np.ndarray, name: str, expected: str, what: str) -> None:
+    index = tuple(np.argwhere(wrong)[0].tolist())
+    place = f" at {list(index)}" if index else ""
+    raise ValueError(
+        f"{what}: got {array[index]}{place} for {name}; expected {expected}. Convert the data, or "
+        "choose a type that holds it."
+    )
 
 
 def _to_float8(
@@ -120,25 +213,21 @@ def is_uniform(x: Any) -> bool:
 
 
 def to_host_value(
+    what: str,
     x: HostScalarTensor,
     dtype: dtype | None = None,
     downcast: bool = True,
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
-    """As `to_numpy`, but one number seen everywhere stays so: large variables of zeros take no host
-    memory.
+    """As `host_array`, but one number seen everywhere stays so: large variables of zeros take no
+    host memory.
     """
     if isinstance(x, np.ndarray) and is_uniform(x):
-        one = to_numpy(
-            x[(0,) * x.ndim],
-            dtype,
-            downcast,
-            log2_scale=log2_scale,
-            nan_on_overflow=nan_on_overflow,
-        )
-        return np.broadcast_to(one, x.shape)
-    return to_numpy(x, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
+        one = x[(0,) * x.ndim]
+        value = host_array(what, one, dtype, downcast, True, log2_scale, nan_on_overflow)
+        return np.broadcast_to(value, x.shape)
+    return host_array(what, x, dtype, downcast, True, log2_scale, nan_on_overflow)
 
 
 def round_to_bfloat16(x: np.ndarray) -> np.ndarray:

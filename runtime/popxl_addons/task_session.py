@@ -39,8 +39,11 @@ class TaskSession(popxl.Session):
     Args:
         inputs, outputs: streams of the program.
         state: variables that checkpoints hold.
-        max_checkpoints: checkpoints of this session to keep; the oldest is deleted beyond.
+        max_checkpoints: checkpoints of this session to keep, at least 1; the oldest is deleted
+            beyond, unless one that stays is inside it.
         args, kwargs: go to `popxl.Session`.
+    Raises:
+        ValueError: max_checkpoints is less than 1.
     """
 
     def __init__(
@@ -52,6 +55,11 @@ class TaskSession(popxl.Session):
         *args: Any,
         **kwargs: Any,
     ) -> None:
+        if max_checkpoints < 1:
+            raise ValueError(
+                f"TaskSession: got max_checkpoints {max_checkpoints}; expected 1 or more. Where no "
+                "checkpoint is to be kept, save none."
+            )
         super().__init__(*args, **kwargs)
         # Streams by name, or the list that was given: only the caller knows which.
         self.inputs: Any = inputs if isinstance(inputs, InputStreams) else list(inputs)
@@ -61,6 +69,7 @@ class TaskSession(popxl.Session):
         self.session_state: dict[str, Any] = {"steps": 0}
         self._dataloader: Any = None
         self._saved: list[Path] = []
+        """Real paths of this session's checkpoints, oldest first."""
 
     @property
     def dataloader(self) -> Any:
@@ -162,6 +171,8 @@ class TaskSession(popxl.Session):
         Args:
             checkpoint_dir: its place; an older one there is replaced. "wandb://name" makes an
                 artifact of it.
+        Raises:
+            ValueError: a checkpoint that is to be kept is inside that place.
         """
         # every instance takes part in reading the variables
         values = self.get_named_tensors_data().to_dict()
@@ -175,10 +186,19 @@ class TaskSession(popxl.Session):
             self._save_artifact(checkpoint_dir[len(WANDB_PREFIX) :], values)
             return
         target = Path(checkpoint_dir)
+        place = target.parent.resolve() / target.name  # what is written replaces a link of its name
+        older = [path for path in self._saved if path != place]
+        kept = [*older, place][-self.max_checkpoints :]
+        if lost := [path for path in kept if place in path.parents]:
+            raise ValueError(
+                f"save_checkpoint: got {target}, which has the checkpoint {lost[0]} inside and "
+                "would replace it; expected a folder beside those that are kept. Save elsewhere."
+            )
         replace_folder(target, lambda folder: self._write_checkpoint(folder, values))
-        self._saved = [*(path for path in self._saved if path != target), target]
-        while len(self._saved) > self.max_checkpoints:
-            shutil.rmtree(self._saved.pop(0), ignore_errors=True)
+        for path in older[: len(older) + 1 - len(kept)]:
+            if not any(path in other.parents for other in kept):
+                shutil.rmtree(path, ignore_errors=True)
+        self._saved = [*(path for path in older if path.is_dir()), place]
 
     def _write_checkpoint(self, folder: Path, values: Mapping[str, np.ndarray]) -> None:
         (folder / "model").mkdir(parents=True)

@@ -18,7 +18,7 @@ from popdist import exchange
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.errors import RemoteMemoryError
 from popxl.tensor import HostTensor, Variable
-from popxl.utils import is_uniform, to_host_value, to_numpy
+from popxl.utils import host_array, is_uniform, to_host_value
 
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -48,12 +48,13 @@ class _Peekable(Iterator[HostTensor]):
         return self._next.pop() if self._next else next(self._items)
 
 
-def _as_item(data: HostTensor, dtype: popxl.dtype | None) -> np.ndarray:
+def _as_item(data: HostTensor, dtype: popxl.dtype | None, name: str | None) -> np.ndarray:
+    what = f"variable '{name}'" if name else "variable"
     if not isinstance(data, np.ndarray) or not is_uniform(data):
-        return to_numpy(data, dtype, copy=False)
+        return host_array(what, data, dtype, copy=False)
     # also where types round
     is_kept = dtype is not None and dtype.as_numpy() == data.dtype and data.flat[0] == 0
-    return data if is_kept else to_host_value(data, dtype)
+    return data if is_kept else to_host_value(what, data, dtype)
 
 
 class VariableFactory:
@@ -84,7 +85,7 @@ class VariableFactory:
     ) -> None:
         try:
             self.data_iter = _Peekable(data_iter)
-            first = _as_item(self.data_iter.peek(), dtype)
+            first = _as_item(self.data_iter.peek(), dtype, name)
         except Exception as error:
             raise ValueError(
                 f"variable '{name}': got a data source that fails ({type(error).__name__}: "
@@ -244,7 +245,7 @@ class VariableFactory:
             )
         if self._seen is not None and data is self._seen[0] and data.item(0) == self._seen[1]:
             return self._seen[2]
-        item = _as_item(data, self.dtype)
+        item = _as_item(data, self.dtype, self.name)
         if item.shape != self._whole_shape:
             raise ValueError(
                 f"variable '{self.name}': got data of shape {list(item.shape)}; expected "

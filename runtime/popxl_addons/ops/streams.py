@@ -3,7 +3,7 @@
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, Tensor, ops
 from popxl.tensor import HostTensor
-from popxl.utils import to_numpy
+from popxl.utils import host_array
 
 
 def host_load(
@@ -14,7 +14,7 @@ def host_load(
 
     The tensor has the name; the stream, which is of the main graph, too, is ``<name>_stream``.
     """
-    data = to_numpy(t, dtype)
+    data = host_array(f"host_load '{name}'", t, dtype)
     stream = popxl.h2d_stream(data.shape, dtype, f"{name}_stream")
     return data, stream, ops.host_load(stream, name)
 

@@ -317,6 +317,47 @@ def test_slots_that_no_store_reaches_keep_what_the_caller_had_there() -> None:
     assert given.tolist() == [[1, 1], [1, 1], [7, 7], [7, 7]]
 
 
+def test_slots_that_no_store_reaches_are_zeros() -> None:
+    ir = popxl.Ir()
+    ir.num_host_transfers = 2
+    with ir.main_graph:
+        out = popxl.d2h_stream((4096,), popxl.float32, "result")
+        ops.host_store(out, popxl.constant(np.ones(4096, np.float32)))
+    dirty = np.full((2, 4096), 7, np.float32)
+    del dirty  # numpy hands out the same memory again
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], np.repeat([[1.0], [0.0]], 4096, 1))
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (np.zeros(2), "float64 array .*'result' of float32.2.; expected a numpy array of float32"),
+        (np.zeros(2, np.int32), "int32 array .*'result'"),
+        ([0, 0], "got a list for output stream 'result'"),
+        (torch.zeros(2), "got a Tensor for output stream 'result'"),
+    ],
+)
+def test_an_output_of_another_type_is_refused(given: Any, says: str) -> None:
+    ir, into, out = echo((2,))
+    with popxl.Session(ir) as session, pytest.raises(TypeError, match=says):
+        session.run_with_outputs({into: [1, 2]}, {out: given})
+
+
+def test_outputs_that_share_memory_are_refused() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        outs = [popxl.d2h_stream((2,), popxl.float32, name) for name in ("one", "other")]
+        for i, out in enumerate(outs):
+            ops.host_store(out, popxl.constant(np.full(2, i, np.float32)))
+    given = np.zeros((2, 2), np.float32)
+    with popxl.Session(ir) as session:
+        session.run_with_outputs({}, dict(zip(outs, given.T)))  # interleaved, and apart
+        assert given.tolist() == [[0, 1], [0, 1]]
+        with pytest.raises(ValueError, match="streams 'one' and 'other' that share memory"):
+            session.run_with_outputs({}, {outs[0]: given[0], outs[1]: given[:, 0]})
+
+
 def test_outputs_may_be_of_any_layout() -> None:
     ir, into, out = echo((2, 3))
     given = np.zeros((3, 2), np.float32).T
@@ -357,6 +398,52 @@ def test_64_bit_inputs_are_narrowed_unless_that_is_forbidden(dtype: popxl.dtype,
             match=f"got {np.dtype(wide)} data for input stream 'words'.*downcast_inputs=True",
         ):
             session.run({into: np.array([1, 2], wide)}, downcast_inputs=False)
+
+
+@pytest.mark.parametrize(
+    "dtype, given, says",
+    [
+        (
+            popxl.int32,
+            np.array([2**40, 1]),
+            r"got 1099511627776 at \[0\] for int32; expected whole",
+        ),
+        (popxl.int32, [0.0, 1.7], r"got 1.7 at \[1\] for int32"),
+        (popxl.int32, torch.tensor([0.0, np.nan]), "got nan"),
+        (popxl.int32, [1e300, 0.0], r"got 1e\+300"),
+        (popxl.uint32, np.array([0, -1], np.int32), "got -1 .*expected whole numbers from 0 to"),
+        (popxl.float32, [1e300, 0.0], r"expected numbers from -3.4028e\+38 to 3.4028e\+38, or inf"),
+        (popxl.float16, np.array([0, 70000], np.float32), "got 70000.0 .*for float16"),
+        (popxl.float32, [1j, 0], "got complex128 data for float32; expected real numbers"),
+        (popxl.float32, ["1", "2"], "got <U1 data"),
+        (popxl.float32, [[1], [1, 2]], "got a list that is no array .*expected lists of equal"),
+    ],
+)
+def test_inputs_that_the_streams_type_cannot_hold_are_refused(
+    dtype: popxl.dtype, given: Any, says: str
+) -> None:
+    ir, into, _ = echo((2,), dtype)
+    with popxl.Session(ir) as session, pytest.raises((ValueError, TypeError), match=says) as caught:
+        session.run({into: given})
+    assert str(caught.value).startswith("Session.run: input stream 'words': got")
+
+
+@pytest.mark.parametrize(
+    "dtype, given, held",
+    [
+        (popxl.int32, [1.0, -(2.0**31)], [1, -(2**31)]),
+        (popxl.uint32, [True, 2**32 - 1], [1, 2**32 - 1]),
+        (popxl.float16, [np.inf, 1e-9], [np.inf, 0]),
+        (popxl.bfloat16, [1 + 2**-9, -np.inf], [1, -np.inf]),
+        (popxl.bool, [0.5, 0], [True, False]),
+    ],
+)
+def test_inputs_that_are_whole_rounded_infinite_or_true_are_taken(
+    dtype: popxl.dtype, given: Any, held: Any
+) -> None:
+    ir, into, out = echo((2,), dtype)
+    with popxl.Session(ir) as session:
+        assert session.run({into: given})[out].tolist() == held
 
 
 def test_a_wrong_shape_names_stream_and_shapes() -> None:

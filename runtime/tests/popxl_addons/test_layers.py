@@ -343,6 +343,8 @@ def test_square_sums_undo_the_loss_scaling(dtype):
 def test_host_loads_and_stores_make_their_streams():
     ir = popxl.Ir()
     with ir.main_graph:
+        with pytest.raises(ValueError, match=r"host_load 'x': got 1.5 at \[1\] for int32"):
+            addons.host_load([1, 1.5], popxl.int32, "x")
         data, stream, t = addons.host_load([1, 2, 3], popxl.float32, "x")
         out = addons.host_store(t * 2)
     assert (stream.tensor_id, t.name, out.tensor_id) == ("x_stream", "x", "mul_stream")

@@ -125,6 +125,61 @@ def test_only_the_newest_checkpoints_stay(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["2", "3"]
 
 
+def test_a_checkpoint_under_another_name_of_its_folder_stays(tmp_path, monkeypatch):
+    session = make_session()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("ckpt", tmp_path / "ckpt", "link/ckpt", "link/../" + tmp_path.name + "/ckpt"):
+        session.save_checkpoint(str(name))
+        session.load_checkpoint(str(tmp_path / "ckpt"))
+    monkeypatch.chdir("/")
+    session.save_checkpoint(
+        str(tmp_path / "other")
+    )  # the one that was saved by a relative path goes
+    assert sorted(os.listdir(tmp_path)) == ["link", "other"]
+
+
+def test_a_link_in_the_place_of_a_checkpoint_is_replaced_and_what_it_leads_to_is_another(tmp_path):
+    session = make_session(max_checkpoints=2)
+    session.save_checkpoint(str(tmp_path / "ckpt"))
+    (tmp_path / "latest").symlink_to("ckpt")
+    session.save_checkpoint(str(tmp_path / "latest"))
+    assert not (tmp_path / "latest").is_symlink()
+    for name in ("ckpt", "latest"):
+        session.load_checkpoint(str(tmp_path / name))
+    session.save_checkpoint(str(tmp_path / "next"))
+    assert sorted(os.listdir(tmp_path)) == ["latest", "next"]
+
+
+def test_a_checkpoint_with_another_inside_stays_until_that_may_go(tmp_path):
+    session = make_session()
+    session.save_checkpoint(str(tmp_path / "ckpt"))
+    session.save_checkpoint(str(tmp_path / "ckpt/best"))
+    for name in ("ckpt", "ckpt/best"):
+        session.load_checkpoint(str(tmp_path / name))
+    session.save_checkpoint(str(tmp_path / "other"))
+    assert os.listdir(tmp_path) == ["other"]
+
+
+def test_a_checkpoint_replaces_none_that_is_to_be_kept(tmp_path):
+    for kept in (1, 2):
+        session = make_session(max_checkpoints=kept)
+        session.save_checkpoint(str(tmp_path / "ckpt/best"))
+        if kept == 1:
+            session.save_checkpoint(str(tmp_path / "ckpt"))
+            assert not (tmp_path / "ckpt/best").exists()
+        else:
+            with pytest.raises(ValueError, match="has the checkpoint .*ckpt/best inside"):
+                session.save_checkpoint(str(tmp_path / "ckpt"))
+            session.load_checkpoint(str(tmp_path / "ckpt/best"))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_session_that_would_keep_no_checkpoint_is_refused(count):
+    with pytest.raises(ValueError, match=f"got max_checkpoints {count}; expected 1 or more"):
+        make_session(max_checkpoints=count)
+
+
 def test_names_of_one_side_only_are_left_and_reported(tmp_path, caplog):
     source = make_session(names=("a.w", "other"))
     source.save_checkpoint(str(tmp_path / "c"))
