@@ -98,6 +98,10 @@ class GenerateOptions:
     """Texts to go on from, each by itself; none: a new document is begun."""
     prompt_file: PathText | None = None
     """A file whose text is a prompt; -: standard input."""
+    special_tokens: bool = False
+    """Take special tokens that prompts spell as tokens, such as those of a chat template; off: as
+    text, which is how training data are made.
+    """
     chat: bool = False
     """Read prompts from standard input, a line each. The model sees all that was said before."""
     tokens: Count = 200
