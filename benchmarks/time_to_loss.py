@@ -138,7 +138,7 @@ class Bench:
         info = json.loads((arguments.text / "dataset.json").read_text())
         tokenizer = Tokenizer.from_file(str(arguments.text / "tokenizer.json"))
         sizes = token_bytes(tokenizer)
-        if sizes is None:
+        if sizes is None or math.isnan(sizes.sum()):
             raise BenchmarkError(
                 f"{arguments.text}: got a tokenizer whose tokens' bytes are not known; expected "
                 "one of data/prepare.py. Prepare the text with it."

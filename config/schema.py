@@ -14,6 +14,8 @@ CountOrZero = Annotated[int, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0.0)]
 PositiveOrZero = Annotated[float, AtLeast(0.0)]
 Fraction = Annotated[float, Between(0.0, 1.0)]
+TopP = Annotated[float, Within(1e-6, 1.0)]
+"""The probability that tokens to choose from have together."""
 Norm = Annotated[float, Within(1e-30, 1e30, or_zero=True)]
 """What float32 holds, and what it gives divided by a norm or multiplied with one."""
 Scale = Annotated[float, Within(1e-6, 1e12)]

@@ -100,8 +100,9 @@ class RecordPacker:
     padding, which does not count.
 
     Iterating yields int32 [1, sequence_length + 1] blocks with marked tokens (see `masking`). A
-    conversation that is longer than a record is cut into several; a piece in which nothing counts
-    is left out.
+    conversation that is longer than a record is cut into several, each of which begins with the
+    last token of the one before, so that every token but the first is a label; a piece in which no
+    label counts is left out.
 
     Args:
         conversations: uint32 [tokens] each, marked tokens seen as such.
@@ -136,7 +137,7 @@ class RecordPacker:
             yield self._record(waiting)
 
     def _pieces(self, tokens: np.ndarray) -> Iterator[np.ndarray]:
-        for start in range(0, tokens.size, self._length):
+        for start in range(0, tokens.size - 1, self._length - 1):
             piece = tokens[start : start + self._length]
             if (piece[1:] >= 0).any():
                 yield piece

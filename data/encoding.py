@@ -37,10 +37,7 @@ class Encoder:
     """A tokenizer that takes text as text, whatever special tokens it spells."""
 
     def __init__(self, tokenizer: str):
-        self._library = Tokenizer.from_str(tokenizer)
-        self._library.encode_special_tokens = True
-        self._library.no_padding()
-        self._library.no_truncation()
+        self._library = text_as_text(Tokenizer.from_str(tokenizer))
         self._fast = _tiktoken(json.loads(tokenizer), self._library)
 
     @property
@@ -59,6 +56,17 @@ class Encoder:
             return [np.array(ids, np.uint32) for ids in _ids(self._library, texts)]
         encoding, numbers = self._fast
         return [numbers[encoding.encode_ordinary(text)] for text in texts]
+
+
+def text_as_text(tokenizer: Tokenizer) -> Tokenizer:
+    """Let a tokenizer take all of a text and no more, as text, whatever special tokens it spells.
+
+    Returns the same one.
+    """
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> "list[list[int]]":

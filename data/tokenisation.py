@@ -95,15 +95,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
-    """Return how many bytes of UTF-8 each token stands for, int64 [tokens]; those that no text has,
-    such as `END_OF_TEXT`, stand for none. None for a tokenizer whose tokens are not pieces of the
-    text, one after the other.
+    """Return how many bytes of UTF-8 each token stands for, float64 [tokens]; those that no text
+    has, such as `END_OF_TEXT`, stand for none, and one for all that a tokenizer of characters lacks
+    for NaN. None for a tokenizer whose tokens are not pieces of the text, one after the other.
     """
     vocabulary = tokenizer.get_vocab()
     has_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
     if not has_bytes and not isinstance(tokenizer.decoder, decoders.Fuse):
         return None
-    sizes = np.zeros(max(vocabulary.values()) + 1, np.int64)
+    sizes = np.zeros(max(vocabulary.values()) + 1)
     added = tokenizer.get_added_tokens_decoder()
     for text, number in vocabulary.items():
         if number not in added:
@@ -111,6 +111,9 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
             sizes[number] = len(text) if has_bytes else len(text.encode())
         elif not added[number].special and text != END_OF_TEXT:
             sizes[number] = len(text.encode())
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    if unknown in vocabulary and not has_bytes:
+        sizes[vocabulary[unknown]] = np.nan
     return sizes
 
 

@@ -22,12 +22,11 @@ from popxl_gpt.config import (
     parse_command_line,
     parse_options,
 )
-from popxl_gpt.config.bounds import Within
 from popxl_gpt.config.dataset_info import implied_settings
 from popxl_gpt.config.plain_files import open_plain
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.programs import start, typed_as, unknown_command
-from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero
+from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero, TopP
 from popxl_gpt.config.texts import IsFreeText
 from popxl_gpt.execution.reports.options import PlanOptions
 
@@ -98,6 +97,10 @@ class GenerateOptions:
     """Texts to go on from, each by itself; none: a new document is begun."""
     prompt_file: PathText | None = None
     """A file whose text is a prompt; -: standard input."""
+    special_tokens: bool = False
+    """Take special tokens that prompts spell as tokens, such as those of a chat template; off: as
+    text, which is how training data are made.
+    """
     chat: bool = False
     """Read prompts from standard input, a line each. The model sees all that was said before."""
     tokens: Count = 200
@@ -115,7 +118,7 @@ class GenerateOptions:
     """
     top_k: Count | None = 40
     """Tokens that are chosen from, the likeliest ones; none: all."""
-    top_p: Annotated[float, Within(1e-6, 1.0)] = 1.0
+    top_p: TopP = 1.0
     """Of these, as few as together have this probability."""
 
 

@@ -49,12 +49,17 @@ PROMPT_BYTES = 2**26
 
 
 class Trained:
-    """A checkpoint with its tokenizer, and how to run it."""
+    """A checkpoint with its tokenizer, and how to run it.
 
-    def __init__(self, saved: SavedRun, config: Config, tokenizer: Tokenizer):
+    Args:
+        special_tokens: take those that prompts spell as tokens, not as text.
+    """
+
+    def __init__(self, saved: SavedRun, config: Config, special_tokens: bool):
         self.saved = saved
         self.config = config
-        self.tokenizer = tokenizer
+        self.tokenizer = find_tokenizer(saved, config)
+        self.tokenizer.encode_special_tokens = not special_tokens
 
     def tokens(self, text: str, where: str) -> "list[int]":
         """A prompt's tokens; UserError where it has none, or is no text."""
@@ -96,6 +101,7 @@ def generate(
     sampling: Sampling | None = None,
     samples: int = 1,
     stop: Sequence[str] = (),
+    special_tokens: bool = False,
     on_text: OnText = lambda number, text: None,
     **settings: Any,
 ) -> "list[str]":
@@ -107,6 +113,7 @@ def generate(
         tokens: to write after each.
         sampling: how tokens are chosen; its seed is the checkpoint's unless it is given.
         stop: texts that end what is written, and are left out.
+        special_tokens: take those that prompts spell as tokens, not as text.
         on_text: called with text as it is made: its number in the result, and what is new.
         settings: `precision`, `tokenizer`, and the layout, by their names on the command line.
     Returns:
@@ -122,7 +129,7 @@ def generate(
         raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(GENERATE.used)}."])
     changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
     config = override(saved.config, **changes)
-    trained = Trained(saved, config, find_tokenizer(saved, config))
+    trained = Trained(saved, config, special_tokens)
     found = [trained.tokens(text, "prompts") for text in prompts] or [trained.begin()]
     sampling = sampling or Sampling(seed=config.training.seed)
     return _write_all(trained, found, tokens, sampling, samples, stop, on_text)
@@ -147,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
             "its lines from the terminal. Leave the prompts out."
         )
     is_leader = check_instances(config)
-    trained = Trained(found[0], config, find_tokenizer(found[0], config))
+    trained = Trained(found[0], config, options.special_tokens)
     sampling = Sampling(
         temperature=options.temperature,
         top_k=options.top_k,

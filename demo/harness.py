@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from popxl_gpt.config import Config, UserError
+from popxl_gpt.config import Config, ConfigError, UserError
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.demo.writing import write
 from popxl_gpt.execution.checkpoint import SavedRun
@@ -167,13 +167,17 @@ class HarnessModel(TemplateLM):
     def _sampling(self, values: "Mapping[str, Any]") -> Sampling:
         if not values["do_sample"]:
             return Sampling(temperature=0)
-        top_k, top_p = values.get("top_k"), values.get("top_p")
-        return Sampling(
-            temperature=float(values.get("temperature", 1.0)),
-            top_k=int(top_k) if top_k else None,
-            top_p=1.0 if top_p is None else float(top_p),
-            seed=self.config.training.seed,
-        )
+        top_p = values.get("top_p")
+        try:
+            return Sampling(
+                temperature=values.get("temperature", 1.0),
+                top_k=values.get("top_k") or None,
+                top_p=1.0 if top_p is None else top_p,
+                seed=self.config.training.seed,
+            )
+        except ConfigError as error:
+            said = " ".join(error.problems)
+            raise UserError(f"--lm_eval: generation_kwargs: {said}") from error
 
     def _progress(self, total: int, name: str) -> "tqdm[Any]":
         return tqdm(total=total, desc=f"{name} requests", disable=self._is_silent)

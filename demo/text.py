@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.data import Dataset
+from popxl_gpt.data.encoding import text_as_text
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import unreadable_tokenizer
 from popxl_gpt.demo.writing import write
@@ -21,13 +22,14 @@ MARK = "»"
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file.
+    """The tokenizer of a file. It takes text as training data are made of it: see `text_as_text`.
 
     Raises:
         UserError: there is none, or it has no tokens.
     """
     try:
-        found = Tokenizer.from_str(read_bounded(path, TOKENIZER_BYTES).decode("utf-8"))
+        content = read_bounded(path, TOKENIZER_BYTES).decode("utf-8")
+        found = text_as_text(Tokenizer.from_str(content))
     except OSError as error:
         raise unreadable_tokenizer(path, error) from error
     except (KeyboardInterrupt, SystemExit):

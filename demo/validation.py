@@ -17,8 +17,8 @@ from popxl_gpt.execution.variables import copy_weights
 
 
 def bytes_of_tokens(config: Config, tokenizer: Tokenizer | None) -> np.ndarray | None:
-    """Bytes of text that each of the model's tokens stands for, int64 [vocabulary]; None where that
-    is not known.
+    """Bytes of text that each of the model's tokens stands for, as `token_bytes`, float64
+    [vocabulary]; None where that is not known.
     """
     sizes = None if tokenizer is None else token_bytes(tokenizer)
     if sizes is None:

@@ -54,7 +54,8 @@ class Evaluation:
         dataset: its samples' new labels are counted, see `Dataset.counted`.
         batches: global batches to read, of samples spread over all of the data; None, and where
             they hold the whole: all.
-        token_bytes: int [vocabulary], bytes of text that each token stands for.
+        token_bytes: float64 [vocabulary], bytes of text that each token stands for; NaN where
+            that is not known.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Evaluation:
         Args:
             on_batch: called with the number of samples done.
         """
-        sums, counts, text_bytes = [], [], 0
+        sums, counts, text_bytes = [], [], 0.0
         with self.session:
             for numbers in self._batches():
                 if is_to_stop():
@@ -109,7 +110,7 @@ class Evaluation:
             loss=math.fsum(sums) / tokens,
             standard_error=None if self.is_whole else self._standard_error(sums, counts),
             tokens=tokens,
-            bytes=None if self.token_bytes is None else text_bytes,
+            bytes=None if math.isnan(text_bytes) else int(text_bytes),
         )
 
     def _batches(self) -> Iterator[np.ndarray]:
@@ -117,9 +118,10 @@ class Evaluation:
         for start in range(0, len(self.samples), size):
             yield self.samples[start : start + size]
 
-    def _run(self, numbers: np.ndarray) -> "tuple[np.ndarray, np.ndarray, int]":
+    def _run(self, numbers: np.ndarray) -> "tuple[np.ndarray, np.ndarray, float]":
         """Losses of samples, [n, sequence], which of them count, and the bytes that these stand
-        for. A batch that is not full is filled with samples that do not count.
+        for, NaN where that is not known. A batch that is not full is filled with samples that do
+        not count.
         """
         size = self.config.training.global_batch_size
         filled = np.concatenate([numbers, np.repeat(numbers[:1], size - len(numbers))])
@@ -130,9 +132,9 @@ class Evaluation:
         losses = token_losses(self.session, self.config, *own)[: len(numbers)]
         labels = labels[: len(numbers)]
         is_counted = self._is_new(numbers) & (labels != IGNORED)
-        found_bytes = 0
+        found_bytes = math.nan
         if self.token_bytes is not None:
-            found_bytes = int(self.token_bytes[labels[is_counted]].sum())
+            found_bytes = float(self.token_bytes[labels[is_counted]].sum())
         return losses, is_counted, found_bytes
 
     def _is_new(self, numbers: np.ndarray) -> np.ndarray:

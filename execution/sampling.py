@@ -4,21 +4,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from popxl_gpt.config import ConfigError, leaves
+from popxl_gpt.config.schema import Count, PositiveOrZero, Seed, TopP
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is chosen."""
+    """How a token is chosen.
 
-    temperature: float = 0.8
+    Raises:
+        ConfigError: a value is of another type or out of range; lists every problem.
+    """
+
+    temperature: PositiveOrZero = 0.8
     """Logits are divided by it; 0: the likeliest token is taken, the first of equal ones."""
-    top_k: int | None = 40
+    top_k: Count | None = 40
     """So many of the likeliest tokens are chosen from, and those as likely as the last of them;
     none: all.
     """
-    top_p: float = 1.0
+    top_p: TopP = 1.0
     """Of these, the fewest of the likeliest that together have this probability."""
-    seed: int = 42
+    seed: Seed = 42
     """Decides what is drawn."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for leaf in leaves(Sampling):
+            try:
+                object.__setattr__(self, leaf.name, leaf.check(getattr(self, leaf.name)))
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError(problems, "sampling")
 
     def random(self, text: int) -> np.random.Generator:
         """What a text draws from: one number for each token. Texts do not depend on each other."""

@@ -4,11 +4,11 @@ of a few lengths.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, isfinite
 
 import numpy as np
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config import Config, NotFiniteError, override
 from popxl_gpt.execution.host import own_samples
 from popxl_gpt.execution.inference import scoring, token_scores
 from popxl_gpt.execution.variables import write_whole_weights
@@ -50,6 +50,8 @@ def score(
         config: of the model, the layout, and about as many tokens at a time as its batch has.
         weights: the model's whole weights; asked for once for each program.
         on_scored: is told how many more are done.
+    Raises:
+        NotFiniteError: a likelihood is not finite.
     """
     at_a_time = config.execution.widening * config.execution.micro_batch_size
     rows = at_a_time * config.model.sequence_length
@@ -111,4 +113,10 @@ def _padded(
 def _score(text: Continuation, losses: np.ndarray, is_likeliest: np.ndarray) -> Score:
     end = min(len(text.tokens) - 1, len(losses))
     part = slice(end - text.count, end)
-    return Score(-float(losses[part].sum(dtype=np.float64)), bool(is_likeliest[part].all()))
+    found = -float(losses[part].sum(dtype=np.float64))
+    if not isfinite(found):
+        raise NotFiniteError(
+            f"log-likelihood: got {found} for a text of {len(text.tokens)} tokens; expected a "
+            "finite one. Use another precision, or an older checkpoint."
+        )
+    return Score(found, bool(is_likeliest[part].all()))

@@ -2,6 +2,9 @@
 
 Each instance has a thread that looks every second whether one asks. So an instance whose program
 hangs answers, too, with the place where it is; one that is stopped, or gone, does not.
+
+Questions are numbered: what an instance said to an earlier one is not where it is now. It counts
+only where the instance has asked itself: it waited in vain, too, and may have ended since.
 """
 
 import json
@@ -12,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 
 from poprun.store import Client, StoreError
 
@@ -25,7 +29,7 @@ FRAMES = 3
 SHOWN = 3
 """Instances that are named of those that wait, and of those that do not."""
 ASKED = "hang report"
-"""Key of the store."""
+"""Key of the store: the number of the newest question."""
 
 _waits: dict[object, Callable[[], str]] = {}
 """What this process waits for, where it does."""
@@ -49,6 +53,19 @@ def own_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Where an instance is."""
+
+    number: int
+    """The newest question that it is an answer to."""
+    waits: bool
+    where: str
+    """What it waits for, or the place of its program."""
+    has_asked: bool
+    """Whether the instance has asked the others itself."""
+
+
 class HangReport:
     """This process's part in it.
 
@@ -59,6 +76,7 @@ class HangReport:
 
     def __init__(self, store: Client, index: int, names: Sequence[str]):
         self._store, self._index, self._names = store, index, names
+        self._has_asked = False
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="hang report", daemon=True)
         self._thread.start()
@@ -72,7 +90,7 @@ class HangReport:
         """Ask the other instances where they are. Returns sentences, the last of those that do not
         wait.
         """
-        answers: dict[int, tuple[bool, str]] = {}
+        answers: dict[int, Answer] = {}
         # In a thread that is left behind where it gets stuck: the link to the process that keeps
         # the store may be cut.
         asking = threading.Thread(target=self._collect, args=(answers,), daemon=True)
@@ -80,44 +98,54 @@ class HangReport:
         asking.join(ANSWER_SECONDS)
         return self._in_words(dict(answers))
 
-    def _collect(self, answers: dict[int, tuple[bool, str]]) -> None:
+    def _collect(self, answers: "dict[int, Answer]") -> None:
         until = time.monotonic() + ANSWER_SECONDS
         missing = set(range(len(self._names))) - {self._index}
         try:
-            self._answer()  # this process may have ended when another asks
-            self._store.set(ASKED, "")
+            number = self._store.add(ASKED, 1)
+            self._has_asked = True
+            self._answer(number)  # this process may have ended when another asks
             while missing and time.monotonic() < until:
                 for other in sorted(missing):
                     if self._store.has(_key(other)):
-                        waits, where = json.loads(self._store.get(_key(other)))
-                        answers[other] = bool(waits), str(where)
-                        missing.remove(other)
+                        answer = Answer(*json.loads(self._store.get(_key(other))))
+                        if answer.number >= number:
+                            missing.remove(other)
+                        if answer.number >= number or answer.has_asked:
+                            answers[other] = answer
                 time.sleep(BEAT_SECONDS / 20)
         except StoreError:
             return  # nobody keeps the store any more
 
     def _listen(self) -> None:
+        answered = 0
         try:
             while not self._leaving.wait(BEAT_SECONDS):
-                if self._store.has(ASKED):
-                    return self._answer()
+                number = int(self._store.get(ASKED)) if self._store.has(ASKED) else 0
+                if number > answered:
+                    self._answer(number)
+                    answered = number
         except StoreError:
             return
 
-    def _answer(self) -> None:
+    def _answer(self, number: int) -> None:
         waits = [what() for what in list(_waits.values())]
-        self._store.set(
-            _key(self._index), json.dumps((bool(waits), waits[0] if waits else _position()))
-        )
+        where = waits[0] if waits else _position()
+        answer = Answer(number, bool(waits), where, self._has_asked)
+        self._store.set(_key(self._index), json.dumps(astuple(answer)))
 
-    def _in_words(self, answers: dict[int, tuple[bool, str]]) -> str:
+    def _in_words(self, answers: "dict[int, Answer]") -> str:
         waiting, others = [], []
         for other, name in enumerate(self._names):
-            waits, where = answers.get(other, (False, ""))
-            if waits:
-                waiting.append(f"Instance {other} waits, too: {where}.")
+            answer = answers.get(other)
+            if answer is not None and answer.waits:
+                waiting.append(f"Instance {other} waits, too: {answer.where}.")
             elif other != self._index:
-                does = f"does not wait: it is at {where}" if where else "does not answer"
+                does = (
+                    "does not answer"
+                    if answer is None
+                    else f"does not wait: it is at {answer.where}"
+                )
                 others.append(f"Instance {other} ({name}) {does}.")
         return " ".join(
             [*_shortened(waiting), *_shortened(others)]

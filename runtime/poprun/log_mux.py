@@ -1,7 +1,9 @@
 """The stderr of the instances of a machine, put together on this process's own.
 
 What instance 0 writes is passed on at once and word for word. The others' lines get their number
-in front, and wait `HOLD_SECONDS`: what all of them write when they fail alike then appears once.
+in front, and wait `HOLD_SECONDS`: what all of them write when they fail alike then appears once. Of
+lines that overwrite each other, as those of progress bars, the last that waits is passed on, as a
+terminal shows it.
 """
 
 import os
@@ -16,7 +18,7 @@ from types import TracebackType
 HOLD_SECONDS = 5.0
 TICK_SECONDS = 0.05
 CHUNK = 2**16
-"""Bytes; what a pipe holds."""
+"""Bytes; what a pipe holds. From so many on a line is passed on before its end."""
 
 
 def say(text: bytes) -> None:
@@ -40,8 +42,10 @@ class LogStream:
         """The end of what was passed on."""
         self.reading, self._writing = os.pipe()
         os.set_blocking(self.reading, False)
-        self._partial_line = b""
-        """A line that has not ended yet."""
+        self._partial_line = bytearray()
+        """A line that has not ended yet, or may end with a line feed after its carriage return."""
+        self._is_overwritten = False
+        """Whether the next line takes the place of the one that waits last."""
         self._waiting: deque[tuple[float, bytes]] = deque()
 
     @property
@@ -64,10 +68,31 @@ class LogStream:
             if self.index == 0:
                 self._waiting.append((time.monotonic(), text))
                 continue
-            *lines, self._partial_line = (self._partial_line + text).split(b"\n")
-            self._waiting.extend(
-                (time.monotonic(), b"[%d] %s\n" % (self.index, line)) for line in lines
-            )
+            self._split(text)
+
+    def _split(self, text: bytes) -> None:
+        """Let the lines wait that end with this text. Its time is linear in what is written."""
+        if self._partial_line.endswith(b"\r") and not text.startswith(b"\n"):
+            self._end_line()
+        pieces = text.splitlines(keepends=True)
+        for number, piece in enumerate(pieces, start=1):
+            self._partial_line += piece
+            has_ended = piece.endswith(b"\n") or piece.endswith(b"\r") and number < len(pieces)
+            if has_ended or len(self._partial_line) >= CHUNK:
+                self._end_line()
+
+    def _end_line(self) -> None:
+        line, since = bytes(self._partial_line.rstrip(b"\r\n")), time.monotonic()
+        is_overwritten, follows = self._partial_line.endswith(b"\r"), self._is_overwritten
+        self._partial_line.clear()
+        if is_overwritten and not line.strip():
+            return  # clears a line, or goes to its beginning
+        self._is_overwritten = is_overwritten
+        if follows and self._waiting:
+            if not line:
+                return  # ends the line that waits
+            since, _ = self._waiting.pop()
+        self._waiting.append((since, b"[%d] %s\n" % (self.index, line)))
 
     def forward(self, held: float = 0.0) -> None:
         """Pass on what was written longer than ``held`` seconds ago."""
@@ -77,10 +102,9 @@ class LogStream:
     def finish(self) -> None:
         """Pass on the rest."""
         self.read()
-        self.forward()
         if self._partial_line:
-            self._write(b"[%d] %s\n" % (self.index, self._partial_line))
-            self._partial_line = b""
+            self._end_line()
+        self.forward()
 
     def repeats(self, other: "LogStream") -> bool:
         """Whether all that waits to be passed on is what another has written."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt import __version__
-from popxl_gpt.config import UserError
+from popxl_gpt.config import ConfigError, UserError, leaves
 from popxl_gpt.demo import commands
 from popxl_gpt.demo.commands import GenerateOptions
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
@@ -81,6 +81,27 @@ def test_sampling_from_the_command_line_is_that_of_python():
     options, sampling = GenerateOptions(), Sampling()
     for name in ("temperature", "top_k", "top_p"):
         assert getattr(options, name) == getattr(sampling, name)
+    flags, values = (
+        {leaf.name: leaf.bound for leaf in leaves(kind)} for kind in (GenerateOptions, Sampling)
+    )
+    assert all(flags[name] == bound for name, bound in values.items() if name != "seed")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"temperature": -1}, "temperature: got -1.0; expected a number, at least 0."),
+        ({"temperature": float("nan")}, "temperature: got nan; expected a number, at least 0."),
+        ({"top_k": 0}, "top_k: got 0; expected a whole number, at least 1, or none."),
+        ({"top_p": 0}, "top_p: got 0.0; expected a number, at least 1e-06 and at most 1."),
+        ({"top_p": "x"}, "top_p: got 'x'; expected a number, at least 1e-06 and at most 1."),
+        ({"seed": -1}, "seed: got -1; expected a whole number, at least 0 and below 4294967296."),
+    ],
+)
+def test_sampling_refuses_values_with_which_tokens_cannot_be_chosen(values, says):
+    with pytest.raises(ConfigError) as told:
+        Sampling(**values)
+    assert str(told.value) == says
 
 
 def test_tensorboard_without_its_package_is_refused_before_anything_is_made(

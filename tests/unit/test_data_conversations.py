@@ -110,6 +110,22 @@ def test_conversations_stay_whole_where_they_fit_and_no_label_is_lost(length):
             np.testing.assert_array_equal(kept, each)
 
 
+@pytest.mark.parametrize("length", [3, 7, 50])
+@pytest.mark.parametrize("size", [2, 8, 15, 16, 150])
+def test_every_token_of_a_conversation_that_is_cut_is_a_label_once(size, length):
+    counts = np.arange(size) % 3 > 0
+    counts[8:31] = False
+    given = [masked(np.arange(size) + first, counts) for first in (1000, 2000)]
+    records = np.concatenate(
+        list(RecordPacker((each.view(np.uint32) for each in given), length, padding=99))
+    )
+    words, labels = ids_of(records[:, :-1]), labels_of(records[:, 1:])
+    of_own = labels // 1000 == words // 1000
+    wanted = [each[1:][counts[1:]] for each in given]
+    assert sorted(labels[of_own]) == np.concatenate(wanted).tolist()
+    assert (words[of_own] == labels[of_own] - 1).all()
+
+
 def test_marks_are_undone():
     tokens, counts = np.array([0, 5, 70000]), np.array([False, True, False])
     marked = masked(tokens, counts)

@@ -806,6 +806,7 @@ def test_characters_are_tokens_and_a_model_can_go_back_to_the_text(tmp_path):
     assert tokenizer.decode(tokenizer.encode("aЖb").ids) == "a\ufffdb"
     sizes = token_bytes(tokenizer)
     assert sizes[tokenizer.encode(text).ids].sum() == len(text.encode()) and sizes[0] == 0
+    assert np.isnan(sizes[tokenizer.encode("Ж").ids]).all() and np.isnan(sizes).sum() == 1
     tokens, _ = read_split(tmp_path / "out", "train")
     assert set("".join(texts_of(tokens, tokenizer))) <= set(text)
 

@@ -24,6 +24,10 @@ class Store:
     def has(self, key):
         return key in self.values
 
+    def add(self, key, amount):
+        self.values[key] = b"%d" % (int(self.values.get(key, b"0")) + amount)
+        return int(self.values[key])
+
 
 class Cut(Store):
     """One that nobody keeps any more."""
@@ -41,7 +45,7 @@ def called(monkeypatch):
         store = store or Store()
         for instance, answer in answers.items():
             if answer is not None:
-                store.set(f"is at/{instance}", json.dumps(answer))
+                store.set(f"is at/{instance}", json.dumps((1, *answer, False)))
         found = HangReport(
             store, 0, [f"process {100 + i} on host{i}" for i in range(1 + len(answers))]
         )
@@ -85,14 +89,44 @@ def test_an_instance_that_is_asked_says_what_it_waits_for_or_where_its_program_i
 
     def answer():
         store = Store()
-        store.set(hang_report.ASKED, "")
+        store.add(hang_report.ASKED, 1)
         own = HangReport(store, 0, ["", ""])
         while not store.has("is at/0"):
             time.sleep(0.001)
         own.stop()
-        return json.loads(store.get("is at/0"))
+        return json.loads(store.get("is at/0"))[1:3]
 
     with waiting(lambda: "at a barrier"):
         assert answer() == [True, "at a barrier"]
     waits, place = answer()
     assert not waits and "test_hang_report.py" in place and " in answer, called at " in place
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """Two instances of one store."""
+    monkeypatch.setattr(hang_report, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(hang_report, "ANSWER_SECONDS", 0.2)
+    store = Store()
+    reports = [HangReport(store, index, ["zero", "one"]) for index in range(2)]
+    yield reports
+    for report in reports:
+        report.stop()
+
+
+def test_who_asks_again_hears_where_an_instance_is_now(pair):
+    asking, other = pair
+    with waiting(lambda: "at a barrier"):
+        assert "Instance 1 waits, too: at a barrier." in asking.ask()
+    assert "Instance 1 (one) does not wait: it is at" in asking.ask()
+    other.stop()
+    assert asking.ask() == "Instance 1 (one) does not answer."
+
+
+def test_an_instance_that_asked_and_has_ended_is_known_to_have_waited(pair):
+    first, second = pair
+    with waiting(lambda: "at a barrier"):
+        second.ask()
+        first.ask()
+    second.stop()
+    assert first.ask() == "Instance 1 waits, too: at a barrier. So all do."

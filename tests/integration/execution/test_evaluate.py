@@ -295,6 +295,19 @@ def test_data_that_fit_into_the_batches_are_read_whole_and_every_token_once():
     assert part.measure().tokens == 8 * 12 and part.measure().standard_error > 0
 
 
+def test_bytes_are_not_known_where_those_of_a_token_that_counts_are_not():
+    sizes = np.arange(37.0)
+    sizes[5] = np.nan
+    tokens = np.random.default_rng(0).integers(6, 37, 12 * 9 + 6)
+    part, _ = measured(TokenArray(tokens, 12, 37, 12), None)
+    part.token_bytes = sizes
+    assert part.measure().bytes == tokens[1:].sum()
+    tokens[50] = 5
+    part.dataset = TokenArray(tokens, 12, 37, 12)
+    found = part.measure()
+    assert found.bytes is None and found.bits_per_byte is None
+
+
 @pytest.mark.slow
 def test_the_standard_error_is_how_far_parts_are_from_the_whole():
     dataset = SyntheticDataset(12, 37, samples=400)

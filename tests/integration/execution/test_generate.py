@@ -138,6 +138,14 @@ def test_without_a_prompt_a_new_document_is_begun(run, capsys):
     assert printed(capsys, run).strip()
 
 
+def test_a_special_token_in_a_prompt_is_text_unless_it_is_asked_for(run, capsys):
+    end = "<|endoftext|>"
+    begun = generate(run, tokens=12)
+    assert generate(run, [end], tokens=12, special_tokens=True) == begun
+    assert generate(run, [end], tokens=12) != begun
+    assert printed(capsys, run, "--prompt", end, "--special_tokens") == f"{end}{begun[0]}\n"
+
+
 def test_a_stop_ends_a_text(run, capsys):
     whole = printed(capsys, run, "--prompt", "the cat", "--tokens", 30)
     end = whole.index(".")

@@ -213,6 +213,11 @@ def test_tasks_that_cannot_be_run_are_told_in_one_line(folder, tmp_path, monkeyp
     (tmp_path / "beams.yaml").write_text(beams)
     said = run_words(folder, "--lm_eval", tmp_path / "beams.yaml", "--limit", 1)
     assert 'got generation_kwargs {"num_beams": 3}; expected some of until, max_gen_toks' in said
+    kwargs = "temperature: 1, top_p: 0"
+    none = (folder / "written.yaml").read_text().replace("max_gen_toks: 9", kwargs)
+    (tmp_path / "none.yaml").write_text(none)
+    said = run_words(folder, "--lm_eval", tmp_path / "none.yaml", "--limit", 1)
+    assert said.startswith("--lm_eval: generation_kwargs: top_p: got 0.0; expected a number, at")
     (tmp_path / "likely.jsonl").write_text(json.dumps({"text": "a", "end": "猫" * 41}))
     (tmp_path / "likely.yaml").write_text(TASK.format(folder=tmp_path, name="likely") + LIKELY)
     said = run_words(folder, "--lm_eval", tmp_path / "likely.yaml")

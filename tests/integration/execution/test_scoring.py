@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from popxl_gpt.config import override
+from popxl_gpt.config import NotFiniteError, override
 from popxl_gpt.execution.scoring import Continuation, score
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 
@@ -71,3 +71,12 @@ def test_a_text_has_its_score_whatever_others_there_are():
     together = score(config, weights.items, texts)[1]
     assert alone.log_likelihood == pytest.approx(together.log_likelihood, rel=1e-6)
     assert score(config, weights.items, []) == []
+
+
+def test_a_likelihood_that_is_not_finite_is_no_score():
+    config = override(small(max_positions=50), widening=1, global_batch_size=1)
+    weights = {
+        name: array * np.float32(1e30) for name, array in random_weights(config.model).items()
+    }
+    with pytest.raises(NotFiniteError, match="^log-likelihood: got nan for a text of 9 tokens; "):
+        score(config, weights.items, texts_of(37)[1:2])
