@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl import dtypes
 from popxl.errors import ShapeError
 from popxl.opdef import OPS, Cost, op
 from popxl.ops.broadcasting import sum_to
@@ -67,11 +68,13 @@ def attention(
         raise ValueError(
             f"attention: got p {p} without a seed; expected both or neither. Pass seed_tensor."
         )
+    # sessions refuse integers, which hold neither -inf nor a fraction
+    dtype = query.dtype if query.dtype.is_floating_point else dtypes.float32
     if mask is None:
         added = _hiding(query.shape[2], key.shape[2], causal)
-        mask = make_constant(to_numpy(added, query.dtype), query.dtype, "mask")
+        mask = make_constant(to_numpy(added, dtype), dtype, "mask")
     factor = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    rounded = float(np.asarray(to_numpy(factor, query.dtype)))
+    rounded = float(np.asarray(to_numpy(factor, dtype)))
     key_t = transpose(key, SWAPPED)
     return _attention(query, key_t, value, mask, rounded, seed_tensor, p)[-1]
 
