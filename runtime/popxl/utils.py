@@ -1,5 +1,6 @@
 """Host data: from whatever the user has to numpy arrays, and tables as text."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -49,8 +50,8 @@ def to_numpy(
 ) -> np.ndarray:
     """A C-contiguous array from a number, list, torch tensor or array.
 
-    Numbers may be rounded to the element type. Those that it cannot hold are refused: fractions and
-    NaN as integers, numbers out of its range, and finite ones that would be infinite.
+    Numbers may be rounded to the element type, with a warning where they become infinite. Those
+    that an integer type cannot hold are refused: fractions, NaN, and numbers out of its range.
 
     Args:
         dtype: element type of the result (float32 stands for bfloat16); None keeps x's own. For a
@@ -124,11 +125,12 @@ def _cast(
     _check_kind(array, target, what)
     if dtype is bfloat16 or (target.kind in "iuf" and not np.can_cast(array.dtype, target)):
         _check_range(array, target, dtype or target, what)
-    result = (
-        np.array(array, dtype=target, order="C", copy=True)
-        if copy
-        else np.asarray(array, dtype=target, order="C")
-    )
+    with np.errstate(over="ignore"):  # has been told
+        result = (
+            np.array(array, dtype=target, order="C", copy=True)
+            if copy
+            else np.asarray(array, dtype=target, order="C")
+        )
     return round_to_bfloat16(result) if dtype is bfloat16 else result
 
 
@@ -142,7 +144,9 @@ def _check_kind(array: np.ndarray, target: np.dtype, what: str) -> None:
 
 
 def _check_range(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype, what: str) -> None:
-    """ValueError unless each number is one of the type, or is rounded to one."""
+    """ValueError unless each number is one of the type, or is rounded to one; a warning of those
+    that are rounded to infinity, as masks of attention may be.
+    """
     if not array.size:
         return
     lowest, highest = _limits(dtype, target)
@@ -150,8 +154,12 @@ def _check_range(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype, w
     is_inside = lowest <= least.item() and most.item() <= highest  # not so with NaN
     if target.kind == "f":
         if not is_inside and (wrong := _infinite(array, target, dtype)).any():
-            expected = f"numbers from {lowest:.5g} to {highest:.5g}, or inf"
-            _refuse(array, wrong, dtype.name, expected, what)
+            warnings.warn(
+                f"{what}: {_first(array, wrong)} becomes infinite as {dtype.name}, which ends at "
+                f"{highest:.5g}. Write inf where that is meant.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return
     if array.dtype.kind in "iu":
         if is_inside:
@@ -183,12 +191,16 @@ def _infinite(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype) -> n
 
 
 def _refuse(array: np.ndarray, wrong: np.ndarray, name: str, expected: str, what: str) -> None:
-    index = tuple(np.argwhere(wrong)[0].tolist())
-    place = f" at {list(index)}" if index else ""
     raise ValueError(
-        f"{what}: got {array[index]}{place} for {name}; expected {expected}. Convert the data, or "
+        f"{what}: got {_first(array, wrong)} for {name}; expected {expected}. Convert the data, or "
         "choose a type that holds it."
     )
+
+
+def _first(array: np.ndarray, wrong: np.ndarray) -> str:
+    """The first of the wrong numbers, and its place."""
+    index = tuple(np.argwhere(wrong)[0].tolist())
+    return f"{array[index]}" + (f" at {list(index)}" if index else "")
 
 
 def _to_float8(
