@@ -246,6 +246,21 @@ def test_sharded_cross_entropy_equals_torchs_on_every_replica(reduction, ignore,
     assert names_of(ir).count("replicated_all_reduce") == 3
 
 
+def test_unsigned_labels_are_ignored_by_a_number_below_zero():
+    logits, labels = normal(N, 12), np.array([0, 5, -100, 3, 5, -100])
+    ir = popxl.Ir()
+    with ir.main_graph:
+        unsigned = popxl.variable(labels.astype(np.uint32))
+        loss = cross_entropy_sharded_loss(popxl.variable(logits), unsigned, -100, reduction="sum")
+        out = popxl.d2h_stream(loss.shape, loss.dtype)
+        ops.host_store(out, loss)
+    expected = torch.nn.functional.cross_entropy(
+        torch.tensor(logits), torch.tensor(labels), reduction="sum"
+    )
+    with popxl.Session(ir) as session:
+        np.testing.assert_allclose(session.run()[out], expected.numpy(), rtol=1e-5)
+
+
 def test_cross_entropy_of_one_replica_uses_no_collective_and_survives_large_and_masked_logits():
     logits = normal(N, 12) * 100
     logits[:, 9:] = -np.inf

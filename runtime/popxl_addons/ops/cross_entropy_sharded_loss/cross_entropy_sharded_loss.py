@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import numpy as np
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
 from popxl.errors import DTypeError, ShapeError
@@ -140,7 +141,8 @@ def _reduced(
     ignored = (
         ignore_index
         if isinstance(ignore_index, Tensor)
-        else popxl.constant(ignore_index, indices.dtype)
+        # unsigned labels have one below zero as what it is modulo their type
+        else popxl.constant(np.array(ignore_index).astype(indices.dtype.as_numpy()))
     )
     kept = ops.cast(
         ops.logical_not(ops.equal(indices, cast_if_needed(ignored, indices.dtype))), loss.dtype
