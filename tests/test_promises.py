@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "promises.md"
 PROMISES = (
     "Kill", "Save", "Full disk", "Failing disk", "Flipped byte", "Untrusted file", "Outsiders",
     "Any layout", "Any version", "Any budget", "Bad records", "Bad configuration",
-    "Death and hang of instances", "Signals", "Silent corruption", "Silent corruption at rest",
+    "Death and hang of instances", "Signals", "Suspension", "Silent corruption", "Silent corruption at rest",
     "Replicas that differ", "Numbers that are not finite", "Spikes",
     "Logging services", "Soak",
     "Plan", "Plan of the process", "Determinism",
