@@ -56,7 +56,7 @@ FAILURES = {
         "boom",
     ),
     "what follows from a kill": (
-        "os.kill(os.getpid(), 9) if rank == 2 else (time.sleep(0.2), sys.exit('lost instance 2'))",
+        "os.kill(os.getpid(), 9) if rank == 2 else (time.sleep(1), sys.exit('lost instance 2'))",
         137,
         "instance 2 (process ",
     ),
