@@ -48,7 +48,7 @@ from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference import evaluation
-from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.files import written_whole
 from popxl_gpt.utils.runtime import runtime_errors_are_told
@@ -163,6 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     config, options = EVALUATE.parse(arguments, sections_of)
     _check_options(options)
     is_leader = check_instances(config)
+    check_same_checkpoint(found[0].folder)
     with runtime_errors_are_told():
         if options.lm_eval:
             values = _run_tasks(found[0], config, options)

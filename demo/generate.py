@@ -39,7 +39,7 @@ from popxl_gpt.demo.writing import OnEnd, OnText, write
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.generation import CachedModel
-from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.sampling import Sampling
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
@@ -154,6 +154,7 @@ def main(arguments: Sequence[str]) -> int:
             "its lines from the terminal. Leave the prompts out."
         )
     is_leader = check_instances(config)
+    check_same_checkpoint(found[0].folder)
     trained = Trained(found[0], config, options.special_tokens)
     sampling = Sampling(
         temperature=options.temperature,

@@ -315,10 +315,13 @@ def _check_all_can_read(problem: "tuple[str, int] | None") -> None:
     for number, theirs in enumerate(gather(problem, popdist.getNumInstances(), patiently=True)):
         if theirs is not None:
             told, failure = theirs
-            raise UserError(
-                f"instance {number}: {told} Instance 0 can read it: checkpoints have to be on a "
-                "file system that all machines see."
-            ) from numbered(failure)
+            advice = (
+                " Instance 0 can read it: checkpoints have to be on a file system that all "
+                "machines see."
+            )
+            raise UserError(f"instance {number}: {told}{'' if failure else advice}") from numbered(
+                failure
+            )
 
 
 def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> None:

@@ -87,7 +87,7 @@ def _agreed(work: "Callable[[], Any]") -> "tuple[Any, str | None]":
             problems = gather_beside(problem, popdist.getNumInstances())
     except LostError:
         if failure is not None:
-            raise failure from None
+            raise failure from failure.__cause__
         raise
     finally:
         del failure  # it holds what the work had made

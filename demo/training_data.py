@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.dataset_info import split_files
+from popxl_gpt.config.errors import io_failure
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import Dataset, MixedDataset, SyntheticDataset, TokenDataset
@@ -86,13 +87,7 @@ def given_tokenizer(
     if not config.data.tokenizer:
         return None
     tokenizer = read_tokenizer(Path(config.data.tokenizer))
-    tokens = max(tokenizer.get_vocab().values()) + 1
-    if tokens > config.model.vocabulary_size:
-        raise UserError(
-            f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected at most "
-            f"vocabulary_size = {config.model.vocabulary_size}. Use the tokenizer that made the "
-            "data."
-        )
+    tokens = _check_size(tokenizer, f"--tokenizer: got {config.data.tokenizer}", config)
     if data.info is not None and tokens != data.info["vocabulary_size"]:
         raise UserError(
             f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected the data's "
@@ -102,6 +97,19 @@ def given_tokenizer(
         if read is not None:
             check_made_by(tokenizer, config.data.tokenizer, read)
     return tokenizer
+
+
+def _check_size(tokenizer: Tokenizer, got: str, config: Config) -> int:
+    """The number of a tokenizer's tokens; UserError, which begins with `got`, where the model has
+    fewer.
+    """
+    tokens = max(tokenizer.get_vocab().values()) + 1
+    if tokens > config.model.vocabulary_size:
+        raise UserError(
+            f"{got} with {tokens} tokens; expected at most vocabulary_size = "
+            f"{config.model.vocabulary_size}. Use the tokenizer that made the data."
+        )
+    return tokens
 
 
 def run_tokenizer(
@@ -136,8 +144,10 @@ def _resumed_tokenizer(
     path = saved.folder.parent / TOKENIZER
     try:
         kept = read_tokenizer(path) if path.is_file() else None
-    except UserError:
-        return tokenizer  # damaged: written again
+    except UserError as error:
+        if io_failure(error) is not None:  # others may have read it
+            raise
+        return tokenizer  # damaged for all
     if kept is None:
         return tokenizer
     if tokenizer is None:
@@ -168,6 +178,8 @@ def begun_tokenizer(
     if path is None:
         return tokenizer
     theirs = read_tokenizer(path)
+    if tokenizer is None:
+        _check_size(theirs, f"--init_from: got {source}, which has {path}", config)
     words = theirs.get_vocab().items()
     if tokenizer is not None and not words <= tokenizer.get_vocab().items():
         raise UserError(

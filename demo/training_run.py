@@ -193,9 +193,10 @@ class TrainingRun:
                 )
             return None
         self._is_stage_late = False
-        if ending is None:
-            self._begin_stage(entered)
-        return ending
+        if ending is not None:
+            return ending
+        self._begin_stage(entered)
+        return self._agree()
 
     def _save_surely(self) -> int | None:
         """Save this step, also where the folder was lost meanwhile. Returns the signal that ends
@@ -282,7 +283,7 @@ class TrainingRun:
 
     def _end_without_data(self, problems: "Sequence[tuple[str, int] | None]") -> NoReturn:
         """Save, and end a run that some process has no data for."""
-        self._save_last()
+        self._save_if_possible()
         if self._data_error is not None:
             raise self._data_error
         for instance, problem in enumerate(problems):
@@ -340,8 +341,15 @@ class TrainingRun:
         except DataError:
             # others validate already, and cannot take part
             if popdist.getNumInstances() == 1:
-                self._save_last()
+                self._save_if_possible()
             raise
+
+    def _save_if_possible(self) -> None:
+        """Save before an error that ends the run, which is told, whatever the disk says."""
+        try:
+            self._save_last()
+        except NotSavedError as error:
+            _LOG.warning("%s", error)
 
     def _advance(self) -> None:
         """One session run, then what is due after it."""

@@ -38,7 +38,7 @@ from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
     NAME,
-    best_in,
+    best_of,
     checkpoints_in,
     set_aside,
     validated_in,
@@ -391,13 +391,14 @@ def find(load: str, folder: Path, config: Config, checksums: bool = True) -> Sav
 def _find_in(folder: Path, load: str, config: Config, checksums: bool) -> SavedRun | None:
     """The newest whole checkpoint of a folder, or the best."""
     if load == "best":
-        best = best_in(folder)
+        validated = validated_in(folder)
+        best = best_of(validated)
         if best is None:
             raise UserError(
                 f"--checkpoint.load: got best, and no checkpoint in {folder} has a validation "
                 "loss; expected one. Load the newest with auto, and use --validate_every."
             )
-        newest, *older = validated_in(folder)
+        newest, *older = validated
         odd = [each.path.name for each in older if not each.is_comparable(newest)]
         if odd:
             _LOG.warning(

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,20 +66,27 @@ def best_in(folder: Path) -> Path | None:
     """The checkpoint with the lowest validation loss of those that were measured as the newest of
     them, the newest of equal ones; None where no step that was saved was validated.
     """
-    validated = validated_in(folder)
+    return best_of(validated_in(folder))
+
+
+def best_of(validated: "Sequence[Validated]") -> Path | None:
+    """The best of those that were measured as the first of them."""
     alike = [each for each in validated if each.is_comparable(validated[0])]
     return min(alike, key=lambda each: each.loss).path if alike else None
 
 
 def delete_old(folder: Path, keep: int) -> None:
-    """Delete the checkpoints before the newest ones, but the best.
+    """Delete the checkpoints before the newest ones, but the best of each measurement.
 
     A checkpoint is deleted under a hidden name: what carries a checkpoint's name is whole.
     """
     old = checkpoints_in(folder)[:-keep]
-    best = best_in(folder) if old else None
+    validated, best = validated_in(folder) if old else [], set()
+    while validated:
+        best.add(best_of(validated))
+        validated = [each for each in validated if not each.is_comparable(validated[0])]
     for path in old:
-        if path != best:
+        if path not in best:
             hidden = path.with_name(f".{path.name}.deleted")
             os.rename(path, hidden)
             shutil.rmtree(hidden, ignore_errors=True)

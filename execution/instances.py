@@ -49,6 +49,19 @@ def check_instances(config: Config) -> bool:
     return is_leader
 
 
+def check_same_checkpoint(folder: Path) -> None:
+    """UserError unless all processes have found one checkpoint: a run may save, or delete, while
+    they look for its newest.
+    """
+    names = gather(folder.name, popdist.getNumInstances(), patiently=True)
+    for number, name in enumerate(names):
+        if name != names[0]:
+            raise UserError(
+                f"--checkpoint: got {name} in instance {number} and {names[0]} in instance 0; "
+                "expected one checkpoint. Its run saves meanwhile: name the checkpoint."
+            )
+
+
 @contextmanager
 def _launch_errors_are_user_errors() -> Iterator[None]:
     """How processes are started is the user's to change."""

@@ -200,8 +200,9 @@ class Session:
                 numbers that the stream's element type cannot hold.
             TypeError: something else than real numbers.
         """
+        self._check_attached("run")
         outputs = self.create_host_outputs()
-        self.run_with_outputs(inputs, outputs, downcast_inputs)
+        self._run(inputs or {}, outputs, downcast_inputs)
         return outputs
 
     def run_with_outputs(
@@ -214,9 +215,13 @@ class Session:
         numpy's, of the streams' element types and share no memory. Raises as `run`.
         """
         self._check_attached("run")
-        inputs, outputs = inputs or {}, outputs or {}
+        self._validate_run_outputs(outputs or {})
+        self._run(inputs or {}, outputs or {}, downcast_inputs)
+
+    def _run(
+        self, inputs: h2dStreamBufferMaps, outputs: d2hStreamBufferMaps, downcast_inputs: bool
+    ) -> None:
         check_keys("input", inputs, self._inputs)
-        self._validate_run_outputs(outputs)
         arrays: dict[Stream, np.ndarray] = {
             s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()
         }

@@ -2,6 +2,8 @@
 `test_processes.py`.
 """
 
+from pathlib import Path
+
 import pytest
 
 from popxl_gpt.config import UserError
@@ -30,3 +32,11 @@ def test_other_code_in_a_process_is_named(name, monkeypatch):
         match=rf"got another {name} in instance 1 than in instance 0 \(1 files or versions",
     ):
         instances._check_same("text", ours, 2)
+
+
+def test_processes_that_found_different_checkpoints_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        instances, "gather", lambda own, count, patiently: ["step_00000010", "step_00000020"]
+    )
+    with pytest.raises(UserError, match="got step_00000020 in instance 1 and step_00000010 in"):
+        instances.check_same_checkpoint(Path("run/checkpoints/step_00000020"))

@@ -173,12 +173,12 @@ def _transposed_product(rewriter: Rewriter, dy: Value) -> tuple[int, Value] | No
 
 
 def _only_after(
-    rewriter: Rewriter, maker: Sequence[Value], last: int, absorbed: Sequence[int]
+    rewriter: Rewriter, results: Sequence[Value], last: int, absorbed: Sequence[int]
 ) -> bool:
     """Whether nobody but absorbed instructions uses, before the last one, what a fused one makes
     there.
     """
-    return all(n >= last or n in absorbed for v in maker for n in rewriter.users(v))
+    return all(n >= last or n in absorbed for v in results for n in rewriter.users(v))
 
 
 def _dropped(rewriter: Rewriter, dropping: int | None) -> dict[str, Any]:

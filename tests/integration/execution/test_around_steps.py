@@ -2,6 +2,7 @@
 session may end anywhere, and where they fail.
 """
 
+import errno
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from popxl.errors import RemoteMemoryError
 
 from popxl_gpt.config import LostError, UserError
+from popxl_gpt.config.errors import failure_number
 from popxl_gpt.data import DataError, example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
@@ -254,7 +256,7 @@ def test_a_process_that_cannot_write_while_others_wait_for_it_says_why(
     written, tmp_path, monkeypatch
 ):
     def failing(*arguments):
-        raise UserError("rows: got none; expected some.")
+        raise UserError("rows: got none; expected some.") from OSError(errno.EIO, "broken")
 
     def agreed(problem, instances):
         if problem is not None:
@@ -263,8 +265,9 @@ def test_a_process_that_cannot_write_while_others_wait_for_it_says_why(
 
     monkeypatch.setattr(text, "write", failing)
     monkeypatch.setattr(samples, "gather_beside", agreed)
-    with pytest.raises(UserError, match="rows: got none"):
+    with pytest.raises(UserError, match="rows: got none") as caught:
         train(tmp_path, *written, "--steps", 3, "--samples", 1)
+    assert failure_number(caught.value) == errno.EIO
 
 
 @pytest.mark.slow
