@@ -675,7 +675,7 @@ def test_a_file_of_remote_memory_that_shrinks_while_it_is_used_ends_the_run_in_w
         copy, f"{RUN} --name shrinks --steps 100000 --checkpoint.every 0 --memmap_dir rows"
     )
     wait_until(process, (copy / "runs/shrinks/metrics.jsonl").exists)
-    for file in (copy / "rows").glob("weights.*.npy"):
+    for file in (copy / "rows/training").glob("weights.*.npy"):
         os.truncate(file, 0)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 74, errors

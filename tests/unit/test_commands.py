@@ -108,6 +108,7 @@ def test_tensorboard_without_its_package_is_refused_before_anything_is_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     words = ["--config", "tiny", "--tensorboard"]
     with pytest.raises(UserError, match="--tensorboard: got it without the package tensorboard"):
         commands.check_training(words)

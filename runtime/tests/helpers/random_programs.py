@@ -151,7 +151,8 @@ class Builder:
         pool.add(x + pool.pick(b, x.shape))
 
     def do_mul(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
-        pool.add(pool.pick(a) * 0.5)
+        x = pool.pick(a)
+        pool.add(x * (0.5 if x.dtype.is_floating_point else -1))
 
     def do_add_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
         x = pool.pick(a)

@@ -121,7 +121,11 @@ def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(number, 
         run_steps(session, config, *step_arrays(config))
     for replica in session._engine.machine.replicas:
         traffic = replica.traffic
-        for ours, theirs in (("loads", "loads"), ("loaded", "loaded_bytes"), ("stores", "stores")):
+        for ours, theirs in (
+            ("loads", "loads"),
+            ("loaded_bytes", "loaded_bytes"),
+            ("stores", "stores"),
+        ):
             assert getattr(traffic, ours) == sum(phase[theirs] for phase in plan["phases"])
         assert traffic.stored_bytes == sum(phase["stored_bytes"] for phase in plan["phases"])
         assert by_group(traffic.collectives) == planned_groups(plan)
