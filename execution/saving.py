@@ -5,7 +5,6 @@ thread: what it has read of them is the thread's own. A folder gets a checkpoint
 processes have brought theirs onto the disk.
 """
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -367,7 +366,8 @@ def _write_manifest(
         },
         "files": files,
     }
-    _write_text(manifest_text(manifest), folder / MANIFEST)
+    # whoever publishes the folder brings it onto the disk
+    (folder / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
 
 
 def add_validation(checkpoint: Path, position: Position) -> None:
@@ -387,12 +387,4 @@ def add_validation(checkpoint: Path, position: Position) -> None:
         found["validation_fingerprint"] = position.validation_fingerprint
     remove_partial(path)
     with written_whole(path) as partial:
-        _write_text(manifest_text({**found, "files": files}), partial)
-    sync(checkpoint)
-
-
-def _write_text(text: str, path: Path) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        partial.write_text(manifest_text({**found, "files": files}), encoding="utf-8")
