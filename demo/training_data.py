@@ -178,24 +178,25 @@ def begun_tokenizer(
     if path is None:
         return tokenizer
     theirs = read_tokenizer(path)
-    if tokenizer is None:
-        _check_size(theirs, f"--init_from: got {source}, which has {path}", config)
     words = theirs.get_vocab().items()
-    if tokenizer is not None and not words <= tokenizer.get_vocab().items():
-        raise UserError(
-            f"--tokenizer: got {config.data.tokenizer}, and --init_from {source}, which has {path};"
-            " expected both to have the same tokens. Use the model's tokenizer, and data that it "
-            "made."
-        )
+    if tokenizer is not None:
+        if not words <= tokenizer.get_vocab().items():
+            raise UserError(
+                f"--tokenizer: got {config.data.tokenizer}, and --init_from {source}, which has "
+                f"{path}; expected both to have the same tokens. Use the model's tokenizer, and "
+                "data that it made."
+            )
+        return tokenizer
+    _check_size(theirs, f"--init_from: got {source}, which has {path}", config)
     for read in (data, validation_data):
-        for made in read.tokenizers if read is not None and tokenizer is None else ():
+        for made in read.tokenizers if read is not None else ():
             if not read_tokenizer(made).get_vocab().items() <= words:
                 raise UserError(
                     f"--init_from: got {source}, which has {path}, and data that {made} made; "
                     "expected both to have the same tokens. Use data that the model's tokenizer "
                     "made: data/prepare.py with --tokenizer."
                 )
-    return theirs if tokenizer is None else tokenizer
+    return theirs
 
 
 def _tokenizer_of_model(path: Path) -> Path | None:
