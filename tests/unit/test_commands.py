@@ -107,8 +107,10 @@ def test_sampling_refuses_values_with_which_tokens_cannot_be_chosen(values, says
 def test_tensorboard_without_its_package_is_refused_before_anything_is_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    for name in list(sys.modules):
+        if name.startswith("tensorboard."):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     words = ["--config", "tiny", "--tensorboard"]
     with pytest.raises(UserError, match="--tensorboard: got it without the package tensorboard"):
         commands.check_training(words)
