@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from poprun import rendezvous, store, wire
+from poprun.deadline import Deadline
 from poprun.environment import INTERFACE, SECONDS, TIMEOUT, number_from_environment
 from poprun.hang_report import HangReport, own_name, waiting
 from poprun.heartbeat import InstanceHeartbeat
@@ -185,7 +186,7 @@ def _reach(point: Rendezvous, index: int, instances: int) -> store.Client:
     """A connection to the keys and values that all instances see."""
     wait = _join_seconds()
     try:
-        return store.connect(point.address, point.secret, wait)
+        return store.connect(point.address, point.secret, Deadline(wait))
     except wire.Stranger as error:
         raise InstanceError(
             f"popdist: instance {index} found another program at {point} ({error}); expected one "
@@ -203,12 +204,10 @@ def _meet(values: store.Client, index: int, instances: int, address: str) -> lis
     """Wait until all instances have come. Returns the name and the address of each."""
     values.set(f"joined/{index}", json.dumps([own_name(), address]))
     found: list[list[str]] = []
-    until = time.monotonic() + _join_seconds()
+    deadline = Deadline(_join_seconds())
     for other in range(instances):
         try:
-            name, theirs = json.loads(
-                values.get(f"joined/{other}", max(0.0, until - time.monotonic()))
-            )
+            name, theirs = json.loads(values.get(f"joined/{other}", deadline))
         except store.StoreError as error:
             raise InstanceError(
                 f"popdist: instance {index} waited {_join_seconds()} s for instance {other} to "

@@ -6,11 +6,11 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from poprun import wire
+from poprun.deadline import Deadline
 from poprun.interfaces import own_address
 from poprun.rendezvous import Rendezvous
 
@@ -64,20 +64,20 @@ def link_all(
     Raises:
         LinkError: it took longer.
     """
-    until = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     later = set(range(index + 1, len(addresses)))
-    reception = _Reception(wire.Gate(listener, rendezvous.secret), rendezvous, later, until)
+    reception = _Reception(wire.Gate(listener, rendezvous.secret), rendezvous, later, seconds)
     reception.start()
     links = {}
     following = (index + 1) % len(addresses)
     try:
         for other in range(index):
-            link = _connect(rendezvous, addresses[other], index, MESSAGES, until)
-            links[other] = _link_to(rendezvous, link)
-        following_heartbeat = _connect(rendezvous, addresses[following], index, HEARTBEAT, until)
+            link = _connect(rendezvous, addresses[other], index, MESSAGES, deadline)
+            links[other] = _link_to(rendezvous, link, deadline)
+        following_heartbeat = _connect(rendezvous, addresses[following], index, HEARTBEAT, deadline)
     except OSError as error:
         raise LinkError(f"not all could be reached ({error})") from None
-    reception.join()
+    reception.join()  # it ends by the same limit
     if reception.missing or reception.before is None:
         waited = ", ".join(map(str, sorted(reception.missing))) or str((index - 1) % len(addresses))
         raise LinkError(f"timed out after {seconds:g} s waiting for instance {waited} to connect")
@@ -87,53 +87,50 @@ def link_all(
 class _Reception(threading.Thread):
     """Takes the connections of the instances that come later, and of the one before."""
 
-    def __init__(self, gate: wire.Gate, rendezvous: Rendezvous, missing: set[int], until: float):
+    def __init__(self, gate: wire.Gate, rendezvous: Rendezvous, missing: set[int], seconds: float):
         super().__init__(name="reception", daemon=True)
-        self._gate, self._rendezvous, self._until = gate, rendezvous, until
+        self._gate, self._rendezvous, self._seconds = gate, rendezvous, seconds
         self.missing = missing
         self.links: dict[int, Link] = {}
         self.before: socket.socket | None = None
 
     def run(self) -> None:
         """Until all are here, or the time is over."""
-        while (self.missing or self.before is None) and (
-            left := self._until - time.monotonic()
-        ) > 0:
-            visitor = self._gate.admit(left)
+        deadline = Deadline(self._seconds)
+        while (self.missing or self.before is None) and deadline.left() > 0:
+            visitor = self._gate.admit(deadline)
             if visitor is not None:
                 try:
-                    visitor.settimeout(HELLO_SECONDS)
-                    self._take(visitor)
+                    self._take(visitor, Deadline(HELLO_SECONDS, deadline))
                 except OSError:
                     visitor.close()  # it is gone again
         self._gate.close()
 
-    def _take(self, visitor: socket.socket) -> None:
-        index, kind = HELLO.unpack(wire.receive_exactly(visitor, HELLO.size))
+    def _take(self, visitor: socket.socket, deadline: Deadline) -> None:
+        index, kind = HELLO.unpack(wire.receive_exactly(visitor, HELLO.size, deadline))
         if kind == HEARTBEAT and self.before is None:
-            visitor.settimeout(None)
             self.before = visitor
         elif kind == MESSAGES and index in self.missing:
-            self.links[index] = _link_to(self._rendezvous, visitor)
+            self.links[index] = _link_to(self._rendezvous, visitor, deadline)
             self.missing.remove(index)
         else:
             visitor.close()
 
 
 def _connect(
-    rendezvous: Rendezvous, text: str, index: int, kind: int, until: float
+    rendezvous: Rendezvous, text: str, index: int, kind: int, deadline: Deadline
 ) -> socket.socket:
     if rendezvous.folder is not None:
         address: wire.Address = rendezvous.folder / text
     else:
         host, port = json.loads(text)
         address = str(host), int(port)
-    found = wire.connect(address, rendezvous.secret, until)
-    found.sendall(HELLO.pack(index, kind))
+    found = wire.connect(address, rendezvous.secret, deadline)
+    wire.send_all(found, HELLO.pack(index, kind), deadline)
     return found
 
 
-def _link_to(rendezvous: Rendezvous, connection: socket.socket) -> Link:
+def _link_to(rendezvous: Rendezvous, connection: socket.socket, deadline: Deadline) -> Link:
     """On one machine the two give each other a descriptor of the memory that they share."""
     if rendezvous.folder is None or not hasattr(os, "memfd_create"):
         return Link(connection, None, None)
@@ -141,11 +138,10 @@ def _link_to(rendezvous: Rendezvous, connection: socket.socket) -> Link:
     try:
         os.ftruncate(own, RING_BYTES)
         outgoing = mmap.mmap(own, RING_BYTES)
-        connection.settimeout(HELLO_SECONDS)
-        socket.send_fds(connection, [b"+"], [own])
+        wire.in_time(connection, deadline, socket.send_fds, connection, [b"+"], [own])
     finally:
         os.close(own)
-    _, given, _, _ = socket.recv_fds(connection, 1, 1)
+    _, given, _, _ = wire.in_time(connection, deadline, socket.recv_fds, connection, 1, 1)
     if not given:
         raise ConnectionResetError("Connection closed by peer")
     try:

@@ -237,16 +237,16 @@ class Rendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others. OSError: they cannot be reached, or the port is taken."""
         machines, point = self._machines, self._point
-        until = time.monotonic() + rendezvous.JOIN_SECONDS
+        deadline = Deadline(rendezvous.JOIN_SECONDS)
         if point.keeps_store:
             self._keeper = Keeper(_listen(point.address), point.secret)
         while self.client is None:
-            client = connect(point.address, point.secret, until - time.monotonic())
-            if self._is_of_this_start(client):
+            client = connect(point.address, point.secret, deadline)
+            if self._is_of_this_start(client, deadline):
                 self.client = client
             else:  # machine 0 ends the last start still
                 client.close()
-                time.sleep(RETRY_SECONDS)
+                time.sleep(min(RETRY_SECONDS, deadline.slice()))
         return RendezvousInfo(
             SharedStore(point, rendezvous.JOIN_SECONDS),
             machines.index,
@@ -254,13 +254,13 @@ class Rendezvous(RendezvousHandler):
             RendezvousStoreInfo(machines.address, machines.port),
         )
 
-    def _is_of_this_start(self, client: Client) -> bool:
+    def _is_of_this_start(self, client: Client, deadline: Deadline) -> bool:
         """Whether a store is of this start, and not of the one before, which may be there still."""
         if self._keeper is not None:
             client.set(START, str(self._start))
             return True
         try:
-            return int(client.get(START)) >= self._start
+            return int(client.get(START, deadline)) >= self._start
         except StoreError:
             return False  # it has ended meanwhile
 
@@ -398,8 +398,9 @@ class Agent(LocalElasticAgent):
         machines, store = self._machines, self._client
         self._heartbeat = MachineHeartbeat(store, machines.index, machines.count)
         store.set(f"options/{machines.index}", machines.options)
+        deadline = Deadline(rendezvous.JOIN_SECONDS)
         for other in range(machines.count):
-            theirs = store.get(f"options/{other}").decode()
+            theirs = store.get(f"options/{other}", deadline).decode()
             if theirs != machines.options:
                 raise OptionsDiffer(
                     f"got {machines.options} on machine {machines.index} and {theirs} on machine "
@@ -467,32 +468,30 @@ class Agent(LocalElasticAgent):
                 store.set(AGAIN, str(int(again)))
                 return again
             store.set(f"ended with/{index}", str(code))
-            return is_failure(code) and self._told(AGAIN, 2 * GONE_SECONDS) == b"1"
+            return is_failure(code) and self._told(AGAIN, Deadline(2 * GONE_SECONDS)) == b"1"
         except StoreError:
             _say("no restart: machine 0 is gone.")
             return False
 
     def _others_failed(self) -> bool:
         """Whether the instances of all other machines have ended, and none in a final way."""
-        until = time.monotonic() + GONE_SECONDS
+        deadline = Deadline(GONE_SECONDS)
         for other in range(1, self._machines.count):
             try:
-                left = max(0.0, until - time.monotonic())
-                if not is_failure(int(self._told(f"ended with/{other}", left))):
+                if not is_failure(int(self._told(f"ended with/{other}", deadline))):
                     return False
             except StoreError:
                 _say(f"no restart: machine {other} is gone.")
                 return False
         return True
 
-    def _told(self, key: str, seconds: float) -> bytes:
+    def _told(self, key: str, deadline: Deadline) -> bytes:
         """A value that another machine sets, once it is there; heartbeats go on meanwhile, over the
         same connection. StoreError: not in time.
         """
-        until = time.monotonic() + seconds
         while not self._client.has(key):
-            if time.monotonic() > until:
-                raise StoreError(f"timed out after {seconds:g} s waiting for {key}")
+            if deadline.left() <= 0:
+                raise StoreError(f"timed out after {deadline.seconds:g} s waiting for {key}")
             time.sleep(RETRY_SECONDS)
         return self._client.get(key)
 
@@ -531,14 +530,19 @@ class Agent(LocalElasticAgent):
         self._hear_signals()
         if self._pcontext is None:
             return
-        seconds: Any = END_SECONDS
+        seconds = END_SECONDS
         if death_sig is not None:
             seconds = self._grace
             _say(
                 f"got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Ctrl-C, "
                 "a second later or more, ends them at once."
             )
-        self._pcontext.close(death_sig or signal.SIGTERM, seconds)
+        for pid in self.processes().values():
+            _send(pid, death_sig or signal.SIGTERM)
+        self._wait_for_all(seconds)
+        self._pcontext.close(
+            signal.SIGKILL, int(END_SECONDS)
+        )  # torch's waits are by the wall's clock
 
     def kill(self) -> None:
         """End what runs, and what that has started."""
@@ -548,9 +552,12 @@ class Agent(LocalElasticAgent):
     def end_all(self) -> None:
         """No instance is left when this returns, nor what one has started and left."""
         self.kill()
-        pids = self.processes().values()
-        until = time.monotonic() + END_SECONDS
-        while not all(map(_is_over, pids)) and time.monotonic() < until:
+        self._wait_for_all(END_SECONDS)
+
+    def _wait_for_all(self, seconds: float) -> None:
+        """Until all instances of this machine have ended, or so long."""
+        pids, deadline = self.processes().values(), Deadline(seconds)
+        while not all(map(_is_over, pids)) and deadline.left() > 0:
             time.sleep(0.01)
 
     def report(self, result: RunResult) -> int:

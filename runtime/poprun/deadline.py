@@ -1,9 +1,12 @@
 """Limits of waiting that count only the time in which this process can run.
 
 A job that is suspended as a whole (by a batch system, a paused container or a frozen cgroup) goes
-on where it was: those that it waits for have stood still, too.
+on where it was: those that it waits for have stood still, too. All waits of the launcher and
+between instances have such a limit, and ask it in slices. Who waits within another's limit hands
+that on: one that nobody asks for long counts too little.
 """
 
+import threading
 import time
 
 SLICE_SECONDS = 1.0
@@ -13,14 +16,34 @@ LONGEST_SECONDS = 2.0
 
 
 class Deadline:
-    """Ends after so many seconds, of those between two questions at most `LONGEST_SECONDS`."""
+    """Ends after so many seconds, of those between two questions at most `LONGEST_SECONDS`. For one
+    thread.
 
-    def __init__(self, seconds: float):
-        self._left, self._asked = seconds, time.monotonic()
+    Args:
+        within: another, with which this one ends, too.
+    """
+
+    def __init__(self, seconds: float, within: "Deadline | None" = None):
+        self.seconds = seconds
+        self._left, self._within, self._asked = seconds, within, time.monotonic()
 
     def left(self) -> float:
         """Seconds that are left: none at 0 or below."""
         now = time.monotonic()
         self._left -= min(now - self._asked, LONGEST_SECONDS)
         self._asked = now
-        return self._left
+        return self._left if self._within is None else min(self._left, self._within.left())
+
+    def slice(self) -> float:
+        """How long to wait before the next question. TimeoutError: no time is left."""
+        left = self.left()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        return min(left, SLICE_SECONDS)
+
+
+def join(thread: threading.Thread, seconds: float) -> None:
+    """Wait for a thread to end, at most so long."""
+    deadline = Deadline(seconds)
+    while thread.is_alive() and (left := deadline.left()) > 0:
+        thread.join(min(left, SLICE_SECONDS))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
+from poprun.deadline import Deadline, join
 from poprun.store import Client, StoreError
 
 BEAT_SECONDS = 1.0
@@ -84,7 +85,7 @@ class HangReport:
     def stop(self) -> None:
         """End the thread."""
         self._leaving.set()
-        self._thread.join(LAST_SECONDS)
+        join(self._thread, LAST_SECONDS)
 
     def ask(self) -> str:
         """Ask the other instances where they are. Returns sentences, the last of those that do not
@@ -95,17 +96,17 @@ class HangReport:
         # the store may be cut.
         asking = threading.Thread(target=self._collect, args=(answers,), daemon=True)
         asking.start()
-        asking.join(ANSWER_SECONDS)
+        join(asking, ANSWER_SECONDS)
         return self._in_words(dict(answers))
 
     def _collect(self, answers: "dict[int, Answer]") -> None:
-        until = time.monotonic() + ANSWER_SECONDS
+        deadline = Deadline(ANSWER_SECONDS)
         missing = set(range(len(self._names))) - {self._index}
         try:
             number = self._store.add(ASKED, 1)
             self._has_asked = True
             self._answer(number)  # this process may have ended when another asks
-            while missing and time.monotonic() < until:
+            while missing and deadline.left() > 0:
                 for other in sorted(missing):
                     if self._store.has(_key(other)):
                         answer = Answer(*json.loads(self._store.get(_key(other))))

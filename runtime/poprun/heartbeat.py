@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
-from poprun.deadline import SLICE_SECONDS, Deadline
+from poprun import wire
+from poprun.deadline import Deadline, join
 from poprun.store import Client, StoreError
 
 BEAT_SECONDS = 1.0
@@ -68,29 +69,25 @@ class InstanceHeartbeat:
             except OSError:
                 pass  # the other end has gone
         for thread in self._threads:
-            thread.join(LAST_SECONDS)
+            join(thread, LAST_SECONDS)
 
     def _send(self) -> None:
-        self._following.settimeout(self._seconds)
         try:
             while not self._leaving.wait(BEAT_SECONDS):
-                self._following.sendall(ALIVE)
+                wire.send_all(self._following, ALIVE, Deadline(self._seconds))
         except OSError:
             return  # it has left, or will be missed by whoever waits for it
 
     def _receive(self) -> None:
-        self._before.settimeout(SLICE_SECONDS)
-        deadline = Deadline(self._seconds)
-        while not self._leaving.is_set():
-            try:
-                if not self._before.recv(64):
-                    return
-                deadline = Deadline(self._seconds)
-            except TimeoutError:
-                if deadline.left() <= 0:
-                    self._end((self._index - 1) % len(self._names))
-            except OSError:
-                return
+        before = self._before
+        try:
+            while wire.in_time(before, Deadline(self._seconds), before.recv, 64):
+                pass
+        except TimeoutError as error:
+            if error.errno is None and not self._leaving.is_set():
+                self._end((self._index - 1) % len(self._names))
+        except OSError:
+            return
 
     def _end(self, before: int) -> None:
         print(
@@ -179,9 +176,8 @@ class MachineHeartbeat:
     def leave(self) -> None:
         """Say goodbye, and give the others time to have read all."""
         self._own = replace(self._own, has_left=True)
-        until = time.monotonic() + LEAVE_SECONDS
-        while self._thread.is_alive() and time.monotonic() < until:
-            time.sleep(TICK_SECONDS / 5)
+        if self._thread.is_alive():
+            join(self._thread, LEAVE_SECONDS)
 
     def _keep_up(self) -> None:
         count = 0

@@ -7,9 +7,9 @@ bytes and are looked at no further. Whoever can ask has shown who it is, see `wi
 import socket
 import struct
 import threading
-import time
 
 from poprun import wire
+from poprun.deadline import SLICE_SECONDS, Deadline
 
 REQUEST = struct.Struct("!BHId")
 """What, bytes of the key and of the value, seconds to wait for the key."""
@@ -17,9 +17,10 @@ ANSWER = struct.Struct("!BI")
 """Whether it was found, bytes of the value."""
 VALUE_BYTES = 2**24
 """More are refused."""
+KEY_BYTES = 2**16 - 1
 SET, GET, CHECK, ADD, REPLACE, DELETE, COUNT = range(7)
 ANSWER_SECONDS = 30.0
-"""How long an answer may take, beside the wait for a key."""
+"""How long an answer may take, beside the wait for a key, which is asked for in slices."""
 GATE_SECONDS = 0.5
 """How soon the keeper notices that it is to end."""
 
@@ -52,7 +53,7 @@ class Keeper:
 
     def _let_in(self) -> None:
         while not self._is_over.is_set():
-            member = self._gate.admit(GATE_SECONDS)
+            member = self._gate.admit(Deadline(GATE_SECONDS))
             if member is not None:
                 threading.Thread(
                     target=self._serve, args=(member,), name="store", daemon=True
@@ -73,9 +74,8 @@ class Keeper:
                         wire.receive_exactly(member, size),
                     )
                     found = self._do(what, key, value, seconds)
-                    member.sendall(
-                        ANSWER.pack(found is not None, len(found or b"")) + (found or b"")
-                    )
+                    answer = ANSWER.pack(found is not None, len(found or b"")) + (found or b"")
+                    wire.send_all(member, answer)
             except (OSError, ValueError):
                 return  # it has ended
 
@@ -83,9 +83,7 @@ class Keeper:
         values = self._values
         with self._changed:
             if what == GET:
-                self._changed.wait_for(
-                    lambda: key in values, max(0.0, min(seconds, threading.TIMEOUT_MAX))
-                )
+                self._changed.wait_for(lambda: key in values, max(0.0, min(seconds, SLICE_SECONDS)))
                 return values.get(key)
             if what == CHECK:
                 return b"" if key in values else None
@@ -115,17 +113,21 @@ class Client:
     def __init__(self, connection: socket.socket, seconds: float):
         self._connection, self._seconds = connection, seconds
         self._turn = threading.Lock()
+        self._problem: str | None = None
+        """Why it can be asked no more: an answer that came late would be taken for the next one."""
 
     def set(self, key: str, value: str | bytes) -> None:
         """Give a key its value."""
         self._ask(SET, key, value.encode() if isinstance(value, str) else value)
 
-    def get(self, key: str, seconds: float | None = None) -> bytes:
+    def get(self, key: str, deadline: Deadline | None = None) -> bytes:
         """A key's value, once it has one. StoreError: not in time."""
-        wait = self._seconds if seconds is None else seconds
-        found = self._ask(GET, key, b"", wait)
-        if found is None:
-            raise StoreError(f"timed out after {wait:g} s waiting for {key}")
+        deadline = deadline or Deadline(self._seconds)
+        left = deadline.left()
+        while (found := self._ask(GET, key, b"", min(max(left, 0.0), SLICE_SECONDS))) is None:
+            left = deadline.left()
+            if left <= 0:
+                raise StoreError(f"timed out after {deadline.seconds:g} s waiting for {key}")
         return found
 
     def has(self, key: str) -> bool:
@@ -158,23 +160,33 @@ class Client:
         if len(value) > VALUE_BYTES:
             raise StoreError(f"got {len(value)} bytes for {key}; expected at most {VALUE_BYTES}")
         name = key.encode()
+        if len(name) > KEY_BYTES:
+            raise StoreError(f"got a key of {len(name)} bytes; expected at most {KEY_BYTES}")
         with self._turn:
+            if self._problem is not None:
+                raise StoreError(self._problem)
             try:
-                self._connection.settimeout(seconds + ANSWER_SECONDS)
-                self._connection.sendall(
-                    REQUEST.pack(what, len(name), len(value), seconds) + name + value
-                )
-                is_found, size = ANSWER.unpack(wire.receive_exactly(self._connection, ANSWER.size))
-                if size > VALUE_BYTES:
-                    raise ConnectionError("an answer is too large")
-                found = wire.receive_exactly(self._connection, size)
-            except OSError as error:
-                raise StoreError(error.strerror or str(error)) from None
+                return self._answer(what, name, value, seconds)
+            except BaseException as error:
+                told = getattr(error, "strerror", None)
+                self._problem = told or str(error) or type(error).__name__
+                self._connection.close()
+                if isinstance(error, OSError):
+                    raise StoreError(self._problem) from None
+                raise
+
+    def _answer(self, what: int, name: bytes, value: bytes, seconds: float) -> bytes | None:
+        connection, deadline = self._connection, Deadline(seconds + ANSWER_SECONDS)
+        request = REQUEST.pack(what, len(name), len(value), seconds) + name + value
+        wire.send_all(connection, request, deadline)
+        head = wire.receive_exactly(connection, ANSWER.size, deadline)
+        is_found, size = ANSWER.unpack(head)
+        if size > VALUE_BYTES:
+            raise ConnectionError("an answer is too large")
+        found = wire.receive_exactly(connection, size, deadline)
         return found if is_found else None
 
 
-def connect(address: wire.Address, secret: bytes | None, seconds: float) -> Client:
-    """Connect to the keeper, once it is there. wire.Unreachable: it is not within so many
-    seconds.
-    """
-    return Client(wire.connect(address, secret, time.monotonic() + seconds), seconds)
+def connect(address: wire.Address, secret: bytes | None, deadline: Deadline) -> Client:
+    """Connect to the keeper, once it is there. wire.Unreachable: not in time."""
+    return Client(wire.connect(address, secret, deadline), deadline.seconds)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as distributed
 
+from poprun.deadline import Deadline
 from poprun.rendezvous import Rendezvous
 from poprun.store import connect
 
@@ -24,7 +25,7 @@ class SharedStore(distributed.Store):
     def __init__(self, rendezvous: Rendezvous, seconds: float):
         super().__init__()
         self._rendezvous, self._seconds = rendezvous, seconds
-        self._client = connect(rendezvous.address, rendezvous.secret, seconds)
+        self._client = connect(rendezvous.address, rendezvous.secret, Deadline(seconds))
         self._clones: list[SharedStore] = []
         """torch holds these by what is not theirs alone in Python."""
 
@@ -39,7 +40,7 @@ class SharedStore(distributed.Store):
 
     def get(self, key: str) -> bytes:
         """Waits for it."""
-        return self._client.get(key, self._seconds)
+        return self._client.get(key, Deadline(self._seconds))
 
     def add(self, key: str, amount: int) -> int:
         """Returns the sum."""
@@ -58,12 +59,14 @@ class SharedStore(distributed.Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Until all have values."""
+        deadline = Deadline(self._seconds if timeout is None else timeout.total_seconds())
         for key in keys:
-            self._client.get(key, self._seconds if timeout is None else timeout.total_seconds())
+            self._client.get(key, deadline)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Waits for all."""
-        return [self.get(key) for key in keys]
+        deadline = Deadline(self._seconds)
+        return [self._client.get(key, deadline) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
         """One after the other."""

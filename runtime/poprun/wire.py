@@ -5,7 +5,10 @@ On one machine they are Unix sockets in a folder that only this user can enter, 
 which user the other process belongs to. Between machines they are TCP sockets, and both ends prove
 that they know the run's secret, without telling it: each answers a random challenge with its
 HMAC-SHA256. Up to there exactly so many bytes are taken, within `HANDSHAKE_SECONDS`, and nothing is
-made of them but a comparison.
+made of them but a comparison. The end that listens says last that it has let the other one in.
+
+What waits at a connection waits here, by a `Deadline`: for as many bytes as are asked for, however
+they come.
 """
 
 import hmac
@@ -16,10 +19,15 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EINPROGRESS
 from pathlib import Path
+from typing import Any, TypeVar
 
+from poprun.deadline import SLICE_SECONDS, Deadline
+
+T = TypeVar("T")
 Address = Path | tuple[str, int]
 """A socket in a folder, or host and port."""
 
@@ -31,7 +39,7 @@ CONNECT_SECONDS, RETRY_SECONDS = 5.0, 0.05
 """An attempt to connect, and from one to the next."""
 NONCE = 32
 """Bytes of a challenge, and of an answer."""
-MAGIC = b"popdist1"
+MAGIC, WELCOME = b"popdist2", b"+"
 USER = struct.Struct("3i")
 """Process, user and group of a Unix socket's other end: SO_PEERCRED, Linux."""
 
@@ -67,64 +75,76 @@ def listen(address: Address) -> socket.socket:
     return found
 
 
-def connect(address: Address, secret: bytes | None, until: float) -> socket.socket:
-    """Connect, trying again until then on the monotonic clock, and make sure who is there.
+def connect(address: Address, secret: bytes | None, deadline: Deadline) -> socket.socket:
+    """Connect, trying again until then, and make sure who is there.
 
     Raises:
         Unreachable: nobody was.
     """
+    problem = ""
     while True:
         try:
-            return _connect(address, secret)
+            return _connect(address, secret, deadline)
         except Stranger:
             raise
         except TimeoutError:
-            problem = "what listens there says nothing"
+            if deadline.left() > 0 or not problem:  # the last attempt may have had no time
+                problem = "what listens there says nothing"
         except OSError as error:
             problem = error.strerror or str(error)
-        if time.monotonic() > until:
+        if deadline.left() <= 0:
             raise Unreachable(problem)
         time.sleep(RETRY_SECONDS)
 
 
-def _connect(address: Address, secret: bytes | None) -> socket.socket:
+def _connect(address: Address, secret: bytes | None, within: Deadline) -> socket.socket:
+    deadline = Deadline(CONNECT_SECONDS, within)
     if isinstance(address, Path):
         found = socket.socket(socket.AF_UNIX)
     else:
         found = socket.socket(_resolved(address)[0])
     try:
-        found.settimeout(CONNECT_SECONDS)
         if isinstance(address, Path):
             with _short(address) as name:
-                found.connect(name)
+                _reach(found, name, deadline)
             check_user(found)
         else:
-            found.connect(_resolved(address)[4])
+            _reach(found, _resolved(address)[4], deadline)
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             assert secret is not None
-            _introduce(found, secret)
-        found.settimeout(None)
+            _introduce(found, secret, Deadline(HANDSHAKE_SECONDS, within))
     except BaseException:
         found.close()
         raise
     return found
 
 
-def _introduce(connection: socket.socket, secret: bytes) -> None:
-    """The part of the end that has connected: challenge, check the answer, answer."""
-    until, own = time.monotonic() + HANDSHAKE_SECONDS, secrets.token_bytes(NONCE)
-    connection.sendall(MAGIC + own)
-    told = b""
-    while len(told) < 2 * NONCE:
-        connection.settimeout(max(1e-3, until - time.monotonic()))
-        part = connection.recv(2 * NONCE - len(told))
-        if not part:
-            raise ConnectionResetError(None, "what listens there ended the connection")
-        told += part
+def _reach(connection: socket.socket, place: Any, deadline: Deadline) -> None:
+    """Connect. OSError: that is not possible, or not in time."""
+    connection.setblocking(False)
+    problem = connection.connect_ex(place)
+    if problem == EINPROGRESS:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_WRITE)
+            while not selector.select(deadline.slice()):
+                pass
+        problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if problem:
+        raise OSError(problem, os.strerror(problem))
+
+
+def _introduce(connection: socket.socket, secret: bytes, deadline: Deadline) -> None:
+    """The part of the end that has connected: challenge, check the answer, answer, and wait until
+    that is taken: who was refused meanwhile can try again.
+    """
+    own = secrets.token_bytes(NONCE)
+    send_all(connection, MAGIC + own, deadline)
+    told = receive_exactly(connection, 2 * NONCE, deadline)
     theirs, proof = told[:NONCE], told[NONCE:]
     if not hmac.compare_digest(proof, _proof(secret, b"listens", own, theirs)):
         raise Stranger("what listens there does not know this run's secret, or not the same")
-    connection.sendall(_proof(secret, b"connects", theirs, own))
+    send_all(connection, _proof(secret, b"connects", theirs, own), deadline)
+    receive_exactly(connection, len(WELCOME), deadline)
 
 
 def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes) -> bytes:
@@ -171,7 +191,7 @@ class _Visitor:
     """A connection that has not said yet who it is."""
 
     def __init__(self) -> None:
-        self.until = time.monotonic() + HANDSHAKE_SECONDS
+        self.deadline = Deadline(HANDSHAKE_SECONDS)
         self.said = b""
         self.expected = b""
         """The answer to our challenge, once that is sent."""
@@ -195,21 +215,18 @@ class Gate:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def admit(self, seconds: float) -> socket.socket | None:
+    def admit(self, deadline: Deadline) -> socket.socket | None:
         """The next one that is let in; None: there was none in time."""
-        until = time.monotonic() + seconds
         while not self._admitted:
-            left = until - time.monotonic()
+            left = deadline.left()
             if left <= 0:
                 return None
-            for key, _ in self._selector.select(min(left, 1.0)):
+            for key, _ in self._selector.select(min(left, SLICE_SECONDS)):
                 if key.fileobj is self._listener:
                     self._open()
                 else:
                     self._hear(key.fileobj)  # type: ignore[arg-type]
-            for visitor in [
-                v for v, state in self._visitors.items() if state.until < time.monotonic()
-            ]:
+            for visitor in [v for v, state in self._visitors.items() if state.deadline.left() <= 0]:
                 self._refuse(visitor)
         return self._admitted.popleft()
 
@@ -263,10 +280,7 @@ class Gate:
         if state.expected:
             if not hmac.compare_digest(said, state.expected):
                 return self._refuse(visitor)
-            self._forget(visitor)
-            visitor.setblocking(True)
-            visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return self._admitted.append(visitor)
+            return self._welcome(visitor)
         if not said.startswith(MAGIC):
             return self._refuse(visitor)
         theirs, own = said[len(MAGIC) :], secrets.token_bytes(NONCE)
@@ -275,6 +289,15 @@ class Gate:
             visitor.sendall(own + _proof(secret, b"listens", theirs, own))  # it always fits
         except OSError:
             self._refuse(visitor)
+
+    def _welcome(self, visitor: socket.socket) -> None:
+        try:
+            visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            visitor.sendall(WELCOME)  # it always fits
+        except OSError:
+            return self._refuse(visitor)  # it is gone again
+        self._forget(visitor)
+        self._admitted.append(visitor)
 
     def _forget(self, visitor: socket.socket) -> None:
         del self._visitors[visitor]
@@ -285,13 +308,37 @@ class Gate:
         visitor.close()
 
 
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes. ConnectionError: the other end has closed it."""
+def in_time(
+    connection: socket.socket, deadline: Deadline | None, work: Callable[..., T], *arguments: Any
+) -> T:
+    """What a function returns that waits for a connection. TimeoutError: not in time; None: it may
+    take for ever.
+    """
+    while True:
+        connection.settimeout(None if deadline is None else deadline.slice())
+        try:
+            return work(*arguments)
+        except TimeoutError as error:
+            if error.errno is not None:
+                raise  # the system's, which has given the connection up
+
+
+def receive_exactly(
+    connection: socket.socket, size: int, deadline: Deadline | None = None
+) -> bytes:
+    """So many bytes, all of them in time. ConnectionError: the other end has closed it."""
     found = bytearray(size)
     view = memoryview(found)
     while view:
-        count = connection.recv_into(view)
+        count = in_time(connection, deadline, connection.recv_into, view)
         if not count:
-            raise ConnectionResetError("Connection closed by peer")
+            raise ConnectionResetError(None, "the other end ended the connection")
         view = view[count:]
     return bytes(found)
+
+
+def send_all(connection: socket.socket, data: bytes, deadline: Deadline | None = None) -> None:
+    """Send all bytes, in time."""
+    view = memoryview(data)
+    while view:
+        view = view[in_time(connection, deadline, connection.send, view) :]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers.processes import RANKED, SECONDS, environment, finish, free_port, launch, start
 from poprun import private, rendezvous, store, wire
+from poprun.deadline import Deadline
 
 from tests import warm
 
@@ -44,7 +45,7 @@ def keeper():
 
 
 def member(address, secret=SECRET, seconds=5.0):
-    return store.connect(address, secret, seconds)
+    return store.connect(address, secret, Deadline(seconds))
 
 
 def check_open(address):
@@ -70,9 +71,9 @@ def says_nothing_more(connection):
 def test_members_see_each_others_values(keeper):
     first, second = member(keeper), member(keeper)
     with pytest.raises(store.StoreError, match=r"timed out after 0.1 s waiting for a"):
-        first.get("a", 0.1)
+        first.get("a", Deadline(0.1))
     threading.Timer(0.1, second.set, ("a", b"\0\xff")).start()
-    assert first.get("a", 5) == b"\0\xff" and first.has("a") and not first.has("b")
+    assert first.get("a", Deadline(5)) == b"\0\xff" and first.has("a") and not first.has("b")
     assert [first.add("n", 2), second.add("n", -5)] == [2, -3]
     assert first.replace("a", b"no", b"new") == b"\0\xff"
     assert second.replace("a", b"\0\xff", b"new") == b"new" == first.get("a")
@@ -266,7 +267,7 @@ def test_another_user_who_gets_into_the_folder_is_not_let_in():
         place.chmod(0o777)
         (place / "store").chmod(0o777)
         assert as_other(place / "store") == ["closed"]
-        client = store.connect(place / "store", None, 5)
+        client = store.connect(place / "store", None, Deadline(5))
         client.set("key", "value")
         client.close()
         kept.close()
@@ -277,7 +278,7 @@ def test_a_socket_in_a_folder_with_a_long_name_can_be_met_at(tmp_path):
     place = tmp_path / ("x" * 120)
     place.mkdir()
     kept = store.Keeper(wire.listen(place / "store"), None)
-    client = store.connect(place / "store", None, 5)
+    client = store.connect(place / "store", None, Deadline(5))
     client.set("key", "value")
     client.close()
     kept.close()

@@ -1,17 +1,32 @@
 """Limits of waiting, and jobs that are suspended and go on."""
 
+import ast
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
-from helpers.processes import RANKED, environment, finish, start, wait_for_instances
-from poprun import deadline
+from helpers.processes import (
+    RANKED,
+    environment,
+    finish,
+    free_port,
+    start,
+    wait_for_instances,
+)
+from popdist.linking import link_all, make_listener
+from poprun import deadline, wire
 from poprun.deadline import Deadline
 from poprun.heartbeat import ALIVE
+from poprun.rendezvous import Rendezvous
+
+RUNTIME = Path(__file__).parents[2]
 
 
 def test_only_time_in_which_the_process_runs_counts(monkeypatch):
@@ -24,6 +39,73 @@ def test_only_time_in_which_the_process_runs_counts(monkeypatch):
     assert waiting.left() == 2.0
     now[0] += 2.0
     assert waiting.left() == 0.0
+
+
+def test_a_limit_within_another_ends_with_that_and_keeps_it_up_to_date(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: now[0])
+    whole = Deadline(5.0)
+    for _ in range(4):
+        part = Deadline(3.0, within=whole)
+        assert part.slice() == 1.0
+        now[0] += 1.0
+        assert part.left() <= 2.0
+    now[0] += 1.0
+    with pytest.raises(TimeoutError):
+        part.slice()
+    assert whole.left() == 0.0 and part.left() == 0.0
+
+
+BY_THE_WALLS_CLOCK = {
+    "poprun/agent.py": ["monotonic"],  # how long a user has had since the first Ctrl-C
+    "poprun/deadline.py": ["monotonic"] * 2,
+    "poprun/log_mux.py": ["monotonic"] * 4,  # how long text is held back
+    "poprun/store.py": ["wait_for"],  # a slice
+    "poprun/wire.py": ["settimeout"],  # a slice
+}
+
+
+def test_no_wait_of_the_launcher_or_between_instances_is_by_the_walls_clock():
+    watched = ("monotonic", "settimeout", "create_connection", "wait_for", "time", "perf_counter")
+    found = {}
+    for path in sorted([*RUNTIME.glob("poprun/*.py"), *RUNTIME.glob("popdist/*.py")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(getattr(node, "func", None), "attr", None)
+            if name in watched:
+                found.setdefault(str(path.relative_to(RUNTIME)), []).append(name)
+    assert found == BY_THE_WALLS_CLOCK
+
+
+def test_who_sends_a_byte_at_a_time_holds_nothing_longer_than_the_limit():
+    near, far = socket.socketpair()
+    is_over = threading.Event()
+
+    def trickle():
+        with contextlib.suppress(OSError):
+            while not is_over.wait(0.05):
+                far.send(b"x")
+
+    sender = threading.Thread(target=trickle)
+    with near, far:
+        sender.start()
+        with pytest.raises(TimeoutError):
+            wire.receive_exactly(near, 10000, Deadline(0.3))
+        is_over.set()
+        sender.join()
+
+
+def test_what_is_larger_than_the_connection_takes_at_once_is_sent_whole_or_not_in_time():
+    near, far = socket.socketpair()
+    data = os.urandom(2**22)
+    with near, far:
+        found = []
+        receiver = threading.Thread(target=lambda: found.append(wire.receive_exactly(far, 2**22)))
+        receiver.start()
+        wire.send_all(near, data, Deadline(30.0))
+        receiver.join()
+        assert found == [data]
+        with pytest.raises(TimeoutError):
+            wire.send_all(near, data, Deadline(0.1))
 
 
 HEARS = """
@@ -61,12 +143,86 @@ def test_an_instance_that_was_stopped_waits_for_the_next_heartbeat_of_one_that_w
         assert finish(process, time.monotonic()).said == "" and process.returncode == 0
 
 
+WAITS = """
+import socket, sys, threading
+from popdist.linking import link_all, make_listener
+from poprun import store, wire
+from poprun.deadline import Deadline
+from poprun.rendezvous import Rendezvous
+own, port = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+point = Rendezvous(("127.0.0.1", port), b"that of these tests", False)
+door = wire.listen(("127.0.0.1", 0))
+kept = store.Keeper(door, point.secret)
+clients = [store.connect(door.getsockname(), point.secret, Deadline(8.0)) for _ in range(2)]
+listener, address = make_listener(point, 1)
+print(address, flush=True)
+other = sys.stdin.readline().strip()
+waits = {
+    "bytes": lambda: wire.receive_exactly(own, 2, Deadline(8.0)),
+    "a value": lambda: clients[0].get("key", Deadline(8.0)),
+    "another instance": lambda: list(link_all(point, 1, listener, [other, address], 8.0).links),
+}
+said = {}
+def wait(what):
+    try:
+        said[what] = waits[what]()
+    except Exception as error:
+        said[what] = error
+threads = [threading.Thread(target=wait, args=(what,)) for what in waits]
+for thread in threads:
+    thread.start()
+print("waits", flush=True)
+sys.stdin.readline()
+clients[1].set("key", "value")
+for thread in threads:
+    thread.join()
+print([said[what] for what in waits], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_goes_on_to_wait():
+    """For 9 s, by limits of 8 s: 2 s of them count."""
+    own, other = socket.socketpair()
+    point = Rendezvous(("127.0.0.1", free_port()), b"that of these tests", False)
+    listener, address = make_listener(point, 0)
+    with own:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WAITS, str(other.fileno()), str(point.address[1])],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[other.fileno()],
+            text=True,
+        )
+        other.close()
+        theirs = process.stdout.readline().strip()
+        process.stdin.write(address + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(9)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        own.sendall(b"ab")
+        process.stdin.write("now\n")
+        process.stdin.flush()
+        connections = link_all(point, 0, listener, [address, theirs], 30.0)
+        said, problem = process.communicate(timeout=30)
+    assert (said, problem) == ("[b'ab', b'value', [0]]\n", "")
+    for connection in (connections.following, connections.before, connections.links[1].connection):
+        connection.close()
+
+
 TALKS = """
+import poprun.store
+poprun.store.ANSWER_SECONDS = 8.0
 import popdist
 from popxl.extensions import gather
 popdist.init()
 gather(rank)
-open(os.path.join(os.environ['NOTES'], f'{os.getpid()}'), 'w').close()
+open(os.path.join(os.environ['NOTES'], f'{rank} {os.getpid()}'), 'w').close()
 for turn in range(3):
     time.sleep(1.5 * rank)
     assert gather(rank) == [0, 1]
@@ -74,19 +230,64 @@ for turn in range(3):
 """One of the two waits for the other, most of the time."""
 
 
+def processes_of(launchers, folder):
+    """Those of each machine, which has an instance."""
+    wait_for_instances(folder, len(launchers))
+    ranked = [sorted(name.split() for name in os.listdir(folder))[i] for i in range(len(launchers))]
+    return [[launcher.pid, int(pid)] for launcher, (_, pid) in zip(launchers, ranked)]
+
+
+def send(pids, number):
+    for pid in pids:
+        os.kill(pid, number)
+
+
 @pytest.mark.multi
 def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
-    program = RANKED + TALKS
-    options = ["--num-instances", 2, "--timeout", 3]
-    process = start(options, ["-c", program], is_fork=False, NOTES=str(tmp_path))
+    options = ["--num-instances", 2, "--timeout", 6]
+    process = start(options, ["-c", RANKED + TALKS], is_fork=False, NOTES=str(tmp_path))
     begin = time.monotonic()
     wait_for_instances(tmp_path, 2)
-    everybody = [process.pid, *map(int, os.listdir(tmp_path))]
+    everybody = [process.pid, *(int(name.split()[1]) for name in os.listdir(tmp_path))]
     time.sleep(0.5)
-    for pid in everybody:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(6)
-    for pid in everybody:
-        os.kill(pid, signal.SIGCONT)
+    send(everybody, signal.SIGSTOP)
+    time.sleep(7)
+    send(everybody, signal.SIGCONT)
     ended = finish(process, begin)
     assert (ended.code, ended.said) == (0, "")
+
+
+IMPATIENT = (
+    "import sys, poprun.store; poprun.store.ANSWER_SECONDS = 8.0; from poprun import launcher; "
+)
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_a_run_on_two_machines_that_is_suspended_as_a_whole_goes_on(tmp_path):
+    """The machine that others ask stops a second before the other, and goes on a second later."""
+    options = [
+        *("--num-instances", "2", "--nnodes", "2", "--timeout", "8"),
+        *("--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
+    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", IMPATIENT + "sys.exit(launcher.main(sys.argv[1:]))", *options]
+    program = [sys.executable, "-c", RANKED + TALKS]
+    launchers = [
+        subprocess.Popen(
+            [*command, "--node-rank", str(machine), *program],
+            env=environment(NOTES=str(tmp_path)),
+            **pipes,
+        )
+        for machine in range(2)
+    ]
+    begin = time.monotonic()
+    first, second = processes_of(launchers, tmp_path)
+    for pids, seconds in ((first, 1), (second, 9)):
+        send(pids, signal.SIGSTOP)
+        time.sleep(seconds)
+    for pids in (second, first):
+        send(pids, signal.SIGCONT)
+        time.sleep(1)
+    ended = [finish(launcher, begin) for launcher in launchers]
+    assert [(each.code, each.said) for each in ended] == [(0, "")] * 2
