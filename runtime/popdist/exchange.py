@@ -175,7 +175,7 @@ def _join_seconds() -> int:
 
 def _keep_store(point: Rendezvous) -> None:
     try:
-        store.Keeper(wire.listen(point.address), point.secret)
+        store.Keeper(wire.listen_for_others(point.address), point.secret)
     except OSError as error:
         if isinstance(point.address, tuple):
             raise RuntimeError(rendezvous.in_use(*point.address)) from None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from poprun import wire
 from poprun.deadline import Deadline
-from poprun.interfaces import own_address
+from poprun.interfaces import is_loopback, own_address
 from poprun.rendezvous import Rendezvous
 
 from popdist.messages import RING_BYTES, Link
@@ -44,8 +44,13 @@ def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, st
     if rendezvous.folder is not None:
         return wire.listen(rendezvous.folder / str(index)), str(index)
     assert isinstance(rendezvous.address, tuple)
-    listener = wire.listen((own_address(rendezvous.address[0]), 0))
-    return listener, json.dumps(listener.getsockname()[:2])
+    first = rendezvous.address[0]
+    own = own_address(first)
+    # others know machine 0 by its name, which may stand for a loopback address there
+    is_hidden = is_loopback(own) and not is_loopback(first)
+    listener = wire.listen((own, 0), everywhere=is_hidden)
+    host, port = listener.getsockname()[:2]
+    return listener, json.dumps([first if is_hidden else host, port])
 
 
 def link_all(

@@ -6,11 +6,9 @@ together are told apart; the others, also on other machines, end within `END_SEC
 outlives this process; and the error of the one that failed is the last on the screen.
 """
 
-import errno
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -239,7 +237,7 @@ class Rendezvous(RendezvousHandler):
         machines, point = self._machines, self._point
         deadline = Deadline(rendezvous.JOIN_SECONDS)
         if point.keeps_store:
-            self._keeper = Keeper(_listen(point.address), point.secret)
+            self._keeper = Keeper(wire.listen_for_others(point.address), point.secret)
         while self.client is None:
             client = connect(point.address, point.secret, deadline)
             if self._is_of_this_start(client, deadline):
@@ -287,16 +285,6 @@ class Rendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """The store stays until this process ends."""
         return True
-
-
-def _listen(address: wire.Address) -> socket.socket:
-    """Machine 0's address may be one that others know it by, and not its own."""
-    try:
-        return wire.listen(address)
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL or not isinstance(address, tuple):
-            raise
-        return wire.listen(("", address[1]))
 
 
 class Agent(LocalElasticAgent):

@@ -21,11 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import EINPROGRESS
+from errno import EADDRNOTAVAIL, EINPROGRESS
 from pathlib import Path
 from typing import Any, TypeVar
 
 from poprun.deadline import SLICE_SECONDS, Deadline
+from poprun.interfaces import is_loopback
 
 T = TypeVar("T")
 Address = Path | tuple[str, int]
@@ -52,9 +53,12 @@ class Stranger(Unreachable):
     """Something is there that does not belong to this run."""
 
 
-def listen(address: Address) -> socket.socket:
+def listen(address: Address, everywhere: bool = False) -> socket.socket:
     """A socket that others can connect to. OSError: the address is in use, or is not this
     machine's.
+
+    Args:
+        everywhere: at all of this machine's addresses of that kind, at the same port.
     """
     if isinstance(address, Path):
         address.unlink(missing_ok=True)  # of a run that was killed
@@ -63,6 +67,8 @@ def listen(address: Address) -> socket.socket:
             found.bind(name)
     else:
         family, _, _, _, place = _resolved(address)
+        if everywhere:
+            place = "", address[1]
         found = socket.socket(family)
         # a port that was just closed is free
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,6 +79,21 @@ def listen(address: Address) -> socket.socket:
             raise
     found.listen(socket.SOMAXCONN)
     return found
+
+
+def listen_for_others(address: Address) -> socket.socket:
+    """As `listen`, at machine 0's address, which may be one that only others know it by: its own
+    name often stands for a loopback address there, or the address is that of a router before it.
+    """
+    if isinstance(address, Path):
+        return listen(address)
+    is_hidden = not is_loopback(address[0]) and is_loopback(_resolved(address)[4][0])
+    try:
+        return listen(address, everywhere=is_hidden)
+    except OSError as error:
+        if error.errno != EADDRNOTAVAIL:
+            raise
+        return listen(address, everywhere=True)
 
 
 def connect(address: Address, secret: bytes | None, deadline: Deadline) -> socket.socket:

@@ -1,5 +1,6 @@
 """The command line of a run, and runs on several machines, which all are this one."""
 
+import contextlib
 import json
 import os
 import re
@@ -19,7 +20,9 @@ from helpers.processes import (
     start,
     wait_for_instances,
 )
-from poprun import launcher
+from popdist.linking import make_listener
+from poprun import launcher, wire
+from poprun.rendezvous import Rendezvous
 
 from tests import warm
 
@@ -159,6 +162,49 @@ def test_command_lines_that_cannot_run_are_refused_in_one_sentence(command, says
     assert launcher.main(command.split()) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.splitlines()) == 1
+
+
+@pytest.fixture
+def debian(monkeypatch):
+    """The first machine, named head, where that name stands for 127.0.1.1."""
+    resolve = socket.getaddrinfo
+
+    def resolve_here(host, *rest, **more):
+        return resolve("127.0.1.1" if host == "head" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_here)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+
+
+def is_reached(port):
+    """By an address that is not the one of its name."""
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), 10).close()
+        return True
+    return False
+
+
+def test_the_store_is_reached_where_the_machines_name_stands_for_a_loopback_address(debian):
+    with wire.listen_for_others(("head", free_port())) as listener:
+        assert is_reached(listener.getsockname()[1])
+
+
+def test_instances_are_reached_where_the_machines_name_stands_for_a_loopback_address(debian):
+    point = Rendezvous(("head", free_port()), b"that of these tests", False)
+    listener, told = make_listener(point, 0)
+    with listener:
+        host, port = json.loads(told)
+        assert host == "head" and is_reached(port)
+
+
+def test_the_store_is_reached_at_an_address_that_only_others_know():
+    with wire.listen_for_others(("192.0.2.1", free_port())) as listener:
+        assert is_reached(listener.getsockname()[1])
+
+
+def test_at_a_loopback_address_nothing_listens_elsewhere():
+    with wire.listen_for_others(("127.0.0.1", free_port())) as listener:
+        assert not is_reached(listener.getsockname()[1])
 
 
 def threads_of_each(instances):
