@@ -227,6 +227,7 @@ class Rendezvous(RendezvousHandler):
         self._keeper: Keeper | None = None
         self.client: Client | None = None
         """Of the store, once the machines have met."""
+        self._shared: SharedStore | None = None
 
     def get_backend(self) -> str:
         """See `RendezvousHandler`, here and below."""
@@ -245,8 +246,9 @@ class Rendezvous(RendezvousHandler):
             else:  # machine 0 ends the last start still
                 client.close()
                 time.sleep(min(RETRY_SECONDS, deadline.slice()))
+        self._shared = SharedStore(point, rendezvous.JOIN_SECONDS)
         return RendezvousInfo(
-            SharedStore(point, rendezvous.JOIN_SECONDS),
+            self._shared,
             machines.index,
             machines.count,
             RendezvousStoreInfo(machines.address, machines.port),
@@ -263,7 +265,10 @@ class Rendezvous(RendezvousHandler):
             return False  # it has ended meanwhile
 
     def close(self) -> None:
-        """Keep the store no longer."""
+        """Keep the store no longer, nor ask it."""
+        for connection in (self.client, self._shared):
+            if connection is not None:
+                connection.close()
         if self._keeper is not None:
             self._keeper.close()
 

@@ -143,7 +143,7 @@ def _derived_folder(host: str, port: int, is_first: bool) -> Path:
         with _alone(base):
             _remove_left(base)
             private.make_folder(folder)
-            is_ours = hold(folder)
+            is_ours = hold(folder) is not None
         if not is_ours:
             raise RendezvousError(in_use(host, port))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -158,20 +158,17 @@ def in_use(host: str, port: int) -> str:
     )
 
 
-_held: list[int] = []
-"""Descriptors of the folders that this process holds, which tell others that it does."""
-
-
-def hold(folder: Path) -> bool:
-    """Take a folder until this process ends. Returns whether no other has."""
+def hold(folder: Path) -> int | None:
+    """Take a folder until this process ends, or the descriptor that is returned is closed. None:
+    another has it.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        return False
-    _held.append(descriptor)
-    return True
+        return None
+    return descriptor
 
 
 @contextmanager
@@ -185,15 +182,18 @@ def new_folder() -> Iterator[Path]:
         base = _base()
     except private.NotPrivate:  # somebody else has taken the name
         folder = Path(tempfile.mkdtemp(prefix="popdist-"))
+        held = None
     else:
         with _alone(base):
             _remove_left(base)
             folder = Path(tempfile.mkdtemp(dir=base))
-            hold(folder)
+            held = hold(folder)
     try:
         yield private.check_folder(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if held is not None:
+            os.close(held)
 
 
 @contextmanager

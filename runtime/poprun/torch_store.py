@@ -34,6 +34,12 @@ class SharedStore(distributed.Store):
         self._clones.append(SharedStore(self._rendezvous, self._seconds))
         return self._clones[-1]
 
+    def close(self) -> None:
+        """Ask no more, clones neither."""
+        for clone in self._clones:
+            clone.close()
+        self._client.close()
+
     def set(self, key: str, value: Any) -> None:
         """See `torch.distributed.Store`, here and below."""
         self._client.set(key, value if isinstance(value, str) else bytes(value))

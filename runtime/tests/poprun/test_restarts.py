@@ -70,6 +70,18 @@ def test_all_instances_start_again_after_one_that_the_others_wait_for_in_vain():
     assert "restart 1 of 2." in said and "sleep" not in printed
 
 
+LAUNCHERS = """
+print(start, len(os.listdir(f"/proc/{os.getppid()}/fd")), flush=True)
+sys.exit(5)
+"""
+
+
+def test_no_start_leaves_its_launcher_with_descriptors():
+    ended, printed, said = run(STARTED + LAUNCHERS, instances=1)
+    counts = [int(line.split()[1]) for line in printed]
+    assert ended == 5 and len(counts) == 3 and counts[2] <= counts[1] <= counts[0] + 1, counts
+
+
 def test_a_failure_that_comes_back_ends_the_run_after_the_last_restart():
     ended, printed, said = run(STARTED + "print(start, flush=True); sys.exit(5)", instances=1)
     assert (ended, printed) == (5, ["0", "1", "2"])
