@@ -4,12 +4,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from textwrap import fill
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
+from popxl_gpt.config.plain_files import is_file
 from popxl_gpt.config.presets import (
     build,
     did_you_mean,
@@ -196,7 +198,7 @@ def parse_options(
 def _mapping(name: str) -> dict[str, Any]:
     """The sections of a preset, or of a file if the name ends in .yml, or is a run's folder."""
     file = os.path.join(name, RUN_CONFIG)
-    if name and name not in preset_names() and os.path.isfile(file):
+    if name and name not in preset_names() and is_file(Path(file)):
         name = file
     if name.endswith((".yml", ".yaml")):
         return read_yaml(user_path("--config", name))

@@ -4,13 +4,13 @@ from it.
 
 import glob
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import DataError, unreadable
+from popxl_gpt.config.plain_files import is_folder
 from popxl_gpt.config.texts import path_text, text_of_path, user_path
 
 INFO_BYTES = 2**24
@@ -131,5 +131,5 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _prepared(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """A folder that has files to train on, and its description; None for any other path."""
-    info = read_info(folder) if os.path.isdir(folder) else None
+    info = read_info(folder) if is_folder(folder) else None
     return (folder, info) if info is not None and "train" in info.get("splits", {}) else None

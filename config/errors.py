@@ -37,7 +37,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing says where there is no more space."""
 IO_FAILURES = frozenset(
     (
-        *(errno.EIO, errno.ENXIO, errno.ENODATA, errno.EREMOTEIO),
+        *(errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENODATA, errno.EREMOTEIO),
         *(errno.EUCLEAN, errno.EBADMSG),  # file systems that are damaged
         *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOLINK, errno.ENOTCONN, errno.ESHUTDOWN),
         *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),

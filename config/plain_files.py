@@ -5,9 +5,17 @@ or be no file at all. Bringing them onto the disk.
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG))
+"""What the system says where no file has a path."""
+NO_FILE = NOTHING | {errno.EISDIR, errno.EINVAL, errno.EFBIG}
+"""What it, and what is here, says of a path where nothing is, or something else than a file that
+could be there: a folder, a pipe, more than can be. What else it says is no news of the path: a disk
+or a network does not answer, memory or rights are lacking.
+"""
 KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -32,6 +40,44 @@ def append_plain(path: Path) -> int:
         check_plain(path)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     return _checked(path, os.open(path, flags, 0o666))
+
+
+def names_in(folder: Path) -> "list[str]":
+    """The names in a folder, in order; none where there is no such folder. `Path.glob`, `glob.glob`
+    and `os.walk` take a folder that cannot be read for an empty one.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        if error.errno not in NOTHING:
+            raise
+    return []
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path leads to a plain file; OSError where that cannot be told, which
+    `os.path.isfile` takes for no.
+    """
+    return _has_kind(path, stat.S_ISREG)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path leads to a folder; OSError where that cannot be told."""
+    return _has_kind(path, stat.S_ISDIR)
+
+
+def _has_kind(path: Path, is_kind: "Callable[[int], bool]") -> bool:
+    try:
+        return is_kind(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno not in NOTHING:
+            raise
+    except ValueError:  # no file can have the name
+        pass
+    return False
 
 
 def real_path(path: Path) -> Path:

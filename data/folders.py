@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from popxl_gpt.config.errors import text_of
+from popxl_gpt.config.errors import io_failure, text_of
 from popxl_gpt.config.plain_files import real_path, sync
 from popxl_gpt.data.errors import DataError
 
@@ -43,7 +43,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def resumable_folder(target: Path, work: str) -> Iterator[Path]:
     """As `partial_folder`, but what a call that was stopped or killed has left of the same work is
-    given again. An error leaves nothing.
+    given again. An error leaves nothing, but where a disk, or a network, failed.
 
     While another call does the same work, this one does it in a folder of its own.
 
@@ -64,8 +64,9 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
             folder = stack.enter_context(partial_folder(target))
         try:
             yield folder
-        except Exception:
-            shutil.rmtree(folder, ignore_errors=True)
+        except Exception as error:
+            if io_failure(error) is None:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.dataset_info import read_info
+from popxl_gpt.config.errors import io_failure
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.errors import DataError
@@ -228,8 +229,8 @@ def _existing(output: Path, request: dict[str, Any], overwrite: bool) -> dict[st
         )
     try:
         info = read_info(output) or {}
-    except DataError:
-        if not overwrite:
+    except DataError as error:
+        if not overwrite or io_failure(error) is not None:  # it may be whole
             raise
         info = {}
     if info.get("request") == request and _is_complete(output, info):

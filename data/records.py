@@ -137,7 +137,7 @@ class OpenFile:
 
     def check(self) -> None:
         """DataError where the file was written to."""
-        found = os.fstat(self._number)
+        found = self._status()
         if found.st_size != self.size:
             raise self._changed(found.st_size)
         if found.st_mtime_ns != self.written:
@@ -158,8 +158,14 @@ class OpenFile:
         except OSError as error:
             raise unreadable(self.path, error) from error
         if len(content) < size:
-            raise self._changed(os.fstat(self._number).st_size)
+            raise self._changed(self._status().st_size)
         return content
+
+    def _status(self) -> os.stat_result:
+        try:
+            return os.fstat(self._number)
+        except OSError as error:  # of a file system over a network
+            raise unreadable(self.path, error) from error
 
     def _changed(self, size: int) -> DataError:
         return DataError(

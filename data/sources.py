@@ -131,7 +131,7 @@ def stdlib_source(folder: Path | None = None) -> Source:
     """
     root = folder or Path(sysconfig.get_path("stdlib"))
     names = []
-    for parent, folders, files in os.walk(root):
+    for parent, folders, files in os.walk(root, onerror=_raise_unreadable):
         folders[:] = [
             name
             for name in folders
@@ -172,6 +172,11 @@ def stdlib_source(folder: Path | None = None) -> Source:
         bytes=sum(size for _, size in sizes),
         identity={"python": version, "files": _digest(sorted(sizes)), "count": len(sizes)},
     )
+
+
+def _raise_unreadable(error: OSError) -> None:
+    """For `os.walk`, which passes over folders that it cannot read."""
+    raise unreadable(Path(error.filename), error) from error
 
 
 def text_files(patterns: Sequence[str], without: Sequence[str] = ()) -> list[Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.dataset_info import read_info
+from popxl_gpt.config.plain_files import names_in
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.errors import DataError
 
@@ -33,7 +34,7 @@ def find_files(
         if path.suffix == ".tfindex" and path.with_suffix(".tfrecord") in map(Path, several):
             continue
         if path.is_dir():
-            matches = list(path.glob("*.tfrecord"))
+            matches = [path / name for name in names_in(path) if name.endswith(".tfrecord")]
             if not of_all_splits:
                 _check_one_split(path, matches)
         else:

@@ -4,7 +4,6 @@ Imports what loads in a moment: `config`, and the flags of a plan.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -322,8 +321,7 @@ def parse_conversion(arguments: Sequence[str]) -> "tuple[str, Conversion]":
 
 
 def train() -> NoReturn:
-    """`popxl-gpt-train`, `demo/pretraining.py`."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # nothing is there to save yet
+    """What `starting.train` loads."""
     start("popxl_gpt.demo.pretraining", check_training)
 
 

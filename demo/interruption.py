@@ -11,8 +11,6 @@ from typing import Any
 
 import popdist
 
-from popxl_gpt.utils.runtime import gather
-
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Those that let the present step end, save, and end the process with 128 + their number."""
 SAVING = signal.SIGUSR1
@@ -78,10 +76,6 @@ class Interruption:
         """Whether a checkpoint was asked for since this was asked last."""
         wanted, self._wants_save = self._wants_save, False
         return wanted
-
-    def agree(self) -> int | None:
-        """The signal that some process of the run got, if one did: all stop after the same step."""
-        return first(gather(self.signal, popdist.getNumInstances()))
 
 
 def first(signals: "list[int | None]") -> int | None:

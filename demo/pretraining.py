@@ -8,9 +8,9 @@ from pathlib import Path
 if __name__ == "__main__":
     if not __package__:  # run by its path: the packages are beside this folder
         sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from popxl_gpt.demo import commands
+    from popxl_gpt.demo import starting
 
-    commands.train()
+    starting.train()
 
 import contextlib
 import json

@@ -273,8 +273,7 @@ class TrainingRun:
             self._batches = self._read_batches()
         except DataError as error:
             self._data_error = error
-            return str(error), failure_number(error)
-        return None
+        return _told(self._data_error)
 
     def _read_batches(self) -> "list[tuple[np.ndarray, np.ndarray]]":
         """The batches of the next call of the session."""
@@ -284,13 +283,7 @@ class TrainingRun:
     def _end_without_data(self, problems: "Sequence[tuple[str, int] | None]") -> NoReturn:
         """Save, and end a run that some process has no data for."""
         self._save_if_possible()
-        if self._data_error is not None:
-            raise self._data_error
-        for instance, problem in enumerate(problems):
-            if problem is not None:
-                told, failure = problem
-                raise DataError(f"instance {instance}: {told}") from numbered(failure)
-        raise AssertionError("no process has a problem")
+        _raise_problem(self._data_error, problems)
 
     def _end_elsewhere(self) -> NoReturn:
         """Save where there is a folder, and end a run that has lost its own."""
@@ -335,13 +328,13 @@ class TrainingRun:
         return 0 < 60 * minutes * share <= passed
 
     def _advance_or_save(self) -> None:
-        """`_advance`; where data to validate on cannot be read, the step is saved."""
+        """`_advance`; where some process cannot read data to validate on, which ends it in all of
+        them, the step is saved.
+        """
         try:
             self._advance()
         except DataError:
-            # others validate already, and cannot take part
-            if popdist.getNumInstances() == 1:
-                self._save_if_possible()
+            self._save_if_possible()
             raise
 
     def _save_if_possible(self) -> None:
@@ -501,13 +494,26 @@ class TrainingRun:
             return None
         with self.clock.validating():
             release_freed_memory()
-            found = self.validation.measure(
-                self.session, lambda: self._interruption.agree() is not None
-            )
+            found = self.validation.measure(self.session, self._is_validation_over)
             release_freed_memory()
         if found is not None:
             self._last_validation, self._validated_step = found, self.step
         return found
+
+    def _is_validation_over(self, problem: DataError | None) -> bool:
+        """Let all processes do the same before this batch of validation: whether some process got a
+        signal.
+
+        Raises:
+            DataError: some process cannot read the batch.
+        """
+        mine = [self._interruption.signal, _told(problem)]
+        signals, problems = zip(*gather(mine, popdist.getNumInstances()))
+        if first(list(signals)) is not None:
+            return True
+        if any(problems):
+            _raise_problem(problem, problems)
+        return False
 
     def _seconds(self) -> float:
         """Since the run began, as if nothing had stopped it."""
@@ -676,6 +682,20 @@ class TrainingRun:
         measured = None if loss is None or self.validation is None else self.validation.fingerprint
         schedule = self.clock.state
         return Position(self.step, self._fingerprint, lines, loss, self._tokens, schedule, measured)
+
+
+def _told(problem: DataError | None) -> "tuple[str, int] | None":
+    """What processes tell each other of a problem."""
+    return None if problem is None else (str(problem), failure_number(problem))
+
+
+def _raise_problem(own: DataError | None, told: "Sequence[tuple[str, int] | None]") -> NoReturn:
+    """Raise the problem of this process, or else that of the first which has told one."""
+    if own is not None:
+        raise own
+    instance, problem = next(each for each in enumerate(told) if each[1] is not None)
+    assert problem is not None
+    raise DataError(f"instance {instance}: {problem[0]}") from numbered(problem[1])
 
 
 def _loader(config: Config, dataset: Dataset, step: int, tokens: int) -> BatchLoader:

@@ -9,7 +9,7 @@ import popxl_addons as addons
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config
-from popxl_gpt.data import Dataset
+from popxl_gpt.data import DataError, Dataset
 from popxl_gpt.data.tokenisation import token_bytes
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.inference import evaluation
@@ -53,12 +53,12 @@ class Validation:
         )
 
     def measure(
-        self, training: addons.TaskSession, is_to_stop: Callable[[], bool]
+        self, training: addons.TaskSession, is_to_stop: Callable[[DataError | None], bool]
     ) -> "dict[str, float] | None":
         """What is found, by the names that `metrics.jsonl` has for it; None where it is to stop,
-        which is asked before each batch.
+        which is asked before each batch, see `Evaluation.measure`.
         """
-        if is_to_stop():
+        if is_to_stop(None):
             return None
         copy_weights(training, self.session)
         found = self.held_out.measure(is_to_stop)

@@ -10,9 +10,9 @@ itself, of every file and of every tensor (see `manifest.py`).
 """
 
 import copy
+import errno
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +32,8 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.bounded import shown
-from popxl_gpt.config.errors import failure_number
-from popxl_gpt.config.plain_files import open_plain, real_path
+from popxl_gpt.config.errors import io_failure, unreadable
+from popxl_gpt.config.plain_files import NO_FILE, open_plain, real_path
 from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
@@ -330,9 +330,10 @@ def _newest_trained(path: Path, flag: str) -> SavedRun:
             "the path."
         )
     whole = None
-    for checkpoint in checkpoints_in(folder):
+    for checkpoint in reversed(checkpoints_in(folder)):
         try:
             whole = _own_config(checkpoint)
+            break
         except DamagedError:
             continue  # `_newest_whole` tells of it
     found_run = None if whole is None else _newest_whole(folder, whole)
@@ -350,7 +351,8 @@ def _again_where_deleted(find: Callable[[], Found]) -> Found:
         try:
             return find()
         except DeletedError as error:
-            if os.path.lexists(error.folder):  # a link that leads nowhere
+            is_link = error.folder.is_symlink()  # that leads nowhere
+            if is_link or error.folder.exists():
                 raise
 
 
@@ -428,7 +430,7 @@ def _newest_whole(folder: Path, config: Config, checksums: bool = True) -> Saved
             f"{folder}: got {counted(len(damaged), 'checkpoint')}, all damaged ({problems}); "
             "expected a whole one. Restore one from a copy, or start afresh without "
             "--checkpoint.load."
-        ) from max(damaged, key=failure_number)
+        )
     return None
 
 
@@ -541,19 +543,30 @@ def _damaged(path: Path | str, got: str, expected: str) -> DamagedError:
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
+    """What to raise for a file of a checkpoint: it is damaged where nothing is there that could be
+    read, and not where a disk, or a network, does not give what is there.
+    """
     if isinstance(error, PermissionError):
         return UserError(
             f"{path}: got '{error.strerror}'; expected a file that can be read. Check its "
             "permissions."
         )
-    if isinstance(error, FileNotFoundError) and not path.parent.exists():
+    if error.errno in (errno.ENOENT, errno.ESTALE) and not path.parent.exists():
         return DeletedError(
             path.parent,
             f"{path.parent}: got a checkpoint that was deleted while it was read; expected one "
             "that stays. A run deletes its old ones: give its folder for the newest, or train it "
             "with a larger --checkpoint.keep.",
         )
-    return _damaged(path, f"'{error.strerror}'", "a readable file")
+    if error.errno in NO_FILE:
+        return _damaged(path, f"'{error.strerror}'", "a readable file")
+    if io_failure(error) is None:
+        return unreadable(path, error)
+    return UserError(
+        f"{path}: got '{error.strerror}' while reading; expected a disk, or a network, that works. "
+        f"Start again; if it fails again, rename {path.parent}: auto then takes the newest whole "
+        "checkpoint that is left."
+    )
 
 
 def _where(path: Path, entry: "dict[str, Any]") -> str:

@@ -1,5 +1,6 @@
 """Which checkpoints a folder has, which of them stay, and what killed runs left beside them."""
 
+import logging
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.plain_files import sync
+from popxl_gpt.config.plain_files import NO_FILE, names_in, sync
 from popxl_gpt.data.folders import remove_unlocked
 from popxl_gpt.execution.manifest import ManifestError, is_loss, read_manifest
 
@@ -17,6 +18,7 @@ MANIFEST = "checkpoint.json"
 TOKENIZER = "tokenizer.json"
 """The tokenizer's file beside a run's checkpoints."""
 NAME = re.compile(r"step_(\d+)")
+_LOG = logging.getLogger(__name__)
 
 
 def folder_name(step: int) -> str:
@@ -25,12 +27,8 @@ def folder_name(step: int) -> str:
 
 
 def checkpoints_in(folder: Path) -> "list[Path]":
-    """Checkpoints of a folder, oldest first."""
-    found = (
-        [path for path in folder.glob("step_*") if NAME.fullmatch(path.name)]
-        if folder.is_dir()
-        else []
-    )
+    """Checkpoints of a folder, oldest first; OSError where it cannot be read."""
+    found = [folder / name for name in names_in(folder) if NAME.fullmatch(name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
@@ -49,13 +47,19 @@ class Validated:
 
 
 def validated_in(folder: Path) -> "list[Validated]":
-    """Checkpoints of a folder that have a validation loss, newest first."""
+    """Checkpoints of a folder that have a validation loss, newest first; OSError where that cannot
+    be told of one.
+    """
     found = []
     for path in reversed(checkpoints_in(folder)):
         try:
             manifest = read_manifest(path / MANIFEST)
-        except (OSError, ManifestError):
+        except ManifestError:
             continue  # loading it says so
+        except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
+            continue
         loss = manifest.get("validation_loss")
         if is_loss(loss):  # one of another version may have anything
             found.append(Validated(path, loss, manifest.get("validation_fingerprint")))
@@ -76,12 +80,22 @@ def best_of(validated: "Sequence[Validated]") -> Path | None:
 
 
 def delete_old(folder: Path, keep: int) -> None:
-    """Delete the checkpoints before the newest ones, but the best of each measurement.
+    """Delete the checkpoints before the newest ones, but the best of each measurement; none while
+    it cannot be told which is the best.
 
     A checkpoint is deleted under a hidden name: what carries a checkpoint's name is whole.
     """
-    old = checkpoints_in(folder)[:-keep]
-    validated, best = validated_in(folder) if old else [], set()
+    old, best = checkpoints_in(folder)[:-keep], set()
+    try:
+        validated = validated_in(folder) if old else []
+    except OSError as error:
+        _LOG.warning(
+            "%s: got '%s' while looking for the best checkpoint; expected a disk, or a network, "
+            "that works. No old one is deleted.",
+            error.filename or folder,
+            error.strerror,
+        )
+        return
     while validated:
         best.add(best_of(validated))
         validated = [each for each in validated if not each.is_comparable(validated[0])]

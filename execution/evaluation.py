@@ -81,21 +81,27 @@ class Evaluation:
 
     def measure(
         self,
-        is_to_stop: Callable[[], bool] = lambda: False,
+        is_to_stop: Callable[[DataError | None], bool] = lambda problem: False,
         on_batch: Callable[[int], None] = lambda samples: None,
     ) -> Measured | None:
         """Run the session over the samples; None where it is to stop, which is asked before each
         batch.
 
         Args:
+            is_to_stop: gets why this process cannot read the batch, if so, and may raise it: other
+                processes wait in the session for one that leaves it alone.
             on_batch: called with the number of samples done.
         """
         sums, counts, text_bytes = [], [], 0.0
         with self.session:
             for numbers in self._batches():
-                if is_to_stop():
+                read = self._read(numbers)
+                problem = read if isinstance(read, DataError) else None
+                if is_to_stop(problem):
                     return None
-                losses, is_counted, found_bytes = self._run(numbers)
+                if isinstance(read, DataError):
+                    raise read
+                losses, is_counted, found_bytes = self._run(numbers, read)
                 sums += np.where(is_counted, losses, 0).sum(axis=1, dtype=np.float64).tolist()
                 counts += is_counted.sum(axis=1).tolist()
                 text_bytes += found_bytes
@@ -118,15 +124,24 @@ class Evaluation:
         for start in range(0, len(self.samples), size):
             yield self.samples[start : start + size]
 
-    def _run(self, numbers: np.ndarray) -> "tuple[np.ndarray, np.ndarray, float]":
-        """Losses of samples, [n, sequence], which of them count, and the bytes that these stand
-        for, NaN where that is not known. A batch that is not full is filled with samples that do
-        not count.
+    def _read(self, numbers: np.ndarray) -> np.ndarray | DataError:
+        """Tokens of a batch of samples, or why they cannot be read. One that is not full is filled
+        with samples that do not count.
         """
         size = self.config.training.global_batch_size
         filled = np.concatenate([numbers, np.repeat(numbers[:1], size - len(numbers))])
-        # every process needs to know which labels count: all of them
-        tokens = self.dataset.read(filled)
+        try:
+            # every process needs to know which labels count: all of them
+            return self.dataset.read(filled)
+        except DataError as error:
+            return error
+
+    def _run(
+        self, numbers: np.ndarray, tokens: np.ndarray
+    ) -> "tuple[np.ndarray, np.ndarray, float]":
+        """Losses of samples, [n, sequence], which of them count, and the bytes that these stand
+        for, NaN where that is not known.
+        """
         words, labels = ids_of(tokens[:, :-1]), labels_of(tokens[:, 1:])
         own = (own_samples(array, self.config) for array in (words, labels))
         losses = token_losses(self.session, self.config, *own)[: len(numbers)]

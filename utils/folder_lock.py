@@ -5,6 +5,8 @@ import logging
 import os
 from pathlib import Path
 
+from popxl_gpt.config.errors import IO_FAILURES
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -22,7 +24,7 @@ class FolderLock:
         """Make the folder where it is missing, and lock it. Returns False where another has it.
 
         Raises:
-            OSError: it cannot be made, opened or looked at.
+            OSError: it cannot be made, opened, looked at, or its file system fails.
         """
         while True:
             self.release()
@@ -37,6 +39,9 @@ class FolderLock:
                 self.release()
                 return False
             except OSError as error:
+                if error.errno in IO_FAILURES:
+                    self.release()
+                    raise OSError(error.errno, error.strerror, str(self.path)) from error
                 _LOG.warning(
                     "%s: this file system has no locks (%s); start no second program here.",
                     self.path,

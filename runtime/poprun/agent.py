@@ -355,8 +355,14 @@ class Agent(LocalElasticAgent):
         return {self._machines.own[local]: pid for local, pid in started.items()}
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """See `SimpleElasticAgent`."""
-        found: dict[int, Any] = super()._start_workers(worker_group)
+        """See `SimpleElasticAgent`. Instances begin with `PASSED_ON` blocked, until they ignore
+        them: what is passed on does not end one that cannot hear it yet.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        try:
+            found: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         self._hear_signals()
         return found
 

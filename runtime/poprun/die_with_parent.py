@@ -17,6 +17,10 @@ PR_SET_PDEATHSIG = 1
 """prctl(2), Linux: the signal that this process gets when its parent ends, however that ends."""
 FOR_THE_PROGRAM = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that do not end what ends the program."""
+PASSED_ON = ("SIGUSR1", "SIGUSR2")
+"""Signals that the launcher passes on, and that a program ignores until it wants to hear them. They
+are blocked when this process starts.
+"""
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 CANNOT_START, NOT_FOUND = 126, 127
 """Exit codes, as of a shell: the system does not run the program; it, or what its first line names,
@@ -32,6 +36,9 @@ def main() -> None:
         leave_watch(launcher)
     if os.getppid() != launcher:
         os._exit(1)  # it has ended already
+    for name in PASSED_ON:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {getattr(signal, name) for name in PASSED_ON})
     for name in IGNORED_BY_PYTHON:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:

@@ -44,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(environment(options))
     # Ctrl-C ends this process at once, until the agent starts instances
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # for instances, which are not there yet
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)
     agent = _load_agent()
     machines = agent.Machines(
         options.nnodes,

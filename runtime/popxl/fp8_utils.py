@@ -137,6 +137,17 @@ def host_pow2scale_cast_to_fp8(
         RuntimeError: for other types of ``src`` and ``dtype``, or a scale out of range.
     """
     where = "host_pow2scale_cast_to_fp8"
+    return scaled_to_fp8(where, src, dtype, log2_scale, nan_on_overflow)
+
+
+def scaled_to_fp8(
+    where: str,
+    src: np.ndarray,
+    dtype: dtypes.dtype | None,
+    log2_scale: int,
+    nan_on_overflow: bool,
+) -> np.ndarray:
+    """As `host_pow2scale_cast_to_fp8`; errors begin with ``where``."""
     form, wide = _format(where, dtype), _wide(where, src)
     _check_scale(where, log2_scale)
     assert dtype is not None

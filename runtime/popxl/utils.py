@@ -9,7 +9,7 @@ import numpy as np
 
 from popxl.dtypes import bfloat16, dtype
 from popxl.errors import DTypeError
-from popxl.fp8_utils import FORMATS, host_pow2scale_cast_to_fp8
+from popxl.fp8_utils import FORMATS, scaled_to_fp8
 
 ScalarType = int | float | bool
 HostTensor = np.ndarray | Iterable[ScalarType]
@@ -80,10 +80,10 @@ def host_array(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
-    """As `to_numpy`; errors about the numbers begin with ``what`` they are for."""
+    """As `to_numpy`; errors begin with ``what`` the data are for, as the user called it."""
     if dtype not in FORMATS and (log2_scale is not None or nan_on_overflow is not None):
         raise RuntimeError(
-            f"to_numpy: got log2_scale or nan_on_overflow with dtype {dtype}; expected them "
+            f"{what}: got log2_scale or nan_on_overflow with dtype {dtype}; expected them "
             "only with float8 types."
         )
     array = as_array(x, what)
@@ -95,24 +95,24 @@ def host_array(
     if isinstance(array, np.memmap):
         if array.dtype in downcast_np_dtypes:
             raise ValueError(
-                f"to_numpy: got a memory-mapped {array.dtype} array; expected elements of 32 bits "
+                f"{what}: got a memory-mapped {array.dtype} array; expected elements of 32 bits "
                 "or fewer, because it is used without copying. Convert the file, or pass "
                 "np.array(x)."
             )
         if array.dtype != target or not array.flags.c_contiguous:
             raise ValueError(
-                f"to_numpy: got a memory-mapped {array.dtype} array; expected a C-contiguous "
+                f"{what}: got a memory-mapped {array.dtype} array; expected a C-contiguous "
                 f"{target} array, because it is used without copying. Convert the file, or pass "
                 "np.array(x)."
             )
         return array
     if array.dtype == object:
-        raise TypeError(f"to_numpy: got {type(x).__name__} of objects; expected numbers.")
+        raise TypeError(f"{what}: got {type(x).__name__} of objects; expected numbers.")
     if dtype in FORMATS and array.dtype != target:
-        array, copy = _to_float8(array, dtype, log2_scale, nan_on_overflow), False
+        array, copy = _to_float8(array, dtype, log2_scale, nan_on_overflow, what), False
     elif log2_scale is not None or nan_on_overflow is not None:
         raise RuntimeError(
-            f"to_numpy: got log2_scale or nan_on_overflow with codes of {dtype}; expected "
+            f"{what}: got log2_scale or nan_on_overflow with codes of {dtype}; expected "
             "them with numbers to convert."
         )
     return _cast(array, target, dtype, copy, what)
@@ -208,13 +208,14 @@ def _to_float8(
     dtype: dtype | None,
     log2_scale: int | None,
     nan_on_overflow: bool | None,
+    what: str,
 ) -> np.ndarray:
     if x.dtype not in (np.float16, np.float32, np.float64):
         raise DTypeError(
-            f"to_numpy: got {x.dtype} data for {dtype}; expected float16, float32 or float64, or "
+            f"{what}: got {x.dtype} data for {dtype}; expected float16, float32 or float64, or "
             "the type's codes. Convert it to floating point first."
         )
-    return host_pow2scale_cast_to_fp8(x, dtype, log2_scale or 0, nan_on_overflow is not False)
+    return scaled_to_fp8(what, x, dtype, log2_scale or 0, nan_on_overflow is not False)
 
 
 def is_uniform(x: Any) -> bool:

@@ -123,6 +123,10 @@ IMPORTS_IN_FUNCTIONS = {
         "poprun.launcher",
         "poprun.agent",
     ): "loads torch, which a wrong command line must not wait for",
+    (
+        "poprun.__main__",
+        "poprun.launcher",
+    ): "takes a moment, in which a signal would end the launcher",
 }
 """(module, imported module) -> why it cannot stand at the top, which is never a circle."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from popxl_gpt import __version__
 from popxl_gpt.config import ConfigError, UserError, leaves
-from popxl_gpt.demo import commands
+from popxl_gpt.demo import commands, starting
 from popxl_gpt.demo.commands import GenerateOptions
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.execution.sampling import Sampling
@@ -69,12 +69,16 @@ def test_help_and_wrong_flags_are_answered_before_anything_slow_is_loaded():
 def test_a_command_and_its_script_are_one_program(name, monkeypatch):
     started = []
     monkeypatch.setattr(commands, "start", lambda module, *check: started.append(module))
-    monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
-    getattr(commands, name)()
+    monkeypatch.setattr(starting.signal, "signal", lambda *_: None)
+    place = starting if name == "train" else commands
+    getattr(place, name)()
     (module,) = started
     script = ROOT / (module.removeprefix("popxl_gpt.").replace(".", "/") + ".py")
     text = script.read_text()
-    assert f"commands.{name}()" in text or f'start("{module}", parse_preparation)' in text
+    assert (
+        f"{place.__name__.rpartition('.')[2]}.{name}()" in text
+        or f'start("{module}", parse_preparation)' in text
+    )
 
 
 def test_sampling_from_the_command_line_is_that_of_python():

@@ -184,6 +184,24 @@ def test_an_index_that_a_disk_does_not_give_is_told_as_such(tmp_path, monkeypatc
     assert failure_number(told.value) == errno.EIO
 
 
+def test_an_open_file_that_a_network_does_not_tell_of_is_told_as_such(tmp_path, monkeypatch):
+    path = tmp_path / "a.tfrecord"
+    write_ours(path, [[1, 2], [3, 4]])
+    found = RecordFile(path)
+    file = found.open()
+
+    def stale(number):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(DataError, match="a.tfrecord: got 'Stale file handle' while") as told,
+    ):
+        patch.setattr("popxl_gpt.data.records.os.fstat", stale)
+        found.payload(file, 0)
+    assert failure_number(told.value) == errno.ESTALE
+
+
 def test_a_file_cut_off_between_records_is_found_by_its_index(tmp_path):
     path = tmp_path / "a.tfrecord"
     write_ours(path, [[1, 2], [3, 4]])

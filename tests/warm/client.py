@@ -52,9 +52,8 @@ def main(python: str, address: str, words: "list[str]") -> None:
     server.connect(address)
     socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(request)
-    for number in SIGNALS:
-        if number not in ignored:
-            signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+    for number in SIGNALS:  # those that are ignored, too: the program may come to hear them
+        signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
     answer = server.recv(4, socket.MSG_WAITALL)
     assert len(answer) == 4, "the server has ended before the program"
     status = int.from_bytes(answer, "big")

@@ -19,7 +19,7 @@ from popxl.ops.normalisation import softmax_grad
 from popxl.ops.random import check_rate, check_seeds, dropout
 from popxl.ops.shape import transpose
 from popxl.tensor import Constant, Tensor, TensorSpec, make_constant
-from popxl.utils import to_numpy
+from popxl.utils import host_array
 
 SWAPPED = (0, 1, 3, 2)
 Grads = tuple[Tensor | None, ...]
@@ -72,9 +72,9 @@ def attention(
     dtype = query.dtype if query.dtype.is_floating_point else dtypes.float32
     if mask is None:
         added = _hiding(query.shape[2], key.shape[2], causal)
-        mask = make_constant(to_numpy(added, dtype), dtype, "mask")
+        mask = make_constant(host_array("attention: mask", added, dtype), dtype, "mask")
     factor = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-    rounded = float(np.asarray(to_numpy(factor, dtype)))
+    rounded = float(np.asarray(host_array("attention: scale", factor, dtype)))
     key_t = transpose(key, SWAPPED)
     return _attention(query, key_t, value, mask, rounded, seed_tensor, p)[-1]
 

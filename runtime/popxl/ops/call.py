@@ -10,7 +10,7 @@ from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, check_operand, emit, op
 from popxl.tensor import Tensor, TensorLike, TensorSpec, make_constant
-from popxl.utils import to_numpy
+from popxl.utils import host_array
 
 
 @op(name="call", effects=("control",), names=lambda graph, inputs: output_names(graph))
@@ -146,7 +146,9 @@ def _operand(name: str, target: Tensor, given: Any) -> Tensor:
         value = given
     else:
         try:
-            value = make_constant(to_numpy(given, target.dtype), target.dtype, None)
+            value = make_constant(
+                host_array(f"input %{target.name}", given, target.dtype), target.dtype, None
+            )
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"{name}: got {type(given).__name__} for input %{target.name}; expected a tensor, "

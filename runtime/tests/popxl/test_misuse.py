@@ -219,6 +219,11 @@ def sharded_elsewhere():
     popxl.remote_replica_sharded_variable(np.ones(8, np.float32), other, 0)
 
 
+def mapped_variable():
+    with tempfile.NamedTemporaryFile() as file:
+        popxl.variable(np.memmap(file.name, "float64", "w+", shape=(4,)), name="v")
+
+
 VALUES = [
     Misuse("a type constructed", TypeError, "dtype", popxl.dtype),
     Misuse("an unknown type", ValueError, "float33", lambda: popxl.dtype.from_name("float33")),
@@ -246,6 +251,18 @@ VALUES = [
           (2.0**63, popxl.int64, "for int64"),
           (np.broadcast_to(np.float32(0.5), 3), popxl.int32, "got 0.5 .*for int32"),
           ([[1], [1, 2]], popxl.float32, f"{kind} 'v': got a list that is no array"))),
+    *(Misuse(f"{kind}: {says}", error, f"^{kind} 'v': got {says}",
+             lambda make=make, given=given: make(**given, name="v"))
+      for make, kind in ((popxl.constant, "constant"), (popxl.variable, "variable"))
+      for error, says, given in (
+          (TypeError, "list of objects", {"data": [object()]}),
+          (TypeError, "int32 data for", {"data": np.ones(2, np.int32), "dtype": popxl.float8_143}),
+          (RuntimeError, "log2_scale or", {"data": np.ones(2), "log2_scale": 1}),
+          (RuntimeError, "log2_scale or", {"data": np.zeros(2, popxl.float8_143.as_numpy()),
+                                           "dtype": popxl.float8_143, "log2_scale": 1}),
+          (RuntimeError, "log2_scale 99", {"data": np.ones(2), "dtype": popxl.float8_143, "log2_scale": 99}))),
+    Misuse("an input that does not fit", TypeError, r"number or array \(input %\w+: got list of objects",
+           lambda: ops.call(graph(), [object()])),
     Misuse("float8 codes as numbers", TypeError, "expected real numbers",
            lambda: to_numpy(np.zeros(2, popxl.float8_143.as_numpy()), popxl.float32)),
     *(Misuse(f"a number that the tensor's type does not hold, {i}", ValueError,
@@ -258,6 +275,7 @@ VALUES = [
           (r"int32\[2\]: got 0.5", lambda x, h: x**0.5)))),
     Misuse("a file in another type", ValueError, "expected a C-contiguous float16 array",
            lambda: mapped_as(popxl.float16)),
+    Misuse("a file as a variable", ValueError, "^variable 'v': got a memory-mapped float64 array", mapped_variable),
     *(Misuse(f"a file of {kind}, {how}", ValueError, f"got a memory-mapped {kind} array; expected elements of 32 bits",
              lambda kind=kind, options=options: mapped_as(kind=kind, **options))
       for kind in ("int64", "uint64", "float64")

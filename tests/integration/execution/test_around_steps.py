@@ -17,7 +17,7 @@ from popxl_gpt.config.errors import failure_number
 from popxl_gpt.data import DataError, example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
-from popxl_gpt.demo import run_clock, samples, text
+from popxl_gpt.demo import run_clock, samples, text, training_run
 from popxl_gpt.demo.validation import Validation
 from popxl_gpt.execution import saving
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
@@ -149,6 +149,23 @@ def test_a_step_whose_validation_fails_has_its_line_and_is_validated_by_the_run_
     assert found == expected and [each["validation_loss"] for each in found] == [
         losses(tmp_path / "undisturbed")[step] for step in (2, 4)
     ]
+
+
+def test_a_batch_of_validation_that_another_process_cannot_read_ends_the_run_which_is_saved(
+    tmp_path, monkeypatch
+):
+    agree = training_run.gather
+
+    def with_another(value, *arguments, **keywords):
+        problem = [("validation: got no answer", errno.EIO)]
+        others = [[None, *problem]] if value == [None, None] else []
+        return agree(value, *arguments, **keywords) + others
+
+    monkeypatch.setattr(training_run, "gather", with_another)
+    with pytest.raises(DataError, match="^instance 1: validation: got no answer$") as told:
+        train(tmp_path, "--steps", 4, "--validate_every", 2)
+    assert failure_number(told.value) == errno.EIO
+    assert saved(tmp_path / "run/checkpoints") == {2: None}
 
 
 @pytest.mark.slow

@@ -35,18 +35,19 @@ SAVED = f"checkpoints/step_{STEPS:08d}"
 FAILING = """
 import errno, os, runpy, sys
 
-metrics, read = sys.argv[1], os.pread
+metrics, file, read = *sys.argv[1:3], os.pread
 is_bad = os.environ["RANK"] == "1" and os.environ["POPDIST_RESTARTS"] == "0"
-def pread(*arguments):
-    if is_bad and os.path.exists(metrics) and open(metrics).read().count("\\n") > 11:
+def pread(number, *arguments):
+    is_there = is_bad and os.path.exists(metrics) and open(metrics).read().count("\\n") > 11
+    if is_there and os.path.samestat(os.stat(file), os.fstat(number)):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-    return read(*arguments)
+    return read(number, *arguments)
 os.pread = pread
-sys.argv = sys.argv[2:]
+sys.argv = sys.argv[3:]
 sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[0])))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""A disk that fails to read token files in instance 1, after twelve steps of the first start."""
+"""A disk that fails to read a file in instance 1, after twelve steps of the first start."""
 
 
 def start(
@@ -144,25 +145,26 @@ def test_instances_that_die_and_stop_start_again_and_train_the_same_bits(undistu
 
 
 @pytest.mark.slow
-def test_a_disk_that_fails_in_one_instance_costs_no_step_and_the_run_starts_again(tmp_path):
-    data, script = tmp_path / "train.tfrecord", tmp_path / "failing.py"
-    with RecordWriter(data) as writer:
-        for row in np.random.default_rng(1).integers(0, 61, (24, 1, 9)):
-            writer.write(*example.encode(row))
-    flags = ("--input_files", str(data), "--validate_every", "0", "--checkpoint.keep", "9")
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_a_disk_that_fails_in_one_instance_costs_no_step_and_the_run_starts_again(name, tmp_path):
+    data, held_out = (tmp_path / f"{part}.tfrecord" for part in ("train", "validation"))
+    for path in (data, held_out):
+        with RecordWriter(path) as writer:
+            for row in np.random.default_rng(1).integers(0, 61, (24, 1, 9)):
+                writer.write(*example.encode(row))
+    flags = ["--input_files", str(data), "--checkpoint.keep", "9", "--validate_every"]
+    flags += ["20", "--validation_files", str(held_out)] if name == "validation" else ["0"]
     run_job(*FLAGS, *flags, "--run_folder", tmp_path / "undisturbed")
 
+    script, failing = tmp_path / "failing.py", tmp_path / f"{name}.tfrecord"
     script.write_text(FAILING)
-    words, pythons = (
-        [str(script), str(tmp_path / "run/metrics.jsonl")],
-        (warm.launcher(), warm.python()),
-    )
-    launcher = start(tmp_path, 2, flags, words, pythons)
+    words = [str(script), str(tmp_path / "run/metrics.jsonl"), str(failing)]
+    launcher = start(tmp_path, 2, flags, words, (warm.launcher(), warm.python()))
     _, said = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 0, said
-    assert f"{data}: got 'Input/output error' while reading; expected a disk" in said
+    assert f"{failing}: got 'Input/output error' while reading; expected a disk" in said
     assert "poprun: exit code 74; all instances start again, restart 1 of 2." in said
     assert files_of(tmp_path / "run") == files_of(tmp_path / "undisturbed/run")
     steps = {int(path.name[-8:]) for path in (tmp_path / "run/checkpoints").glob("step_*")}
     (saved,) = steps - set(range(0, STEPS + 1, EVERY))  # what was trained until then
-    assert saved >= 12
+    assert saved == 20 if name == "validation" else saved >= 12
