@@ -538,10 +538,8 @@ class Agent(LocalElasticAgent):
             )
         for pid in self.processes().values():
             _send(pid, death_sig or signal.SIGTERM)
-        self._wait_for_all(seconds)
-        self._pcontext.close(
-            signal.SIGKILL, int(END_SECONDS)
-        )  # torch's waits are by the wall's clock
+        self._wait_for_all(seconds)  # torch would wait by the wall's clock
+        self._pcontext.close(signal.SIGKILL, int(END_SECONDS))
 
     def kill(self) -> None:
         """End what runs, and what that has started."""
