@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from popxl_gpt.config.errors import unreadable
-from popxl_gpt.config.plain_files import check_plain, real_path
+from popxl_gpt.config.plain_files import NOTHING, check_plain, real_path
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.compression import EXPANDED, is_compressed, open_text
 from popxl_gpt.data.errors import DataError
@@ -176,7 +176,8 @@ def stdlib_source(folder: Path | None = None) -> Source:
 
 def _raise_unreadable(error: OSError) -> None:
     """For `os.walk`, which passes over folders that it cannot read."""
-    raise unreadable(Path(error.filename), error) from error
+    if error.errno not in NOTHING:
+        raise unreadable(Path(error.filename), error) from error
 
 
 def text_files(patterns: Sequence[str], without: Sequence[str] = ()) -> list[Path]:
