@@ -62,7 +62,7 @@ class Leaf:
 
     @property
     def doc(self) -> str:
-        """Its help text. It is read from the source, which takes longer than all else of a start."""
+        """Its help text, read from the source: that takes longer than the rest of a start."""
         return field_docstrings(self.record)[self.name]
 
     @property
