@@ -60,7 +60,7 @@ TRAINING = {
     "weight_decay": 0.1,
     "max_norm": 1.0,
 }
-CHUNK = 50
+CHUNK = 25
 """Steps that a variant takes before it is the other one's turn."""
 
 

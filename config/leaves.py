@@ -49,7 +49,8 @@ class Leaf:
     kind: type
     """bool, int, float or str."""
     default: Any
-    doc: str
+    record: type
+    """The dataclass whose field it is."""
     optional: bool = False
     is_list: bool = False
     choices: tuple[str, ...] = ()
@@ -58,6 +59,11 @@ class Leaf:
     is_path: bool = False
     is_free_text: bool = False
     bound: Bound | None = None
+
+    @property
+    def doc(self) -> str:
+        """Its help text, read from the source: that takes longer than the rest of a start."""
+        return field_docstrings(self.record)[self.name]
 
     @property
     def path(self) -> str:
@@ -206,22 +212,18 @@ def leaves(record: type = Config) -> tuple[Leaf, ...]:
 
 
 def _walk(record: type, section: str) -> Iterator[Leaf]:
-    docs = field_docstrings(record)
     hints = get_type_hints(record, include_extras=True)
     for item in fields(record):
         if is_dataclass(hints[item.name]):
             assert not section, "sections do not nest"
             yield from _walk(hints[item.name], item.name)
             continue
-        assert item.name in docs, (
-            f"{record.__name__}.{item.name} needs a docstring: it is its help text"
-        )
         default = item.default_factory() if item.default_factory is not MISSING else item.default
         yield Leaf(
             section=section,
             name=item.name,
             default=default,
-            doc=docs[item.name],
+            record=record,
             **_read_type(hints[item.name]),
         )
 

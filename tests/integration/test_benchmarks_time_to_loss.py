@@ -236,16 +236,16 @@ def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_p
     command += ["--minutes", "5", "--steps", "2", "--seeds", "1", "--trials", "0"]
     command += ["--modes", "eager-float32"]
 
-    def run(python):
+    def run():  # a warm parent; those that it measures start afresh
         return subprocess.run(
-            [python, *command],
+            [warm.python(), *command],
             cwd=ROOT,
             capture_output=True,
             text=True,
             env={**os.environ, **warm.ONE_THREAD},
         )
 
-    done = run(sys.executable)
+    done = run()
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert {k: sorted(map(float, v)) for k, v in figures["results"].items()} == {
@@ -261,7 +261,7 @@ def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_p
             assert result["first_seconds"] > 0.5, "start-up counts"
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "time_to_loss.json").read_text())["bars"] == figures["bars"]
-    again = run(warm.python())
+    again = run()
     assert len(again.stdout.splitlines()) == len(done.stdout.splitlines()) - 5, "nothing ran again"
     assert json.loads(again.stdout.splitlines()[-1])["results"] == figures["results"]
 

@@ -264,6 +264,12 @@ def test_help_shows_every_flag_with_its_docstring(capsys):
     assert all(name in text for name in config.preset_names())
 
 
+def test_help_texts_are_not_read_until_help_is_asked_for(monkeypatch):
+    monkeypatch.setattr(sys.modules[field_docstrings.__module__], "field_docstrings", None)
+    config.leaves.cache_clear()
+    assert parse("--layers 3", options=Options).model.layers == 3
+
+
 def test_every_field_has_a_docstring_that_is_a_sentence():
     for record in (
         config.Model,

@@ -1,13 +1,15 @@
 """Programs of odd sizes, their plans, and what a run of them takes."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from popxl_gpt.config import Config, preset
 from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.reports.machine import speeds
 from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.execution.reports.plan.run_plan import RunPlan, make_run_plan
+from popxl_gpt.execution.reports.plan.run_plan import RunPlan, StepPlan, make_run_plan, plan_step
 
 SPEEDS = {"device_tflops": 1.0, "link_gbps": 1.0, "remote_gbps": 1.0}
 ODD = {
@@ -27,8 +29,21 @@ def configuration(grid: tuple[int, int, int] = (1, 1, 1), **changes: Any) -> Con
     return preset("tiny", **{**ODD, **dict(zip(names, grid)), **changes})
 
 
+@functools.cache
 def planned(config: Config, **options: Any) -> RunPlan:
-    return make_run_plan(training_program, config, PlanOptions(plan=True, **{**SPEEDS, **options}))
+    """The whole plan, made once for all tests of a process."""
+    return make_run_plan(training_program, config, options_of(options))
+
+
+def planned_work(config: Config, **options: Any) -> StepPlan:
+    """Work, traffic and time alone: memory at its peak takes most of a plan's time."""
+    return plan_step(
+        training_program, config, *speeds(config, options_of(options)), with_peaks=False
+    )
+
+
+def options_of(options: "dict[str, Any]") -> PlanOptions:
+    return PlanOptions(plan=True, **{**SPEEDS, **options})
 
 
 def as_flags(grid: tuple[int, int, int], changes: "dict[str, Any]") -> "list[str]":

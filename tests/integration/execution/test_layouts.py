@@ -77,7 +77,7 @@ def test_shards_that_are_padded_change_nothing(grid):
 
 TRAINED = override(
     SMALL,
-    steps=20,
+    steps=10,
     learning_rate=3e-3,
     schedule="cosine",
     warmup_steps=2,
@@ -93,7 +93,7 @@ def losses(results: "list[StepResult]") -> "list[float]":
 
 @pytest.fixture(scope="module")
 def trained_alone() -> "list[StepResult]":
-    """Twenty steps on a single replica."""
+    """Ten steps on a single replica."""
     results, _ = train(TRAINED)
     assert any(result.gradient_norm > TRAINED.training.max_norm for result in results), (
         "clipping is active"
@@ -103,7 +103,7 @@ def trained_alone() -> "list[StepResult]":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", TRAINED_GRIDS, ids=str)
-def test_twenty_steps_have_the_losses_of_one_replica(grid, trained_alone):
+def test_ten_steps_have_the_losses_of_one_replica(grid, trained_alone):
     results, _ = train(laid_out(TRAINED, grid))
     np.testing.assert_allclose(losses(results), losses(trained_alone), rtol=1e-4)
 

@@ -32,6 +32,7 @@ from tests.integration.execution.plan_cases import (
     as_flags,
     configuration,
     planned,
+    planned_work,
     step_arrays,
 )
 
@@ -58,14 +59,14 @@ def test_matrix_products_are_those_of_the_formula(grid, recomputation):
     # no gradient needs the block's last product
     again = block - 2 * hidden * wide if recomputation else scores
     expected = tokens * (model.layers * (3 * block + again) + 3 * 2 * hidden * padded)
-    found = planned(config).program
+    found = planned_work(config).program
     assert found.replicas * sum(phase.product_flops for phase in found.phases) == expected
 
 
 @pytest.mark.slow
 def test_without_splits_and_recomputation_that_formula_is_six_per_weight_and_token_plus_attention():
     config = configuration(recomputation=False)
-    found, model = planned(config), config.model
+    found, model = planned_work(config), config.model
     scores_again = (
         2 * model.hidden_size * model.sequence_length * model.layers * config.tokens_per_step
     )
@@ -196,7 +197,7 @@ def test_bytes_are_those_of_the_rows_that_move_and_of_the_tensors_that_meet(grid
 
 @pytest.mark.slow
 def test_a_ring_sends_its_share_of_what_it_moves():
-    for phase in planned(configuration((2, 2, 2))).program.phases:
+    for phase in planned_work(configuration((2, 2, 2))).program.phases:
         for c in phase.collectives:
             n = c.group_size
             if c.op == "replicated_all_gather":
@@ -235,13 +236,13 @@ def test_the_sequence_of_rows_is_that_of_a_run(monkeypatch):
 @pytest.mark.slow
 def test_a_step_takes_the_time_of_what_bounds_it():
     config = configuration((2, 2, 1))
-    flops = sum(phase.flops for phase in planned(config).program.phases)
-    alone = planned(config, device_tflops=1e-6, link_gbps=1e9, remote_gbps=1e9)
+    alone = planned_work(config, device_tflops=1e-6, link_gbps=1e9, remote_gbps=1e9)
+    flops = sum(phase.flops for phase in alone.program.phases)
     assert alone.seconds == pytest.approx(flops / 1e6, rel=1e-3)
     assert alone.bound == "compute" and alone.limit == pytest.approx(alone.seconds, rel=1e-3)
     assert alone.tokens_per_second == pytest.approx(config.tokens_per_step / alone.seconds)
-    assert planned(config, link_gbps=1e-6).bound == "links"
-    slow = planned(config, remote_gbps=1e-6)
+    assert planned_work(config, link_gbps=1e-6).bound == "links"
+    slow = planned_work(config, remote_gbps=1e-6)
     assert slow.bound == "remote" and slow.limit == pytest.approx(slow.seconds, rel=1e-3)
 
 

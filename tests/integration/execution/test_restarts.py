@@ -55,14 +55,14 @@ def start(
     instances: int,
     flags: "Sequence[str]" = (),
     script: "Sequence[str]" = (),
-    pythons: "tuple[str, str]" = (sys.executable, sys.executable),
+    python: str = sys.executable,
 ) -> subprocess.Popen:
-    """A run, by the Pythons of its launcher and its instances."""
+    """A run, its instances by a Python; signals are for processes that are themselves instances."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("POPDIST_")}
     launcher = f"-m poprun --num-replicas 2 --num-instances {instances} --restarts 2".split()
-    program = [pythons[1], *script, str(ROOT / "demo/pretraining.py"), *FLAGS, *flags]
+    program = [python, *script, str(ROOT / "demo/pretraining.py"), *FLAGS, *flags]
     return subprocess.Popen(
-        [pythons[0], *launcher, *program, "--run_folder", str(folder)],
+        [warm.launcher(), *launcher, *program, "--run_folder", str(folder)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -75,16 +75,16 @@ def lines_in(run: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def process_of(launcher: subprocess.Popen, instance: int, restarts: int) -> "int | None":
+def process_of(run: Path, instance: int, restarts: int) -> "int | None":
     """That of an instance in a start of the run, where it runs."""
     marks = {f"RANK={instance}".encode(), f"POPDIST_RESTARTS={restarts}".encode()}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            words = (folder / "cmdline").read_bytes().split(b"\0")
             given = set((folder / "environ").read_bytes().split(b"\0"))
         except OSError:
             continue
-        if parent == launcher.pid and marks <= given:
+        if str(run.parent).encode() in words and marks <= given:
             return int(folder.name)
     return None
 
@@ -101,7 +101,7 @@ def wait_for(launcher: subprocess.Popen, found: "Callable[[], object]") -> objec
 
 def strike(launcher: subprocess.Popen, run: Path, number: int, instance: int, restarts: int):
     """Send a signal to an instance in a start of the run, once that has trained."""
-    process = wait_for(launcher, lambda: process_of(launcher, instance, restarts))
+    process = wait_for(launcher, lambda: process_of(run, instance, restarts))
     before = lines_in(run)
     wait_for(launcher, lambda: lines_in(run) != before and lines_in(run) > EVERY)
     os.kill(process, number)
@@ -159,7 +159,7 @@ def test_a_disk_that_fails_in_one_instance_costs_no_step_and_the_run_starts_agai
     script, failing = tmp_path / "failing.py", tmp_path / f"{name}.tfrecord"
     script.write_text(FAILING)
     words = [str(script), str(tmp_path / "run/metrics.jsonl"), str(failing)]
-    launcher = start(tmp_path, 2, flags, words, (warm.launcher(), warm.python()))
+    launcher = start(tmp_path, 2, flags, words, warm.python())
     _, said = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 0, said
     assert f"{failing}: got 'Input/output error' while reading; expected a disk" in said

@@ -216,7 +216,10 @@ def test_moments_in_bfloat16_are_those_of_float32_rounded():
     assert 0 < differences.max() < 0.01
 
 
-LONG = override(TRAINED, steps=500, warmup_steps=20, beta2=0.999, micro_batch_size=8)
+LONG = override(
+    TRAINED, steps=500, warmup_steps=20, beta2=0.999, micro_batch_size=8, recomputation=False
+)
+"""Without recomputation, which changes no bit and takes time."""
 
 
 @functools.cache
