@@ -9,6 +9,7 @@ from typing import Any
 
 from popxl_gpt.config.plain_files import open_plain
 
+PIECE_BYTES = 2**20
 SHOWN = 100
 """Characters of a value that messages show."""
 
@@ -21,11 +22,14 @@ def read_bounded(path: Path, limit: int) -> bytes:
             bytes.
     """
     with open(open_plain(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        content = file.read(limit + 1) if size <= limit else b""
-    if max(size, len(content)) > limit:
-        raise OSError(errno.EFBIG, f"More than {limit} bytes", str(path))
-    return content
+        size, content = os.fstat(file.fileno()).st_size, bytearray()
+        # in pieces: the system is not asked for memory that the file has no bytes for
+        while max(size, len(content)) <= limit:
+            piece = file.read(min(PIECE_BYTES, limit + 1 - len(content)))
+            if not piece:
+                return bytes(content)
+            content += piece
+    raise OSError(errno.EFBIG, f"More than {limit} bytes", str(path))
 
 
 def shown(value: Any) -> str:

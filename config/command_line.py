@@ -24,6 +24,7 @@ from popxl_gpt.config.texts import user_path
 from popxl_gpt.config.yaml_files import read_yaml
 
 RUN_CONFIG = "config.yml"
+RUN_METRICS = "metrics.jsonl"
 """In a run's folder."""
 HELP_FLAGS = ("--help", "-h")
 ELSEWHERE = {
@@ -88,7 +89,10 @@ def parse_command_line(
     except ConfigError as error:
         told = [problem for problem in error.problems if problem not in words.problems]
         raise ConfigError([*words.problems, *told]) from error
-    following = implied(values, _of_file(words.config, mapping)) if implied else {}
+    of_file = _of_file(words.config, mapping)
+    if sections_of is None and words.config is not None:
+        values = {**_place_of_run(words.config, {**of_file, **values}), **values}
+    following = implied(values, of_file) if implied else {}
     config = build(
         mapping,
         {**(defaults or {}), **values, **following},
@@ -195,14 +199,34 @@ def parse_options(
     return options(**found.values)
 
 
+def _config_file(name: str) -> Path | None:
+    """The file that `--config` names, where it ends in .yml or is a run's folder; None of a
+    preset.
+    """
+    if name and name not in preset_names() and is_file(Path(name, RUN_CONFIG)):
+        name = os.path.join(name, RUN_CONFIG)
+    return user_path("--config", name) if name.endswith((".yml", ".yaml")) else None
+
+
 def _mapping(name: str) -> dict[str, Any]:
-    """The sections of a preset, or of a file if the name ends in .yml, or is a run's folder."""
-    file = os.path.join(name, RUN_CONFIG)
-    if name and name not in preset_names() and is_file(Path(file)):
-        name = file
-    if name.endswith((".yml", ".yaml")):
-        return read_yaml(user_path("--config", name))
-    return preset_mapping(name)
+    """The sections of what `--config` names."""
+    file = _config_file(name)
+    return preset_mapping(name) if file is None else read_yaml(file)
+
+
+def _place_of_run(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Name and folder of a run that goes on, where `--config` names its `config.yml`: those of
+    where that lies now, as the run may have been renamed or moved.
+    """
+    file = _config_file(name)
+    if file is None or file.name != RUN_CONFIG or values.get("load") not in ("auto", "best"):
+        return {}
+    folder = file.parent
+    if folder.name in ("", ".."):
+        folder = Path(os.path.abspath(folder))
+    if not is_file(folder / RUN_METRICS):
+        return {}  # no run has begun there
+    return {"name": folder.name, "run_folder": str(folder.parent)}
 
 
 def _of_file(name: str | None, mapping: Mapping[str, Any]) -> dict[str, Any]:

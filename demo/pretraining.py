@@ -30,6 +30,7 @@ from popxl_gpt.config import (
     UserError,
     changes,
     given_settings,
+    override,
     stage_of,
 )
 from popxl_gpt.config.errors import failure_number, numbered
@@ -149,7 +150,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
         given_one = given_tokenizer(config, data, validation_data)
         with (
             warnings_kept() as kept,
-            claimed_together(config) as (folder, saved),
+            claimed_together(config) as (config, folder, saved),
         ):
             tokenizer = run_tokenizer(config, given_one, saved, data, validation_data)
             if saved is not None:
@@ -286,8 +287,9 @@ def check_goes_on(config: Config, saved: SavedRun) -> None:
 
 
 @contextlib.contextmanager
-def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | None]]":
-    """The run's folder and checkpoint, as instance 0 finds them and keeps other runs out of them.
+def claimed_together(config: Config) -> "Iterator[tuple[Config, RunFolder, SavedRun | None]]":
+    """The configuration with the name that the run has, its folder and its checkpoint, as instance
+    0 finds them and keeps other runs out of them.
 
     Raises:
         UserError: the checkpoint cannot be used, or not by all processes.
@@ -297,7 +299,7 @@ def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | No
             told = [str(folder.path), str(folder.checkpoints), saved and str(saved.folder)]
             gather(told, popdist.getNumInstances(), patiently=True)
             _check_all_can_read(None)
-            yield folder, saved
+            yield _named(config, folder), folder, saved
         return
     told = gather(None, popdist.getNumInstances(), patiently=True)[0]
     path, checkpoints, named = told
@@ -308,7 +310,13 @@ def claimed_together(config: Config) -> "Iterator[tuple[RunFolder, SavedRun | No
         except UserError as error:
             problem = str(error), failure_number(error)
     _check_all_can_read(problem)
-    yield RunFolder(Path(path), Path(checkpoints)), saved
+    folder = RunFolder(Path(path), Path(checkpoints))
+    yield _named(config, folder), folder, saved
+
+
+def _named(config: Config, folder: RunFolder) -> Config:
+    """A run's files say what it is called, which is another name where that was taken."""
+    return override(config, name=folder.path.name)
 
 
 def _check_all_can_read(problem: "tuple[str, int] | None") -> None:
@@ -343,6 +351,8 @@ def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> Non
         print(f"continuing after step {saved.position.step}, {seen}, from {saved.folder}")
         if saved.position.step == config.training.steps and config.training.minutes is None:
             print("nothing is left of the run's steps; it trains for longer with more --steps")
+    elif config.checkpoint.load == "auto":
+        print(f"no checkpoint in {folder.checkpoints}: training begins afresh")
 
 
 def show_files(run: TrainingRun, memory: str) -> None:

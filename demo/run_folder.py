@@ -13,13 +13,12 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, to_yaml
 from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.command_line import RUN_CONFIG
+from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.execution.checkpoint import SavedRun, find
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
-    METRICS,
     REPORT,
     SAMPLES,
     WARNINGS,
@@ -48,7 +47,7 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         """One JSON object per step."""
-        return self.path / METRICS
+        return self.path / RUN_METRICS
 
     @property
     def tokenizer(self) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.demo.progress_line import ProgressLine
 from popxl_gpt.demo.run_folder import RunFolder
+from popxl_gpt.demo.samples_file import drop_later_samples
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.demo.wandb_log import WandbLog
 from popxl_gpt.execution.checkpoint import SavedRun
@@ -21,6 +22,7 @@ class RunRecords:
     def __init__(self, config: Config, folder: RunFolder, step: int, saved: SavedRun | None):
         self.folder = folder
         self.metrics = MetricsFile(folder.metrics, step)
+        drop_later_samples(folder.samples, step)
         if saved is not None and folder.holds(saved):
             self.metrics.tell_of_lost_lines(saved.position.metrics)
         self.line = ProgressLine()
@@ -61,9 +63,9 @@ class RunRecords:
             return
         try:
             self.report.write()
-        except (OSError, UserError) as error:
+        except (OSError, UserError, MemoryError) as error:
             if not self.report.has_failed:
-                reason = str(error) if isinstance(error, UserError) else f"'{error.strerror}'"
+                reason = str(error) if isinstance(error, UserError) else f"'{_reason(error)}'"
                 _LOG.warning(
                     "%s: not written: %s. metrics.jsonl has everything; demo/report.py makes it.",
                     self.folder.report,
@@ -72,3 +74,7 @@ class RunRecords:
             self.report.has_failed = True
         else:
             self.report.has_failed = False
+
+
+def _reason(error: OSError | MemoryError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "no memory is left"

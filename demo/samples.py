@@ -2,7 +2,6 @@
 folder.
 """
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,10 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import LostError, NotFiniteError, UserError
 from popxl_gpt.config.errors import outside_message
-from popxl_gpt.config.plain_files import append_plain
 from popxl_gpt.data import Dataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.demo.commands import TrainOptions as Options
-from popxl_gpt.demo.run_folder import RunFolder
+from popxl_gpt.demo.samples_file import keep_samples
 from popxl_gpt.demo.text import MARK, SampleWriter, whole_lines
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.utils.runtime import gather_beside, runtime_errors_are_told
@@ -118,21 +116,9 @@ def show_samples(run: TrainingRun, texts: "Sequence[tuple[str, str]]") -> None:
     """Print and keep prompts, and what the model made of them."""
     if run.records is None:
         return
-    keep_samples(run.folder, run.step, texts)
+    keep_samples(run.folder.samples, run.step, texts)
     if run.records.wandb is not None:
         run.records.wandb.log_samples(run.step, texts)
     for number, (prompt, text) in enumerate(texts, start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
         print(indent(prompt + MARK + text, "    | ", lambda line: True))
-
-
-def keep_samples(folder: RunFolder, step: int, texts: "Sequence[tuple[str, str]]") -> None:
-    """Append prompts, and what the model made of them, to the run's samples."""
-    lines = [
-        json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n" for prompt, text in texts
-    ]
-    try:
-        with open(append_plain(folder.samples), "a", encoding="ascii") as file:
-            file.writelines(lines)
-    except OSError as error:
-        _LOG.warning("%s: not written: '%s'.", folder.samples, error.strerror)

@@ -100,7 +100,9 @@ def delete_old(folder: Path, keep: int) -> None:
         best.add(best_of(validated))
         validated = [each for each in validated if not each.is_comparable(validated[0])]
     for path in old:
-        if path not in best:
+        if path not in best and path.is_symlink():
+            path.unlink()  # the checkpoint itself is another folder's
+        elif path not in best:
             hidden = path.with_name(f".{path.name}.deleted")
             os.rename(path, hidden)
             shutil.rmtree(hidden, ignore_errors=True)

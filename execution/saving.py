@@ -5,6 +5,7 @@ thread: what it has read of them is the thread's own. A folder gets a checkpoint
 processes have brought theirs onto the disk.
 """
 
+import errno
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -283,9 +284,12 @@ def _raise(instance: int, kind: str, problem: str, failure: int = 0) -> NoReturn
 
 def _not_saved(target: Path, needed: int, error: OSError) -> str:
     reason = getattr(error, "strerror", None) or str(error)
+    way_out = "Free space on the disk"
+    if error.errno == errno.EFBIG:
+        way_out = "Raise the limit of a file's size (ulimit -f)"
     return (
         f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
-        f"{needed} bytes{_free(target.parent)}. Free space on the disk or "
+        f"{needed} bytes{_free(target.parent)}. {way_out} or "
         "set --checkpoint.save to another folder, and continue with --checkpoint.load."
     )
 

@@ -53,8 +53,9 @@ def _lock(folder: Path) -> FolderLock:
         ) from error
     if not is_ours:
         raise UserError(
-            f"--memmap_dir: got {folder}, where another program has its state; expected a folder "
-            "of our own. Wait for that program to end, or choose another."
+            f"--memmap_dir: got {folder}, which another program has, or this run for its files; "
+            "expected a folder of its own. Wait for that program to end, or choose another, "
+            "which is neither the run's folder nor that of its checkpoints."
         )
     _LOCKS[real_path(folder)] = lock
     return lock

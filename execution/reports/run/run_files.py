@@ -9,13 +9,12 @@ from typing import Any
 
 from popxl_gpt.config import Config, UserError, load
 from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.command_line import RUN_CONFIG
+from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.execution.checkpoint_folder import MANIFEST, best_in, checkpoints_in
 from popxl_gpt.execution.manifest import ManifestError, read_manifest
 from popxl_gpt.execution.reports.run.curves import Curves
 
-METRICS = "metrics.jsonl"
 ABOUT = "run.json"
 """What a run was when it last started: program, data, machine."""
 SAMPLES = "samples.jsonl"
@@ -90,7 +89,7 @@ def read_run(folder: Path) -> RunFiles:
             f"{folder}: got {found}; expected one that a run has left. Name "
             "folders such as runs/demo."
         )
-    files = RunFiles(real_path(folder), load(folder / RUN_CONFIG), Curves(folder / METRICS))
+    files = RunFiles(real_path(folder), load(folder / RUN_CONFIG), Curves(folder / RUN_METRICS))
     files.update()
     return files
 
