@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from popxl_engine.kernels.dtypes import LIMITED, as_signed
+from popxl_engine.kernels.dtypes import as_signed, from_ordered, ordered
 from popxl_engine.kernels.registry import kernel
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -108,9 +108,8 @@ def topk(
     available_memory_proportion: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch.topk."""
-    wide = t.to(torch.int64) if t.dtype in LIMITED else t
-    values, positions = torch.topk(wide, k, axis, largest, sorted)
-    return values.to(t.dtype), positions.to(torch.int32)
+    values, positions = torch.topk(ordered(t), k, axis, largest, sorted)
+    return from_ordered(values, t.dtype), positions.to(torch.int32)
 
 
 @kernel("where")
