@@ -261,6 +261,31 @@ def test_unsigned_labels_are_ignored_by_a_number_below_zero():
         np.testing.assert_allclose(session.run()[out], expected.numpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_rows_to_ignore_count_zero_where_their_loss_is_infinite(reduction):
+    logits, labels = np.zeros((3, 4), np.float32), np.array([1, 0, 2])
+    logits[1] = [-np.inf, 0, 0, 0]
+    tl = torch.tensor(logits, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(
+        tl, torch.tensor(labels), ignore_index=0, reduction=reduction
+    )
+    loss.sum().backward()
+
+    def build(ir):
+        specs = [popxl.TensorSpec((3, 4), popxl.float32), popxl.TensorSpec((3,), popxl.int32)]
+        graph = ir.create_graph(cross_entropy_sharded_loss, *specs, 0, reduction=reduction)
+        grad = popxl.transforms.autodiff(graph, grads_required=[graph.inputs[0]])
+        given = popxl.variable(logits), popxl.variable(labels.astype(np.int32))
+        call = ops.call_with_info(graph, *given)
+        dy = popxl.variable(np.ones(loss.shape, np.float32))
+        gradient = ops.call(grad.graph, dy, inputs_dict=grad.inputs_dict(call))
+        return [*call.outputs, *gradient]
+
+    value, gradient = run_program(build)
+    np.testing.assert_allclose(value, loss.detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, tl.grad.numpy(), rtol=1e-6)
+
+
 def test_cross_entropy_of_one_replica_uses_no_collective_and_survives_large_and_masked_logits():
     logits = normal(N, 12) * 100
     logits[:, 9:] = -np.inf
