@@ -138,8 +138,10 @@ def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
 
 @_pow.vjp
 def pow_vjp(dy: Tensor, y: Tensor, t: Tensor, e: Scalar) -> Grads:
-    """e * t**(e - 1) for the base; y * log(t) for the exponent, 0 where t is 0."""
+    """e * t**(e - 1) for the base, 0 where e is 0; y * log(t) for the exponent, 0 where t is 0."""
     if not isinstance(e, Tensor):
+        if e == 0:
+            return None, None
         return mul(dy, scale(pow(t, e - 1.0), e)), None
     dt, de = pow_grad(dy, t, e, y)
     return sum_to(dt, t.shape), sum_to(de, e.shape)

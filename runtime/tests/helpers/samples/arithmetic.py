@@ -101,6 +101,8 @@ SAMPLES = [
     Sample(
         "pow", operands=(np.array([2, -3], np.int32), np.array([3, 2], np.int32)), oracle=np.power
     ),
+    Sample("pow", operands=(np.array([0.0, 2.0]),), attrs={"e": 0.0}, autograd=lambda t, e: t**e),
+    Sample("pow", operands=(np.array([0.0, 2.0]),), attrs={"e": 1.0}, autograd=lambda t, e: t**e),
     # At a base of zero the derivative for the exponent is taken as zero, as torch does; differences
     # there do not exist.
     Sample(
