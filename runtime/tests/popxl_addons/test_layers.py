@@ -279,7 +279,7 @@ def test_rows_to_ignore_count_zero_where_their_loss_is_infinite(reduction):
         call = ops.call_with_info(graph, *given)
         dy = popxl.variable(np.ones(loss.shape, np.float32))
         gradient = ops.call(grad.graph, dy, inputs_dict=grad.inputs_dict(call))
-        return [*call.outputs, *gradient]
+        return [call.outputs[0], *gradient]
 
     value, gradient = run_program(build)
     np.testing.assert_allclose(value, loss.detach().numpy(), rtol=1e-6)
