@@ -58,7 +58,8 @@ def autodiff_with_accumulation(
     Args:
         tensors_to_accumulate_grads: inputs of the graph, its variables in most cases.
         grads_required: tensors whose gradients come out, in this order.
-        replica_groupings: of the accumulators, by variable name; default: all replicas.
+        replica_groupings: of the accumulators, by variable name; default: the variable's own, and
+            all replicas for inputs that are no variables of a module.
         accumulator_dtype: element type of the accumulators; default: each tensor's own, as in
         PopXL. float32 keeps small
             gradients that a 16-bit mean would lose.
@@ -85,7 +86,7 @@ def autodiff_with_accumulation(
             group = (
                 replica_groupings.get(name)
                 if replica_groupings is not None and name in replica_groupings
-                else None
+                else t._shared_by
             )
             factory = _zeros_like(t, f"accum.{name}", accumulator_dtype, group)
             factories._put(f"accum.{name}", factory, own=own[0])
