@@ -380,6 +380,14 @@ def test_square_sums_undo_the_loss_scaling(dtype):
     assert plain.dtype == np.float32 and plain.shape == ()
 
 
+def test_square_sums_undo_a_scaling_whose_square_float32_does_not_have():
+    def build(ir):
+        t = popxl.variable(np.array([3e18, 4e18], np.float32))
+        return [grad_reduce_square_add(t, s) for s in (1e20, popxl.variable(np.float32(1e20)))]
+
+    np.testing.assert_allclose(run_program(build), 25e-4, rtol=1e-5)
+
+
 def test_host_loads_and_stores_make_their_streams():
     ir = popxl.Ir()
     with ir.main_graph:
