@@ -15,6 +15,7 @@ from popxl_addons.dot_tree import sanitise
 from popxl_addons.graph import CalledGraphsGradInfo, GraphWithNamedArgs, input_like
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.rts import shards_of
 from popxl_addons.utils import suffix_graph_name
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
@@ -143,9 +144,8 @@ def _zeros_like(
 ) -> VariableFactory:
     dtype = dtype or t.dtype
     shape = t.meta_shape or t.shape
-    shards = -(-ops.multiply_tuple(shape) // t.nelms) if t.meta_shape else 1
     zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
-    return VariableFactory(lambda: zeros, dtype, name, True, group, shards)
+    return VariableFactory(lambda: zeros, dtype, name, True, group, shards_of(t, group))
 
 
 def remap_grad_info(
