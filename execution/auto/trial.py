@@ -83,7 +83,9 @@ class Trials:
         return tuple(min(update, run) for update, run in zip(self.updates[layout], one))
 
     def _measured(self, config: Config, layers: int, runs: int) -> float:
-        """The fastest of some steps of a program of so many layers and runs."""
+        """The fastest of some steps of a program of so many layers and runs. Its rows are where the
+        configuration has them: in memory they may not fit.
+        """
         execution = config.execution
         at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
         small = override(
@@ -93,8 +95,6 @@ class Trials:
             **NO_RAMPUP,
             device_iterations=1,
             activation_memory=None,  # few layers and runs would all fit in: time at most
-            memmap_dir=None,
-            host_memory=None,
         )
         times = step_times(self.program, small, 1, ROUNDS, self.clock)
         own = min(times)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config import Config, ConfigError, override
 from popxl_gpt.config.dataset_info import read_info, tokenizer_of
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.token_files import find_files
@@ -129,11 +129,15 @@ def chosen(
         given: names of settings that stay as they are.
         text: what is known of the data.
         try_out: measures a configuration.
+
+    Raises:
+        ConfigError: no size goes with what was given, or no schedule: before the first trial.
     """
     chooser = _Chooser(config, given, text, seconds)
     speed, trials, spent, trial = _GUESS, 0, 0.0, None
     tried_ones: dict[Config, Trial] = {}
     candidate = chooser.sized(speed, seconds)
+    chooser.finished(candidate, _whole_calls(candidate, STEPS))  # refused now, not after the trials
     while candidate not in tried_ones and spent < TRIAL_SHARE * seconds:
         begin = time.perf_counter()
         trial = tried_ones[candidate] = try_out(candidate)
@@ -150,13 +154,19 @@ def chosen(
             candidate, speed = narrow, _flops(narrow) * narrow.tokens_per_step / other.step
     assert trial is not None, "a run has time for one trial"
     step = candidate.tokens_per_step * _flops(candidate) / speed
-    steps = max(1, int((seconds - spent - 2 * trial.build) / step))
+    steps = _whole_calls(candidate, (seconds - spent - 2 * trial.build) / step)
     final = chooser.finished(candidate, steps)
     return Choice(final, chooser.reasons(final, speed, trials, spent, steps))
 
 
 _GUESS = 5e10
 """FLOP/s, before the first trial: of two cores."""
+
+
+def _whole_calls(config: Config, steps: float) -> int:
+    """So many steps, as calls of the program make them; of one call at least."""
+    iterations = config.execution.device_iterations
+    return iterations * max(1, int(steps / iterations))
 
 
 def _matrices(layers: int, hidden: int) -> int:
@@ -206,15 +216,23 @@ class _Chooser:
         return override(config, **{n: v for n, v in values.items() if n not in self.given})
 
     def sized(self, speed: float, seconds: float) -> Config:
-        """The largest model that sees enough tokens, with its batch."""
-        best = None
+        """The largest model that sees enough tokens, with its batch. Shapes that do not go with
+        what was given are left out.
+        """
+        best, problem = None, None
         for layers, hidden in self._shapes():
-            config = self._with_batch(layers, hidden, speed, seconds)
+            try:
+                config = self._with_batch(layers, hidden, speed, seconds)
+            except ConfigError as error:
+                problem = problem or error
+                continue
             if best is not None and state_bytes(config) > self.memory:
                 break
             if best is None or self._is_worth(config, speed, seconds, best):
                 best = config
-        assert best is not None, "there is a smallest shape"
+        if best is None:
+            assert problem is not None, "there is a smallest shape"
+            raise problem
         return best
 
     def _shapes(self) -> Sequence[tuple[int, int]]:
@@ -262,13 +280,17 @@ class _Chooser:
 
     def finished(self, config: Config, steps: int) -> Config:
         """With what follows from the number of steps."""
-        validated = max(VALIDATED, steps // 10) if config.data.validation_files else 0
+        training = config.training
+        validated = _whole_calls(config, max(VALIDATED, steps // 10))
+        steps = training.steps if "steps" in self.given else steps
+        warmup = min(steps // 4, max(10, steps // 50))
+        warmup = training.warmup_steps if "warmup_steps" in self.given else warmup
         return self._changed(
             config,
             steps=steps,
-            warmup_steps=min(steps // 4, max(10, steps // 50)),
-            decay_steps=max(1, steps // 2),
-            validate_every=validated,
+            warmup_steps=warmup,
+            decay_steps=max(1, min(steps // 2, steps - warmup)),
+            validate_every=validated if config.data.validation_files else 0,
             log_every=max(1, steps // 50),
             every=0,
         )

@@ -216,4 +216,6 @@ def input_like(graph: popxl.Graph, t: Tensor) -> Tensor:
     is.
     """
     by_ref = t in graph._by_ref_inputs
-    return popxl.graph_input(t.shape, t.dtype, t.name, by_ref, t.meta_shape or None)
+    made = popxl.graph_input(t.shape, t.dtype, t.name, by_ref, t.meta_shape or None)
+    made._shared_by = t._shared_by
+    return made

@@ -1,10 +1,12 @@
 """Graphs made once for equal arguments, and used again."""
 
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import numpy as np
 import popxl
 from popxl import Tensor, TensorSpec, ops
 
@@ -33,7 +35,7 @@ def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
 
 def argument_hash(arg: Any) -> Hashable:
     """A key that is equal for arguments that make equal graphs: by spec for tensors, by content for
-    containers.
+    containers and arrays of numbers, as they are now.
     """
     if isinstance(arg, (Tensor, TensorSpec)):
         return tensor_hash(arg)
@@ -43,6 +45,8 @@ def argument_hash(arg: Any) -> Hashable:
         return tuple((key, argument_hash(value)) for key, value in arg.items())
     if isinstance(arg, (list, tuple)):
         return (type(arg).__name__, *(argument_hash(value) for value in arg))
+    if isinstance(arg, np.ndarray) and not arg.dtype.hasobject:
+        return ("array", arg.shape, str(arg.dtype.descr), hashlib.sha256(arg.tobytes()).digest())
     if isinstance(arg, Hashable):
         return (type(arg).__name__, arg)
     return ("object", id(arg))

@@ -176,7 +176,9 @@ class Module(popxl.Module):
         declared. The module is reset afterwards and can be used again.
         """
         ir = popxl.gir()
-        key = (ir.id, argument_hash(args), argument_hash(kwargs))
+        key: Any = None
+        if self._graphs is not None:
+            key = (ir.id, argument_hash(args), argument_hash(kwargs))
         if self._graphs is not None and key in self._graphs:
             factories, graph, _ = self._graphs[key]
             return factories.copy(), graph.copy()

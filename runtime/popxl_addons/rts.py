@@ -26,6 +26,21 @@ def replica_sharded_spec(t: Tensor, shard_over: ReplicaGrouping) -> TensorSpec:
     return TensorSpec((t.nelms // size,), t.dtype, t.shape)
 
 
+def shards_of(t: Tensor | TensorSpec, grouping: ReplicaGrouping | None = None) -> int:
+    """Over how many replicas of a group the variable of a shard is cut: the most that have pieces
+    of its length; 1 where ``t`` is whole. Of few elements the last pieces are padding alone.
+
+    Args:
+        grouping: the variable's; default: all replicas.
+    """
+    if not t.meta_shape:
+        return 1
+    size = (popxl.gir().replica_grouping() if grouping is None else grouping).group_size
+    whole = ops.multiply_tuple(t.meta_shape)
+    fits = (n for n in range(size, 1, -1) if size % n == 0 and -(-whole // n) == t.nelms)
+    return next(fits, -(-whole // t.nelms))
+
+
 def gather_replica_sharded_tensor(
     t: Tensor, use_io_tiles: bool = False, replica_group: ReplicaGrouping | None = None
 ) -> Tensor:

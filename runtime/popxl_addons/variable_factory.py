@@ -121,9 +121,11 @@ class VariableFactory:
 
     def create_input(self, prefix: str | None = None) -> Tensor:
         """A new input of the current graph for this parameter."""
-        return popxl.graph_input(
+        t = popxl.graph_input(
             self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
         )
+        t._shared_by = self.replica_grouping
+        return t
 
     def create_tensor(
         self,

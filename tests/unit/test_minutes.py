@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, Training, preset
+from popxl_gpt.config import Config, ConfigError, Training, preset
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import given_for_choice, parse_training
@@ -178,6 +178,47 @@ def test_heads_follow_from_a_hidden_size_that_was_given(hidden, heads):
     config, _ = parse_training(words)
     model = chosen(config, given_for_choice(words), TEXT, 600.0, Machine(6e10)).config.model
     assert (model.hidden_size, model.heads) == (hidden, heads)
+
+
+def choose_by_words(*words):
+    """What a command line comes to, and how many trials it took."""
+    words, machine = ["--minutes", "10", "--input_files", "train", *words], Machine(6e10)
+    config, _ = parse_training(words)
+    return chosen(config, given_for_choice(words), TEXT, 600.0, machine).config, machine.tried
+
+
+@pytest.mark.parametrize("flag, value", [("heads", 12), ("heads", 3), ("key_value_heads", 2)])
+def test_sizes_that_do_not_go_with_what_was_given_are_left_out(flag, value):
+    config, _ = choose_by_words(f"--{flag}", str(value))
+    assert getattr(config.model, flag) == value
+    assert config.model.hidden_size % config.model.heads == 0
+
+
+def test_steps_and_validations_are_whole_calls_of_the_program():
+    given = {"device_iterations": 4, "every": 0, "steps": 400, "log_every": 1}
+    config = choose(600, given={"device_iterations"}, **given).config
+    assert config.training.steps % 4 == 0 and config.training.validate_every % 4 == 0
+
+
+def test_no_size_at_all_is_refused_with_what_is_wrong_of_the_smallest():
+    with pytest.raises(ConfigError, match="hidden_size: got 128; expected a multiple of heads"):
+        choose_by_words("--hidden_size", "128", "--heads", "12")
+
+
+@pytest.mark.parametrize(
+    "words", ["--warmup_steps 1000", "--steps 100", "--warmup_steps 80 --steps 100"]
+)
+def test_a_decay_has_room_after_a_warmup_that_was_given(words):
+    training = choose_by_words(*words.split())[0].training
+    assert 1 <= training.decay_steps <= max(1, training.steps - training.warmup_steps)
+
+
+def test_a_schedule_that_does_not_go_with_what_was_given_is_refused_before_the_first_trial():
+    machine = Machine(6e10)
+    config = preset("modern", schedule="wsd", steps=9000, warmup_steps=5000, decay_steps=100)
+    with pytest.raises(ConfigError, match="decay_steps: got 1; expected at most steps - warmup"):
+        chosen(config, {"warmup_steps"}, None, 600.0, machine)
+    assert not machine.tried
 
 
 def test_the_prediction_is_what_the_machine_does_in_the_time():

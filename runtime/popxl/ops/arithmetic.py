@@ -2,6 +2,8 @@
 and numbers.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,25 +51,40 @@ def _fmod_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
     return sum_to(dy, lhs.shape), sum_to(mul(dy, div(sub(y, lhs), rhs)), rhs.shape)
 
 
+def division_by_zero() -> ZeroDivisionError:
+    """What divisions of integers raise; floating point has infinity and NaN."""
+    return ZeroDivisionError(
+        "got 0 in the divisor; expected other integers. Put another number there with ops.where, "
+        "or divide in floating point."
+    )
+
+
 def _host_div(lhs: Any, rhs: Any) -> Any:
     # the lowest integer / -1 is itself, as in other ops that overflow
-    with np.errstate(divide="raise", over="ignore"):
-        return (lhs - np.fmod(lhs, rhs)) // rhs
+    with np.errstate(over="ignore"):
+        return (lhs - _host_fmod(lhs, rhs)) // rhs
 
 
 def _host_fmod(lhs: Any, rhs: Any) -> Any:
-    with np.errstate(divide="raise"):
-        return np.fmod(lhs, rhs)
+    if np.size(lhs) and not np.all(rhs):
+        raise division_by_zero()
+    return np.fmod(lhs, rhs)
 
 
 add = binary("add", "Broadcast sum.", _add_vjp, np.add)
 add_ = inplace(add, "lhs")
 sub = binary("sub", "Broadcast difference, lhs - rhs.", _sub_vjp, np.subtract)
 mul = binary("mul", "Broadcast product.", _mul_vjp, np.multiply)
-div = binary("div", "Broadcast quotient; truncated towards zero for integers.", _div_vjp, _host_div)
+div = binary(
+    "div",
+    "Broadcast quotient; truncated towards zero for integers, whose divisors must not be zero.",
+    _div_vjp,
+    _host_div,
+)
 fmod = binary(
     "fmod",
-    "Broadcast remainder of C: it has the sign of lhs. Also for integers.",
+    "Broadcast remainder of C: it has the sign of lhs. Also for integers, whose divisors must not "
+    "be zero.",
     _fmod_vjp,
     _host_fmod,
     "real numbers",
@@ -121,8 +138,10 @@ def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
 
 @_pow.vjp
 def pow_vjp(dy: Tensor, y: Tensor, t: Tensor, e: Scalar) -> Grads:
-    """e * t**(e - 1) for the base; y * log(t) for the exponent, 0 where t is 0."""
+    """e * t**(e - 1) for the base, 0 where e is 0; y * log(t) for the exponent, 0 where t is 0."""
     if not isinstance(e, Tensor):
+        if e == 0:
+            return None, None
         return mul(dy, scale(pow(t, e - 1.0), e)), None
     dt, de = pow_grad(dy, t, e, y)
     return sum_to(dt, t.shape), sum_to(de, e.shape)
@@ -215,24 +234,35 @@ def scale_vjp(dy: Tensor, y: Tensor, t: Tensor, factor: float) -> Tensor:
 scale.cost(elementwise_cost)
 
 
+def integer_bounds(min: float, max: float, lowest: int, highest: int) -> tuple[int, int]:
+    """Of the integers from lowest to highest, which are a type's, the first and the last in
+    [min, max]; where there is none, the nearest.
+    """
+
+    def bound(value: float, rounded: Callable[[float], int]) -> int:
+        return lowest if value < lowest else highest if value > highest else rounded(value)
+
+    return bound(min, math.ceil), bound(max, math.floor)
+
+
 def _clip_on_host(t: Any, min: float, max: float) -> Any:
     t = np.asarray(t)
-    for bound, limit in ((min, np.maximum), (max, np.minimum)):
-        t = limit(t, t.dtype.type(bound)) if np.isfinite(bound) else t
-    return t
+    info = np.iinfo(t.dtype)
+    low, high = integer_bounds(min, max, int(info.min), int(info.max))
+    return np.minimum(np.maximum(t, t.dtype.type(low)), t.dtype.type(high))
 
 
 @op(host=_clip_on_host)
 def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> TensorSpec:
-    """Elementwise limit to [min, max].
+    """Elementwise limit to [min, max]: of integers, to those in between that their type has.
 
     Shapes: t [a], real numbers -> [a].
     Raises:
-        ShapeError: if min > max.
+        ShapeError: if min > max, or one is not a number.
         DTypeError: from sessions, if t is not real numbers.
     """
     check_real("clip", t=t)
-    if min > max:
+    if not min <= max:
         raise ShapeError(f"clip: got min {min} and max {max}; expected min <= max. Swap them.")
     return t.spec
 
@@ -257,19 +287,27 @@ def clip_grad(dy: Tensor, t: Tensor, min: float, max: float) -> TensorSpec:
 clip_grad.cost(elementwise_cost)
 
 
-@op(
-    host=lambda t, increment, modulus: np.fmod(
-        t + np.asarray(increment, t.dtype), np.asarray(modulus, t.dtype)
-    ).astype(t.dtype)
-)
+def _increment_mod_on_host(t: Any, increment: float, modulus: float) -> Any:
+    total = np.asarray(t).astype(np.int64) + int(increment)
+    return np.fmod(total, int(modulus)).astype(t.dtype)
+
+
+@op(host=_increment_mod_on_host)
 def increment_mod(t: Tensor, increment: float, modulus: float) -> TensorSpec:
     """Elementwise (t + increment) % modulus, with the remainder's sign that of the sum, as `fmod`.
+    The sum is taken in int64 for integers, in float32 for 16-bit types.
 
     Shapes: t [a], real numbers -> [a].
     Raises:
+        ValueError: for integers, if the modulus is below one.
         DTypeError: from sessions, if t is not real numbers.
     """
     check_real("increment_mod", t=t)
+    if t.dtype.is_int and -1 < modulus < 1:
+        raise ValueError(
+            f"increment_mod: got modulus {modulus} for t {t.spec}; expected an integer other than "
+            "0. Give another one, or cast t to floating point."
+        )
     return t.spec
 
 

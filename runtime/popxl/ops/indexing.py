@@ -187,6 +187,7 @@ def scatter(
     Shapes: t [a], indices [b], integers, values [b], t's dtype -> [a].
     Raises:
         ShapeError: if indices and values differ in shape, or reach beyond t.
+        IndexError: from runs, for an index below 0 or beyond the axis.
         DTypeError: from sessions, for indices that are no integers, or values of another dtype.
     """
     check_computes_in_one_dtype("scatter", t=t, values=values)

@@ -130,6 +130,7 @@ def scatter_reduce(
         ShapeError: indices or initial values that do not fit data, or an axis that it lacks.
         DTypeError: initial values of another dtype; from sessions, indices that are no integers, or
             data that the reduction does not take.
+        IndexError: from runs, for an index outside [0, size).
     """
     return _reduced(
         "scatter_reduce",

@@ -8,6 +8,7 @@ from popxl.moments import coded_length
 from popxl.ops.utils import cast_if_needed
 
 from popxl_addons.module import Module
+from popxl_addons.rts import shards_of
 
 Scalar = float | Tensor
 
@@ -129,7 +130,7 @@ class AdamOptimizerStep(Module):
         self, name: str, var: Tensor, replica_grouping: ReplicaGrouping | None
     ) -> Tensor:
         """A moment in 8 bits; of a shard a shard, side by side with those of others."""
-        shards = -(-ops.multiply_tuple(var.meta_shape) // var.nelms) if var.meta_shape else 1
+        shards = shards_of(var, replica_grouping)
         zeros = np.broadcast_to(np.uint8(0), (shards * coded_length(var.nelms),))
         given = (name, lambda: zeros, popxl.uint8, True, replica_grouping)
         if shards == 1:
@@ -150,14 +151,13 @@ class AdamOptimizerStep(Module):
             return self.add_variable_input(
                 name, lambda: zeros, dtype, by_ref=True, replica_grouping=replica_grouping
             )
-        shards = -(-ops.multiply_tuple(shape) // var.nelms)
         return self.add_replica_sharded_variable_input(
             name,
             lambda: zeros,
             dtype,
             by_ref=True,
             replica_grouping=replica_grouping,
-            shard_over=shards,
+            shard_over=shards_of(var, replica_grouping),
         )
 
 

@@ -15,6 +15,7 @@ from popxl_addons.dot_tree import sanitise
 from popxl_addons.graph import CalledGraphsGradInfo, GraphWithNamedArgs, input_like
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.rts import shards_of
 from popxl_addons.utils import suffix_graph_name
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
@@ -58,7 +59,8 @@ def autodiff_with_accumulation(
     Args:
         tensors_to_accumulate_grads: inputs of the graph, its variables in most cases.
         grads_required: tensors whose gradients come out, in this order.
-        replica_groupings: of the accumulators, by variable name; default: all replicas.
+        replica_groupings: of the accumulators, by variable name; default: the variable's own, and
+            all replicas for inputs that are no variables of a module.
         accumulator_dtype: element type of the accumulators; default: each tensor's own, as in
         PopXL. float32 keeps small
             gradients that a 16-bit mean would lose.
@@ -85,7 +87,7 @@ def autodiff_with_accumulation(
             group = (
                 replica_groupings.get(name)
                 if replica_groupings is not None and name in replica_groupings
-                else None
+                else t._shared_by
             )
             factory = _zeros_like(t, f"accum.{name}", accumulator_dtype, group)
             factories._put(f"accum.{name}", factory, own=own[0])
@@ -142,9 +144,8 @@ def _zeros_like(
 ) -> VariableFactory:
     dtype = dtype or t.dtype
     shape = t.meta_shape or t.shape
-    shards = -(-ops.multiply_tuple(shape) // t.nelms) if t.meta_shape else 1
     zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
-    return VariableFactory(lambda: zeros, dtype, name, True, group, shards)
+    return VariableFactory(lambda: zeros, dtype, name, True, group, shards_of(t, group))
 
 
 def remap_grad_info(

@@ -1,11 +1,13 @@
 """Elementwise arithmetic."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from popxl.ops.arithmetic import division_by_zero, integer_bounds
 
-from popxl_engine.kernels.dtypes import LIMITED
+from popxl_engine.kernels.dtypes import LIMITED, from_ordered, ordered
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Updates, as_float32, update
 
@@ -14,13 +16,13 @@ Unary = Callable[[torch.Tensor], torch.Tensor]
 Scalar = float | torch.Tensor
 
 
-def binary(fn: Binary) -> Binary:
+def binary(fn: Binary, takes_uint64: bool = False) -> Binary:
     """A kernel for every element type: unsigned integers without torch arithmetic go through
-    int64.
+    int64, uint64 not where its bits would not be right.
     """
 
     def run(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        if lhs.dtype in LIMITED:
+        if lhs.dtype in LIMITED and not (takes_uint64 and lhs.dtype == torch.uint64):
             return fn(lhs.to(torch.int64), rhs.to(torch.int64)).to(lhs.dtype)
         return fn(lhs, rhs)
 
@@ -36,18 +38,53 @@ def unary(fn: Unary) -> Unary:
     return run
 
 
+def refusing_zero(fn: Binary) -> Binary:
+    """A division with an error in words where processors trap: of integers, by zero."""
+
+    def run(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        try:
+            return fn(lhs, rhs)
+        except RuntimeError as error:
+            if "ZeroDivisionError" in str(error):
+                raise division_by_zero() from None
+            raise
+
+    return run
+
+
+@refusing_zero
 def divide(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Quotient, truncated for integers."""
     if lhs.is_floating_point() or lhs.is_complex():
         return torch.div(lhs, rhs)
+    if lhs.dtype == torch.uint64:
+        return unsigned_quotient(lhs, rhs)
     divisors, is_minus_one = without_minus_one(rhs)
     quotient = torch.div(lhs, divisors, rounding_mode="trunc")
     return quotient if is_minus_one is None else torch.where(is_minus_one, -quotient, quotient)
 
 
+@refusing_zero
 def remainder(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """C's remainder."""
+    if lhs.dtype == torch.uint64:
+        quotient = unsigned_quotient(lhs, rhs).view(torch.int64)
+        return (lhs.view(torch.int64) - quotient * rhs.view(torch.int64)).view(torch.uint64)
     return torch.fmod(lhs, rhs if rhs.is_floating_point() else without_minus_one(rhs)[0])
+
+
+def unsigned_quotient(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Of uint64, by arithmetic of int64.
+
+    Source: Warren, "Hacker's Delight", 2nd ed. 2012, section 9-3: half the dividend's quotient,
+    doubled, is too small by one at most.
+    """
+    n, d = lhs.view(torch.int64), rhs.view(torch.int64)
+    half = (n >> 1) & torch.iinfo(torch.int64).max
+    quotient = torch.div(half, torch.where(d < 0, torch.ones_like(d), d), rounding_mode="trunc") * 2
+    quotient = torch.where(d < 0, torch.zeros_like(quotient), quotient)
+    rest = (n - quotient * d).view(torch.uint64)
+    return (quotient + (ordered(rest) >= ordered(rhs))).view(torch.uint64)
 
 
 def without_minus_one(divisors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -63,11 +100,13 @@ def without_minus_one(divisors: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 kernel("add")(binary(torch.add))
 kernel("sub")(binary(torch.sub))
 kernel("mul")(binary(torch.mul))
-kernel("div")(binary(divide))
-kernel("fmod")(binary(remainder))
+kernel("div")(binary(divide, takes_uint64=True))
+kernel("fmod")(binary(remainder, takes_uint64=True))
 kernel("negate")(unary(torch.neg))
-kernel("abs")(unary(torch.abs))
-kernel("sign")(unary(torch.sign))
+kernel("abs")(lambda t: torch.abs(t) if t.dtype not in LIMITED else t.clone())
+kernel("sign")(
+    lambda t: torch.sign(t) if t.dtype not in LIMITED else (t.to(torch.int64) != 0).to(t.dtype)
+)
 
 
 @kernel("add_")
@@ -101,11 +140,9 @@ def pow_grad(
 @kernel("maximum")
 def maximum(*ts: torch.Tensor) -> torch.Tensor:
     """Elementwise maximum of all."""
-    limited = ts[0].dtype in LIMITED
-    result = ts[0].to(torch.int64) if limited else ts[0]
-    for t in ts[1:]:
-        result = torch.maximum(result, t.to(result.dtype))
-    return result.to(ts[0].dtype) if limited else result.clone() if len(ts) == 1 else result
+    if len(ts) == 1:
+        return ts[0].clone()
+    return from_ordered(functools.reduce(torch.maximum, map(ordered, ts)), ts[0].dtype)
 
 
 @kernel("maximum_grad")
@@ -126,12 +163,16 @@ def scale(t: torch.Tensor, factor: float) -> torch.Tensor:
 
 @kernel("clip")
 def clip(t: torch.Tensor, min: float, max: float) -> torch.Tensor:
-    """t limited to [min, max]; infinite limits are none."""
-    low, high = (None if abs(v) == float("inf") else v for v in (min, max))
-    if low is None and high is None:
-        return t.clone()
-    wide = t.to(torch.int64) if t.dtype in LIMITED else t
-    return torch.clamp(wide, low, high).to(t.dtype)
+    """t limited to [min, max], bounds rounded to its type; infinite limits are none."""
+    if not t.is_floating_point():
+        info = torch.iinfo(t.dtype)
+        bounds = integer_bounds(min, max, info.min, info.max)
+        if t.dtype == torch.uint64:
+            bounds = bounds[0] - 2**63, bounds[1] - 2**63
+        return from_ordered(torch.clamp(ordered(t), *bounds), t.dtype)
+    rounded = (torch.tensor(v, dtype=torch.float64).to(t.dtype).item() for v in (min, max))
+    low, high = (None if abs(v) == float("inf") else v for v in rounded)
+    return t.clone() if low is None and high is None else torch.clamp(t, low, high)
 
 
 @kernel("clip_grad")

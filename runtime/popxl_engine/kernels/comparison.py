@@ -4,15 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from popxl_engine.kernels.dtypes import LIMITED
+from popxl_engine.kernels.dtypes import LIMITED, ordered
 from popxl_engine.kernels.registry import kernel
-
-
-def _signed(t: torch.Tensor) -> torch.Tensor:
-    """Unsigned integers that torch does not compare as int64, uint64 with its order kept."""
-    if t.dtype == torch.uint64:
-        return t.view(torch.int64) ^ torch.iinfo(torch.int64).min
-    return t.to(torch.int64) if t.dtype in LIMITED else t
 
 
 def _true(t: torch.Tensor) -> torch.Tensor:
@@ -23,13 +16,13 @@ def _true(t: torch.Tensor) -> torch.Tensor:
 @kernel("equal")
 def equal(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """lhs == rhs."""
-    return torch.eq(_signed(lhs), _signed(rhs))
+    return torch.eq(ordered(lhs), ordered(rhs))
 
 
 @kernel("greater")
 def greater(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """input > other."""
-    return torch.gt(_signed(input), _signed(other))
+    return torch.gt(ordered(input), ordered(other))
 
 
 @kernel("logical_and")

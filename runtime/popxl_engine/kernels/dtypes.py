@@ -60,6 +60,22 @@ def as_signed(t: torch.Tensor) -> torch.Tensor:
     return t.view(SIGNED[t.dtype]) if t.dtype in SIGNED else t
 
 
+def ordered(t: torch.Tensor) -> torch.Tensor:
+    """Unsigned integers that torch does not compare as int64 of the same order; others as they
+    are. `from_ordered` goes back.
+    """
+    if t.dtype == torch.uint64:
+        return t.view(torch.int64) ^ torch.iinfo(torch.int64).min
+    return t.to(torch.int64) if t.dtype in LIMITED else t
+
+
+def from_ordered(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What `ordered` gave for a tensor of a type, in that type."""
+    if dtype == torch.uint64:
+        return (t ^ torch.iinfo(torch.int64).min).view(dtype)
+    return t.to(dtype)
+
+
 def from_numpy(array: np.ndarray) -> torch.Tensor:
     """A host array's memory as a tensor."""
     if array.dtype.names is None:

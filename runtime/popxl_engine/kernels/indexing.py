@@ -1,14 +1,39 @@
 """Reading and writing at computed positions."""
 
-from collections.abc import Iterable
+import functools
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from popxl_engine.kernels.dtypes import LIMITED, as_signed
+from popxl_engine.kernels.dtypes import as_signed, from_ordered, ordered
 from popxl_engine.kernels.registry import kernel
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+OUTSIDE = re.compile(r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)")
+"""What torch says on CPUs. On a GPU, which nobody waits for, it is an assertion of the device."""
+
+
+def inside_only(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A kernel that takes and puts single elements, with an error in words for indices outside."""
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        try:
+            return fn(*args, **kwargs)
+        except RuntimeError as error:
+            if (found := OUTSIDE.search(str(error))) is None:
+                raise
+            index, axis, size = found.groups()
+            raise IndexError(
+                f"got index {index} on axis {axis} of {size}; expected 0 <= index < {size}. Clip "
+                "indices with ops.clip."
+            ) from None
+
+    return run
 
 
 def _inside(indices: torch.Tensor, size: int) -> torch.Tensor:
@@ -71,6 +96,7 @@ def gather_grad(
 
 
 @kernel("scatter")
+@inside_only
 def scatter(
     t: torch.Tensor,
     indices: torch.Tensor,
@@ -83,12 +109,14 @@ def scatter(
 
 
 @kernel("take_along_axis")
+@inside_only
 def take_along_axis(t: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
     """torch.gather."""
     return as_signed(t).gather(axis, indices.to(torch.int64)).view(t.dtype)
 
 
 @kernel("add_along_axis")
+@inside_only
 def add_along_axis(
     dy: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int
 ) -> torch.Tensor:
@@ -108,9 +136,8 @@ def topk(
     available_memory_proportion: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch.topk."""
-    wide = t.to(torch.int64) if t.dtype in LIMITED else t
-    values, positions = torch.topk(wide, k, axis, largest, sorted)
-    return values.to(t.dtype), positions.to(torch.int32)
+    values, positions = torch.topk(ordered(t), k, axis, largest, sorted)
+    return from_ordered(values, t.dtype), positions.to(torch.int32)
 
 
 @kernel("where")

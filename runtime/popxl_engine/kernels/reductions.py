@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from popxl_engine.kernels.dtypes import LIMITED
+from popxl_engine.kernels.dtypes import LIMITED, from_ordered, ordered
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import as_float32
 
@@ -20,17 +20,26 @@ def axes_of(t: torch.Tensor, axis: Axis) -> tuple[int, ...]:
     return tuple(sorted(a % t.dim() for a in given))
 
 
-def reduction(name: str, fn: Reduction) -> None:
+def reduction(name: str, fn: Reduction, by_order: bool = False) -> None:
     """Register a kernel from ``fn(t, axes, keepdims)``, which gets at least one axis (torch takes
     none for all).
+
+    Args:
+        by_order: whether it chooses by the order of elements, not by arithmetic.
     """
+
+    def widened(t: torch.Tensor) -> torch.Tensor:
+        return ordered(t) if by_order else t.to(torch.int64) if t.dtype in LIMITED else t
+
+    def narrowed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return from_ordered(t, dtype) if by_order else t.to(dtype)
 
     def run(t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:
         axes = axes_of(t, axis)
-        wide = t.to(torch.int64) if t.dtype in LIMITED else t
+        wide = widened(t)
         if not axes:  # a scalar, or an empty list of axes: reduce an axis of size 1
-            return fn(wide.unsqueeze(0), (0,), False).to(t.dtype)
-        return fn(wide, axes, keepdims).to(t.dtype)
+            return narrowed(fn(wide.unsqueeze(0), (0,), False), t.dtype)
+        return narrowed(fn(wide, axes, keepdims), t.dtype)
 
     kernel(name)(run)
 
@@ -90,8 +99,8 @@ def sum_of_squares(t: torch.Tensor, axes: tuple[int, ...], keepdims: bool) -> to
 reduction("sum", lambda t, axes, keepdims: t.sum(axes, keepdim=keepdims, dtype=t.dtype))
 reduction("mean", lambda t, axes, keepdims: t.mean(axes, keepdim=keepdims))
 reduction("prod", along_merged(lambda t: as_float32(t).prod(-1, dtype=as_float32(t).dtype)))
-reduction("max", lambda t, axes, keepdims: t.amax(axes, keepdim=keepdims))
-reduction("min", lambda t, axes, keepdims: t.amin(axes, keepdim=keepdims))
+reduction("max", lambda t, axes, keepdims: t.amax(axes, keepdim=keepdims), by_order=True)
+reduction("min", lambda t, axes, keepdims: t.amin(axes, keepdim=keepdims), by_order=True)
 reduction("l1", lambda t, axes, keepdims: t.abs().sum(axes, keepdim=keepdims))
 reduction(
     "l2",
@@ -156,7 +165,7 @@ def l2_grad(dy: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 
 def _position(t: torch.Tensor, dim: int | None, keepdim: bool, largest: bool) -> torch.Tensor:
-    wide = t.to(torch.int64) if t.dtype in LIMITED else t
+    wide = ordered(t)
     find = torch.argmax if largest else torch.argmin
     if dim is None and keepdim:
         return find(wide).reshape([1] * t.dim()).to(torch.int32)

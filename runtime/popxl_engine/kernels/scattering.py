@@ -3,7 +3,7 @@
 import torch
 
 from popxl_engine.kernels.dtypes import LIMITED, as_signed
-from popxl_engine.kernels.indexing import LOW_PRECISION, gather, gather_grad
+from popxl_engine.kernels.indexing import LOW_PRECISION, gather, gather_grad, inside_only
 from popxl_engine.kernels.registry import kernel
 
 TORCH_REDUCTIONS = {"sum": "sum", "max": "amax", "min": "amin"}
@@ -35,6 +35,7 @@ def _last(data: torch.Tensor, index: torch.Tensor, start: torch.Tensor, axis: in
 
 
 @kernel("scatter_reduce")
+@inside_only
 def scatter_reduce(
     data: torch.Tensor,
     indices: torch.Tensor,

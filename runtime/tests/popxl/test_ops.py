@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -384,42 +384,71 @@ def test_every_op_says_what_it_does(name: str) -> None:
 HOST = sorted(n for n, d in OPS.items() if d.host is not None)
 
 
+def integer_programs(name: str) -> Iterator[Program]:
+    """The samples of an op over all integer types, where it takes and gives integers alone."""
+    for sample in (s for s in SAMPLES if s.op == name):
+        for dtype in [sample.dtype] if sample.dtype.is_int else get_all_int_dtypes():
+            program = build(make_case(sample, dtype))
+            values = (*program.graph.inputs, *program.op.outputs)
+            if (
+                program.op.refusal is None  # this sample is for floating point alone
+                and not any(t.dtype.is_floating_point for t in values)
+                and set(program.op.inputs) <= set(program.graph.inputs)
+            ):
+                yield program
+
+
+def extreme(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The ends of each integer type, numbers that float32 lacks, and small ones, in place of the
+    elements: each tensor begins with others.
+    """
+    found = []
+    for number, t in enumerate(tensors):
+        array = t.clone().numpy()
+        if array.dtype.kind in "iu":
+            ends = np.iinfo(array.dtype)
+            wanted = (0, ends.max, 2**24 + 1, ends.min, -1, 3, ends.max - 1, 2**31, ends.min + 1)
+            values = [n for n in wanted if ends.min <= n <= ends.max]
+            for place, position in enumerate(np.ndindex(array.shape)):
+                array[position] = values[(place + 2 * number) % len(values)]
+        found.append(torch.from_numpy(array))
+    return found
+
+
+def by_rule(rule: Any, program: Program, tensors: Sequence[Any]) -> list[Any] | str:
+    """The results of the op by its host rule or its kernel; or why it has none."""
+    env = dict(zip(program.graph.inputs, tensors))
+    args, kwargs = call_arguments(
+        program.op.definition,
+        {n: map_tensors(v, env.__getitem__) for n, v in program.op.arguments.items()},
+    )
+    try:
+        result = rule(*args, **kwargs)
+    except ZeroDivisionError as error:
+        return str(error)
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
 @pytest.mark.quick_every(3)
+@pytest.mark.parametrize("values", [list, extreme], ids=["of the sample", "extreme"])
 @pytest.mark.parametrize("name", HOST)
-def test_host_evaluation_gives_the_kernels_integers(name: str) -> None:
+def test_host_evaluation_gives_the_kernels_integers(
+    name: str, values: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+) -> None:
     compared = 0
-    tried = [s for s in SAMPLES if s.op == name]
-    for sample, dtype in [
-        (s, d) for s in tried for d in ([s.dtype] if s.dtype.is_int else get_all_int_dtypes())
-    ]:
-        case = make_case(sample, dtype)
-        program = build(case)
-        if program.op.refusal is not None:
-            continue  # this sample is for floating point alone
-        if any(t.dtype.is_floating_point for t in (*program.graph.inputs, *program.op.outputs)):
+    for program in integer_programs(name):
+        tensors = values(program.case.tensors)
+        hosted = by_rule(OPS[name].host, program, [t.clone().numpy() for t in tensors])
+        computed = by_rule(kernel_for(OPS[name]), program, tensors)
+        compared += 1
+        if isinstance(hosted, str) or isinstance(computed, str):
+            assert hosted == computed
             continue
-        if not set(program.op.inputs) <= set(program.graph.inputs):
-            continue
-        env = dict(zip(program.graph.inputs, (t.clone().numpy() for t in case.tensors)))
-        args, kwargs = call_arguments(
-            OPS[name], {n: map_tensors(v, env.__getitem__) for n, v in program.op.arguments.items()}
-        )
-        hosted = OPS[name].host(*args, **kwargs)
-        hosted = hosted if isinstance(hosted, (list, tuple)) else [hosted]
-        tensors = dict(zip(program.graph.inputs, case.tensors))
-        args, kwargs = call_arguments(
-            OPS[name],
-            {n: map_tensors(v, tensors.__getitem__) for n, v in program.op.arguments.items()},
-        )
-        computed = kernel_for(OPS[name])(*args, **kwargs)
-        computed = [computed] if isinstance(computed, torch.Tensor) else list(computed)
         assert len(hosted) == len(computed)
         for on_host, on_device, output in zip(hosted, computed, program.op.outputs):
-            assert np.asarray(on_host).dtype == output.dtype.as_numpy(), (
-                f"{name}: host gives {np.asarray(on_host).dtype}"
-            )
-            np.testing.assert_array_equal(on_host, on_device.numpy())
-        compared += 1
+            what = f"{program.op}: {[t.tolist() for t in tensors]}"
+            assert np.asarray(on_host).dtype == output.dtype.as_numpy(), what
+            np.testing.assert_array_equal(on_host, on_device.numpy(), what)
     assert compared, (
         f"{name}: no sample with integer operands, though the op has a host rule; add one"
     )

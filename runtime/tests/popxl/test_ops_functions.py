@@ -80,6 +80,12 @@ def test_integer_operators_truncate_and_keep_the_sign_of_the_dividend():
     assert [r.tolist() for r in results] == [[3, -3, 1], [1, -1, 1]]
 
 
+@pytest.mark.parametrize("divide", [ops.div, ops.fmod])
+def test_integers_divided_by_a_computed_zero_are_refused_in_words(divide):
+    with pytest.raises(ZeroDivisionError, match="got 0 in the divisor; expected other integers"):
+        evaluate(divide, INTEGERS, INTEGERS * 0)
+
+
 def test_logical_operators_are_those_of_python():
     a, b = np.array([True, True, False]), np.array([True, False, False])
     results, _ = evaluate(lambda p, q: (p & q, p | q, ~p, p & [False, True, True]), a, b)

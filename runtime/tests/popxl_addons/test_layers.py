@@ -261,6 +261,31 @@ def test_unsigned_labels_are_ignored_by_a_number_below_zero():
         np.testing.assert_allclose(session.run()[out], expected.numpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_rows_to_ignore_count_zero_where_their_loss_is_infinite(reduction):
+    logits, labels = np.zeros((3, 4), np.float32), np.array([1, 0, 2])
+    logits[1] = [-np.inf, 0, 0, 0]
+    tl = torch.tensor(logits, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(
+        tl, torch.tensor(labels), ignore_index=0, reduction=reduction
+    )
+    loss.sum().backward()
+
+    def build(ir):
+        specs = [popxl.TensorSpec((3, 4), popxl.float32), popxl.TensorSpec((3,), popxl.int32)]
+        graph = ir.create_graph(cross_entropy_sharded_loss, *specs, 0, reduction=reduction)
+        grad = popxl.transforms.autodiff(graph, grads_required=[graph.inputs[0]])
+        given = popxl.variable(logits), popxl.variable(labels.astype(np.int32))
+        call = ops.call_with_info(graph, *given)
+        dy = popxl.variable(np.ones(loss.shape, np.float32))
+        gradient = ops.call(grad.graph, dy, inputs_dict=grad.inputs_dict(call))
+        return [call.outputs[0], *gradient]
+
+    value, gradient = run_program(build)
+    np.testing.assert_allclose(value, loss.detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, tl.grad.numpy(), rtol=1e-6)
+
+
 def test_cross_entropy_of_one_replica_uses_no_collective_and_survives_large_and_masked_logits():
     logits = normal(N, 12) * 100
     logits[:, 9:] = -np.inf
@@ -353,6 +378,14 @@ def test_square_sums_undo_the_loss_scaling(dtype):
     expected = (data.astype(np.float64) ** 2).sum()
     np.testing.assert_allclose([plain, scaled * 256, by_tensor * 256], [expected] * 3, rtol=1e-5)
     assert plain.dtype == np.float32 and plain.shape == ()
+
+
+def test_square_sums_undo_a_scaling_whose_square_float32_does_not_have():
+    def build(ir):
+        t = popxl.variable(np.array([3e18, 4e18], np.float32))
+        return [grad_reduce_square_add(t, s) for s in (1e20, popxl.variable(np.float32(1e20)))]
+
+    np.testing.assert_allclose(run_program(build), 25e-4, rtol=1e-5)
 
 
 def test_host_loads_and_stores_make_their_streams():

@@ -394,6 +394,32 @@ def test_graphs_are_shared_for_equal_arguments():
     np.testing.assert_array_equal(run_program(build)[0], 4 * X)
 
 
+class Masking(addons.Module):
+    def build(self, x, mask):
+        return x * popxl.constant(mask, x.dtype)
+
+
+@pytest.mark.parametrize("of", ["module", "cache"])
+def test_arrays_share_a_graph_for_as_long_as_their_numbers_are_equal(of):
+    masking, cache = Masking(cache=True), GraphCache()
+    spec, mask = popxl.TensorSpec((2,), popxl.float32), np.ones(2, np.float32)
+
+    def create(array):
+        if of == "module":
+            return masking.create_graph(spec, array)[1].graph
+        return cache.create_graph(masking, spec, array)
+
+    with popxl.Ir().main_graph:
+        first = create(mask)
+        assert create(np.ones((2, 3), np.float32)[:, 1]) is first
+        mask[:] = 5
+        second = create(mask)
+        assert second is not first
+        assert [c.host_value.tolist() for c in second.constants] == [[5, 5]]
+        assert create(np.full(2, 5, np.float32)) is second
+        assert create(np.full(2, 5, np.float16)) is not second
+
+
 def test_functions_of_one_hash_share_their_graphs():
     class Scaling(popxl.Module):
         def __init__(self, factor):

@@ -16,6 +16,7 @@ from popxl_addons.rts import (
     reduce_replica_sharded_graph,
     reduce_replica_sharded_tensor,
     replica_sharded_spec,
+    shards_of,
 )
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
@@ -169,6 +170,29 @@ def test_graph_inputs_follow_the_signature_and_state_is_named():
         by_ref = {t.name for t in graph.graph._by_ref_inputs}
         assert by_ref == {"var", "first_order", "second_order", "step"}
         assert facts.first_order.dtype is popxl.float16 and not graph.graph.outputs
+
+
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.uint8], ids=lambda d: d.name)
+@pytest.mark.parametrize("elements, replicas", [(9, 4), (10, 8), (4, 8)])
+def test_state_is_cut_as_its_variable_is_where_the_last_shards_are_empty(elements, replicas, dtype):
+    w, g = normal(elements), normal(elements, seed=1)
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph, popxl.in_sequence():
+        whole, shard = popxl.replica_sharded_variable(w, name="w")
+        assert shards_of(shard) == replicas
+        gradient = ops.collectives.replica_sharded_slice(popxl.variable(g))
+        facts, graph = AdamOptimizerStep().create_graph(
+            shard, gradient, lr=0.1, first_order_dtype=dtype, second_order_dtype=dtype
+        )
+        graph.bind(facts.init()).call(shard, gradient)
+
+        multiplied = ir.create_graph(lambda t, x: t * x, shard, gradient)
+        named = addons.GraphWithNamedArgs(multiplied)
+        accumulators, _ = addons.autodiff_with_accumulation(named, multiplied.inputs[:1])
+        accumulators.init()
+    _, values = run_session(ir, {}, [whole])
+    tolerance = 1e-4 if dtype is popxl.float32 else 2e-2
+    np.testing.assert_allclose(values[whole], numpy_adamw(w, [g], 0.1), rtol=1e-4, atol=tolerance)
 
 
 def test_a_sharded_variable_is_updated_shard_by_shard():

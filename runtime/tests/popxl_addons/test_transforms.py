@@ -99,6 +99,28 @@ def test_accumulators_hold_the_mean_of_the_gradients_of_all_calls():
     assert counter == STEPS
 
 
+def test_accumulators_have_the_variables_replica_grouping():
+    """Each replica its own weight: the mean of each is read, not the first one's."""
+    ir = popxl.Ir(replication=2)
+    xs = np.stack([XS[0], 5 * XS[0]])
+    with ir.main_graph, popxl.in_sequence():
+        own = ir.replica_grouping(1, 1)
+        layer = addons.layers.Linear(2, bias=False, replica_grouping=own)
+        facts, fwd = layer.create_graph(popxl.TensorSpec((N, C), popxl.float32))
+        accum_facts, grad = addons.autodiff_with_accumulation(fwd, fwd.args.tensors)
+        assert accum_facts.accum.weight.replica_grouping == own
+        accumulators = accum_facts.init()
+        stream = popxl.h2d_stream((N, C), popxl.float32)
+        call = fwd.bind(facts.init()).call_with_info(ops.host_load(stream))
+        dy = popxl.variable(np.ones((N, 2), np.float32))
+        grad.bind(accumulators).call(dy, args=grad.grad_graph_info.inputs_dict(call))
+    with popxl.Session(ir) as session:
+        session.run({stream: xs})
+        mean = session.get_tensor_data(accumulators.accum.weight)
+    expected = np.repeat(xs.sum(1)[..., None], 2, axis=-1)
+    np.testing.assert_allclose(mean, expected, rtol=1e-5)
+
+
 def test_setting_the_counter_to_zero_starts_a_new_mean_and_accumulators_may_be_wider_than_weights():
     def build(ir):
         x = popxl.variable(XS[0].astype(np.float16))

@@ -154,6 +154,23 @@ def test_a_step_that_is_short_is_timed_as_it_is(monkeypatch):
     assert program.made == [(1, 1), (7, 8)]
 
 
+@pytest.mark.parametrize("speed", [1e-3, 1.0], ids=["timed as it is", "by small trials"])
+def test_trials_of_what_does_not_fit_in_memory_have_their_rows_in_files(
+    speed, tmp_path, monkeypatch
+):
+    placed = []
+
+    def times(program, config, *how):
+        execution = config.execution
+        placed.append((execution.memmap_dir, execution.host_memory))
+        return [speed * Linear.exact(config)]
+
+    monkeypatch.setattr(trial, "step_times", times)
+    config = small(layers=7, memmap_dir=str(tmp_path), host_memory=1 << 20)
+    trial.Trials(pretraining, time.perf_counter).seconds(config)
+    assert len(placed) >= 2 and set(placed) == {(str(tmp_path), 1 << 20)}
+
+
 planned = functools.cache(choice.plan_step)
 
 

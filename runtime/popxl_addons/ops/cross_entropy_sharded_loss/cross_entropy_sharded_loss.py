@@ -144,12 +144,12 @@ def _reduced(
         # unsigned labels have one below zero as what it is modulo their type
         else popxl.constant(np.array(ignore_index).astype(indices.dtype.as_numpy()))
     )
-    kept = ops.cast(
-        ops.logical_not(ops.equal(indices, cast_if_needed(ignored, indices.dtype))), loss.dtype
-    )
+    is_kept = ops.logical_not(ops.equal(indices, cast_if_needed(ignored, indices.dtype)))
+    # a choice, not a product: the loss of a row to ignore may be infinite
+    loss = ops.where(is_kept, loss, popxl.constant(0, loss.dtype))
     if reduction == "none":
-        return loss * kept
-    total = ops.sum(loss * kept)
+        return loss
+    total, kept = ops.sum(loss), ops.cast(is_kept, loss.dtype)
     return (
         total
         if reduction == "sum"

@@ -101,6 +101,8 @@ SAMPLES = [
     Sample(
         "pow", operands=(np.array([2, -3], np.int32), np.array([3, 2], np.int32)), oracle=np.power
     ),
+    Sample("pow", operands=(np.array([0.0, 2.0]),), attrs={"e": 0.0}, autograd=lambda t, e: t**e),
+    Sample("pow", operands=(np.array([0.0, 2.0]),), attrs={"e": 1.0}, autograd=lambda t, e: t**e),
     # At a base of zero the derivative for the exponent is taken as zero, as torch does; differences
     # there do not exist.
     Sample(
@@ -145,6 +147,27 @@ SAMPLES = [
         "clip", operands=(Operand(A, away_from=(0.25,)),), attrs={"max": 0.25}, autograd=torch.clip
     ),
     Sample("clip", operands=(A,), autograd=lambda t: t),
+    # bounds that narrow integers do not have
+    Sample("clip", operands=(A,), attrs={"min": -300, "max": 7e4}, autograd=torch.clip),
+    Sample("clip", operands=(A,), attrs={"min": -1e40, "max": 1e40}, autograd=torch.clip),
+    Sample(
+        "clip",
+        operands=(np.array([2**24 + 1, 2**31 - 1, -(2**24) - 1], np.int32),),
+        attrs={"min": 0.0},
+        oracle=lambda t, min: np.maximum(t, 0),
+    ),
+    Sample(
+        "clip",
+        operands=(np.array([2**24 + 1, 2**32 - 1, 3], np.uint32),),
+        attrs={"min": 4.5, "max": 4e9},
+        oracle=lambda t, min, max: np.array([2**24 + 1, 4 * 10**9, 5]),
+    ),
+    Sample(
+        "clip",
+        operands=(np.array([1, 250], np.uint8),),
+        attrs={"min": -3, "max": 300},
+        oracle=lambda t, min, max: t,
+    ),
     Sample(
         "clip",
         operands=(SIGNED,),
@@ -162,6 +185,18 @@ SAMPLES = [
         operands=(np.array([0.2, 1.3, 2.6, -0.4]),),
         attrs={"increment": 1.0, "modulus": 3.0},
         autograd=lambda t, increment, modulus: torch.fmod(t + increment, modulus),
+    ),
+    Sample(
+        "increment_mod",
+        operands=(np.array([255, 254], np.uint8),),
+        attrs={"increment": 3, "modulus": 7},
+        oracle=lambda t, increment, modulus: np.array([6, 5], np.uint8),
+    ),
+    Sample(
+        "increment_mod",
+        operands=(np.array([2**31 - 1, -(2**31)], np.int32),),
+        attrs={"increment": 1, "modulus": 7},
+        oracle=lambda t, increment, modulus: np.array([2, -1], np.int32),
     ),
     Sample(
         "increment_mod",
@@ -323,6 +358,20 @@ REFUSALS = [
         attrs={"min": 1.0, "max": 0.0},
         error=ShapeError,
         says="expected min <= max",
+    ),
+    Refusal(
+        "clip",
+        operands=((3,),),
+        attrs={"min": float("nan")},
+        error=ShapeError,
+        says="expected min <= max",
+    ),
+    Refusal(
+        "increment_mod",
+        operands=(SIGNED,),
+        attrs={"increment": 1, "modulus": 0.5},
+        error=ValueError,
+        says="expected an integer other than 0",
     ),
     Refusal(
         "scaled_add",
