@@ -245,3 +245,13 @@ def test_training_with_what_no_run_can_use_ends_in_words_before_anything_slow_is
     assert done.returncode == 2
     assert done.stderr == says
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+def test_a_small_file_is_read_without_memory_for_the_largest(tmp_path):
+    path = tmp_path / "small"
+    path.write_bytes(b"small")
+    assert read_bounded(path, 2**60) == b"small"
+    assert read_bounded(path, 5) == b"small"
+    with pytest.raises(OSError, match="More than 4 bytes"):
+        read_bounded(path, 4)
+    assert read_bounded(Path("/proc/self/cmdline"), 2**20) != b""  # its size is 0

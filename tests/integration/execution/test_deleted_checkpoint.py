@@ -83,3 +83,12 @@ def test_a_link_that_leads_nowhere_is_told_once(tmp_path: Path) -> None:
     (tmp_path / folder_name(3)).symlink_to("nothing")
     with pytest.raises(UserError, match="step_00000003: got no checkpoint"):
         find_trained(tmp_path)
+
+
+def test_an_old_checkpoint_that_is_a_link_leaves_what_it_leads_to(tmp_path, monkeypatch):
+    save(tmp_path, 1, monkeypatch)
+    elsewhere = (tmp_path / folder_name(1)).rename(tmp_path / "elsewhere")
+    (tmp_path / folder_name(1)).symlink_to(elsewhere)
+    save(tmp_path, 2, monkeypatch)
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", folder_name(2)}
+    assert list(elsewhere.iterdir())
