@@ -34,6 +34,7 @@ from popxl.op_records import (
     map_tensors,
     op_cost,
     place_of,
+    plain,
 )
 from popxl.placement import Place, check_one_place
 from popxl.tensor import Tensor, TensorSpec
@@ -179,6 +180,7 @@ def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
     if not definition.across and not definition.effects & CROSSING_EFFECTS:
         check_one_place(definition.name, places_of_operands(arguments))
     context.refusal = None
+    arguments = {parameter: plain(value) for parameter, value in arguments.items()}
     specs = as_specs(definition.infer(**arguments))
     scopes = context.name_scopes
     op = Op(definition, arguments, graph, "/".join([*scopes, definition.name]), source_location())
