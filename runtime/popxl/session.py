@@ -14,6 +14,7 @@ from popxl.hints import report_hints
 from popxl.ir import Ir, IrInternals
 from popxl.session_checks import (
     check_apart,
+    check_groupings,
     check_keys,
     check_output,
     checked_data,
@@ -98,6 +99,8 @@ class Session:
         self._ir = ir
         if ir._pb_ir.getSessionOptions().enableInplaceAmbiguityChecking and not ir._frozen:
             check_ambiguity(ir)
+        if not ir._frozen:
+            check_groupings(ir)
         arrange_fragments(ir)
         ir._freeze()
         report_hints(ir)

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from popart import DeviceInfo, DeviceType
 
+from popxl.errors import GraphError
+from popxl.ir import Ir
+from popxl.replica_grouping import ReplicaGrouping
 from popxl.streams import Stream
 from popxl.tensor import Tensor, Variable
 from popxl.utils import HostScalarTensor, host_array
@@ -40,6 +43,24 @@ def engine_device(description: str | DeviceInfo) -> str:
     if isinstance(description, str) and description.partition(":")[0] in OURS:
         return description
     return "auto" if device_of(description).type is DeviceType.Ipu else "cpu"
+
+
+def check_groupings(ir: Ir) -> None:
+    """GraphError if a variable or an op has a grouping that was made for another number of
+    replicas.
+    """
+    found: list[tuple[str, Any]] = [(f"%{v.name}", v._grouping) for v in ir.main_graph.variables]
+    ops = (op for graph in ir.graphs for op in graph.ops)
+    found += [(op.name, value) for op in ops for value in op.arguments.values()]
+    for name, grouping in found:
+        if not isinstance(grouping, ReplicaGrouping):
+            continue
+        if (given := len(grouping.assignment)) != ir.replication_factor:
+            raise GraphError(
+                f"Session: got {name} with groups of {given} replicas in a program for "
+                f"{ir.replication_factor}; expected as many. Set ir.replication_factor before "
+                "groupings and sharded variables are made."
+            )
 
 
 def is_file(variable: Variable) -> bool:
