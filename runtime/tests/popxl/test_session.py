@@ -485,6 +485,17 @@ def test_streams_must_be_exactly_those_expected() -> None:
             session.run_with_outputs({into: 1}, {other_out: np.zeros((), np.float32)})
 
 
+def test_what_a_run_is_given_can_be_checked_alone() -> None:
+    ir, into, out = echo((2, 3))
+    session = popxl.Session(ir)
+    session._validate_run_inputs({into: np.zeros((2, 3))})
+    session._validate_run_outputs({out: np.zeros((2, 3), np.float32)})
+    with pytest.raises(ValueError, match="missing: words"):
+        session._validate_run_inputs({})
+    with pytest.raises(ValueError, match=r"expected \[2, 3\]"):
+        session._validate_run_inputs({into: np.zeros(6)})
+
+
 def test_streams_that_no_op_uses_are_not_expected() -> None:
     ir, _, out = counter()
     ir2 = popxl.Ir()
