@@ -288,6 +288,7 @@ CALLS = [
            lambda: ops.call(graph(), ones(2, dtype=popxl.float16))),
     Misuse("an input given twice", ValueError, "expected it once", lambda: given_twice()),
     Misuse("an input that is no value", TypeError, "expected a tensor, number or", lambda: ops.call(graph(), object())),
+    Misuse("half a count", TypeError, "got repeat_count 2.5; expected an int", lambda: ops.repeat(graph(), 2.5, ones(2))),
     Misuse("a negative count", ValueError, "got repeat_count -1", lambda: ops.repeat(graph(), -1, ones(2))),
     Misuse("more outputs than inputs", ValueError, "expected no more outputs than",
            lambda: ops.repeat(graph(lambda x: (x + 1, x + 2)), 2, ones(2))),
