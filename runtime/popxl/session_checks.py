@@ -124,7 +124,7 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
             f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened "
             "with mode 'r+'."
         )
-    is_number = isinstance(data, (int, float, bool))
+    is_number = isinstance(data, (int, float, np.number, np.bool_))
     plain = np.asarray(data) if isinstance(data, np.memmap) else data
     what = f"{where}: %{variable.name}"
     dtype = variable.dtype if is_number else None

@@ -152,6 +152,26 @@ def test_numbers_that_a_variable_cannot_hold_are_refused(
     assert session.get_tensor_data(v) == 2
 
 
+@pytest.mark.parametrize(
+    "dtype, number",
+    [
+        (popxl.float16, np.float32(0.1)),
+        (popxl.float16, np.float64(0.1)),
+        (popxl.int32, np.int64(3)),
+        (popxl.float32, np.True_),
+        (popxl.uint8, np.int16(3)),
+    ],
+)
+def test_numbers_of_numpy_are_cast_as_plain_ones(dtype: popxl.dtype, number: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(0, dtype)
+        ops.host_store(popxl.d2h_stream((), dtype), v)
+    session = popxl.Session(ir)
+    session.write_variable_data(v, number)
+    assert session.get_tensor_data(v) == number.astype(dtype.as_numpy())
+
+
 def test_float32_arrays_stand_for_bfloat16_and_are_rounded() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
