@@ -17,7 +17,9 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
+
+import numpy as np
 
 from popxl.context import get_current_context, get_current_graph
 from popxl.errors import GraphError, ShapeError
@@ -234,8 +236,20 @@ def _tensor_parameters(signature: inspect.Signature) -> tuple[str, ...]:
     return tuple(n for n, p in signature.parameters.items() if p.annotation is Tensor)
 
 
+def _float_parameters(signature: inspect.Signature) -> tuple[str, ...]:
+    return tuple(
+        n
+        for n, p in signature.parameters.items()
+        if p.annotation is float or float in get_args(p.annotation)
+    )
+
+
 def _bind(
-    definition: OpDefinition, required: tuple[str, ...], args: Any, kwargs: Any
+    definition: OpDefinition,
+    required: tuple[str, ...],
+    floats: tuple[str, ...],
+    args: Any,
+    kwargs: Any,
 ) -> dict[str, Any]:
     bound = definition.signature.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -249,6 +263,9 @@ def _bind(
                     f"{definition.name}: got {name} = {type(item).__name__}; expected a "
                     "popxl.Tensor. Make a constant with popxl.constant(...) first."
                 )
+    for name in floats:
+        if isinstance(arguments[name], (bool, np.bool_)):  # torch scales with numbers only
+            arguments[name] = float(arguments[name])
     return {n: tuple(v) if _is_sequence(v) else v for n, v in arguments.items()}
 
 
@@ -342,12 +359,15 @@ def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
             f"of {sorted(EFFECTS)}."
         )
     required = _tensor_parameters(definition.signature)
+    floats = _float_parameters(definition.signature)
     hand_back = result_form(definition)
     OPS[definition.name] = definition
 
     @functools.wraps(fn)
     def public(*args: Any, **kwargs: Any) -> Any:
-        return hand_back(emit(definition, _bind(definition, required, args, kwargs))._outputs)
+        return hand_back(
+            emit(definition, _bind(definition, required, floats, args, kwargs))._outputs
+        )
 
     public.__name__ = public.__qualname__ = definition.name
     public.__signature__ = _public_signature(definition)  # type: ignore[attr-defined]

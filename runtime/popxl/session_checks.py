@@ -24,7 +24,9 @@ def device_of(description: str | DeviceInfo) -> DeviceInfo:
     """The device that a Session is asked for. ValueError for an unknown name."""
     if isinstance(description, DeviceInfo):
         return description
-    if description not in DEVICES and description.partition(":")[0] not in OURS:
+    if not isinstance(description, str) or (
+        description not in DEVICES and description.partition(":")[0] not in OURS
+    ):
         raise ValueError(
             f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, "
             f"{', '.join(OURS)}, cuda:N, or a DeviceInfo."

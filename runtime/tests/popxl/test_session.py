@@ -18,12 +18,12 @@ def test_a_program_without_ops_is_refused() -> None:
         popxl.Session(popxl.Ir())
 
 
-def test_an_unknown_device_is_refused() -> None:
+@pytest.mark.parametrize("device", ["gpu", 1, None])
+def test_an_unknown_device_is_refused(device: Any) -> None:
     ir, _, _ = counter()
-    with pytest.raises(
-        ValueError, match="got device_desc 'gpu'; expected one of ipu_hw, ipu_model, cpu"
-    ):
-        popxl.Session(ir, "gpu")
+    words = f"got device_desc {device!r}; expected one of ipu_hw, ipu_model, cpu"
+    with pytest.raises(ValueError, match=words):
+        popxl.Session(ir, device)
 
 
 @pytest.mark.parametrize("device", ["cpu", "ipu_model", "ipu_hw", DeviceInfo(DeviceType.Cpu)])

@@ -245,6 +245,8 @@ class Axis(IntEnum):
     "fn, expected",
     [
         (lambda x: ops.scaled_add(x, x, a=-np.float64(0.5)), [[0.5, 1], [1.5, 2]]),
+        (lambda x: ops.scaled_add(x, x, True, np.False_), [[1, 2], [3, 4]]),
+        (lambda x: ops.var_updates.accumulate_(x, x, True), [[2, 4], [6, 8]]),
         (lambda x: ops.mean(x, np.int64(1)), [1.5, 3.5]),
         (lambda x: ops.mean(x, Axis.LAST), [1.5, 3.5]),
         (lambda x: ops.max(x, [np.int64(0)], keepdims=np.True_), [[3, 4]]),
