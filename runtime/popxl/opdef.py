@@ -236,18 +236,17 @@ def _tensor_parameters(signature: inspect.Signature) -> tuple[str, ...]:
     return tuple(n for n, p in signature.parameters.items() if p.annotation is Tensor)
 
 
-def _float_parameters(signature: inspect.Signature) -> tuple[str, ...]:
-    return tuple(
-        n
-        for n, p in signature.parameters.items()
-        if p.annotation is float or float in get_args(p.annotation)
-    )
+def _number_parameters(signature: inspect.Signature) -> dict[str, type]:
+    """Parameters that are truth values, and those that may be numbers of floating point."""
+    annotations = {n: p.annotation for n, p in signature.parameters.items()}
+    kinds = {n: (a, *get_args(a)) for n, a in annotations.items()}
+    return {n: bool if bool in k else float for n, k in kinds.items() if bool in k or float in k}
 
 
 def _bind(
     definition: OpDefinition,
     required: tuple[str, ...],
-    floats: tuple[str, ...],
+    numbers: dict[str, type],
     args: Any,
     kwargs: Any,
 ) -> dict[str, Any]:
@@ -263,9 +262,10 @@ def _bind(
                     f"{definition.name}: got {name} = {type(item).__name__}; expected a "
                     "popxl.Tensor. Make a constant with popxl.constant(...) first."
                 )
-    for name in floats:
-        if isinstance(arguments[name], (bool, np.bool_)):  # torch scales with numbers only
-            arguments[name] = float(arguments[name])
+    for name, kind in numbers.items():  # torch takes no 1 for True, nor True for 1.0
+        value = arguments[name]
+        if isinstance(value, (int, np.integer) if kind is bool else (bool, np.bool_)):
+            arguments[name] = kind(value)
     return {n: tuple(v) if _is_sequence(v) else v for n, v in arguments.items()}
 
 
@@ -359,14 +359,14 @@ def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
             f"of {sorted(EFFECTS)}."
         )
     required = _tensor_parameters(definition.signature)
-    floats = _float_parameters(definition.signature)
+    numbers = _number_parameters(definition.signature)
     hand_back = result_form(definition)
     OPS[definition.name] = definition
 
     @functools.wraps(fn)
     def public(*args: Any, **kwargs: Any) -> Any:
         return hand_back(
-            emit(definition, _bind(definition, required, floats, args, kwargs))._outputs
+            emit(definition, _bind(definition, required, numbers, args, kwargs))._outputs
         )
 
     public.__name__ = public.__qualname__ = definition.name

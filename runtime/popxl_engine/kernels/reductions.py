@@ -30,7 +30,7 @@ def reduction(name: str, fn: Reduction) -> None:
         wide = t.to(torch.int64) if t.dtype in LIMITED else t
         if not axes:  # a scalar, or an empty list of axes: reduce an axis of size 1
             return fn(wide.unsqueeze(0), (0,), False).to(t.dtype)
-        return fn(wide, axes, bool(keepdims)).to(t.dtype)
+        return fn(wide, axes, keepdims).to(t.dtype)
 
     kernel(name)(run)
 

@@ -3,8 +3,6 @@
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from helpers.samples.sample import Refusal, Sample
 from helpers.tolerance import FINITE_DIFFERENCES, assert_close
 from popxl import ops
 from popxl.errors import DTypeError, GraphError
-from popxl.op_records import PLAIN
 from popxl.opdef import OPS, call_arguments, map_tensors, op_cost
 from popxl.testing import get_all_int_dtypes
 from popxl.transforms.autodiff import autodiff
@@ -131,40 +128,6 @@ def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(
     sample: Sample, dtype: popxl.dtype
 ) -> None:
     check_values(sample, dtype)
-
-
-class Name(str, Enum):
-    """Strings with names, as programs have them."""
-
-
-def in_other_types(value: Any, enums: bool) -> Any:
-    """The same plain values, numbers and strings in numpy's types or as members of enumerations."""
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind(in_other_types(v, enums) for v in value)
-    if not enums:
-        forms = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}
-        return forms.get(kind, lambda v: v)(value)
-    if kind is int:
-        return IntEnum("Number", {"member": value}).member
-    return Name("Word", {"member": value}).member if kind is str else value
-
-
-def in_types(value: Any) -> Any:
-    """An op's argument as plain values, each with its exact type; of other things the type."""
-    if isinstance(value, tuple):
-        return tuple(map(in_types, value))
-    return type(value), repr(value) if type(value) in PLAIN else None
-
-
-@over([s for s in SAMPLES if s.attrs and s.op != "pow"])  # it makes tensors of other types
-def test_numbers_in_other_types_are_the_same_arguments(sample: Sample) -> None:
-    given = build(make_case(sample))
-    for enums in (False, True):
-        attrs = {name: in_other_types(value, enums) for name, value in sample.attrs.items()}
-        other = build(make_case(replace(sample, attrs=attrs)))
-        for expected, op in zip(given.graph.ops, other.graph.ops, strict=True):
-            assert in_types((*op.arguments.values(),)) == in_types((*expected.arguments.values(),))
 
 
 WRITING = [s for s in SAMPLES if OPS[s.op].writes]
