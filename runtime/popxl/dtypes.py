@@ -96,7 +96,8 @@ class dtype:  # noqa: N801 - PopXL's name
         if text.startswith("torch.") and text[6:] in _BY_NAME:
             return _BY_NAME[text[6:]]
         try:
-            return _NP_TO_POPXL[np.dtype(type_value)]
+            if type_value is not None:  # numpy's float64
+                return _NP_TO_POPXL[np.dtype(type_value)]
         # ValueError: numpy 2.4 asks for a torch tensor's dtype itself
         except (TypeError, ValueError, KeyError):
             pass

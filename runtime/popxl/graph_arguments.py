@@ -60,9 +60,9 @@ def _make_input(add_input: AddInput, name: str, value: Any, by_ref: bool) -> Any
     if isinstance(value, (TensorMethods, TensorSpec)):
         return add_input(_spec(value), name, by_ref)
     if isinstance(value, (list, tuple)) and _all_tensors(value, name):
-        return type(value)(
-            [add_input(_spec(v), f"{name}_{i}", by_ref) for i, v in enumerate(value)]
-        )
+        inputs = [add_input(_spec(v), f"{name}_{i}", by_ref) for i, v in enumerate(value)]
+        make = getattr(type(value), "_make", type(value))  # a named tuple takes them one by one
+        return make(inputs)
     return value
 
 

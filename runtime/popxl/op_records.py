@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from popxl.op_definition import (
     EFFECTS,
     OPS,
@@ -25,7 +27,17 @@ __all__ = [
     "map_tensors",
     "op_cost",
     "place_of",
+    "plain",
 ]
+
+PLAIN = frozenset({bool, int, float, str, type(None)})
+PLAIN_FORMS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (np.bool_, bool),
+    ((int, np.integer), int),
+    ((float, np.floating), float),
+    (str, str.__str__),  # of a member of an Enum, str() is its name
+)
+"""What numpy's scalars and subclasses of Python's types become."""
 
 
 def map_tensors(value: Any, fn: Callable[[Tensor], Any]) -> Any:
@@ -37,6 +49,20 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(map_tensors(v, fn) for v in value)
     return value
+
+
+def plain(value: Any) -> Any:
+    """``value`` with numpy's scalars, members of enumerations and the like, also inside lists and
+    tuples, as Python's own numbers and strings: rules, kernels and generated source know no others.
+    """
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, Tensor):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain, value))
+    if isinstance(value, np.ndarray):
+        return plain(value[()]) if value.ndim == 0 else value
+    return next((make(value) for of, make in PLAIN_FORMS if isinstance(value, of)), value)
 
 
 def op_cost(op: Op) -> Cost:

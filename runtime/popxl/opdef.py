@@ -17,7 +17,9 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, get_args, overload
+
+import numpy as np
 
 from popxl.context import get_current_context, get_current_graph
 from popxl.errors import GraphError, ShapeError
@@ -34,6 +36,7 @@ from popxl.op_records import (
     map_tensors,
     op_cost,
     place_of,
+    plain,
 )
 from popxl.placement import Place, check_one_place
 from popxl.tensor import Tensor, TensorSpec
@@ -179,6 +182,7 @@ def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
     if not definition.across and not definition.effects & CROSSING_EFFECTS:
         check_one_place(definition.name, places_of_operands(arguments))
     context.refusal = None
+    arguments = {parameter: plain(value) for parameter, value in arguments.items()}
     specs = as_specs(definition.infer(**arguments))
     scopes = context.name_scopes
     op = Op(definition, arguments, graph, "/".join([*scopes, definition.name]), source_location())
@@ -232,8 +236,19 @@ def _tensor_parameters(signature: inspect.Signature) -> tuple[str, ...]:
     return tuple(n for n, p in signature.parameters.items() if p.annotation is Tensor)
 
 
+def _number_parameters(signature: inspect.Signature) -> dict[str, type]:
+    """Parameters that are truth values, and those that may be numbers of floating point."""
+    annotations = {n: p.annotation for n, p in signature.parameters.items()}
+    kinds = {n: (a, *get_args(a)) for n, a in annotations.items()}
+    return {n: bool if bool in k else float for n, k in kinds.items() if bool in k or float in k}
+
+
 def _bind(
-    definition: OpDefinition, required: tuple[str, ...], args: Any, kwargs: Any
+    definition: OpDefinition,
+    required: tuple[str, ...],
+    numbers: dict[str, type],
+    args: Any,
+    kwargs: Any,
 ) -> dict[str, Any]:
     bound = definition.signature.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -247,6 +262,10 @@ def _bind(
                     f"{definition.name}: got {name} = {type(item).__name__}; expected a "
                     "popxl.Tensor. Make a constant with popxl.constant(...) first."
                 )
+    for name, kind in numbers.items():  # torch takes no 1 for True, nor True for 1.0
+        value = arguments[name]
+        if isinstance(value, (int, np.integer) if kind is bool else (bool, np.bool_)):
+            arguments[name] = kind(value)
     return {n: tuple(v) if _is_sequence(v) else v for n, v in arguments.items()}
 
 
@@ -340,12 +359,15 @@ def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
             f"of {sorted(EFFECTS)}."
         )
     required = _tensor_parameters(definition.signature)
+    numbers = _number_parameters(definition.signature)
     hand_back = result_form(definition)
     OPS[definition.name] = definition
 
     @functools.wraps(fn)
     def public(*args: Any, **kwargs: Any) -> Any:
-        return hand_back(emit(definition, _bind(definition, required, args, kwargs))._outputs)
+        return hand_back(
+            emit(definition, _bind(definition, required, numbers, args, kwargs))._outputs
+        )
 
     public.__name__ = public.__qualname__ = definition.name
     public.__signature__ = _public_signature(definition)  # type: ignore[attr-defined]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from popart import VirtualGraphMode
+
 EFFECTIVE = frozenset(
     {
         "enableStochasticRounding",
@@ -66,6 +68,7 @@ class SessionOptions:
     enableOutlining: bool = True
     explicitRecomputation: bool = True
     useHostCopyOps: bool = True
+    virtualGraphMode: VirtualGraphMode = VirtualGraphMode.Manual
 
     def check(self) -> None:
         """ValueError for a value that an option does not have."""

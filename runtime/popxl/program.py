@@ -142,7 +142,8 @@ class Variable(Tensor):
 
     host_value: np.ndarray | None
     """Initial host value. A Session takes it over and leaves None, so that state exists once."""
-    _grouping: ReplicaGrouping
+    _grouping: ReplicaGrouping | None
+    """None: all replicas, however many the program gets."""
     _retrieval: RetrievalMode
     shard: Tensor | None = None
     """For `replica_sharded_variable`: the tensor on the device that holds this replica's piece."""
@@ -163,7 +164,7 @@ class Variable(Tensor):
     @property
     def replica_grouping(self) -> ReplicaGrouping:
         """Groups of replicas that share one value."""
-        return self._grouping
+        return self._grouping or self.ir.replica_grouping()
 
     @property
     def retrieval_mode(self) -> RetrievalMode:
@@ -178,7 +179,7 @@ class Variable(Tensor):
     @property
     def shape_on_host(self) -> tuple[int, ...]:
         """`shape`, with the number of groups in front when there are several."""
-        groups = self._grouping.num_groups
+        groups = 1 if self._grouping is None else self._grouping.num_groups
         return (groups, *self.shape) if groups > 1 else self.shape
 
 

@@ -14,6 +14,7 @@ from popxl.hints import report_hints
 from popxl.ir import Ir, IrInternals
 from popxl.session_checks import (
     check_apart,
+    check_groupings,
     check_keys,
     check_output,
     checked_data,
@@ -98,6 +99,8 @@ class Session:
         self._ir = ir
         if ir._pb_ir.getSessionOptions().enableInplaceAmbiguityChecking and not ir._frozen:
             check_ambiguity(ir)
+        if not ir._frozen:
+            check_groupings(ir)
         arrange_fragments(ir)
         ir._freeze()
         report_hints(ir)
@@ -221,10 +224,7 @@ class Session:
     def _run(
         self, inputs: h2dStreamBufferMaps, outputs: d2hStreamBufferMaps, downcast_inputs: bool
     ) -> None:
-        check_keys("input", inputs, self._inputs)
-        arrays: dict[Stream, np.ndarray] = {
-            s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()
-        }
+        arrays = self._validate_run_inputs(inputs, downcast_inputs)
         contiguous = {
             s: value if value.flags.c_contiguous else value.copy() for s, value in outputs.items()
         }
@@ -263,6 +263,13 @@ class Session:
         self._check_shape("input", stream, array.shape)
         array = host_array(what, array, stream.dtype, copy=False)
         return array.reshape(self._engine_shape(stream, array.shape))
+
+    def _validate_run_inputs(
+        self, inputs: h2dStreamBufferMaps, downcast_inputs: bool = True
+    ) -> dict[Stream, np.ndarray]:
+        """What a run gives to the engine for its inputs. Raises as `run`."""
+        check_keys("input", inputs, self._inputs)
+        return {s: self._input_array(s, value, downcast_inputs) for s, value in inputs.items()}
 
     def _validate_run_outputs(self, outputs: d2hStreamBufferMaps) -> None:
         check_keys("output", outputs, self._outputs)

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from popart import DeviceInfo, DeviceType
 
+from popxl.errors import GraphError
+from popxl.ir import Ir
+from popxl.replica_grouping import ReplicaGrouping
 from popxl.streams import Stream
 from popxl.tensor import Tensor, Variable
 from popxl.utils import HostScalarTensor, host_array
@@ -21,7 +24,9 @@ def device_of(description: str | DeviceInfo) -> DeviceInfo:
     """The device that a Session is asked for. ValueError for an unknown name."""
     if isinstance(description, DeviceInfo):
         return description
-    if description not in DEVICES and description.partition(":")[0] not in OURS:
+    if not isinstance(description, str) or (
+        description not in DEVICES and description.partition(":")[0] not in OURS
+    ):
         raise ValueError(
             f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, "
             f"{', '.join(OURS)}, cuda:N, or a DeviceInfo."
@@ -40,6 +45,24 @@ def engine_device(description: str | DeviceInfo) -> str:
     if isinstance(description, str) and description.partition(":")[0] in OURS:
         return description
     return "auto" if device_of(description).type is DeviceType.Ipu else "cpu"
+
+
+def check_groupings(ir: Ir) -> None:
+    """GraphError if a variable or an op has a grouping that was made for another number of
+    replicas.
+    """
+    found: list[tuple[str, Any]] = [(f"%{v.name}", v._grouping) for v in ir.main_graph.variables]
+    ops = (op for graph in ir.graphs for op in graph.ops)
+    found += [(op.name, value) for op in ops for value in op.arguments.values()]
+    for name, grouping in found:
+        if not isinstance(grouping, ReplicaGrouping):
+            continue
+        if (given := len(grouping.assignment)) != ir.replication_factor:
+            raise GraphError(
+                f"Session: got {name} with groups of {given} replicas in a program for "
+                f"{ir.replication_factor}; expected as many. Set ir.replication_factor before "
+                "groupings and sharded variables are made."
+            )
 
 
 def is_file(variable: Variable) -> bool:
@@ -103,7 +126,7 @@ def checked_data(variable: Tensor, data: HostScalarTensor) -> np.ndarray:
             f"{where}: got read-only memory-mapped %{variable.name}; expected a file opened "
             "with mode 'r+'."
         )
-    is_number = isinstance(data, (int, float, bool))
+    is_number = isinstance(data, (int, float, np.number, np.bool_))
     plain = np.asarray(data) if isinstance(data, np.memmap) else data
     what = f"{where}: %{variable.name}"
     dtype = variable.dtype if is_number else None

@@ -92,7 +92,7 @@ def _make_variable(
     log2_scale: int | None,
     nan_on_overflow: bool | None,
 ) -> Variable:
-    ir, graph = get_ir(), get_main_graph()
+    graph = get_main_graph()
     if get_current_graph() is not graph:
         raise ValueError(
             f"variable: got a call in graph '{get_current_graph().name}'; expected the main "
@@ -108,9 +108,8 @@ def _make_variable(
         dtype = dtypes.bfloat16
     what = f"variable '{name}'" if name else "variable"
     array = to_host_value(what, data, dtype, downcast, log2_scale, nan_on_overflow)
-    grouping = grouping or ir.replica_grouping()
     shape = array.shape
-    if grouping.num_groups > 1:
+    if grouping is not None and grouping.num_groups > 1:
         if not shape or shape[0] != grouping.num_groups:
             raise ValueError(
                 f"variable {name or ''}: got data of shape {list(shape)} for "
@@ -216,8 +215,9 @@ def remote_replica_sharded_variable(
             "remote_replica_sharded_variable: got 1 replica; expected at least 2. Use "
             "remote_variable."
         )
+    grouping = replica_grouping or get_ir().replica_grouping()
     result = _make_variable(
-        data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow
+        data, dtype, name, downcast, grouping, retrieval_mode, log2_scale, nan_on_overflow
     )
     meta_shape = remote_buffer.meta_shape
     if meta_shape not in ((), result.shape):
@@ -289,10 +289,11 @@ def replica_sharded_variable(
 
     The shard is filled from and flushed to the host value together with the other variables.
     """
+    grouping = replica_grouping or get_ir().replica_grouping()
     whole = _make_variable(
-        data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow
+        data, dtype, name, downcast, grouping, retrieval_mode, log2_scale, nan_on_overflow
     )
-    size = whole.replica_grouping.group_size
+    size = grouping.group_size
     shard_over = size if shard_over is None else shard_over
     if not 1 <= shard_over <= size or size % shard_over:
         raise ValueError(

@@ -64,11 +64,12 @@ class WeightsDict(MutableMapping[popxl.tensor.Variable, np.ndarray]):
 
     def __setitem__(self, variable: popxl.tensor.Variable, value: np.ndarray) -> None:
         dtype, shape = variable.dtype.as_numpy(), tuple(variable.shape_on_host)
-        if value.dtype != dtype or value.shape != shape:
+        is_array = isinstance(value, (np.ndarray, np.generic))
+        if not is_array or value.dtype != dtype or value.shape != shape:
+            given = f"{value.dtype}{list(value.shape)}" if is_array else type(value).__name__
             raise ValueError(
-                f"WeightsDict: got {value.dtype}{list(value.shape)} for variable "
-                f"'{variable.name}'; expected {dtype}{list(shape)}. Convert or reshape the array "
-                "first."
+                f"WeightsDict: got {given} for variable '{variable.name}'; expected "
+                f"{dtype}{list(shape)}. Convert or reshape the array first."
             )
         self._values[variable] = value
 

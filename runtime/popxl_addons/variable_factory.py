@@ -94,9 +94,10 @@ class VariableFactory:
         self.name = name
         self.dtype = dtype or popxl.dtype.as_dtype(first.dtype)
         self.by_ref = by_ref
-        self.replica_grouping = (
-            popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
-        )
+        self._ir = popxl.gir() if replica_grouping is None else None
+        self._grouping = replica_grouping
+        if shard_over > 1:
+            self._grouping = self.replica_grouping  # the pieces are those of its size
         self.shard_over = shard_over
         self._seen: tuple[np.ndarray, Any, np.ndarray] | None = None
         """The last data that were one number seen everywhere, the number, and what they became."""
@@ -105,6 +106,14 @@ class VariableFactory:
         self.shape: tuple[int, ...] = (
             (-(-first.size // shard_over),) if shard_over > 1 else self._whole_shape
         )
+
+    @property
+    def replica_grouping(self) -> ReplicaGrouping:
+        """Replicas that share one value: by default all, however many the Ir gets."""
+        if self._grouping is None:
+            assert self._ir is not None
+            return self._ir.replica_grouping()
+        return self._grouping
 
     @property
     def replica_sharded(self) -> bool:
@@ -144,10 +153,10 @@ class VariableFactory:
                 data,
                 self.dtype,
                 name,
-                replica_grouping=self.replica_grouping,
+                replica_grouping=self._grouping,
                 shard_over=self.shard_over,
             )[1]
-        return popxl.variable(data, self.dtype, name, replica_grouping=self.replica_grouping)
+        return popxl.variable(data, self.dtype, name, replica_grouping=self._grouping)
 
     def create_remote_tensor(
         self,
@@ -162,7 +171,7 @@ class VariableFactory:
         name = name or self.name
         data = self._data(name, empty, memmap_dir, read_only_if_exists)
         make = popxl.remote_replica_sharded_variable if buffer.meta_shape else popxl.remote_variable
-        return make(data, buffer, entry, self.dtype, name, replica_grouping=self.replica_grouping)
+        return make(data, buffer, entry, self.dtype, name, replica_grouping=self._grouping)
 
     def next_data(self, empty: bool = False) -> np.ndarray:
         """Host data of the next variable: one item per group, stacked if there are several;

@@ -3,6 +3,7 @@ graph.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import Any
 
 from popxl.context import get_current_context, get_current_graph
@@ -281,7 +282,14 @@ def repeat_with_info(
     Shapes and errors: as for `repeat`; ``check_inputs=False`` permits missing inputs.
     """
     _check_callable("repeat", graph)
-    if repeat_count < 0:
+    try:
+        count = index(repeat_count)
+    except TypeError:
+        raise TypeError(
+            f"repeat: got repeat_count {repeat_count!r}; expected an int. Divide with //, or round "
+            "it."
+        ) from None
+    if count < 0:
         raise ValueError(f"repeat: got repeat_count {repeat_count}; expected 0 or more.")
     if len(graph.outputs) > len(graph.inputs):
         raise ValueError(
@@ -300,7 +308,7 @@ def repeat_with_info(
     return CallSiteInfo(
         emit(
             _repeat.definition,
-            {"graph": graph, "repeat_count": int(repeat_count), "inputs": matched},
+            {"graph": graph, "repeat_count": count, "inputs": matched},
         )
     )
 
@@ -323,5 +331,6 @@ def repeat(
         The outputs of the last iteration; the first N inputs when the count is 0.
     Raises:
         ValueError: negative count, more outputs than inputs, or inputs that do not match.
+        TypeError: a count that is no integer.
     """
     return repeat_with_info(graph, repeat_count, *inputs, inputs_dict=inputs_dict).outputs

@@ -204,7 +204,7 @@ def _reduced(
     axis = normalise_axis(name, data, axis)
     _check_groups(name, "data", data, indices, axis, group_size)
     size = _size(name, data, initial_values, axis, axis_size)
-    every = _per_element(name, data, indices, axis, group_size > 1, bool(broadcast))
+    every = _per_element(name, data, indices, axis, int(group_size) > 1, bool(broadcast))
     return _scatter_reduce(data, every, initial_values, reduction, axis, size)
 
 

@@ -1,8 +1,10 @@
 """Ops as calls of kernels: their arguments, where results lie, what collectives wait for."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from popxl.op_records import PLAIN
 from popxl.opdef import call_arguments
 
 from popxl_engine.analysis.effects import draws_noise, synchronizes
@@ -23,7 +25,12 @@ from popxl_engine.support import (
     viewed,
 )
 
-PLAIN = (int, float, bool, str, type(None))
+
+def is_literal(value: Any) -> bool:
+    """Whether the source can hold an argument as it is: its text is Python for it."""
+    if type(value) is tuple:
+        return all(map(is_literal, value))
+    return type(value) in PLAIN and (type(value) is not float or math.isfinite(value))
 
 
 def may_donate(instr: Instr) -> bool:
@@ -112,15 +119,7 @@ class OpWriter:
             return name if host or not value.host else self._moved(name)
         if isinstance(value, (tuple, list)) and any(True for _ in values_in(value)):
             return "(" + "".join(f"{self._argument(v, host)}, " for v in value) + ")"
-        if (
-            isinstance(value, PLAIN)
-            and value == value
-            and value not in (float("inf"), float("-inf"))
-        ):
-            return repr(value)
-        if isinstance(value, tuple) and all(isinstance(v, PLAIN) for v in value):
-            return repr(value)
-        return self.source.bind("a", value)
+        return repr(value) if is_literal(value) else self.source.bind("a", value)
 
     def _arguments(self, instr: Instr, host: bool = False) -> list[str]:
         assert instr.definition is not None

@@ -4,7 +4,7 @@ sessions refuse.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import popxl
@@ -546,6 +546,22 @@ def test_float8_on_the_host_has_one_field_of_its_name() -> None:
 def test_a_torch_tensor_stands_for_its_type() -> None:
     for of in (torch.float16, torch.float32, torch.int64, torch.bool, torch.bfloat16):
         assert popxl.dtype.as_dtype(torch.zeros(2, dtype=of)) is popxl.dtype.as_dtype(of)
+
+
+class Pair(NamedTuple):
+    """Two tensors with names."""
+
+    left: popxl.Tensor
+    right: popxl.Tensor
+
+
+def test_named_tuples_of_tensors_become_named_tuples_of_inputs() -> None:
+    ir, given = popxl.Ir(), []
+    with ir.main_graph:
+        x, y = popxl.constant(1.0), popxl.constant([2.0])
+        graph = ir.create_graph(lambda pair: given.append(pair), Pair(x, y))
+    assert given == [Pair(*graph.inputs)]
+    assert [t.shape for t in graph.inputs] == [(), (1,)]
 
 
 def test_numbers_of_replicas_may_be_numpys() -> None:

@@ -5,6 +5,7 @@ DEBUG.
 import logging
 
 import numpy as np
+import popart
 import popxl
 import pytest
 from popxl import ops
@@ -64,6 +65,7 @@ def test_options_that_programs_read_or_add_to_are_there_before_they_are_set(capl
         options.useHostCopyOps
         and options.enableExplicitMainLoops
         and not options.enableFloatingPointChecks
+        and options.virtualGraphMode is popart.VirtualGraphMode.Manual
     )
     options.convolutionOptions["partialsType"] = "half"
     options.engineOptions["autoReport.all"] = "true"

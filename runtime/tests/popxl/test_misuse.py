@@ -228,6 +228,7 @@ VALUES = [
     Misuse("a type constructed", TypeError, "dtype", popxl.dtype),
     Misuse("an unknown type", ValueError, "float33", lambda: popxl.dtype.from_name("float33")),
     Misuse("no type at all", ValueError, "expected a name, a Python", lambda: popxl.dtype.as_dtype(object())),
+    Misuse("a type forgotten", ValueError, "got None; expected a name", lambda: popxl.dtype.as_dtype(None)),
     Misuse("a type without torch's", TypeError, "uint32", popxl.uint32.as_torch),
     Misuse("a negative seed", ValueError, "-1", lambda: uint64_to_two_uint32(-1)),
     Misuse("a seed that is too wide", ValueError, "expected 0 <= num <", lambda: uint64_to_two_uint32(2**64)),
@@ -306,6 +307,7 @@ CALLS = [
            lambda: ops.call(graph(), ones(2, dtype=popxl.float16))),
     Misuse("an input given twice", ValueError, "expected it once", lambda: given_twice()),
     Misuse("an input that is no value", TypeError, "expected a tensor, number or", lambda: ops.call(graph(), object())),
+    Misuse("half a count", TypeError, "got repeat_count 2.5; expected an int", lambda: ops.repeat(graph(), 2.5, ones(2))),
     Misuse("a negative count", ValueError, "got repeat_count -1", lambda: ops.repeat(graph(), -1, ones(2))),
     Misuse("more outputs than inputs", ValueError, "expected no more outputs than",
            lambda: ops.repeat(graph(lambda x: (x + 1, x + 2)), 2, ones(2))),
@@ -410,6 +412,7 @@ def gradient_of_another_graph():
 
 ADDONS = [
     Misuse("activations of another graph", RuntimeError, "Make the gradient by autodiff of", gradient_of_another_graph),
+    Misuse("a value that is a list", ValueError, "got list for", lambda: weight_of([1.0, 1.0])),
     Misuse("a value of another type", ValueError, "expected float32", lambda: weight_of(np.ones(2, np.float64))),
     Misuse("a value of another shape", ValueError, "got float32.3.*expected",
            lambda: weight_of(np.ones(3, np.float32))),

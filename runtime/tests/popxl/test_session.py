@@ -18,12 +18,12 @@ def test_a_program_without_ops_is_refused() -> None:
         popxl.Session(popxl.Ir())
 
 
-def test_an_unknown_device_is_refused() -> None:
+@pytest.mark.parametrize("device", ["gpu", 1, None])
+def test_an_unknown_device_is_refused(device: Any) -> None:
     ir, _, _ = counter()
-    with pytest.raises(
-        ValueError, match="got device_desc 'gpu'; expected one of ipu_hw, ipu_model, cpu"
-    ):
-        popxl.Session(ir, "gpu")
+    words = f"got device_desc {device!r}; expected one of ipu_hw, ipu_model, cpu"
+    with pytest.raises(ValueError, match=words):
+        popxl.Session(ir, device)
 
 
 @pytest.mark.parametrize("device", ["cpu", "ipu_model", "ipu_hw", DeviceInfo(DeviceType.Cpu)])
@@ -483,6 +483,17 @@ def test_streams_must_be_exactly_those_expected() -> None:
             session.run_with_outputs({into: 1}, {})
         with pytest.raises(ValueError, match="unexpected output streams: result; missing: result"):
             session.run_with_outputs({into: 1}, {other_out: np.zeros((), np.float32)})
+
+
+def test_what_a_run_is_given_can_be_checked_alone() -> None:
+    ir, into, out = echo((2, 3))
+    session = popxl.Session(ir)
+    session._validate_run_inputs({into: np.zeros((2, 3))})
+    session._validate_run_outputs({out: np.zeros((2, 3), np.float32)})
+    with pytest.raises(ValueError, match="missing: words"):
+        session._validate_run_inputs({})
+    with pytest.raises(ValueError, match=r"expected \[2, 3\]"):
+        session._validate_run_inputs({into: np.zeros(6)})
 
 
 def test_streams_that_no_op_uses_are_not_expected() -> None:

@@ -8,15 +8,62 @@ from typing import Any
 import numpy as np
 import popxl
 import popxl.extensions
+import popxl_addons as addons
 import pytest
 from helpers.session_programs import counter
 from popxl import ops
+from popxl.errors import GraphError
 from popxl.ops import collectives
 
 ONE = np.float32(1)
 
 
 # Variables
+
+
+def variables_of(kind: str, ir: popxl.Ir) -> popxl.Tensor:
+    """A variable of ones, made in one of the ways that there are, as its tensor on the device."""
+    one = np.ones(2, np.float32)
+    if kind == "variable":
+        return popxl.variable(one)
+    if kind == "remote":
+        buffer = popxl.remote_buffer((2,), popxl.float32, 1)
+        popxl.remote_variable(one, buffer)
+        return ops.remote_load(buffer, 0)
+    if kind == "factory":
+        return addons.VariableFactory(lambda: one, name="v").create_tensor()
+    if kind == "sharded":
+        return popxl.replica_sharded_variable(one)[1]
+    return popxl.variable(one, replica_grouping=ir.replica_grouping())
+
+
+KINDS = ["variable", "remote", "factory", "sharded", "grouped"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replicas_set_after_a_variable_is_made_have_it_or_are_refused(kind: str) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        v = variables_of(kind, ir)
+        ir.replication_factor = 2
+        out = popxl.d2h_stream(v.shape, v.dtype)
+        ops.host_store(out, v)
+    if kind in ("sharded", "grouped"):
+        with pytest.raises(GraphError, match="groups of 1 replicas in a program for 2"):
+            popxl.Session(ir)
+        return
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [[1, 1], [1, 1]]
+    assert all(v.replica_grouping.group_size == 2 for v in ir.main_graph.variables)
+
+
+def test_replicas_set_after_a_collective_over_groups_are_refused() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        collectives.replicated_all_reduce(popxl.constant(1.0), group=ir.replica_grouping())
+    ir.replication_factor = 2
+    with pytest.raises(GraphError, match="replicated_all_reduce with groups of 1"):
+        popxl.Session(ir)
 
 
 def test_reading_gives_copies() -> None:
@@ -103,6 +150,26 @@ def test_numbers_that_a_variable_cannot_hold_are_refused(
     assert session.get_tensor_data(v) == 1
     session.write_variable_data(v, 2.0 if dtype.is_int else np.array(2, dtype.as_numpy()))
     assert session.get_tensor_data(v) == 2
+
+
+@pytest.mark.parametrize(
+    "dtype, number",
+    [
+        (popxl.float16, np.float32(0.1)),
+        (popxl.float16, np.float64(0.1)),
+        (popxl.int32, np.int64(3)),
+        (popxl.float32, np.True_),
+        (popxl.uint8, np.int16(3)),
+    ],
+)
+def test_numbers_of_numpy_are_cast_as_plain_ones(dtype: popxl.dtype, number: Any) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(0, dtype)
+        ops.host_store(popxl.d2h_stream((), dtype), v)
+    session = popxl.Session(ir)
+    session.write_variable_data(v, number)
+    assert session.get_tensor_data(v) == number.astype(dtype.as_numpy())
 
 
 def test_float32_arrays_stand_for_bfloat16_and_are_rounded() -> None:

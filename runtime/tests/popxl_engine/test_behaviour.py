@@ -5,6 +5,7 @@ down.
 import gc
 import linecache
 import logging
+import math
 import os
 import re
 import threading
@@ -12,6 +13,7 @@ import traceback
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from popxl.errors import GraphError
 from popxl.ops import var_updates
 from popxl.tensor import Tensor
 from popxl_engine.cache import save_source
+from popxl_engine.codegen.op_writer import is_literal
 from popxl_engine.kernels.registry import KERNELS
 
 # Where
@@ -230,6 +233,50 @@ def test_offsets_of_one_element_are_numbers_as_scalars_are() -> None:
 
 def small(ir: popxl.Ir) -> Sequence[Tensor]:
     return [ops.tanh(popxl.variable([1.0], name="x"))]
+
+
+class Axis(IntEnum):
+    """An axis with a name."""
+
+    LAST = 1
+
+
+@pytest.mark.parametrize(
+    "fn, expected",
+    [
+        (lambda x: ops.scaled_add(x, x, a=-np.float64(0.5)), [[0.5, 1], [1.5, 2]]),
+        (lambda x: ops.scaled_add(x, x, True, np.False_), [[1, 2], [3, 4]]),
+        (lambda x: ops.var_updates.accumulate_(x, x, True), [[2, 4], [6, 8]]),
+        (lambda x: ops.mean(x, np.int64(1)), [1.5, 3.5]),
+        (lambda x: ops.mean(x, Axis.LAST), [1.5, 3.5]),
+        (lambda x: ops.max(x, [np.int64(0)], keepdims=np.True_), [[3, 4]]),
+        (lambda x: ops.max(x, 0, keepdims=1), [[3, 4]]),
+        (lambda x: ops.print_tensor(x, np.str_("x")), [[1, 2], [3, 4]]),
+        (lambda x: ops.histogram(x, list(np.linspace(0, 4, 3)), False), [0, 1, 2, 1]),
+        (lambda x: ops.histogram(x, [2.0, math.inf], False), [1, 3, 0]),
+    ],
+)
+def test_numbers_of_numpy_and_of_enumerations_are_numbers(fn: Any, expected: list) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        into = popxl.h2d_stream((2, 2), popxl.float32)
+        result = fn(ops.host_load(into))
+        out = popxl.d2h_stream(result.shape, result.dtype)
+        ops.host_store(out, result)
+    with popxl.Session(ir) as session:
+        found = session.run({into: np.array([[1, 2], [3, 4]], np.float32)})[out]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "value", [1, -0.5, True, "a'b", None, (1, (2.0, "c")), (), np.float64(1), Axis.LAST, math.inf]
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_source_holds_only_what_its_text_says(value: Any, inside: bool) -> None:
+    value = (value,) if inside else value
+    plain = not isinstance(value[0] if inside else value, (np.float64, Axis))
+    assert is_literal(value) == (plain and "inf" not in repr(value))
+    assert not is_literal(value) or eval(repr(value), {}) == value
 
 
 def test_generated_source_is_written_to_the_cache_folder(tmp_path: Path) -> None:
