@@ -15,7 +15,6 @@ from popxl import Tensor, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.ops.grad_reduce_square_add import grad_reduce_square_add
 from popxl_addons.optimizers.adam import AdamOptimizerStep
-from popxl_addons.rts import shards_of
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config import Config, Training
@@ -170,7 +169,7 @@ def grad_norm_sq(
     for name, parameter in table.items():
         t = gradients[name]
         part = grad_reduce_square_add(t, training.fixed_scale)
-        holders = layout.holders(parameter)
-        copies = holders.group_size // shards_of(t, holders)
+        shards = -(-ops.multiply_tuple(t.meta_shape) // t.nelms) if t.meta_shape else 1
+        copies = layout.holders(parameter).group_size // shards
         total = total + (part if copies == 1 else part * (1.0 / copies))
     return total

@@ -133,7 +133,7 @@ class VariableFactory:
         t = popxl.graph_input(
             self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
         )
-        t._shared_by = self.replica_grouping
+        t._shared_by = self._grouping
         return t
 
     def create_tensor(

@@ -295,7 +295,8 @@ def _increment_mod_on_host(t: Any, increment: float, modulus: float) -> Any:
 @op(host=_increment_mod_on_host)
 def increment_mod(t: Tensor, increment: float, modulus: float) -> TensorSpec:
     """Elementwise (t + increment) % modulus, with the remainder's sign that of the sum, as `fmod`.
-    The sum is taken in int64 for integers, in float32 for 16-bit types.
+
+    Integers are added in int64, 16-bit types in float32.
 
     Shapes: t [a], real numbers -> [a].
     Raises:

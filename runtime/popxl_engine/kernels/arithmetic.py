@@ -1,6 +1,7 @@
 """Elementwise arithmetic."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -161,6 +162,15 @@ def scale(t: torch.Tensor, factor: float) -> torch.Tensor:
     return torch.mul(t, factor)
 
 
+def finite_bound(value: float, dtype: torch.dtype) -> float | None:
+    """A bound that the type holds, None where it rounds to an infinite one."""
+    info = torch.finfo(dtype)
+    half_step = math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
+    if abs(value) >= info.max + half_step:
+        return None
+    return min(max(value, -info.max), info.max)
+
+
 @kernel("clip")
 def clip(t: torch.Tensor, min: float, max: float) -> torch.Tensor:
     """t limited to [min, max], bounds rounded to its type; infinite limits are none."""
@@ -170,8 +180,7 @@ def clip(t: torch.Tensor, min: float, max: float) -> torch.Tensor:
         if t.dtype == torch.uint64:
             bounds = bounds[0] - 2**63, bounds[1] - 2**63
         return from_ordered(torch.clamp(ordered(t), *bounds), t.dtype)
-    rounded = (torch.tensor(v, dtype=torch.float64).to(t.dtype).item() for v in (min, max))
-    low, high = (None if abs(v) == float("inf") else v for v in rounded)
+    low, high = finite_bound(min, t.dtype), finite_bound(max, t.dtype)
     return t.clone() if low is None and high is None else torch.clamp(t, low, high)
 
 

@@ -25,7 +25,7 @@ def test_a_program_is_refused_the_folder_that_another_process_has(name, tmp_path
     (tmp_path / "rows" / name / "weights.head.ln_f.weight.npy").write_text("theirs")
     before = sorted(tmp_path.rglob("*"))
     config = override(TRAINED, memmap_dir=str(tmp_path / "rows"))
-    with pytest.raises(UserError, match="^--memmap_dir: got .*/rows, where another program has"):
+    with pytest.raises(UserError, match="^--memmap_dir: got .*/rows, which another program has"):
         PROGRAMS[name](config)
     assert sorted(tmp_path.rglob("*")) == before
     others.release()
