@@ -90,7 +90,7 @@ def parse_command_line(
         told = [problem for problem in error.problems if problem not in words.problems]
         raise ConfigError([*words.problems, *told]) from error
     of_file = _of_file(words.config, mapping)
-    if sections_of is None and words.config is not None:
+    if sections_of is None and words.config is not None and "name" not in values:
         values = {**_place_of_run(words.config, {**of_file, **values}), **values}
     following = implied(values, of_file) if implied else {}
     config = build(
@@ -218,12 +218,12 @@ def _place_of_run(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Name and folder of a run that goes on, where `--config` names its `config.yml`: those of
     where that lies now, as the run may have been renamed or moved.
     """
-    file = _config_file(name)
-    if file is None or file.name != RUN_CONFIG or values.get("load") not in ("auto", "best"):
+    file, continues = _config_file(name), values.get("load") in ("auto", "best")
+    if file is None or file.name != RUN_CONFIG or not continues:
         return {}
     folder = file.parent
-    if folder.name in ("", ".."):
-        folder = Path(os.path.abspath(folder))
+    if folder.name in ("", "..") or folder.is_symlink():
+        folder = Path(os.path.realpath(folder))
     if not is_file(folder / RUN_METRICS):
         return {}  # no run has begun there
     return {"name": folder.name, "run_folder": str(folder.parent)}

@@ -3,6 +3,7 @@ See --help.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -30,7 +31,6 @@ from popxl_gpt.config import (
     UserError,
     changes,
     given_settings,
-    override,
     stage_of,
 )
 from popxl_gpt.config.errors import failure_number, numbered
@@ -316,7 +316,7 @@ def claimed_together(config: Config) -> "Iterator[tuple[Config, RunFolder, Saved
 
 def _named(config: Config, folder: RunFolder) -> Config:
     """A run's files say what it is called, which is another name where that was taken."""
-    return override(config, name=folder.path.name)
+    return replace(config, name=folder.path.name)
 
 
 def _check_all_can_read(problem: "tuple[str, int] | None") -> None:
@@ -366,12 +366,15 @@ def show_files(run: TrainingRun, memory: str) -> None:
         ("configuration", folder.config),
     ):
         print(f"  {name:<14}{path}")
-    best = best_in(folder.checkpoints)
+    best, saved = None, []
+    with contextlib.suppress(OSError):  # all is saved: a disk that fails now costs a line here
+        saved = checkpoints_in(folder.checkpoints)
+        best = best_in(folder.checkpoints)
     if best is not None:
         print(f"  {'best':<14}{best}")
     print(f"  {'memory':<14}{memory}")
     is_stopped = run.divergence.failure is None and run.step < run.config.training.steps
-    if is_stopped and checkpoints_in(folder.checkpoints):
+    if is_stopped and saved:
         program = typed_as("popxl-gpt-train", "python demo/pretraining.py")
         words = f"--config {quote(str(folder.config))} --checkpoint.load auto"
         print(f"  {'continue with':<14}{program} {words}")

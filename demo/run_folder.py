@@ -254,7 +254,7 @@ def for_rescue(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
                 folder.make_checkpoints_again()
         else:
             folder = _claim_unused(config, stack)
-            stack.enter_context(folder.prepared(config))
+            stack.enter_context(folder.prepared(replace(config, name=folder.path.name)))
         yield folder
 
 

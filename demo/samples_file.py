@@ -30,7 +30,8 @@ def drop_later_samples(path: Path, steps_done: int) -> None:
     """Drop what was written after more steps, by a run that was cut off."""
     try:
         lines = read_bounded(path, LARGEST).splitlines(keepends=True)
-        kept = [line for line in lines if _step_of(line) <= steps_done]
+        # the last may have been cut off with its run
+        kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= steps_done]
         if len(kept) < len(lines):
             with written_whole(path) as partial:
                 partial.write_bytes(b"".join(kept))

@@ -460,7 +460,7 @@ class TrainingRun:
         """Say so where checkpoints of before have losses that mean something else than those to
         come.
         """
-        before = validated_in(self.folder.checkpoints)
+        before = validated_in(self.folder.checkpoints, {})
         if self.validation is None or not before:
             return
         if before[0].fingerprint != self.validation.fingerprint:

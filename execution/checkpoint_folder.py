@@ -46,9 +46,16 @@ class Validated:
         return bool(self.fingerprint == other.fingerprint)
 
 
-def validated_in(folder: Path) -> "list[Validated]":
-    """Checkpoints of a folder that have a validation loss, newest first; OSError where that cannot
-    be told of one.
+def validated_in(
+    folder: Path, unreadable: "dict[Path, OSError] | None" = None
+) -> "list[Validated]":
+    """Checkpoints of a folder that have a validation loss, newest first.
+
+    Args:
+        unreadable: gets those of which a disk, or a network, does not tell.
+
+    Raises:
+        OSError: the folder cannot be read, or a checkpoint, and there is no `unreadable`.
     """
     found = []
     for path in reversed(checkpoints_in(folder)):
@@ -57,8 +64,11 @@ def validated_in(folder: Path) -> "list[Validated]":
         except ManifestError:
             continue  # loading it says so
         except OSError as error:
-            if error.errno not in NO_FILE:
+            if error.errno in NO_FILE:
+                continue
+            if unreadable is None:
                 raise
+            unreadable[path] = error
             continue
         loss = manifest.get("validation_loss")
         if is_loss(loss):  # one of another version may have anything
@@ -80,29 +90,32 @@ def best_of(validated: "Sequence[Validated]") -> Path | None:
 
 
 def delete_old(folder: Path, keep: int) -> None:
-    """Delete the checkpoints before the newest ones, but the best of each measurement; none while
-    it cannot be told which is the best.
+    """Delete the checkpoints before the newest ones, but the best of each measurement, and those of
+    which a disk does not tell whether they are.
 
     A checkpoint is deleted under a hidden name: what carries a checkpoint's name is whole.
     """
-    old, best = checkpoints_in(folder)[:-keep], set()
+    unreadable: dict[Path, OSError] = {}
     try:
-        validated = validated_in(folder) if old else []
+        old = checkpoints_in(folder)[:-keep]
+        validated = validated_in(folder, unreadable) if old else []
     except OSError as error:
+        old, validated, unreadable = [], [], {folder: error}
+    for path, error in unreadable.items():
         _LOG.warning(
             "%s: got '%s' while looking for the best checkpoint; expected a disk, or a network, "
-            "that works. No old one is deleted.",
-            error.filename or folder,
+            "that works. Nothing of it is deleted.",
+            path,
             error.strerror,
         )
-        return
+    kept: set[Path | None] = set(unreadable)
     while validated:
-        best.add(best_of(validated))
+        kept.add(best_of(validated))
         validated = [each for each in validated if not each.is_comparable(validated[0])]
     for path in old:
-        if path not in best and path.is_symlink():
+        if path not in kept and path.is_symlink():
             path.unlink()  # the checkpoint itself is another folder's
-        elif path not in best:
+        elif path not in kept:
             hidden = path.with_name(f".{path.name}.deleted")
             os.rename(path, hidden)
             shutil.rmtree(hidden, ignore_errors=True)

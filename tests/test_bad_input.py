@@ -317,7 +317,7 @@ ROWS = [
     # Full disks
     Row("full disk at the start", RESUME, ("runs/run: got 'File too large'", "space on the disk"), largest_file=500),
     Row("full disk at a checkpoint", RESUME,
-        ("step_00000006: got", "while saving", "takes the checkpoint's", " bytes (", "Free space on the disk"),
+        ("step_00000006: got", "while saving", "takes the checkpoint's", " bytes (", "Raise the limit of a file's size"),
         largest_file=40_000,
         asks_for_training=True),
     Row("full disk between checkpoints", f"{RUN} --name new --steps 40 --checkpoint.every 0",

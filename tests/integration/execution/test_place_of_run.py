@@ -69,7 +69,9 @@ def test_a_configuration_says_where_a_run_goes_unless_that_run_goes_on(tmp_path)
     assert place("--config", str(file)) == ("old", "there")
     assert place("--config", str(file), *auto) == ("moved", str(tmp_path))
     assert place("--config", str(folder), *auto) == ("moved", str(tmp_path))
-    assert place("--config", str(file), *auto, "--name", "new") == ("new", str(tmp_path))
+    assert place("--config", str(file), *auto, "--name", "new") == ("new", "there")
+    (tmp_path / "latest").symlink_to(folder)
+    assert place("--config", str(tmp_path / "latest"), *auto) == ("moved", str(tmp_path))
     other = file.rename(folder / "other.yml")
     assert place("--config", str(other), *auto) == ("old", "there")
     assert place("--config", "tiny", *auto) == ("tiny", Config().logging.run_folder)
@@ -81,7 +83,7 @@ def test_samples_of_steps_that_a_run_comes_to_again_are_dropped(tmp_path):
     for step in (2, 4, 6):
         keep_samples(path, step, [("a", "b"), ("c", "ü")])
     with open(path, "a") as file:
-        file.write("no line of ours\n")
+        file.write('no line of ours\n{"step": 4, "pro')
     drop_later_samples(path, 4)
     lines = path.read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines[:-1]] == [2, 2, 4, 4]

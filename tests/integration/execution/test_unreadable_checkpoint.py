@@ -5,6 +5,7 @@ taken for damaged, or for absent.
 import errno
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -108,17 +109,21 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(folder, monkeypatch):
             look(folder)
 
 
-def test_nothing_is_deleted_while_the_best_is_not_known(folder, monkeypatch, caplog):
-    best = folder / folder_name(0)
+def test_what_may_be_the_best_is_not_deleted(folder, monkeypatch, caplog):
+    best, newest = folder / folder_name(0), folder / folder_name(3)
+    shutil.copytree(folder / folder_name(1), newest)
+    with monkeypatch.context() as patch:
+        fail(patch, folder, errno.EIO)
+        delete_old(folder, 1)
+        assert f"{folder}: got 'Input/output error' while looking for the best" in caplog.text
+    assert len(checkpoints_in(folder)) == 4
     with monkeypatch.context() as patch:
         fail(patch, best / "checkpoint.json", errno.EIO)
         delete_old(folder, 1)
-        assert "checkpoint.json: got 'Input/output error' while looking for the best" in caplog.text
+        assert f"{best}: got 'Input/output error' while looking for the best" in caplog.text
         with pytest.raises(OSError, match="Input/output error"):
             find("best", folder, BASE)
-    assert len(checkpoints_in(folder)) == 3
-    delete_old(folder, 1)
-    assert checkpoints_in(folder) == [best, folder / folder_name(2)]
+    assert checkpoints_in(folder) == [best, newest]
 
 
 FAILING = """
