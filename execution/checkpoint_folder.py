@@ -101,12 +101,12 @@ def delete_old(folder: Path, keep: int) -> None:
         validated = validated_in(folder, unreadable) if old else []
     except OSError as error:
         old, validated, unreadable = [], [], {folder: error}
-    for path, error in unreadable.items():
+    for path, failure in unreadable.items():
         _LOG.warning(
             "%s: got '%s' while looking for the best checkpoint; expected a disk, or a network, "
             "that works. Nothing of it is deleted.",
             path,
-            error.strerror,
+            failure.strerror,
         )
     kept: set[Path | None] = set(unreadable)
     while validated:

@@ -42,18 +42,21 @@ def folder(tmp_path, monkeypatch) -> Path:
 def fail(patch: pytest.MonkeyPatch, path: Path, number: int) -> None:
     """Let opening a file, or a list of names, fail."""
 
+    def name_of(given):  # `rmtree` gives descriptors
+        return None if isinstance(given, int) else Path(given)
+
     def open_(name, *arguments, **keywords):
-        if Path(name) == path:
+        if name_of(name) == path:
             raise OSError(number, os.strerror(number), str(name))
         return OPEN(name, *arguments, **keywords)
 
     def listed(name=".", names=os.listdir):
-        if Path(name) == path:
+        if name_of(name) == path:
             raise OSError(number, os.strerror(number), str(name))
         return names(name)
 
     def scanned(name=".", entries=os.scandir):
-        if Path(name) == path:
+        if name_of(name) == path:
             raise OSError(number, os.strerror(number), str(name))
         return entries(name)
 
