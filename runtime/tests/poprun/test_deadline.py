@@ -56,6 +56,23 @@ def test_a_limit_within_another_ends_with_that_and_keeps_it_up_to_date(monkeypat
     assert whole.left() == 0.0 and part.left() == 0.0
 
 
+def test_all_of_the_time_counts_in_which_a_name_is_looked_up(monkeypatch):
+    """As where a resolver takes its time to fail."""
+    now, asked = [100.0], []
+
+    def look_up(*address, **more):
+        asked.append(address)
+        now[0] += 20.0
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    whole = Deadline(300.0)
+    with pytest.raises(wire.Unreachable, match="Temporary failure in name resolution"):
+        wire.connect(("head", 29500), b"", Deadline(1000.0, within=whole))
+    assert len(asked) == 15 and whole.left() == 0.0
+
+
 BY_THE_WALLS_CLOCK = {
     "poprun/agent.py": ["monotonic"],  # how long a user has had since the first Ctrl-C
     "poprun/deadline.py": ["monotonic"] * 2,

@@ -39,6 +39,23 @@ def test_a_key_that_is_too_long_is_refused_in_words_and_the_next_question_answer
     kept.close()
 
 
+def test_each_address_of_a_name_is_tried(monkeypatch):
+    """As where the keeper listens at one of them only."""
+    resolve, asked = socket.getaddrinfo, []
+
+    def resolve_here(host, *rest, **more):
+        asked.append(host)
+        return [resolve(each, *rest, **more)[0] for each in ("::1", "127.0.0.2", "127.0.0.1")]
+
+    listener = wire.listen(("127.0.0.1", 0))
+    kept = store.Keeper(listener, SECRET)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_here)
+    client = store.connect(("head", listener.getsockname()[1]), SECRET, Deadline(10))
+    assert client.count() == 0 and asked == ["head"]
+    client.close()
+    kept.close()
+
+
 def refuse_first(listener, took):
     """Play a gate that refuses the first one after all that it has said, and lets in the second."""
     for turn in range(2):
