@@ -247,7 +247,9 @@ class Rendezvous(RendezvousHandler):
                 self.client = client
             else:  # machine 0 ends the last start still
                 client.close()
-                time.sleep(min(RETRY_SECONDS, deadline.slice()))
+                time.sleep(RETRY_SECONDS)
+                if deadline.left() <= 0:
+                    raise wire.Unreachable("machine 0 has not begun this start")
         self.heartbeats = connect(point.address, point.secret, deadline)
         self._shared = SharedStore(point, rendezvous.JOIN_SECONDS)
         return RendezvousInfo(
