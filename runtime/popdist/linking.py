@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from poprun import wire
 from poprun.deadline import Deadline
+from poprun.environment import INTERFACE
 from poprun.interfaces import is_loopback, own_address
 from poprun.rendezvous import Rendezvous
 
@@ -47,7 +48,7 @@ def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, st
     first = rendezvous.address[0]
     own = own_address(first)
     # others know machine 0 by its name, which may stand for a loopback address there
-    is_hidden = is_loopback(own) and not is_loopback(first)
+    is_hidden = is_loopback(own) and not (is_loopback(first) or os.environ.get(INTERFACE))
     listener = wire.listen((own, 0), everywhere=is_hidden)
     host, port = listener.getsockname()[:2]
     return listener, json.dumps([first if is_hidden else host, port])

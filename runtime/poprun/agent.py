@@ -227,6 +227,8 @@ class Rendezvous(RendezvousHandler):
         self._keeper: Keeper | None = None
         self.client: Client | None = None
         """Of the store, once the machines have met."""
+        self.heartbeats: Client | None = None
+        """Another, which stays whatever ends a question that the main thread asks."""
         self._shared: SharedStore | None = None
 
     def get_backend(self) -> str:
@@ -245,7 +247,10 @@ class Rendezvous(RendezvousHandler):
                 self.client = client
             else:  # machine 0 ends the last start still
                 client.close()
-                time.sleep(min(RETRY_SECONDS, deadline.slice()))
+                time.sleep(RETRY_SECONDS)
+                if deadline.left() <= 0:
+                    raise wire.Unreachable("machine 0 has not begun this start")
+        self.heartbeats = connect(point.address, point.secret, deadline)
         self._shared = SharedStore(point, rendezvous.JOIN_SECONDS)
         return RendezvousInfo(
             self._shared,
@@ -266,7 +271,7 @@ class Rendezvous(RendezvousHandler):
 
     def close(self) -> None:
         """Keep the store no longer, nor ask it."""
-        for connection in (self.client, self._shared):
+        for connection in (self.client, self.heartbeats, self._shared):
             if connection is not None:
                 connection.close()
         if self._keeper is not None:
@@ -395,7 +400,9 @@ class Agent(LocalElasticAgent):
         """See `SimpleElasticAgent`."""
         super()._rendezvous(worker_group)
         machines, store = self._machines, self._client
-        self._heartbeat = MachineHeartbeat(store, machines.index, machines.count)
+        heartbeats = self._rendezvous_handler.heartbeats
+        assert heartbeats is not None, "the machines have met"
+        self._heartbeat = MachineHeartbeat(heartbeats, machines.index, machines.count)
         store.set(f"options/{machines.index}", machines.options)
         deadline = Deadline(rendezvous.JOIN_SECONDS)
         for other in range(machines.count):
@@ -467,7 +474,7 @@ class Agent(LocalElasticAgent):
                 store.set(AGAIN, str(int(again)))
                 return again
             store.set(f"ended with/{index}", str(code))
-            return is_failure(code) and self._told(AGAIN, Deadline(2 * GONE_SECONDS)) == b"1"
+            return is_failure(code) and store.get(AGAIN, Deadline(2 * GONE_SECONDS)) == b"1"
         except StoreError:
             _say("no restart: machine 0 is gone.")
             return False
@@ -477,22 +484,12 @@ class Agent(LocalElasticAgent):
         deadline = Deadline(GONE_SECONDS)
         for other in range(1, self._machines.count):
             try:
-                if not is_failure(int(self._told(f"ended with/{other}", deadline))):
+                if not is_failure(int(self._client.get(f"ended with/{other}", deadline))):
                     return False
             except StoreError:
                 _say(f"no restart: machine {other} is gone.")
                 return False
         return True
-
-    def _told(self, key: str, deadline: Deadline) -> bytes:
-        """A value that another machine sets, once it is there; heartbeats go on meanwhile, over the
-        same connection. StoreError: not in time.
-        """
-        while not self._client.has(key):
-            if deadline.left() <= 0:
-                raise StoreError(f"timed out after {deadline.seconds:g} s waiting for {key}")
-            time.sleep(RETRY_SECONDS)
-        return self._client.get(key)
 
     def leave(self) -> None:
         """The last thing to do: machine 0 stays until the others know."""

@@ -6,8 +6,13 @@ between instances have such a limit, and ask it in slices. Who waits within anot
 that on: one that nobody asks for long counts too little.
 """
 
+import math
 import threading
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SLICE_SECONDS = 1.0
 """Who waits for longer asks again after so long."""
@@ -29,10 +34,23 @@ class Deadline:
 
     def left(self) -> float:
         """Seconds that are left: none at 0 or below."""
+        return self._ask(LONGEST_SECONDS)
+
+    def charge(self, work: Callable[..., T], *arguments: Any) -> T:
+        """What a function returns that waits in one piece, such as for the address of a host: all
+        of its time counts.
+        """
+        self.left()
+        try:
+            return work(*arguments)
+        finally:
+            self._ask(math.inf)
+
+    def _ask(self, longest: float) -> float:
         now = time.monotonic()
-        self._left -= min(now - self._asked, LONGEST_SECONDS)
+        self._left -= min(now - self._asked, longest)
         self._asked = now
-        return self._left if self._within is None else min(self._left, self._within.left())
+        return self._left if self._within is None else min(self._left, self._within._ask(longest))
 
     def slice(self) -> float:
         """How long to wait before the next question. TimeoutError: no time is left."""

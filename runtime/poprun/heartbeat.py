@@ -119,7 +119,8 @@ class MachineHeartbeat:
     """Of a machine, and those of all others of a run.
 
     Args:
-        store: that all machines see.
+        store: that all machines see, over a connection of its own: a question of another thread may
+            end by an exception, and closes its connection.
         index: of this machine.
         count: of machines.
     """

@@ -66,7 +66,7 @@ def listen(address: Address, everywhere: bool = False) -> socket.socket:
         with _short(address) as name:
             found.bind(name)
     else:
-        family, _, _, _, place = _resolved(address)
+        family, place = _resolved(address)[0]
         if everywhere:
             place = "", address[1]
         found = socket.socket(family)
@@ -87,7 +87,7 @@ def listen_for_others(address: Address) -> socket.socket:
     """
     if isinstance(address, Path):
         return listen(address)
-    is_hidden = not is_loopback(address[0]) and is_loopback(_resolved(address)[4][0])
+    is_hidden = not is_loopback(address[0]) and is_loopback(_resolved(address)[0][1][0])
     try:
         return listen(address, everywhere=is_hidden)
     except OSError as error:
@@ -119,18 +119,32 @@ def connect(address: Address, secret: bytes | None, deadline: Deadline) -> socke
 
 
 def _connect(address: Address, secret: bytes | None, within: Deadline) -> socket.socket:
-    deadline = Deadline(CONNECT_SECONDS, within)
     if isinstance(address, Path):
-        found = socket.socket(socket.AF_UNIX)
-    else:
-        found = socket.socket(_resolved(address)[0])
+        return _connect_to(socket.AF_UNIX, address, secret, within)
+    problem = None
+    for family, place in within.charge(_resolved, address):
+        try:
+            return _connect_to(family, place, secret, within)
+        except Stranger:
+            raise
+        except OSError as error:
+            problem = problem or error  # the system puts first what it takes for the best
+    assert problem is not None, "a name that is known has an address"
+    raise problem
+
+
+def _connect_to(
+    family: int, place: Address, secret: bytes | None, within: Deadline
+) -> socket.socket:
+    deadline = Deadline(CONNECT_SECONDS, within)
+    found = socket.socket(family)
     try:
-        if isinstance(address, Path):
-            with _short(address) as name:
+        if isinstance(place, Path):
+            with _short(place) as name:
                 _reach(found, name, deadline)
             check_user(found)
         else:
-            _reach(found, _resolved(address)[4], deadline)
+            _reach(found, place, deadline)
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             assert secret is not None
             _introduce(found, secret, Deadline(HANDSHAKE_SECONDS, within))
@@ -185,12 +199,13 @@ def check_user(connection: socket.socket) -> None:
         raise Stranger(f"the process there belongs to user {user}")
 
 
-def _resolved(address: tuple[str, int]) -> tuple[int, int, int, str, tuple[str, int]]:
+def _resolved(address: tuple[str, int]) -> list[tuple[int, tuple[str, int]]]:
+    """The family and the place of each address that a name has."""
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except UnicodeError:  # no name of a host, such as a..b
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
-    return found[0]  # type: ignore[return-value]
+    return [(family, place) for family, _, _, _, place in found]  # type: ignore[misc]
 
 
 @contextmanager

@@ -56,24 +56,51 @@ def test_a_limit_within_another_ends_with_that_and_keeps_it_up_to_date(monkeypat
     assert whole.left() == 0.0 and part.left() == 0.0
 
 
+def test_all_of_the_time_counts_in_which_a_name_is_looked_up(monkeypatch):
+    """As where a resolver takes its time to fail."""
+    now, asked = [100.0], []
+
+    def look_up(*address, **more):
+        asked.append(address)
+        now[0] += 20.0
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    whole = Deadline(300.0)
+    with pytest.raises(wire.Unreachable, match="Temporary failure in name resolution"):
+        wire.connect(("head", 29500), b"", Deadline(1000.0, within=whole))
+    assert len(asked) == 15 and whole.left() == 0.0
+
+
 BY_THE_WALLS_CLOCK = {
+    "popdist/exchange.py": ["wait"],  # its own, by a limit
+    "popdist/messages.py": ["select", "wait"],  # slices
     "poprun/agent.py": ["monotonic"],  # how long a user has had since the first Ctrl-C
-    "poprun/deadline.py": ["monotonic"] * 2,
-    "poprun/log_mux.py": ["monotonic"] * 4,  # how long text is held back
+    "poprun/deadline.py": ["join", "monotonic", "monotonic"],  # a slice
+    "poprun/hang_report.py": ["wait"],  # from one look to the next
+    "poprun/heartbeat.py": ["wait"],  # from one heartbeat to the next
+    "poprun/interfaces.py": ["getaddrinfo", "gethostbyname"],  # before anybody waits by a limit
+    # how long text is held back, and from one look to the next
+    "poprun/log_mux.py": ["monotonic"] * 4 + ["select"],
     "poprun/store.py": ["wait_for"],  # a slice
-    "poprun/wire.py": ["settimeout"],  # a slice
+    "poprun/wire.py": ["getaddrinfo", "select", "select", "settimeout"],  # charged, and slices
 }
 
 
 def test_no_wait_of_the_launcher_or_between_instances_is_by_the_walls_clock():
-    watched = ("monotonic", "settimeout", "create_connection", "wait_for", "time", "perf_counter")
+    clocks = ("monotonic", "settimeout", "create_connection", "wait_for", "time", "perf_counter")
+    lookups = ("getaddrinfo", "gethostbyname")
+    with_seconds = ("join", "wait", "select", "poll", "acquire")
     found = {}
     for path in sorted([*RUNTIME.glob("poprun/*.py"), *RUNTIME.glob("popdist/*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
-            name = getattr(getattr(node, "func", None), "attr", None)
-            if name in watched:
+            called = getattr(node, "func", None)
+            name = getattr(called, "attr", None)
+            waits = name in with_seconds and (node.args or node.keywords)
+            if name in (*clocks, *lookups) or waits and not isinstance(called.value, ast.Constant):
                 found.setdefault(str(path.relative_to(RUNTIME)), []).append(name)
-    assert found == BY_THE_WALLS_CLOCK
+    assert {path: sorted(names) for path, names in found.items()} == BY_THE_WALLS_CLOCK
 
 
 def test_who_sends_a_byte_at_a_time_holds_nothing_longer_than_the_limit():

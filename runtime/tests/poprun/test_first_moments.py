@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from helpers.processes import RANKED, SECONDS, TESTS, environment, launch
+from poprun import die_with_parent
 
 ASKED = """
 import importlib, os, pathlib, pkgutil, runpy, signal, sys
@@ -46,6 +47,30 @@ def test_training_that_is_asked_to_save_while_it_loads_goes_on():
         "run_path", [str(TESTS.parents[1] / "demo/pretraining.py"), "--version"], *packages
     )
     assert done.returncode == 0 and done.stdout.startswith("popxl-gpt "), done
+
+
+SCRIPT = """
+trap 'echo the script' USR1
+kill -USR1 $$
+exec "$PYTHON" -c '
+import os, signal
+signal.signal(signal.SIGUSR1, lambda number, frame: print("what it has started"))
+os.kill(os.getpid(), signal.SIGUSR1)
+'
+"""
+
+
+def test_a_shell_script_cannot_hear_that_it_is_asked_to_save_but_what_it_starts_can():
+    launcher = '"$PYTHON" -I -S "$1" $$ sh -c "$2"; exit $?'
+    done = subprocess.run(
+        ["sh", "-c", launcher, "sh", die_with_parent.__file__, SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environment(PYTHON=sys.executable),
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "what it has started\n"), done
 
 
 @pytest.mark.multi

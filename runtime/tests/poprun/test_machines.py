@@ -167,6 +167,7 @@ def test_command_lines_that_cannot_run_are_refused_in_one_sentence(command, says
 @pytest.fixture
 def debian(monkeypatch):
     """The first machine, named head, where that name stands for 127.0.1.1."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     resolve = socket.getaddrinfo
 
     def resolve_here(host, *rest, **more):
@@ -195,6 +196,15 @@ def test_instances_are_reached_where_the_machines_name_stands_for_a_loopback_add
     with listener:
         host, port = json.loads(told)
         assert host == "head" and is_reached(port)
+
+
+def test_an_instance_listens_at_the_named_interface_only(debian, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    point = Rendezvous(("head", free_port()), b"that of these tests", False)
+    listener, told = make_listener(point, 0)
+    with listener:
+        host, port = json.loads(told)
+        assert host == "127.0.0.1" and not is_reached(port)
 
 
 def test_the_store_is_reached_at_an_address_that_only_others_know():

@@ -27,8 +27,10 @@ from tests import warm
 pytestmark = pytest.mark.multi
 
 STARTED = RANKED + "start = int(os.environ['POPDIST_RESTARTS'])\n"
-ONCE = STARTED + "print('rank', rank, 'start', start, flush=True)\nif start == 0: "
-"""The begin of a program that does something in its first start alone."""
+ONCE = STARTED + r"print(f'rank {rank} start {start}\n', end='', flush=True)" + "\nif start == 0: "
+"""The begin of a program that does something in its first start alone. It prints in one write:
+lines of instances do not mix.
+"""
 FAILURES = {
     "an exit code": ("rank == 1 and sys.exit(70); time.sleep(90)", 70),
     "a kill": ("rank == 0 and os.kill(os.getpid(), 9); time.sleep(90)", 137),

@@ -3,9 +3,10 @@
 import contextlib
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
-from poprun import rendezvous, store, wire
+from poprun import agent, deadline, rendezvous, store, wire
 from poprun.agent import Machines, Rendezvous
 from poprun.deadline import Deadline
 
@@ -39,6 +40,23 @@ def test_a_key_that_is_too_long_is_refused_in_words_and_the_next_question_answer
     kept.close()
 
 
+def test_each_address_of_a_name_is_tried(monkeypatch):
+    """As where the keeper listens at one of them only."""
+    resolve, asked = socket.getaddrinfo, []
+
+    def resolve_here(host, *rest, **more):
+        asked.append(host)
+        return [resolve(each, *rest, **more)[0] for each in ("::1", "127.0.0.2", "127.0.0.1")]
+
+    listener = wire.listen(("127.0.0.1", 0))
+    kept = store.Keeper(listener, SECRET)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_here)
+    client = store.connect(("head", listener.getsockname()[1]), SECRET, Deadline(10))
+    assert client.count() == 0 and asked == ["head"]
+    client.close()
+    kept.close()
+
+
 def refuse_first(listener, took):
     """Play a gate that refuses the first one after all that it has said, and lets in the second."""
     for turn in range(2):
@@ -66,7 +84,7 @@ def test_who_is_refused_after_the_handshake_tries_again():
 
 
 def test_a_machine_waits_only_so_long_for_the_next_start_of_machine_0(monkeypatch):
-    monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.5)
+    now = [100.0]
     listener = wire.listen(("127.0.0.1", 0))
     kept = store.Keeper(listener, SECRET)
     host, port = listener.getsockname()
@@ -74,16 +92,12 @@ def test_a_machine_waits_only_so_long_for_the_next_start_of_machine_0(monkeypatc
     client.set("start", "0")
     client.close()
     point = rendezvous.Rendezvous((host, port), SECRET, False)
-    problems = []
-
-    def meet():
-        try:
-            Rendezvous(Machines(2, 1, 1, host, port, 2, 1), point, 1).next_rendezvous()
-        except OSError as error:
-            problems.append(str(error))
-
-    thread = threading.Thread(target=meet, daemon=True)
-    thread.start()
-    thread.join(10)
+    second = Rendezvous(Machines(2, 1, 1, host, port, 2, 1), point, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(rendezvous, "JOIN_SECONDS", 0.95)
+        patch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        patch.setattr(agent, "time", SimpleNamespace(sleep=lambda s: now.append(now.pop() + s)))
+        with pytest.raises(wire.Unreachable, match="machine 0 has not begun this start"):
+            second.next_rendezvous()
     kept.close()
-    assert len(problems) == 1
+    assert now == [pytest.approx(101.0)]
