@@ -13,6 +13,7 @@ import popxl_addons as addons
 from popxl_gpt.config import NO_RAMPUP, Config, override
 from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.execution.host import data_share, run_steps
+from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
 from popxl_gpt.utils.runtime import gather
 
 Program = Callable[[Config], addons.TaskSession]
@@ -84,7 +85,8 @@ class Trials:
 
     def _measured(self, config: Config, layers: int, runs: int) -> float:
         """The fastest of some steps of a program of so many layers and runs. Its rows are where the
-        configuration has them: in memory they may not fit.
+        configuration has them: of those in files the same share is in memory, but at least two of
+        the largest, so that one layer alone may fit.
         """
         execution = config.execution
         at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
@@ -96,6 +98,10 @@ class Trials:
             device_iterations=1,
             activation_memory=None,  # few layers and runs would all fit in: time at most
         )
+        if execution.host_memory is not None:
+            share = execution.host_memory * state_bytes(small) // state_bytes(config)
+            least = min(execution.host_memory, 2 * max(bytes_by_kind(small).values()))
+            small = override(small, host_memory=max(share, least))
         times = step_times(self.program, small, 1, ROUNDS, self.clock)
         own = min(times)
         return max(gather(own, popdist.getNumInstances(), patiently=True))

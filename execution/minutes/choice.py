@@ -131,13 +131,12 @@ def chosen(
         try_out: measures a configuration.
 
     Raises:
-        ConfigError: no size goes with what was given, or no schedule: before the first trial.
+        ConfigError: no size goes with what was given: before the first trial.
     """
     chooser = _Chooser(config, given, text, seconds)
     speed, trials, spent, trial = _GUESS, 0, 0.0, None
     tried_ones: dict[Config, Trial] = {}
     candidate = chooser.sized(speed, seconds)
-    chooser.finished(candidate, _whole_calls(candidate, STEPS))  # refused now, not after the trials
     while candidate not in tried_ones and spent < TRIAL_SHARE * seconds:
         begin = time.perf_counter()
         trial = tried_ones[candidate] = try_out(candidate)

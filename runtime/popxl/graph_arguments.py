@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from popxl.module import Module
+from popxl.sharing import Sharing, set_sharing, sharing_of
 from popxl.spec import TensorSpec
 from popxl.tensor_methods import TensorMethods
 
@@ -51,16 +52,16 @@ def make_inputs(add_input: AddInput, name: str, value: Any, kind: Any, by_ref: b
     """An argument with a new input of the graph for each tensor or spec in it."""
     if kind is inspect.Parameter.VAR_KEYWORD:
         if _all_tensors(list(value.values()), name):
-            return {k: add_input(_spec(v), k, by_ref) for k, v in value.items()}
+            return {k: _input_like(add_input, k, v, by_ref) for k, v in value.items()}
         return {k: _make_input(add_input, k, v, by_ref) for k, v in value.items()}
     return _make_input(add_input, name, value, by_ref)
 
 
 def _make_input(add_input: AddInput, name: str, value: Any, by_ref: bool) -> Any:
     if isinstance(value, (TensorMethods, TensorSpec)):
-        return add_input(_spec(value), name, by_ref)
+        return _input_like(add_input, name, value, by_ref)
     if isinstance(value, (list, tuple)) and _all_tensors(value, name):
-        inputs = [add_input(_spec(v), f"{name}_{i}", by_ref) for i, v in enumerate(value)]
+        inputs = [_input_like(add_input, f"{name}_{i}", v, by_ref) for i, v in enumerate(value)]
         make = getattr(type(value), "_make", type(value))  # a named tuple takes them one by one
         return make(inputs)
     return value
@@ -76,8 +77,14 @@ def _all_tensors(values: Any, name: str) -> bool:
     return any(found)
 
 
-def _spec(value: TensorMethods[Any] | TensorSpec) -> TensorSpec:
-    return value.spec if isinstance(value, TensorMethods) else value
+def _input_like(
+    add_input: AddInput, name: str, value: TensorMethods[Any] | TensorSpec, by_ref: bool
+) -> Any:
+    if isinstance(value, TensorSpec):
+        return add_input(value, name, by_ref)
+    made = add_input(value.spec, name, by_ref)
+    set_sharing(made, Sharing(shard_over=sharing_of(value).shard_over))
+    return made
 
 
 def as_outputs(result: Any, name: str) -> list[Any]:

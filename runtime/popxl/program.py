@@ -40,8 +40,6 @@ class Tensor(TensorMethods["Tensor"]):
     _graph: "Graph"
     _op: "Op | None"
     _remote: Any = None
-    _shared_by: ReplicaGrouping | None = None
-    """Of a graph's input that stands for a variable: the variable's grouping, where it is known."""
 
     def __init__(self) -> None:
         raise RuntimeError(

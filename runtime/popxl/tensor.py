@@ -20,6 +20,7 @@ from popxl.program import (
 )
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
+from popxl.sharing import Sharing, set_sharing
 from popxl.spec import TensorSpec
 from popxl.utils import HostScalarTensor, HostTensor, ScalarType, host_array, to_host_value
 
@@ -303,6 +304,7 @@ def replica_sharded_variable(
     spec = TensorSpec((-(-whole.nelms // shard_over),), whole.dtype, whole.shape)
     whole.shard = get_main_graph()._new_tensor(spec, f"{whole.name}_shard")
     whole.shard_over = shard_over
+    set_sharing(whole.shard, Sharing(replica_grouping, shard_over))
     return whole, whole.shard
 
 

@@ -33,6 +33,7 @@ class TensorMethods(Generic[TensorT]):
 
     _name: str
     _spec: TensorSpec
+    _sharing: Any = None
 
     __array_ufunc__ = None  # numpy's operators defer to ours
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, cast
 import popxl
 from popxl import Tensor, ops
 from popxl.ops.call import CallSiteInfo
+from popxl.sharing import set_sharing, sharing_of
 from popxl.transforms.autodiff import GradGraphInfo
 
 from popxl_addons.grad_tensors import _Aux
@@ -217,5 +218,5 @@ def input_like(graph: popxl.Graph, t: Tensor) -> Tensor:
     """
     by_ref = t in graph._by_ref_inputs
     made = popxl.graph_input(t.shape, t.dtype, t.name, by_ref, t.meta_shape or None)
-    made._shared_by = t._shared_by
+    set_sharing(made, sharing_of(t))
     return made

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import popxl
 from popxl import Tensor, TensorSpec, ops
+from popxl.sharing import sharing_of
 
 from popxl_addons.utils import flat_tensors
 
@@ -29,8 +30,9 @@ def tensors_of_call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[T
 
 
 def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
-    """What a graph depends on in a tensor: shape, dtype, meta_shape."""
-    return (tuple(t.shape), t.dtype, tuple(t.meta_shape))
+    """What a graph depends on in a tensor: shape, dtype, meta_shape, and how a shard is cut."""
+    shard_over = sharing_of(t).shard_over if isinstance(t, Tensor) else None
+    return (tuple(t.shape), t.dtype, tuple(t.meta_shape), shard_over)
 
 
 def argument_hash(arg: Any) -> Hashable:

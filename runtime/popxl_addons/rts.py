@@ -7,6 +7,7 @@ from collections.abc import Callable
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
 from popxl.ops.collectives import CollectiveOps
+from popxl.sharing import sharing_of
 
 from popxl_addons.graph import GraphWithNamedArgs
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
@@ -27,18 +28,30 @@ def replica_sharded_spec(t: Tensor, shard_over: ReplicaGrouping) -> TensorSpec:
 
 
 def shards_of(t: Tensor | TensorSpec, grouping: ReplicaGrouping | None = None) -> int:
-    """Over how many replicas of a group the variable of a shard is cut: the most that have pieces
-    of its length; 1 where ``t`` is whole. Of few elements the last pieces are padding alone.
+    """Over how many replicas of a group the variable of a shard is cut; 1 where ``t`` is whole.
+
+    A variable's shard, and inputs of graphs that stand for it, know. Else it follows from sizes,
+    but of so few elements that the last pieces may be padding alone.
 
     Args:
         grouping: the variable's; default: all replicas.
+    Raises:
+        ValueError: sizes fit several numbers.
     """
     if not t.meta_shape:
         return 1
+    if isinstance(t, Tensor) and (known := sharing_of(t).shard_over) is not None:
+        return known
     size = (popxl.gir().replica_grouping() if grouping is None else grouping).group_size
     whole = ops.multiply_tuple(t.meta_shape)
-    fits = (n for n in range(size, 1, -1) if size % n == 0 and -(-whole // n) == t.nelms)
-    return next(fits, -(-whole // t.nelms))
+    fits = [n for n in range(2, size + 1) if size % n == 0 and -(-whole // n) == t.nelms]
+    if len(fits) > 1:
+        raise ValueError(
+            f"shards_of: got {t.nelms} of {whole} elements, which a shard over any of {fits} of "
+            f"{size} replicas has; expected one that says which. Pass the shard of "
+            "popxl.replica_sharded_variable, or an input that its VariableFactory made."
+        )
+    return fits[0] if fits else -(-whole // t.nelms)
 
 
 def gather_replica_sharded_tensor(

@@ -17,6 +17,7 @@ import popxl
 from popdist import exchange
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.errors import RemoteMemoryError
+from popxl.sharing import Sharing, set_sharing
 from popxl.tensor import HostTensor, Variable
 from popxl.utils import host_array, is_uniform, to_host_value
 
@@ -133,7 +134,7 @@ class VariableFactory:
         t = popxl.graph_input(
             self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
         )
-        t._shared_by = self._grouping
+        set_sharing(t, Sharing(self._grouping, self.shard_over if self.replica_sharded else None))
         return t
 
     def create_tensor(

@@ -213,14 +213,6 @@ def test_a_decay_has_room_after_a_warmup_that_was_given(words):
     assert 1 <= training.decay_steps <= max(1, training.steps - training.warmup_steps)
 
 
-def test_a_schedule_that_does_not_go_with_what_was_given_is_refused_before_the_first_trial():
-    machine = Machine(6e10)
-    config = preset("modern", schedule="wsd", steps=9000, warmup_steps=5000, decay_steps=100)
-    with pytest.raises(ConfigError, match="decay_steps: got 1; expected at most steps - warmup"):
-        chosen(config, {"warmup_steps"}, None, 600.0, machine)
-    assert not machine.tried
-
-
 def test_the_prediction_is_what_the_machine_does_in_the_time():
     choice = choose(600)
     machine = Machine(6e10)

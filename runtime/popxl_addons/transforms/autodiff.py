@@ -7,6 +7,7 @@ import numpy as np
 import popxl
 from popxl import Tensor, ops
 from popxl.extensions import round_from
+from popxl.sharing import sharing_of
 from popxl.tensor import Constant
 from popxl.transforms.autodiff import ExpectedConnection, GradGraphInfo
 from popxl.transforms.clone import clone_constant, clone_op
@@ -87,7 +88,7 @@ def autodiff_with_accumulation(
             group = (
                 replica_groupings.get(name)
                 if replica_groupings is not None and name in replica_groupings
-                else t._shared_by
+                else sharing_of(t).grouping
             )
             factory = _zeros_like(t, f"accum.{name}", accumulator_dtype, group)
             factories._put(f"accum.{name}", factory, own=own[0])

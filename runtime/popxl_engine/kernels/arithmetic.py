@@ -162,26 +162,25 @@ def scale(t: torch.Tensor, factor: float) -> torch.Tensor:
     return torch.mul(t, factor)
 
 
-def finite_bound(value: float, dtype: torch.dtype) -> float | None:
-    """A bound that the type holds, None where it rounds to an infinite one."""
+def rounded_bound(value: float, dtype: torch.dtype) -> float:
+    """A bound as torch takes it: infinite where the type rounds it to that."""
     info = torch.finfo(dtype)
     half_step = math.ldexp(info.eps, math.frexp(info.max)[1] - 2)
     if abs(value) >= info.max + half_step:
-        return None
+        return math.copysign(math.inf, value)
     return min(max(value, -info.max), info.max)
 
 
 @kernel("clip")
 def clip(t: torch.Tensor, min: float, max: float) -> torch.Tensor:
-    """t limited to [min, max], bounds rounded to its type; infinite limits are none."""
+    """t limited to [min, max], bounds rounded to its type."""
     if not t.is_floating_point():
         info = torch.iinfo(t.dtype)
         bounds = integer_bounds(min, max, info.min, info.max)
         if t.dtype == torch.uint64:
             bounds = bounds[0] - 2**63, bounds[1] - 2**63
         return from_ordered(torch.clamp(ordered(t), *bounds), t.dtype)
-    low, high = finite_bound(min, t.dtype), finite_bound(max, t.dtype)
-    return t.clone() if low is None and high is None else torch.clamp(t, low, high)
+    return torch.clamp(t, rounded_bound(min, t.dtype), rounded_bound(max, t.dtype))
 
 
 @kernel("clip_grad")

@@ -173,14 +173,18 @@ def test_graph_inputs_follow_the_signature_and_state_is_named():
 
 
 @pytest.mark.parametrize("dtype", [popxl.float32, popxl.uint8], ids=lambda d: d.name)
-@pytest.mark.parametrize("elements, replicas", [(9, 4), (10, 8), (4, 8)])
-def test_state_is_cut_as_its_variable_is_where_the_last_shards_are_empty(elements, replicas, dtype):
+@pytest.mark.parametrize(
+    "elements, replicas, shards", [(9, 4, 4), (10, 8, 8), (4, 8, 8), (2, 4, 2)]
+)
+def test_state_is_cut_as_its_variable_is_where_others_have_as_long_shards(
+    elements, replicas, shards, dtype
+):
     w, g = normal(elements), normal(elements, seed=1)
     ir = popxl.Ir(replication=replicas)
     with ir.main_graph, popxl.in_sequence():
-        whole, shard = popxl.replica_sharded_variable(w, name="w")
-        assert shards_of(shard) == replicas
-        gradient = ops.collectives.replica_sharded_slice(popxl.variable(g))
+        whole, shard = popxl.replica_sharded_variable(w, name="w", shard_over=shards)
+        group = ir.replica_grouping(group_size=shards)
+        gradient = ops.collectives.replica_sharded_slice(popxl.variable(g), group)
         facts, graph = AdamOptimizerStep().create_graph(
             shard, gradient, lr=0.1, first_order_dtype=dtype, second_order_dtype=dtype
         )
@@ -190,9 +194,25 @@ def test_state_is_cut_as_its_variable_is_where_the_last_shards_are_empty(element
         named = addons.GraphWithNamedArgs(multiplied)
         accumulators, _ = addons.autodiff_with_accumulation(named, multiplied.inputs[:1])
         accumulators.init()
+        state = [facts.first_order, facts.second_order, accumulators["accum.t"]]
+        assert [factory.shard_over for factory in state] == [shards] * 3
     _, values = run_session(ir, {}, [whole])
     tolerance = 1e-4 if dtype is popxl.float32 else 2e-2
     np.testing.assert_allclose(values[whole], numpy_adamw(w, [g], 0.1), rtol=1e-4, atol=tolerance)
+
+
+def test_a_shard_says_over_how_many_replicas_it_is_cut_where_sizes_do_not():
+    ir, spec = popxl.Ir(replication=4), popxl.TensorSpec((1,), popxl.float32, (2,))
+    with ir.main_graph:
+        with pytest.raises(ValueError, match=r"got 1 of 2 elements.*any of \[2, 4\] of 4 replicas"):
+            shards_of(spec)
+        assert shards_of(spec, ir.replica_grouping(group_size=2)) == 2
+        module, adam = addons.Module(), AdamOptimizerStep(cache=True)
+        for shards in (2, 4):
+            name, zeros = f"over_{shards}", np.zeros(2, np.float32)
+            t = module.add_replica_sharded_variable_input(name, lambda: zeros, shard_over=shards)
+            facts, _ = adam.create_graph(t, spec, lr=0.1)
+            assert (shards_of(t), facts.first_order.shard_over) == (shards, shards)
 
 
 def test_a_sharded_variable_is_updated_shard_by_shard():

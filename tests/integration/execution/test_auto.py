@@ -15,6 +15,7 @@ from popxl_gpt.execution import checkpoint
 from popxl_gpt.execution.auto import account, candidates, choice, trial
 from popxl_gpt.execution.auto.account import Account, Placed
 from popxl_gpt.execution.auto.resolved import executable, resolved
+from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.utils.runtime import planner
@@ -155,20 +156,25 @@ def test_a_step_that_is_short_is_timed_as_it_is(monkeypatch):
 
 
 @pytest.mark.parametrize("speed", [1e-3, 1.0], ids=["timed as it is", "by small trials"])
-def test_trials_of_what_does_not_fit_in_memory_have_their_rows_in_files(
+def test_trials_of_what_does_not_fit_in_memory_have_as_large_a_share_of_rows_in_files(
     speed, tmp_path, monkeypatch
 ):
     placed = []
 
     def times(program, config, *how):
-        execution = config.execution
-        placed.append((execution.memmap_dir, execution.host_memory))
+        placed.append(config)
         return [speed * Linear.exact(config)]
 
     monkeypatch.setattr(trial, "step_times", times)
-    config = small(layers=7, memmap_dir=str(tmp_path), host_memory=1 << 20)
+    rows = state_bytes(small(hidden_size=256, layers=7)) // 2
+    config = small(hidden_size=256, layers=7, memmap_dir=str(tmp_path), host_memory=rows)
     trial.Trials(pretraining, time.perf_counter).seconds(config)
-    assert len(placed) >= 2 and set(placed) == {(str(tmp_path), 1 << 20)}
+    assert {each.execution.memmap_dir for each in placed} == {str(tmp_path)}
+    deep = [each for each in placed if each.model.layers > 1]
+    assert deep and all(each.execution.host_memory < state_bytes(each) for each in deep)
+    for each in placed:
+        least, share = 2 * max(bytes_by_kind(each).values()), state_bytes(each) // 2
+        assert each.execution.host_memory == pytest.approx(max(least, share), abs=1)
 
 
 planned = functools.cache(choice.plan_step)

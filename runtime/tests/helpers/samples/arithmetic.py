@@ -150,6 +150,19 @@ SAMPLES = [
     # bounds that narrow integers do not have
     Sample("clip", operands=(A,), attrs={"min": -300, "max": 7e4}, autograd=torch.clip),
     Sample("clip", operands=(A,), attrs={"min": -1e40, "max": 1e40}, autograd=torch.clip),
+    # bounds inward that no type narrower than float64 has
+    Sample(
+        "clip",
+        operands=(A,),
+        attrs={"min": 1e40},
+        oracle=lambda t, min: np.full(t.shape, np.inf),
+    ),
+    Sample(
+        "clip",
+        operands=(A,),
+        attrs={"max": -1e40},
+        oracle=lambda t, max: np.full(t.shape, -np.inf),
+    ),
     Sample(
         "clip",
         operands=(np.array([2**24 + 1, 2**31 - 1, -(2**24) - 1], np.int32),),
