@@ -3,7 +3,6 @@ See --help.
 """
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -18,6 +17,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 from shlex import quote
 
 import popdist
