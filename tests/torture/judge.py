@@ -65,11 +65,12 @@ def others_in(run: Path) -> "set[str]":
 
 def check_checkpoints(run: Path, undisturbed: Undisturbed) -> "list[Path]":
     """Every folder with a checkpoint's name is whole and holds what it holds in the undisturbed
-    run.
+    run; that has none of step 0, which a signal before the first step saves.
     """
     found = checkpoints_of(run)
     for checkpoint in found:
-        if state_of(checkpoint) != undisturbed.states.get(checkpoint.name):
+        state = state_of(checkpoint)
+        if state["step"] != "0" and state != undisturbed.states.get(checkpoint.name):
             raise Broken(f"{checkpoint.name} differs from that of an undisturbed run")
     return found
 
