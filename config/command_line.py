@@ -23,9 +23,8 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.config.yaml_files import read_yaml
 
-RUN_CONFIG = "config.yml"
-RUN_METRICS = "metrics.jsonl"
-"""In a run's folder."""
+RUN_CONFIG, RUN_METRICS = "config.yml", "metrics.jsonl"
+"""Files in a run's folder."""
 HELP_FLAGS = ("--help", "-h")
 ELSEWHERE = {
     "batch_size": "global_batch_size", "block_size": "sequence_length", "ckpt": "checkpoint",

@@ -58,7 +58,7 @@ wish: a batch system tells every process of a job, and its script, which tells t
 AGAIN_SECONDS = 1.0
 """Ctrl-C so long after the first signal ends instances at once."""
 
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = [signal.Signals[name] for name in die_with_parent.PASSED_ON]
 """Those that instances get, whatever they mean there, and which do nothing to this process."""
 
 

@@ -177,8 +177,7 @@ class MachineHeartbeat:
     def leave(self) -> None:
         """Say goodbye, and give the others time to have read all."""
         self._own = replace(self._own, has_left=True)
-        if self._thread.is_alive():
-            join(self._thread, LEAVE_SECONDS)
+        join(self._thread, LEAVE_SECONDS)
 
     def _keep_up(self) -> None:
         count = 0

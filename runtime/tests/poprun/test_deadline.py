@@ -135,6 +135,22 @@ def test_what_is_larger_than_the_connection_takes_at_once_is_sent_whole_or_not_i
             wire.send_all(near, data, Deadline(0.1))
 
 
+def start_with(connection: socket.socket, script: str, *words: object) -> subprocess.Popen:
+    """A Python program that is given a connection, by its descriptor, and words."""
+    number = connection.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(number), *map(str, words)],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[number],
+        text=True,
+    )
+    connection.close()
+    return process
+
+
 HEARS = """
 import socket, sys, time
 from poprun.heartbeat import InstanceHeartbeat
@@ -150,16 +166,7 @@ heartbeat.stop()
 def test_an_instance_that_was_stopped_waits_for_the_next_heartbeat_of_one_that_was_too():
     own, other = socket.socketpair()
     with own:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HEARS, str(other.fileno())],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[other.fileno()],
-            text=True,
-        )
-        other.close()
+        process = start_with(other, HEARS)
         assert process.stdout.readline() == "hears\n"
         process.send_signal(signal.SIGSTOP)
         time.sleep(7)  # longer than the limit; 2 s of it count, and 4 are left to send
@@ -214,16 +221,7 @@ def test_a_process_that_was_stopped_goes_on_to_wait():
     point = Rendezvous(("127.0.0.1", free_port()), b"that of these tests", False)
     listener, address = make_listener(point, 0)
     with own:
-        process = subprocess.Popen(
-            [sys.executable, "-c", WAITS, str(other.fileno()), str(point.address[1])],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[other.fileno()],
-            text=True,
-        )
-        other.close()
+        process = start_with(other, WAITS, point.address[1])
         theirs = process.stdout.readline().strip()
         process.stdin.write(address + "\n")
         process.stdin.flush()
