@@ -2,6 +2,7 @@
 
     python benchmarks/precision.py     # ../shared/data/tinyshakespeare.txt, 300 steps, three seeds
     python benchmarks/precision.py --text FILE --steps 50 --seeds 1 --picture curves.png
+    python benchmarks/precision.py --steps 2000 --modes 'moments in 8 bits'
 
 Model, batches and schedule are those of `shakespeare.py`; each mode begins with the same weights
 and sees the same batches. Validation loss is over the whole held-out tenth, by a forward program of
@@ -44,6 +45,8 @@ MODES: "dict[str, dict[str, Any]]" = {
     "bfloat16, stochastic rounding": {"precision": "bfloat16", "stochastic_rounding": True},
     "bfloat16, neither": {"precision": "bfloat16", "master_weights": False},
     "float16, master weights, scaled": {"precision": "float16", "loss_scaling": "auto"},
+    "moments in bfloat16": {"moment_precision": "bfloat16", "stochastic_rounding": True},
+    "moments in 8 bits": {"moment_precision": "8bit", "stochastic_rounding": True},
 }
 """Settings of each mode."""
 
@@ -105,14 +108,17 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps")
     parser.add_argument("--seeds", type=int, default=3, help="how many; the seeds are 0, 1, ...")
+    parser.add_argument(
+        "--modes", nargs="+", default=list(MODES), choices=MODES, help="beside float32"
+    )
     parser.add_argument("--picture", type=Path, default=PICTURE, help="PNG file for the curves")
     arguments = parser.parse_args()
     require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
     text = Characters.read(arguments.text)
-    runs: dict[str, list[Figures]] = {name: [] for name in MODES}
+    runs: dict[str, list[Figures]] = {name: [] for name in dict.fromkeys([REFERENCE, *arguments.modes])}
     for seed in range(arguments.seeds):
-        for name, settings in MODES.items():
-            runs[name].append(trained(text, settings, arguments.steps, seed))
+        for name in runs:
+            runs[name].append(trained(text, MODES[name], arguments.steps, seed))
             loss = runs[name][-1]["validation_loss"]
             print(f"seed {seed}: {name} ends at validation loss {loss:.4f}", flush=True)
     draw(runs, arguments.picture)

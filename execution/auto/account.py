@@ -4,8 +4,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import popdist
+
 from popxl_gpt.config import Config, override
 from popxl_gpt.execution.auto.candidates import CHOSEN
+from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.memory import bytes_by_kind, processes_here, state_bytes
 from popxl_gpt.execution.reports.plan.process import (
     Build,
@@ -61,7 +64,9 @@ class Account:
         return cls(build, validation, given, own, room)
 
     def place(self, config: Config) -> Placed | str:
-        """The configuration with a place for its rows; else why it does not fit."""
+        """The configuration with a place for its rows; else why it does not fit. One that keeps the
+        activations of all blocks, and more than fits, keeps those of as many as fit.
+        """
         in_memory = not any(name in self.given for name in MEMORY)
         if in_memory:
             config = override(config, memmap_dir=None, host_memory=None)
@@ -69,9 +74,37 @@ class Account:
         if memory.resident <= self.room:
             need, room = bytes_text(memory.resident), bytes_text(self.room)
             return Placed(config, memory, f"fits: {need} of the {room} that a process may take")
+        if (found := self._keeping_some(config, memory)) is not None:
+            return found
         if not in_memory:
             return self._too_large(memory)
         return self._in_files(config, memory)
+
+    def _keeping_some(self, config: Config, memory: ProcessMemory) -> Placed | None:
+        """The configuration with activations of as many blocks kept as fit, if it keeps those of
+        all: the others compute theirs again.
+        """
+        if config.execution.recomputation or "recomputation" in self.given:
+            return None
+        least = override(config, recomputation=True)
+        replicas = config.execution.replication_factor // popdist.getNumInstances()
+        left = self.room - self._memory(least).resident
+        for _ in range(2):  # what computes them takes tensors, too, which the first plan tells
+            if left < replicas:
+                return None
+            some = override(least, activation_memory=left // replicas)
+            if (kept := kept_layers(some)) == 0:
+                return None
+            found = self._memory(some)
+            if found.resident <= self.room:
+                need, room = bytes_text(memory.resident), bytes_text(self.room)
+                why = (
+                    f"fits with the activations of {kept} of {config.model.layers} blocks kept, as "
+                    f"{need} with those of all do not fit the {room} that a process may take"
+                )
+                return Placed(some, found, why)
+            left -= found.resident - self.room
+        return None
 
     def _in_files(self, config: Config, memory: ProcessMemory) -> Placed | str:
         """The configuration with its rows in files of the folder of runs."""

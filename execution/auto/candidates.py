@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterator
 import popdist
 
 from popxl_gpt.config import Config, ConfigError, override
+from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.reports.plan.layouts import splits
 from popxl_gpt.execution.reports.text import layout_name
 
 LAYOUT = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
 CHOSEN = (
-    *LAYOUT, "micro_batch_size", "widening", "recomputation", "memmap_dir", "host_memory",
+    *LAYOUT, "micro_batch_size", "widening", "recomputation", "activation_memory", "memmap_dir",
+    "host_memory",
 )  # fmt: skip
 """Settings that are chosen, unless they are given as flags."""
 MOST_TOKENS = 16384
@@ -43,6 +45,8 @@ def candidates(config: Config, given: Collection[str]) -> list[Config]:
     found: list[Config] = []
     problems: dict[str, None] = {}
     replicas = replicas_here(config, given)
+    if "activation_memory" not in given:  # `Account.place` gives some to what keeps too much
+        config = override(config, activation_memory=None)
     for layout in splits(replicas):
         names = dict(zip(LAYOUT, layout))
         if any(names[name] != getattr(config.execution, name) for name in given if name in names):
@@ -117,7 +121,10 @@ def in_words(config: Config) -> str:
     parts.append(f"micro-batch {execution.micro_batch_size}")
     if execution.widening > 1:
         parts.append(f"{execution.widening} of them as one")
-    parts.append(f"activations {'recomputed' if execution.recomputation else 'kept'}")
+    if execution.activation_memory is None:
+        parts.append(f"activations {'recomputed' if execution.recomputation else 'kept'}")
+    else:
+        parts.append(f"activations of {kept_layers(config)} of {config.model.layers} blocks kept")
     if execution.memmap_dir is not None:
         parts.append("rows in files")
     return ", ".join(parts)

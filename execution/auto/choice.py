@@ -143,12 +143,18 @@ def _placed_together(account: Account, config: Config) -> Placed | str:
     if problems := [told for told in gather(reason, instances, patiently=True) if told]:
         return str(problems[0])
     assert isinstance(found, Placed)
-    rows = gather(found.config.execution.host_memory or 0, instances, patiently=True)
-    if min(rows) == max(rows):
-        return found
-    if not min(rows):
+    execution = found.config.execution
+    kept = execution.activation_memory or (0 if execution.recomputation else math.inf)
+    mine = (execution.host_memory or 0, kept)
+    rows, budgets = zip(*gather(mine, instances, patiently=True))
+    shared = {}
+    if min(rows) != max(rows):
+        shared["host_memory"] = min(rows)
+    if min(budgets) != max(budgets):
+        shared |= {"recomputation": True, "activation_memory": min(budgets)}
+    if shared.get("host_memory") == 0:
         return "fits the memory of some processes only"
-    return replace(found, config=override(found.config, host_memory=min(rows)))
+    return replace(found, config=override(found.config, **shared))
 
 
 def _told(value: Any) -> Any:

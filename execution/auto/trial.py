@@ -13,6 +13,7 @@ import popxl_addons as addons
 from popxl_gpt.config import NO_RAMPUP, Config, override
 from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.execution.host import data_share, run_steps
+from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
 from popxl_gpt.utils.runtime import gather
 
@@ -54,6 +55,18 @@ class Trials:
 
     def seconds(self, config: Config) -> float:
         """Of a step of the whole model, over its whole batch."""
+        if config.execution.activation_memory is None:
+            return self._alike(config)
+        recomputing = override(config, activation_memory=None)
+        seconds, runs = self._alike(recomputing), config.runs_per_phase
+        if seconds <= WHOLE_SECONDS:
+            return self._measured(config, config.model.layers, runs)
+        keeping = override(recomputing, recomputation=False)
+        once, again = (self._measured(each, 1, 1) for each in (keeping, recomputing))
+        return seconds - kept_layers(config) * runs * max(0.0, again - once)
+
+    def _alike(self, config: Config) -> float:
+        """`seconds` where all blocks do the same with their activations."""
         layers, runs = config.model.layers, config.runs_per_phase
         depths = DEPTHS if layers > DEPTHS[-1] else (layers,)
         at_once = runs if runs <= RUNS[-1] else RUNS[0]
@@ -90,13 +103,15 @@ class Trials:
         """
         execution = config.execution
         at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
+        is_whole = layers == config.model.layers and runs == config.runs_per_phase
         small = override(
             config,
             layers=layers,
             global_batch_size=at_once * runs,
             **NO_RAMPUP,
             device_iterations=1,
-            activation_memory=None,  # few layers and runs would all fit in: time at most
+            # few layers and runs would all fit in: time at most
+            activation_memory=execution.activation_memory if is_whole else None,
         )
         if execution.host_memory is not None:
             share = execution.host_memory * state_bytes(small) // state_bytes(config)

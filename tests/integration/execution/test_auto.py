@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import time
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from popxl_gpt.execution import checkpoint
 from popxl_gpt.execution.auto import account, candidates, choice, trial
 from popxl_gpt.execution.auto.account import Account, Placed
 from popxl_gpt.execution.auto.resolved import executable, resolved
+from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
 from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.options import PlanOptions
@@ -146,6 +148,20 @@ def test_a_time_that_is_linear_in_layers_and_runs_is_predicted_exactly(monkeypat
     assert program.made.count((1, 2)) == 2 and program.made.count((2, 2)) == 2
 
 
+def test_each_block_that_keeps_its_activations_saves_what_a_trial_of_one_saves(monkeypatch):
+    program = Linear(monkeypatch)
+    config = small(layers=24, hidden_size=64)
+    some = override(config, activation_memory=5 * kept_bytes(config))
+    keeping = override(config, recomputation=False)
+    trials = trial.Trials(pretraining, time.perf_counter)
+    one = [override(each, layers=1) for each in (config, keeping)]
+    saved = program.exact(override(one[0], global_batch_size=1)) - program.exact(
+        override(one[1], global_batch_size=1)
+    )
+    expected = program.exact(config) - 5 * config.runs_per_phase * saved
+    assert trials.seconds(some) == pytest.approx(expected)
+
+
 def test_a_step_that_is_short_is_timed_as_it_is(monkeypatch):
     program = Linear(monkeypatch)
     exact = Linear.exact
@@ -242,12 +258,36 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
     ours = small(memmap_dir=str(tmp_path), host_memory=100)
     reason, rows = theirs
     monkeypatch.setattr(
-        choice, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else rows]
+        choice, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0)]
     )
     monkeypatch.setattr(Account, "place", lambda self, c: Placed(ours, memory(), "in files"))
     found = choice._placed_together(account_with(1 << 30), ours)
     told = found if isinstance(found, str) else found.config.execution.host_memory
     assert told == expected
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ({"activation_memory": 300}, 200, (True, 200)),
+        ({"activation_memory": 200}, 300, (True, 200)),
+        ({"activation_memory": 200}, math.inf, (True, 200)),
+        ({"recomputation": False}, 300, (True, 300)),
+        ({"recomputation": False}, math.inf, (False, None)),
+        ({}, 0, (True, None)),
+    ],
+    ids=str,
+)
+def test_processes_keep_the_activations_that_fit_all_of_them(ours, theirs, expected, monkeypatch):
+    placed = Placed(small(**ours), memory(), "fits")
+    monkeypatch.setattr(
+        choice, "gather", lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs)]
+    )
+    monkeypatch.setattr(Account, "place", lambda self, c: placed)
+    found = choice._placed_together(account_with(1 << 30), placed.config)
+    assert isinstance(found, Placed)
+    execution = found.config.execution
+    assert (execution.recomputation, execution.activation_memory) == expected
 
 
 # Memory
@@ -271,6 +311,30 @@ def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path):
     assert len(trial.step_times(pretraining, tight.config, 0, 1, time.perf_counter)) == 1
     none = account_with(100 << 20).place(config)
     assert isinstance(none, str) and "needs" in none
+
+
+@pytest.mark.slow
+def test_activations_of_as_many_blocks_are_kept_as_fit(tmp_path):
+    config = small(
+        layers=6, hidden_size=64, sequence_length=64, micro_batch_size=8, recomputation=False,
+        run_folder=str(tmp_path),
+    )  # fmt: skip
+    all_kept, none = (
+        account_with(1 << 40).place(override(config, recomputation=each)).memory.resident
+        for each in (False, True)
+    )
+    each = kept_bytes(config)
+    assert 2 * each < all_kept - none
+    numbers = []
+    for room in (none + each // 2, none + 3 * each, none + 4 * each, all_kept - 1):
+        found = account_with(room).place(config)
+        assert isinstance(found, Placed) and found.memory.resident <= room
+        numbers.append(kept_layers(found.config))
+    assert numbers[0] == 0 and numbers == sorted(numbers) and 1 < numbers[2] < 6
+    text = candidates.in_words(account_with(none + 4 * each).place(config).config)
+    assert f"activations of {numbers[2]} of 6 blocks kept" in text
+    given = account_with(none + 4 * each, "recomputation").place(config)
+    assert given.config.execution.activation_memory is None
 
 
 @pytest.mark.slow
