@@ -115,7 +115,9 @@ def main() -> int:
     arguments = parser.parse_args()
     require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
     text = Characters.read(arguments.text)
-    runs: dict[str, list[Figures]] = {name: [] for name in dict.fromkeys([REFERENCE, *arguments.modes])}
+    runs: dict[str, list[Figures]] = {
+        name: [] for name in dict.fromkeys([REFERENCE, *arguments.modes])
+    }
     for seed in range(arguments.seeds):
         for name in runs:
             runs[name].append(trained(text, MODES[name], arguments.steps, seed))

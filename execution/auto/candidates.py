@@ -3,6 +3,7 @@ kept.
 """
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import popdist
 
@@ -45,20 +46,20 @@ def candidates(config: Config, given: Collection[str]) -> list[Config]:
     found: list[Config] = []
     problems: dict[str, None] = {}
     replicas = replicas_here(config, given)
-    if "activation_memory" not in given:  # `Account.place` gives some to what keeps too much
-        config = override(config, activation_memory=None)
     for layout in splits(replicas):
         names = dict(zip(LAYOUT, layout))
         if any(names[name] != getattr(config.execution, name) for name in given if name in names):
             continue
         for micro_batch, widening in _sizes(config, given, layout[0]):
             for recomputation in _recomputations(config, given):
-                values = {
+                values: dict[str, Any] = {
                     **names,
                     "micro_batch_size": micro_batch,
                     "widening": widening,
                     "recomputation": recomputation,
                 }
+                if "activation_memory" not in given:  # `Account.place` gives some where it is short
+                    values["activation_memory"] = None
                 try:
                     found.append(override(config, **values))
                 except ConfigError as error:
