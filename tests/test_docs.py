@@ -96,6 +96,8 @@ SHORTER = {
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
+    "python execution/pretraining.py --config gpt2_xl ...": "+ --layers 1 --hidden_size 64 --heads 4 "
+    "--sequence_length 16 --max_positions 16 --vocabulary_size 64 --memmap_dir rows --host_memory 1MiB",
     "python execution/pretraining.py --config tiny": ALONE,
     # The search is held to its promises in test_auto.py.
     "python execution/pretraining.py --config demo --auto": "+ --layers 2 --sequence_length 16 "
