@@ -345,7 +345,7 @@ class _Words:
         while self.rest and not self.rest[0].startswith("--"):
             found.append(self.rest.pop(0))
         if found:
-            is_none = leaf.is_path and found == ["none"]
+            is_none = not leaf.is_free_text and found == ["none"]
             try:  # paths are checked with the configuration
                 checked = tuple(found) if leaf.is_path else leaf.check(found)
                 self.values[leaf.name] = () if is_none else checked
@@ -353,7 +353,8 @@ class _Words:
                 self.problems.append(f"--{error}")
                 self.bad.add(leaf.name)
         else:
-            what = "paths or patterns, or none" if leaf.is_path else "texts"
+            what = "paths or patterns" if leaf.is_path else "texts"
+            what += "" if leaf.is_free_text else ", or none"
             self.problems.append(f"--{leaf.name}: got no value; expected {what}.")
             self.bad.add(leaf.name)
 
@@ -400,8 +401,8 @@ def help_text(
                 lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; {told})"))
     if default:
         lines.append(
-            "\nDefaults are those without a preset; the resolved configuration is printed when a "
-            "run starts."
+            "\nDefaults are those without a preset; what differs from one is printed when a run "
+            "starts."
         )
     return "\n".join(lines)
 

@@ -84,10 +84,19 @@ def split_files(folder: Path, split: str) -> str:
     return f"{glob.escape(text_of_path(folder))}/{split}-*.tfrecord"
 
 
+def training_files(name: str) -> str:
+    """Pattern of the token files to train on of an entry of a mixture, which is a folder or such a
+    pattern.
+    """
+    path = user_path("--mix", name)
+    return split_files(path, "train") if path.is_dir() else name
+
+
 def implied_settings(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """What a run takes from prepared folders that are given as its data: their files for training
-    and, unless others are given, those for validation, the tokenizer and its vocabulary. A run that
-    begins with the weights of a model keeps that model's tokenizer and vocabulary.
+    and, unless others are given, those for validation, the tokenizer and its vocabulary, and where
+    documents are kept apart, the token that ends one. A run that begins with the weights of a model
+    keeps that model's tokenizer and vocabulary. Data of a flag take the place of those of the file.
 
     Args:
         flags: values by the names of settings.
@@ -95,13 +104,14 @@ def implied_settings(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[
     Raises:
         DataError: a folder's description cannot be read.
     """
-    given = {**file, **flags}
+    replaced = _replaced(flags, file)
+    given = {**file, **replaced, **flags}
     inputs, mixed = _texts(given.get("input_files")), _texts(given.get("mix"))
     names = (*inputs, *(entry.rpartition("=")[0] for entry in mixed))
     found = {name: _prepared(user_path("input files", name)) for name in names}
     prepared = {name: pair for name, pair in found.items() if pair is not None}
     if not prepared:
-        return {}
+        return replaced
     implied: dict[str, Any] = {}
     held_out = [folder for folder, info in prepared.values() if "validation" in info["splits"]]
     if held_out:
@@ -112,6 +122,8 @@ def implied_settings(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[
         tokenizer = tokenizer_of(folder, info)
         if tokenizer is not None and not info.get("masked"):
             implied["tokenizer"] = text_of_path(tokenizer)
+    if given.get("document_attention") is True and "end_of_text" in info:
+        implied["end_of_text"] = info["end_of_text"]
     kept = {name for name, value in file.items() if value}
     if flags.keys() & {"input_files", "mix"}:
         kept.discard("validation_files")  # of other data
@@ -120,7 +132,14 @@ def implied_settings(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[
         implied["input_files"] = tuple(
             split_files(prepared[name][0], "train") if name in prepared else name for name in inputs
         )
-    return implied
+    return {**replaced, **implied}
+
+
+def _replaced(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a file gives way to a flag that says the same in another way: empty."""
+    other = {"input_files": "mix", "mix": "input_files"}
+    gone = {other[name] for name in other.keys() & flags.keys() if flags[name]}
+    return {name: () for name in gone - flags.keys() if file.get(name)}
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ class Model:
     sqrt(2 * layers).
     """
     initialisation: Literal["fixed", "width"] = "fixed"
-    """What initial_std is for: fixed, all weights; width, embeddings alone, while matrices of
+    """What initial_std is for: fixed, all weights; width, embeddings and head, while matrices of
     decoder blocks have 1/sqrt(inputs) in its place, so that a rate found for a narrow model serves
     a wide one better.
     """
@@ -286,7 +286,8 @@ class Data:
 
     input_files: tuple[PathText, ...] = ()
     """TFRecord files to train on, as paths or glob patterns; none: synthetic data. A folder that
-    data/prepare.py made gives its tokenizer, vocabulary_size and validation_files, too.
+    data/prepare.py made gives its tokenizer, vocabulary_size and validation_files, too, and with
+    document_attention end_of_text.
     """
     mix: tuple[str, ...] = ()
     """Data to train on in place of input_files, as FOLDER=WEIGHT: a folder that data/prepare.py

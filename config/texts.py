@@ -5,6 +5,7 @@ import sys
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from popxl_gpt.config.errors import UserError
 
@@ -115,3 +116,8 @@ def user_path(where: str, text: "str | Path") -> Path:
 def shown_text(text: str) -> str:
     """A text as messages show it: its beginning, with escapes for what is no plain character."""
     return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}.."
+
+
+def several(given: Any) -> "tuple[Any, ...]":
+    """What a caller gives as one text or as several: one is a sequence of texts, too."""
+    return (given,) if isinstance(given, (str, Path)) else tuple(given)

@@ -21,7 +21,7 @@ tiktoken_ext/openai_public.py, r50k_pat_str.
 """
 PLAIN = {
     "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-    "end_of_word_suffix": None, "byte_fallback": False,
+    "end_of_word_suffix": None, "byte_fallback": False, "ignore_merges": False,
 }  # fmt: skip
 """Of a BPE model that has none of what tiktoken lacks."""
 NEWER_CHARACTERS = (

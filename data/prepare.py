@@ -209,14 +209,19 @@ def _to_bins(options: ToBins) -> int:
 
 
 def _check(options: Check) -> int:
-    records = 0
+    records, damaged = 0, 0
+    first: DataError | None = None
     for path in find_files(options.files, of_all_splits=True):
-        file = RecordFile(path)
+        file, here = RecordFile(path), 0
         for error in file.damaged():
-            raise error
-        records += len(file)
-        print(f"{path}: {counted(len(file), 'record')}, all checksums right")
+            first, here = first or error, here + 1
+        told = f"{here} damaged" if here else "all checksums right"
+        print(f"{path}: {counted(len(file), 'record')}, {told}")
+        records, damaged = records + len(file), damaged + here
     print(counted(records, "record"))
+    if first is not None:
+        more = f" It is the first of {damaged} damaged records." if damaged > 1 else ""
+        raise DataError(f"{first}{more}")
     return 0
 
 

@@ -58,6 +58,11 @@ def read_table(path: Path, column: str) -> Iterator[str]:
                     yield from filter(None, batch.slice(start, ROWS).to_pylist())
     except arrow.ArrowException as error:
         raise _damaged(path, str(error).splitlines()[0]) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: got text in '{column}' that is not UTF-8 ({error.reason}); expected UTF-8. "
+            "Write the table again with its text in UTF-8, or leave the file out."
+        ) from error
     except OSError as error:
         if error.errno is None:  # of pyarrow
             raise _damaged(path, str(error)) from error

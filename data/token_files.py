@@ -4,9 +4,10 @@ import glob
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from popxl_gpt.config.dataset_info import read_info
+from popxl_gpt.config.dataset_info import read_info, split_files
 from popxl_gpt.config.plain_files import names_in
 from popxl_gpt.config.texts import user_path
 from popxl_gpt.data.errors import DataError
@@ -56,8 +57,8 @@ def _check_one_split(folder: Path, files: Sequence[Path]) -> None:
     if len(splits) > 1:
         raise DataError(
             f"input files: got '{folder}', which has files to train on and files to validate on; "
-            f"expected one of them. Give '{folder}/train-*.tfrecord' or "
-            f"'{folder}/validation-*.tfrecord'."
+            f"expected one of them. Give {quote(split_files(folder, 'train'))} or "
+            f"{quote(split_files(folder, 'validation'))}."
         )
 
 

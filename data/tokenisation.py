@@ -111,10 +111,21 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
             sizes[number] = len(text) if has_bytes else len(text.encode())
         elif not added[number].special and text != END_OF_TEXT:
             sizes[number] = len(text.encode())
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    if unknown in vocabulary and not has_bytes:
-        sizes[vocabulary[unknown]] = np.nan
+    unknown = unknown_token(tokenizer)
+    if unknown is not None:
+        sizes[unknown] = np.nan
     return sizes
+
+
+def unknown_token(tokenizer: Tokenizer) -> int | None:
+    """The token that stands for all that a tokenizer lacks; None for one of bytes, which lacks
+    nothing.
+    """
+    name = getattr(tokenizer.model, "unk_token", None)
+    if name is None or isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return None
+    found: int | None = tokenizer.token_to_id(name)
+    return found
 
 
 def tokenise(

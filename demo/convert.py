@@ -15,6 +15,7 @@ if __name__ == "__main__":
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from popxl_gpt.config import UserError, save
@@ -71,7 +72,8 @@ def from_hugging_face(options: Conversion) -> int:
             (checkpoints / TOKENIZER).write_bytes(tokenizer.read_bytes())
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters, {kept}")
-    print(f"Use it with --checkpoint {out}, or train it further with --init_from {out}.")
+    named = quote(str(out))
+    print(f"Use it with --checkpoint {named}, or train it further with --init_from {named}.")
     return 0
 
 

@@ -37,10 +37,10 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.config.texts import user_path
+from popxl_gpt.config.texts import several, user_path
 from popxl_gpt.data import Dataset, TokenArray, TokenDataset
 from popxl_gpt.data.sources import text_source
-from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise
+from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, unknown_token
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.text import check_made_by, read_tokenizer
@@ -58,6 +58,7 @@ REPORT_SECONDS = 10.0
 """Between lines that say how far it is."""
 ROWS = 1024
 """Tokens that run as one, about: enough for matrix products to be fast."""
+UNKNOWN_BITS = "not known without a tokenizer that has every character"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ class Result:
             ("data", " ".join(self.data)),
             ("loss", f"{found.loss:.4f} nats per token"),
             ("perplexity", f"{found.perplexity:.3f}"),
-            ("bits per byte", "not known without a tokenizer" if bits is None else f"{bits:.4f}"),
+            ("bits per byte", UNKNOWN_BITS if bits is None else f"{bits:.4f}"),
             ("tokens", f"{found.tokens}, each once"),
             ("bytes", "not known" if found.bytes is None else f"{found.bytes}"),
             ("window", f"{self.sequence_length} tokens, {self.stride} from one to the next"),
@@ -108,9 +109,9 @@ class Result:
 
 def evaluate(
     checkpoint: "str | Path",
-    input_files: "Sequence[str | Path]" = (),
+    input_files: "str | Path | Sequence[str | Path]" = (),
     *,
-    text: "Sequence[str | Path]" = (),
+    text: "str | Path | Sequence[str | Path]" = (),
     stride: int | None = None,
     **settings: Any,
 ) -> Result:
@@ -118,7 +119,8 @@ def evaluate(
 
     Args:
         checkpoint: a run's folder, or a checkpoint.
-        input_files, text: as the command line takes them; neither: the run's validation files.
+        input_files, text: one or several, as the command line takes them; neither: the run's
+            validation files.
         stride: tokens from a window's beginning to the next one's; None: sequence_length.
         settings: `precision`, `sequence_length`, `tokenizer` and the layout, by their names on the
             command line.
@@ -127,8 +129,8 @@ def evaluate(
         NotFiniteError: a weight or the loss is not finite.
     """
     if input_files:
-        settings["input_files"] = tuple(map(str, input_files))
-    options = Options(text=tuple(map(str, text)), stride=stride)
+        settings["input_files"] = tuple(map(str, several(input_files)))
+    options = Options(text=tuple(map(str, several(text))), stride=stride)
     saved, config = _opened(checkpoint, {**settings, "text": options.text}, settings)
     return _measure(saved, config, options)
 
@@ -206,7 +208,7 @@ def _unwritable(path: Path, why: str) -> UserError:
 
 def evaluate_tasks(
     checkpoint: "str | Path",
-    tasks: Sequence[str],
+    tasks: "str | Path | Sequence[str | Path]",
     *,
     num_fewshot: int | None = None,
     limit: int | None = None,
@@ -216,7 +218,7 @@ def evaluate_tasks(
 
     Args:
         checkpoint: a run's folder, or a checkpoint.
-        tasks: names of the harness's, or task files.
+        tasks: a name of the harness's or a task file, or several.
         num_fewshot, limit, settings: as the command line takes them.
     Returns:
         what the harness gives: numbers by task below `results`.
@@ -224,7 +226,7 @@ def evaluate_tasks(
         UserError: something given cannot be used.
         NotFiniteError: a weight or a loss is not finite.
     """
-    options = Options(lm_eval=tuple(map(str, tasks)), num_fewshot=num_fewshot, limit=limit)
+    options = Options(lm_eval=tuple(map(str, several(tasks))), num_fewshot=num_fewshot, limit=limit)
     saved, config = _opened(checkpoint, {**settings, "lm_eval": options.lm_eval}, settings)
     return _run_tasks(saved, config, options)
 
@@ -357,14 +359,17 @@ def _measure(
 def _open(
     config: Config, options: Options, tokenizer: Tokenizer | None, stride: int
 ) -> "tuple[Dataset, int | None]":
-    """The data, and the bytes of text in them where that is known from the text itself."""
+    """The data, and the bytes of text in them where these are text: none where the tokenizer lacks
+    a character, of which a token says less than the text.
+    """
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     if options.text:
         assert tokenizer is not None
         texts = list(text_source(options.text, document_bytes=2**31 - 1).documents())
-        return TokenArray(_joined(texts, tokenizer), sequence, vocabulary, stride), sum(
-            len(text.encode()) for text in texts if text.strip()
-        )
+        tokens = _joined(texts, tokenizer)
+        is_whole = not (tokens == unknown_token(tokenizer)).any()
+        text_bytes = sum(len(text.encode()) for text in texts if text.strip())
+        return TokenArray(tokens, sequence, vocabulary, stride), text_bytes if is_whole else None
     if not config.data.input_files:
         raise UserError(
             "--input_files: got none, and the run has no validation files; expected token files. "
@@ -398,7 +403,8 @@ def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Tokenizer | Non
         paths = [Path(own)]
     else:
         folders = [*real_path(saved.folder).parents[:2]]
-        folders += [Path(name).parent for name in config.data.input_files]
+        files = (Path(name) for name in config.data.input_files)
+        folders += [path if path.is_dir() else path.parent for path in files]
         choices = [*(folder / TOKENIZER for folder in folders), *([Path(own)] if own else [])]
         paths = [path for path in choices if path.is_file()]
     if not paths:

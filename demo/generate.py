@@ -2,6 +2,7 @@
 'def main():'`. See --help.
 """
 
+import io
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from popxl_gpt.config import (
 )
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.config.texts import encoding_problem, user_path
+from popxl_gpt.config.texts import encoding_problem, several, user_path
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
@@ -95,12 +96,12 @@ class Trained:
 
 def generate(
     checkpoint: "str | Path",
-    prompts: Sequence[str] = (),
+    prompts: "str | Sequence[str]" = (),
     *,
     tokens: int = 200,
     sampling: Sampling | None = None,
     samples: int = 1,
-    stop: Sequence[str] = (),
+    stop: "str | Sequence[str]" = (),
     special_tokens: bool = False,
     on_text: OnText = lambda number, text: None,
     **settings: Any,
@@ -109,10 +110,10 @@ def generate(
 
     Args:
         checkpoint: a run's folder, or a checkpoint.
-        prompts: texts to go on from; none: one new document is begun.
+        prompts: a text to go on from, or several; none: one new document is begun.
         tokens: to write after each.
         sampling: how tokens are chosen; its seed is the checkpoint's unless it is given.
-        stop: texts that end what is written, and are left out.
+        stop: a text that ends what is written, and is left out, or several.
         special_tokens: take those that prompts spell as tokens, not as text.
         on_text: called with text as it is made: its number in the result, and what is new.
         settings: `precision`, `tokenizer`, and the layout, by their names on the command line.
@@ -130,9 +131,9 @@ def generate(
     changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
     config = override(saved.config, **changes)
     trained = Trained(saved, config, special_tokens)
-    found = [trained.tokens(text, "prompts") for text in prompts] or [trained.begin()]
+    found = [trained.tokens(text, "prompts") for text in several(prompts)] or [trained.begin()]
     sampling = sampling or Sampling(seed=config.training.seed)
-    return _write_all(trained, found, tokens, sampling, samples, stop, on_text)
+    return _write_all(trained, found, tokens, sampling, samples, several(stop), on_text)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -152,6 +153,11 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(
             "--chat: got prompts beside it; expected one or the other, for a conversation reads "
             "its lines from the terminal. Leave the prompts out."
+        )
+    if options.chat and options.samples > 1:
+        raise UserError(
+            f"--samples: got {options.samples} with --chat; expected 1, for a conversation goes on "
+            "with one answer. Leave it out."
         )
     is_leader = check_instances(config)
     check_same_checkpoint(found[0].folder)
@@ -245,14 +251,16 @@ def _prompts(options: Options) -> "list[tuple[str, str]]":
 
 
 def _read_prompt(name: str) -> str:
-    """The text of a file, or of standard input, without the line break at its end."""
+    """The text of a file, or of standard input, as texts to train on are read, without the line
+    break at its end.
+    """
     try:
         content = (
             sys.stdin.buffer.read(PROMPT_BYTES)
             if name == "-"
             else read_bounded(Path(name), PROMPT_BYTES)
         )
-        text = content.decode("utf-8")
+        text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig").read()
     except OSError as error:
         raise UserError(
             f"--prompt_file: got {name}: {error.strerror}; expected a readable text file. Check "
@@ -311,7 +319,7 @@ def printable(text: str) -> str:
 
 def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool) -> None:
     """Answer lines until there are no more."""
-    said = [token for where, text in _prompts(options) for token in trained.tokens(text, where)]
+    said: list[int] = []
     positions = trained.config.model.positions
     with trained.running(1, positions, options.tokens) as model:
         for number, line in enumerate(_lines(is_leader)):

@@ -7,10 +7,9 @@ import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
-from popxl_gpt.config.dataset_info import split_files
+from popxl_gpt.config.dataset_info import training_files
 from popxl_gpt.config.errors import io_failure
 from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.config.texts import user_path
 from popxl_gpt.data import Dataset, MixedDataset, SyntheticDataset, TokenDataset
 from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.checkpoint import SavedRun
@@ -44,17 +43,9 @@ def _training_data(config: Config, options: "dict[str, Any]") -> Dataset:
     """The files to train on, or a mixture of some; those that the settings fit."""
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     mixed = config.data.mixed()
-    parts = (
-        [(config.data.input_files, 1.0)]
-        if not mixed
-        else [
-            ((split_files(path, "train") if path.is_dir() else name,), weight)
-            for name, weight in mixed.items()
-            for path in [user_path("--mix", name)]
-        ]
-    )
+    parts = [((training_files(name),), weight) for name, weight in mixed.items()]
     sources: list[Dataset] = []
-    for files, _ in parts:
+    for files, _ in parts or [(config.data.input_files, 1.0)]:
         data = TokenDataset(files, sequence, vocabulary, **options)
         _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
         sources.append(data)

@@ -7,7 +7,9 @@ import os
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +55,14 @@ class WandbLog:
 
     def close(self) -> None:
         """Send what waits, for a limited time."""
-        if not self._has_failed.is_set():
-            self._queue.put(None)
-            self._thread.join(CLOSE_SECONDS)
-            if self._thread.is_alive():
-                self._fail(f"it did not finish within {CLOSE_SECONDS:g} s")
+        if self._has_failed.is_set():
+            return
+        end = time.monotonic() + CLOSE_SECONDS
+        with suppress(queue.Full):  # and nobody takes from it
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+        self._thread.join(max(0.0, end - time.monotonic()))
+        if self._thread.is_alive():
+            self._fail(f"it did not finish within {CLOSE_SECONDS:g} s")
 
     def _work(self) -> None:
         try:

@@ -6,7 +6,7 @@ import numpy as np
 import popdist
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import NotFiniteError
+from popxl_gpt.config import Model, NotFiniteError
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.sampling import Sampling, choose
@@ -75,6 +75,14 @@ class TextStream:
         return next((n for n in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
+def end_of_documents(tokenizer: Tokenizer, model: Model) -> int | None:
+    """The token that ends documents: the tokenizer's, or else that which a model of Hugging Face's
+    has brought; None where there is none.
+    """
+    found: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    return found if found is not None else model.end_of_text or None
+
+
 def write(
     model: CachedModel,
     tokenizer: Tokenizer,
@@ -99,7 +107,8 @@ def write(
     Raises:
         NotFiniteError: the model's logits are not finite; says where.
     """
-    end, classes = tokenizer.token_to_id(END_OF_TEXT), max(tokenizer.get_vocab().values()) + 1
+    end = end_of_documents(tokenizer, model.config.model)
+    classes = max(tokenizer.get_vocab().values()) + 1
     streams = [TextStream(tokenizer, prompt, stop) for prompt in prompts]
     randoms = [sampling.random(first_number + number) for number in range(len(prompts))]
     is_open = [True] * len(prompts)

@@ -271,7 +271,7 @@ def _no_family(model: Model) -> UserError:
     """What keeps a model from the family that it is nearest to."""
     apart = {
         family.model_type: [
-            f"{name} {getattr(model, name)}"
+            _setting(model, name)
             for name, value in family.settings.items()
             if getattr(model, name) != value
         ]
@@ -283,6 +283,13 @@ def _no_family(model: Model) -> UserError:
         f"nearest of {', '.join(apart)}, has not; expected what one of them has. Use the model "
         "with this program."
     )
+
+
+def _setting(model: Model, name: str) -> str:
+    """What a model is of a family's settings, as the settings of a run say it."""
+    if name == "shares_keys":
+        return f"key_value_heads {model.key_value_heads}"
+    return f"{name} {getattr(model, name)}"
 
 
 def _write_json(path: Path, values: "dict[str, Any]") -> None:

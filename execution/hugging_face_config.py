@@ -86,11 +86,20 @@ def model_in(file: Path, values: Values) -> Model:
         ours: values.get(theirs, default)
         for ours, (theirs, default) in SIZES[family.model_type].items()
     }
-    rest = {} if family is GPT2 else _rotary(file, values, family)
+    rest: Values = {"end_of_text": _end_of_text(values, sizes["vocabulary_size"])}
+    if family is not GPT2:
+        rest |= _rotary(file, values, family)
     try:
         return from_mapping({"model": {**settings, **sizes, **rest}}).model
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
+
+
+def _end_of_text(values: Values, vocabulary: Any) -> int:
+    """The token that ends documents; 0 where none does, or several."""
+    end = values.get("eos_token_id")
+    is_one = type(end) is int and type(vocabulary) is int and 0 <= end < vocabulary
+    return end if is_one else 0
 
 
 def _rotary(file: Path, values: Values, family: Family) -> Values:
@@ -106,11 +115,9 @@ def _rotary(file: Path, values: Values, family: Family) -> Values:
     size = values.get("head_dim", default)
     if size is not None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         _expect(file, "head_dim", size, (hidden // heads,))
-    end = values.get("eos_token_id")
     return {
         "rotary_base": rope.get("rope_theta", values.get("rope_theta", 10000.0)),
         "dropout": 0.0,
-        "end_of_text": end if isinstance(end, int) and not isinstance(end, bool) else 0,
     }
 
 

@@ -16,7 +16,12 @@ from popxl_gpt.execution.hugging_face import HuggingFaceFolder, is_hugging_face
 from popxl_gpt.modelling import model_table
 
 POSITIONS = "embedding.position.weight"
-MUST_AGREE = (*ARCHITECTURE, "key_value", "feed_forward", "layer_norm_eps")
+MUST_AGREE = {
+    **{name: name for name in (*ARCHITECTURE, "layer_norm_eps")},
+    "key_value_heads": "key_value",
+    "feed_forward_size": "feed_forward",
+}
+"""Settings that weights are for, and what of a model tells them."""
 _LOG = logging.getLogger(__name__)
 Weights = Iterator["tuple[str, np.ndarray]"]
 
@@ -35,9 +40,9 @@ def initial_weights(path: Path, config: Config) -> Weights:
         saved = find_trained(path, "--init_from")
         model, weights = saved.config.model, saved.weights()
     problems = [
-        f"{name} {getattr(model, name)}, not {getattr(config.model, name)}"
-        for name in MUST_AGREE
-        if getattr(model, name) != getattr(config.model, name)
+        f"{name} {getattr(model, told)}, not {getattr(config.model, told)}"
+        for name, told in MUST_AGREE.items()
+        if getattr(model, told) != getattr(config.model, told)
     ]
     if problems:
         raise UserError(

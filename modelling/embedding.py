@@ -95,8 +95,10 @@ class Embedding(Layer):
         for the first.
         """
         rows = words.reshape((-1, self.model.sequence_length))
-        none = popxl.constant(np.full((rows.shape[0], 1), -1, np.int32))
-        before = ops.concat([none, rows[:, :-1]], 1).reshape(words.shape)
+        before: Tensor = popxl.constant(np.full((rows.shape[0], 1), -1, np.int32))
+        if rows.shape[1] > 1:
+            before = ops.concat([before, rows[:, :-1]], 1)
+        before = before.reshape(words.shape)
         return before if positions is None else none_before_first(before, positions)
 
 

@@ -145,13 +145,15 @@ class ScoreHead(LossHead):
         logits = self.logits(x, first)
         own = labels if first is None else labels - first
         losses = cross_entropy_sharded_loss(logits, own, replica_grouping=tp1, reduction="none")
-        is_top = ops.equal(ops.argmax(logits, dim=1), own)
-        if tp1.group_size == 1:
-            return losses, ops.cast(is_top, popxl.int32)
-        top = ops.max(logits, axis=1)
-        most = ops.collectives.replicated_all_reduce(top, "max", tp1)
-        found = ops.cast(ops.logical_and(is_top, ops.equal(top, most)), popxl.int32)
-        return losses, ops.collectives.replicated_all_reduce(found, "add", tp1)
+        best = ops.argmax(logits, dim=1)
+        if first is not None:
+            top = ops.max(logits, axis=1)
+            is_top = ops.equal(top, ops.collectives.replicated_all_reduce(top, "max", tp1))
+            none = popxl.constant(self.model.vocabulary_size, popxl.int32)
+            best = ops.where(is_top, best + first, none)
+            # of equal ones the first, as on one replica
+            best = ops.collectives.replicated_all_reduce(best, "min", tp1)
+        return losses, ops.cast(ops.equal(best, labels), popxl.int32)
 
 
 class LogitsHead(Head):

@@ -127,8 +127,9 @@ ROWS = [
         ("host_memory: got 1000 TiB", "of this machine")),
     Row("unknown flag of the benchmark", "{bench} --layer 3", ("--layer: unknown flag", "Did you mean '--layers'?")),
     Row("nothing to measure", "{bench} --measured_runs 0", ("measured_runs", "got 0")),
-    Row("data for the benchmark, which reads none", f"{{bench}} {DATA} --wandb",
-        ("2 problems", "--input_files: got a flag that execution/pretraining.py does not use", "--wandb: got a flag")),
+    Row("data for the benchmark, which reads none", f"{{bench}} {DATA} --wandb --wandb_tags a --tensorboard",
+        ("4 problems", "--input_files: got a flag that execution/pretraining.py does not use", "--wandb: got a flag",
+         "--wandb_tags: got a flag", "--tensorboard: got a flag")),
     Row("benchmark larger than the memory", "{bench} --config gpt3_175B_pod256", ("memory: got", "--memmap_dir")),
     # Token files
     Row("no such file", f"{TRAIN} --input_files nothing*.tfrecord",

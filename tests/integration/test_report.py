@@ -13,6 +13,7 @@ from popxl_gpt.demo.report import main
 from popxl_gpt.execution.metrics import MetricsFile
 from popxl_gpt.execution.reports.run import curves as curves_of_runs
 from popxl_gpt.execution.reports.run.curves import POINTS, Curves, RunningMean, thinned
+from popxl_gpt.execution.reports.run.report import RunReport
 from popxl_gpt.execution.reports.run.run_files import read_run
 from tests.browser import Browser
 
@@ -257,3 +258,24 @@ def test_the_smooth_curve_is_a_mean_of_what_came_before():
 def test_a_run_that_still_trains_says_so(tmp_path):
     run = read_run(make_run(tmp_path / "run", 10))
     assert not run.is_finished and len(run.curves) == 10
+
+
+def test_the_first_step_of_a_run_that_begins_in_the_middle_is_as_fast_as_the_next(tmp_path):
+    metrics, curves = MetricsFile(tmp_path / "metrics.jsonl", 0), Curves(tmp_path / "metrics.jsonl")
+    for step in (51, 52, 55):  # two lines are lost
+        metrics.write(line(step))
+    metrics.close()
+    curves.update()
+    for name in ("tokens_per_second", "smooth_tokens_per_second"):
+        assert curves.series(name)["y"] == [256.0] * 3
+
+
+def test_the_report_tells_of_the_last_step_that_a_run_has_come_to_know(tmp_path):
+    report = RunReport(make_run(tmp_path / "run", 10))
+    for steps, state in ((STEPS, "not finished: step 10 of 40"), (10, "finished: step 10 of 10")):
+        save(preset("tiny", steps=steps), tmp_path / "run/config.yml")
+        report.write()
+        assert f">{state}<" in (tmp_path / "run/report.html").read_text()
+    (tmp_path / "run/config.yml").write_text("{")
+    report.write()
+    assert ">finished: step 10 of 10<" in (tmp_path / "run/report.html").read_text()

@@ -139,6 +139,8 @@ def test_none_stands_for_no_value():
     )
     assert parse("--memmap_dir none").execution.memmap_dir is None
     assert parse("--input_files a b --input_files none").data.input_files == ()
+    assert parse("--mix a=1 --mix none").data.mix == ()
+    assert parse("--wandb_tags a --wandb_tags none").logging.wandb_tags == ()
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,12 @@ def test_tokenizers_is_used_where_tiktoken_would_give_other_tokens_or_is_missing
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     added.add_tokens(["ba"])
     lowered.normalizer = normalizers.Lowercase()
-    for made in (unreachable, twice, spaced, added, lowered, character_tokenizer(["abc"])):
+    content = json.loads(byte_level([("a", "b")]).to_str())
+    content["model"]["ignore_merges"] = True  # words of the vocabulary need none
+    content["model"]["vocab"]["xabc"] = len(content["model"]["vocab"])
+    whole = Tokenizer.from_str(json.dumps(content))
+    others = (spaced, added, lowered, whole, character_tokenizer(["abc"]))
+    for made in (unreachable, twice, *others):
         encoder = Encoder(made.to_str())
         texts = ["abc", "xabc dede", "baab", "ABC"]
         found = made.encode_batch(texts, add_special_tokens=False)

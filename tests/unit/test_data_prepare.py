@@ -30,11 +30,12 @@ from tokenizers import Tokenizer
 import popxl_gpt.data.preparation
 import popxl_gpt.data.shuffle
 from popxl_gpt.config import exit_on_user_error
-from popxl_gpt.data import BatchLoader, DataError, TokenDataset
+from popxl_gpt.data import BatchLoader, DataError, TokenDataset, example
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.folders import partial_folder, publish, resumable_folder
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
+from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import stdlib_source, text_source
 from popxl_gpt.data.splits import HeldOut
@@ -447,6 +448,14 @@ def test_parquet_gives_the_texts_of_a_column_a_document_a_row(tmp_path):
         list(text_source([str(tmp_path)], text_field="number").documents())
 
 
+def test_tables_whose_text_is_not_utf8_are_refused_in_words(tmp_path):
+    parts = [pyarrow.py_buffer(np.array([0, 2], np.int32)), pyarrow.py_buffer(b"a\xff")]
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, *parts])
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet: got text in 'text' that is not UTF-8 \(inv"):
+        list(text_source([str(tmp_path)]).documents())
+
+
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.txt.zst").touch()
@@ -565,6 +574,26 @@ def test_the_command_that_is_shown_trains_on_what_was_prepared(tmp_path, capsys,
     if kind == "text":
         assert config.model.vocabulary_size == data.info["vocabulary_size"]
         assert [Path(config.data.tokenizer or "")] == list(data.tokenizers)
+
+
+def test_all_records_are_checked_and_those_that_are_damaged_counted(tmp_path, capsys):
+    records = np.arange(60).reshape(6, 10)
+    for name, flipped in (("a", (1, 4)), ("b", ()), ("c", (0,))):
+        path = tmp_path / f"{name}.tfrecord"
+        with RecordWriter(path) as writer:
+            for payload in example.encode(records):
+                writer.write(payload)
+        content = bytearray(path.read_bytes())
+        for number in flipped:
+            content[(2 * number + 1) * len(content) // 12] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"^\S+a.tfrecord, record 1: .* first of 3 damaged records.$"
+    ):
+        main(["check", str(tmp_path)])
+    told = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    whole = "6 records, all checksums right"
+    assert told == ["6 records, 2 damaged", whole, "6 records, 1 damaged", "18 records"]
 
 
 def corrupt(path):

@@ -1,6 +1,7 @@
 """What a run takes from a folder that preparation made."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,33 @@ def test_what_a_configuration_file_says_is_kept_but_of_other_data(tmp_path):
     assert config.data.validation_files == (f"{mine}/validation-*.tfrecord",)
 
 
+def test_data_of_a_flag_take_the_place_of_those_of_a_file_however_they_are_named(tmp_path):
+    mine, other = prepared(tmp_path / "mine", 321), prepared(tmp_path / "other", 321)
+    file, kinds = tmp_path / "run.yml", {"mix": f"{other}=1", "input_files": f"{other}"}
+    for flag, value in kinds.items():
+        named = f"input_files: [{mine}]" if flag == "mix" else f"mix: [{mine}=1]"
+        file.write_text(f"data: {{{named}, validation_files: [{mine}]}}")
+        for given in (value, value.replace("other", "nothing")):
+            config, _ = parse_training(["--config", str(file), f"--{flag}", given])
+            found = {"mix": config.data.mix, "input_files": config.data.input_files}
+            assert given in "".join(found.pop(flag)).replace("/train-*.tfrecord", "")
+            assert list(found.values()) == [()]
+    with pytest.raises(ConfigError, match="mix: got some while there are input_files"):
+        parse_training(["--mix", "a=1", "--input_files", "b", "--validate_every", "0"])
+
+
+def test_where_documents_are_kept_apart_the_folder_says_what_ends_one(tmp_path):
+    folder = prepared(tmp_path / "mine", 321, end_of_text=320)
+
+    def end(*words: object) -> int:
+        return parse_training(["--input_files", str(folder), *map(str, words)])[0].model.end_of_text
+
+    assert end() == 0 and end("--document_attention") == 320
+    assert end("--document_attention", "--end_of_text", 7) == 7
+    began = ("--vocabulary_size", 400, "--init_from", tmp_path / "model")
+    assert end("--document_attention", *began) == 320
+
+
 @pytest.mark.parametrize("value", ["5", "x", "[5]", "{a: b}", "null"])
 def test_files_of_another_form_are_refused_as_settings(value, tmp_path):
     file = tmp_path / "run.yml"
@@ -131,11 +159,13 @@ def test_patterns_are_taken_as_they_are(tmp_path):
 
 
 def test_what_is_held_out_is_not_taken_together_with_the_rest(tmp_path):
-    folder = prepared(tmp_path / "mine", 321)
+    folder = prepared(tmp_path / "it's [a]", 321)
     (folder / "dataset.json").unlink()
     config, _ = parse_training(["--input_files", str(folder), "--validate_every", "0"])
-    with pytest.raises(DataError, match="has files to train on and files to validate on"):
+    with pytest.raises(DataError, match="has files to train on and files to validate on") as told:
         find_files(config.data.input_files)
+    named = shlex.split(str(told.value).partition("Give ")[2])[0]
+    assert [path.name for path in find_files(named)] == ["train-00000.tfrecord"]
     assert len(find_files(folder, of_all_splits=True)) == 2
     (folder / "validation-00000.tfrecord").unlink()
     assert len(find_files(folder)) == 1

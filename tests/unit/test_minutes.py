@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,3 +237,30 @@ def test_a_description_without_the_number_of_tokens_tells_nothing(tmp_path, toke
     (tmp_path / "dataset.json").write_text(json.dumps(info))
     found = text_of(preset("tiny", input_files=(str(file),)))
     assert found == (None if tokens is None else Text(7, 300))
+
+
+def described(folder: Path, tokens: int, vocabulary: int = 300) -> Path:
+    """A folder of so many tokens to train on, and some that are held out."""
+    folder.mkdir()
+    splits = {}
+    for split in ("train", "validation"):
+        file = folder / f"{split}-00000.tfrecord"
+        with RecordWriter(file) as writer:
+            for payload in example.encode(np.arange(tokens)[None]):
+                writer.write(payload)
+        facts = {"name": file.name, "bytes": file.stat().st_size, "records": 1}
+        splits[split] = {"files": [facts], "tokens": tokens}
+    (folder / "dataset.json").write_text(
+        json.dumps({"vocabulary_size": vocabulary, "splits": splits})
+    )
+    return folder
+
+
+def test_of_several_folders_all_tokens_count_and_all_that_is_held_out(tmp_path):
+    folders = [described(tmp_path / "a", 40), described(tmp_path / "b", 10, vocabulary=400)]
+    held_out = tuple(f"{folder}/validation-00000.tfrecord" for folder in folders)
+    files = tuple(f"{folder}/train-*.tfrecord" for folder in folders)
+    assert text_of(preset("tiny", input_files=files)) == Text(50, 400, None, held_out)
+    for weights, tokens in (((4, 1), 50), ((1, 1), 20), ((9, 1), 44)):  # until one was seen once
+        mix = tuple(f"{folder}={weight}" for folder, weight in zip(folders, weights))
+        assert text_of(preset("tiny", mix=mix)) == Text(tokens, 400, None, held_out)

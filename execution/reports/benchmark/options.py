@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from popxl_gpt.config import Config, UserError, parse_command_line
 from popxl_gpt.execution.reports.options import PlanOptions
 
-UNUSED = ("data", "checkpoint", "wandb", "wandb_name", "wandb_project", "log_every")
+UNUSED = (
+    "data", "checkpoint", "log_every", "tensorboard", "wandb", "wandb_name", "wandb_tags",
+    "wandb_project",
+)  # fmt: skip
 """Settings that a run on random tokens, of which nothing is kept, has no use for."""
 
 

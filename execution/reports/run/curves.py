@@ -66,7 +66,7 @@ class Curves:
     def _clear(self) -> None:
         self._count = 0
         self._loss, self._speed = RunningMean(), RunningMean()
-        self._tokens = 0.0
+        self._step, self._tokens = 0.0, 0.0
 
     def __len__(self) -> int:
         return self._count
@@ -86,10 +86,12 @@ class Curves:
         for line in lines:
             values = {name: _number(line.get(name)) for name in (*AXES, *COLUMNS)}
             values["smooth_loss"] = self._loss.add(values["loss"])
-            seconds, tokens = values["step_seconds"], values["tokens"] - self._tokens
+            # lines before may lie in another run's file, or be lost
+            steps, tokens = values["step"] - self._step, values["tokens"] - self._tokens
+            seconds = steps * values["step_seconds"]
             values["tokens_per_second"] = tokens / seconds if seconds > 0 else math.nan
             values["smooth_tokens_per_second"] = self._speed.add(values["tokens_per_second"])
-            self._tokens = values["tokens"]
+            self._step, self._tokens = values["step"], values["tokens"]
             if self._count == STEPS_HELD:
                 self._thin()
             self._held[:, self._count] = [values[name] for name in NAMES]

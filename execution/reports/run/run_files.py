@@ -3,6 +3,7 @@ left out.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ class RunFiles:
         Raises:
             UserError: the metrics cannot be read.
         """
+        with suppress(UserError):  # what is damaged, or gone, stays as it was read before
+            self.config = load(
+                self.folder / RUN_CONFIG
+            )  # a run may come to know its last step late
         self.curves.update()
         self.about = _object(self.folder / ABOUT)
         self.profile = _object(self.folder / "profile.json")

@@ -259,3 +259,19 @@ def test_sizes_are_those_of_the_parameters_and_of_their_products():
     assert parameter_count(dataclasses.replace(model, biases=False)) == (
         parameter_count(model) - model.layers * biases
     )
+
+
+def test_a_sequence_of_one_token_has_none_before_it():
+    config = small(token_shift=True, sequence_length=1)
+    weights = random_weights(config.model)
+    words, labels = random_batch(config)
+
+    def losses(length: int) -> np.ndarray:
+        changed = override(config, sequence_length=length)
+        session = evaluation(changed)
+        write_whole_weights(session, changed, weights.items())
+        with session:
+            again = (np.repeat(tokens, length, axis=1) for tokens in (words, labels))
+            return token_losses(session, changed, *again)
+
+    np.testing.assert_allclose(losses(1)[:, 0], losses(2)[:, 0], rtol=1e-6)

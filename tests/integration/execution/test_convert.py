@@ -4,6 +4,7 @@ words.
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,12 +16,13 @@ import torch
 from helpers.quick import Later
 from safetensors.torch import load_file, save_file
 
-from popxl_gpt.config import UserError, preset
+from popxl_gpt.config import Config, UserError, preset
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.inference import generation, logits
+from popxl_gpt.execution.initial_weights import initial_weights
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.modelling import model_table
 from tests.integration.runs import run_job
@@ -279,6 +281,35 @@ def small_gpt2(folder: Path) -> Path:
     weights = ((name, np.zeros(p.shape, np.float32)) for name, p in model_table(model).items())
     write_hugging_face(folder, model, weights, None, 10**9)
     return folder
+
+
+@pytest.mark.parametrize(
+    "named, found", [(5, 5), (256, 256), (257, 0), (-1, 0), ([5, 6], 0), (True, 0), (None, 0)]
+)
+def test_documents_end_with_the_token_that_their_configuration_names(tmp_path, named, found):
+    theirs = small_gpt2(tmp_path / "theirs")
+    change(theirs, eos_token_id=named)
+    assert HuggingFaceFolder(theirs).model.end_of_text == found
+
+
+def test_what_keeps_a_model_from_transformers_is_told_by_its_setting(tmp_path):
+    model = preset("mini", key_value_heads=2).model
+    with pytest.raises(UserError, match="got a model with key_value_heads 2, which gpt2, the near"):
+        write_hugging_face(tmp_path, model, iter(()), None, 10**9)
+
+
+def test_settings_that_the_weights_are_not_for_are_told_by_name(tmp_path):
+    theirs = small_gpt2(tmp_path / "theirs")
+    model = replace(HuggingFaceFolder(theirs).model, key_value_heads=1, feed_forward_size=9)
+    with pytest.raises(UserError, match="with key_value_heads 2, not 1; feed_forward_size 32, not"):
+        initial_weights(theirs, Config(model=model))
+
+
+def test_what_goes_on_with_a_model_is_told_as_a_shell_takes_it(tmp_path, capsys):
+    out = tmp_path / "my runs/it's"
+    main(["from_hugging_face", str(small_gpt2(tmp_path / "theirs")), str(out)])
+    told = shlex.split(capsys.readouterr().out.splitlines()[-1].rstrip("."))
+    assert told[-2:] == ["--init_from", str(out)]
 
 
 def contents(folder: Path) -> "dict[str, bytes | None]":

@@ -19,8 +19,14 @@ from tokenizers import Tokenizer
 from popxl_gpt.config import UserError, exit_on_user_error, from_mapping, load, preset
 from popxl_gpt.data import MixedDataset, SyntheticDataset, TokenArray, TokenDataset
 from popxl_gpt.data.prepare import main as prepare
-from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, train_tokenizer
-from popxl_gpt.demo.evaluate import _sections, evaluate, main
+from popxl_gpt.data.tokenisation import (
+    END_OF_TEXT,
+    character_tokenizer,
+    token_bytes,
+    train_tokenizer,
+)
+from popxl_gpt.demo.commands import EvaluateOptions
+from popxl_gpt.demo.evaluate import _open, _sections, _tokenizer, evaluate, main
 from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.inference import evaluation, token_losses
@@ -306,6 +312,33 @@ def test_bytes_are_not_known_where_those_of_a_token_that_counts_are_not():
     part.dataset = TokenArray(tokens, 12, 37, 12)
     found = part.measure()
     assert found.bytes is None and found.bits_per_byte is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [str, Path])
+def test_one_file_is_given_as_a_text_or_a_path(folder, kind):
+    (path,) = folder.glob("data/validation-*.tfrecord")
+    found = evaluate(folder / "runs/run", kind(path), sequence_length=8)
+    assert (
+        found.data == (str(path),) and found.measured.tokens == len(validation_tokens(folder)) - 1
+    )
+
+
+@pytest.mark.parametrize("text, size", [("cab\n", 4), ("cäb\n", None)])
+def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_path, text, size):
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    options, tokenizer = EvaluateOptions(text=(str(tmp_path),)), character_tokenizer(["abc\n"])
+    data, found = _open(preset("tiny"), options, tokenizer, 8)
+    assert found == size and len(data) == 1
+
+
+def test_a_tokenizer_is_looked_for_in_a_folder_of_data_that_is_given(tmp_path):
+    (tmp_path / "data").mkdir()
+    character_tokenizer(["abc"]).save(str(tmp_path / "data/tokenizer.json"))
+    saved = SimpleNamespace(folder=tmp_path / "run/checkpoints/step_1", config=preset("tiny"))
+    for name in ("data", "data/train-00000.tfrecord"):
+        config = preset("tiny", input_files=(str(tmp_path / name),), validate_every=0)
+        assert _tokenizer(saved, config, needed=True).get_vocab_size() == 5
 
 
 @pytest.mark.slow

@@ -130,6 +130,10 @@ def test_a_prompt_comes_from_a_file_or_from_standard_input(run, capsys, tmp_path
     (tmp_path / "prompt.txt").write_text("the dog\n")
     expected = printed(capsys, run, "--prompt", "the dog")
     assert printed(capsys, run, "--prompt_file", tmp_path / "prompt.txt") == expected
+    (tmp_path / "prompt.txt").write_bytes(
+        b"\xef\xbb\xbfthe dog\r\n"
+    )  # as editors elsewhere write it
+    assert printed(capsys, run, "--prompt_file", tmp_path / "prompt.txt") == expected
     code, output, _ = ended(started(words(run, "--prompt_file", "-")), "the dog\n")
     assert (code, output) == (0, expected)
 
@@ -151,6 +155,12 @@ def test_a_stop_ends_a_text(run, capsys):
     end = whole.index(".")
     assert printed(capsys, run, "--prompt", "the cat", "--tokens", 30, "--stop", ".") == (
         whole[:end] + "\n"
+    )
+
+
+def test_one_text_is_one_prompt_and_one_stop(run):
+    assert generate(run, "the cat", tokens=12, stop=".") == generate(
+        run, ["the cat"], tokens=12, stop=["."]
     )
 
 
@@ -208,6 +218,7 @@ BAD = [
         "--prompt_file: got /dev/null: Not a plain file, but a device;",
     ),
     (("--chat", "--prompt", "a"), "--chat: got prompts beside it; expected one or the other"),
+    (("--chat", "--samples", "2"), "--samples: got 2 with --chat; expected 1, for a conversation"),
     (("--stop", ""), "--stop: got ['']; expected a list of texts, none of them empty."),
     (("--propmt", "a"), "--propmt: unknown flag. Did you mean '--prompt'?"),
     (("--config", "tiny"), "--config: unknown flag."),

@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers.quick import Later, cases
 from popxl_engine.planner.sequence import sequence
+from tokenizers import Tokenizer
 
 from popxl_gpt.config import NotFiniteError
 from popxl_gpt.data.tokenisation import END_OF_TEXT, train_tokenizer
@@ -248,15 +249,16 @@ def test_a_seed_gives_a_text_its_text_whatever_others_there_are(tokenizer):
     assert list(told.values()) == together
 
 
-def test_the_end_of_a_document_ends_a_text(tokenizer):
-    config = small(vocabulary_size=300)
+@pytest.mark.parametrize("name, end", [(END_OF_TEXT, 0), ("</s>", 7)])  # ours, and Llama's
+def test_the_end_of_a_document_ends_a_text(tokenizer, name, end):
+    config = small(vocabulary_size=300, end_of_text=7)
+    named = Tokenizer.from_str(tokenizer.to_str().replace(END_OF_TEXT, name))
     weights = random_weights(config.model)
-    end = tokenizer.token_to_id(END_OF_TEXT)
     weights["head.norm.weight"][:] = 0  # logits are the bias by the word's row
     weights["head.norm.bias"][:] = weights["embedding.word.weight"][end] * 100
     ended = []
     texts = written(
-        config, tokenizer, [[1], [2, 3]], 9, Sampling(temperature=0), weights, on_end=ended.append
+        config, named, [[1], [2, 3]], 9, Sampling(temperature=0), weights, on_end=ended.append
     )
     assert texts == ["", ""] and ended == [0, 1]
 

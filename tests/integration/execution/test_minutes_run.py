@@ -76,7 +76,7 @@ def test_a_process_ends_with_its_minutes(folder):
     assert config.training.steps == lines[-1]["step"] and config.training.minutes == MINUTES
     # as the preset's 12 of 20 steps, for a run that goes on with more minutes
     assert config.training.decay_steps == round(0.6 * config.training.steps)
-    assert "finished: step" in (folder / "run/report.html").read_text()
+    assert ">finished: step" in (folder / "run/report.html").read_text()
 
 
 def test_a_checkpoint_has_the_rates_that_its_run_has_after_it(folder):

@@ -80,3 +80,14 @@ def test_a_likelihood_that_is_not_finite_is_no_score():
     }
     with pytest.raises(NotFiniteError, match="^log-likelihood: got nan for a text of 9 tokens; "):
         score(config, weights.items, texts_of(37)[1:2])
+
+
+@pytest.mark.parametrize("layout", [{}, {"tensor_parallel_1": 3}])
+def test_of_equal_logits_the_first_is_the_likeliest_in_every_layout(layout):
+    sizes = {"max_positions": 50, "vocabulary_size": 39}
+    config = override(small(**sizes, **layout), widening=1, global_batch_size=1)
+    weights = random_weights(config.model)
+    weights["embedding.word.weight"][:] = 0
+    texts = [Continuation([1, word], 1) for word in (0, 1, 13, 38)]
+    found = score(config, weights.items, texts)
+    assert [each.is_likeliest for each in found] == [True, False, False, False]
