@@ -4,11 +4,13 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import popxl_addons as addons
 
 from popxl_gpt.config import Config, Model
 from popxl_gpt.execution.forward import forward_program
 from popxl_gpt.modelling import Table, layer_tables, trained
-from popxl_gpt.utils.runtime import planner
 
 BACKWARD = 2
 """Matrix products of the backward pass for each of the forward pass: by either operand."""
@@ -53,9 +55,14 @@ def flops_per_token(model: Model) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _forward_flops(model: Model) -> "dict[str, int]":
-    """Those of each phase of one sequence's forward pass."""
-    plan = planner().plan(forward_program(model), device="cpu", with_peaks=False)
-    return {phase.name: phase.runs * phase.product_flops for phase in plan.phases}
+    """Those of each phase of one sequence's forward pass, each of which runs once."""
+    phases = forward_program(model).main_graph.called_graphs
+    return {phase.name: _products(addons.evaluate_FLOPs(phase)) for phase in phases}
+
+
+def _products(work: "Mapping[str, Any]") -> int:
+    """Operations of matrix products."""
+    return sum(work.get("matmul", {}).values())
 
 
 def flops_per_step(config: Config) -> float:

@@ -108,6 +108,9 @@ class Backend(Protocol):
     def check_device(self, name: str) -> None:
         """See `popxl.extensions.check_device`."""
 
+    def compiled_once(self, ir: Ir) -> AbstractContextManager[None]:
+        """See `popxl.extensions.compiled_once`."""
+
     def device_needs(self, ir: Ir, device: str) -> DeviceNeeds:
         """See `popxl.extensions.device_needs`."""
 

@@ -70,6 +70,7 @@ __all__ = [
     "bfloat16",
     "check_device",
     "coded_length",
+    "compiled_once",
     "device_needs",
     "expect_session",
     "file_traffic",
@@ -227,6 +228,13 @@ def check_device(name: str) -> None:
     Session takes it.
     """
     backend().check_device(name)
+
+
+def compiled_once(ir: Ir) -> AbstractContextManager[None]:
+    """A block around plans and needs of a program: what one of them compiles is there for the
+    others. Nothing may be added to the program in it.
+    """
+    return backend().compiled_once(ir)
 
 
 def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, get_origin
 
 from popxl.spec import TensorSpec
@@ -100,11 +101,16 @@ def call_arguments(
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for name, parameter in definition.signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+    for name, kind in _kinds_of_parameters(definition):
+        if kind is inspect.Parameter.VAR_POSITIONAL:
             args.extend(arguments[name])
-        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        elif kind is inspect.Parameter.KEYWORD_ONLY:
             kwargs[name] = arguments[name]
         else:
             args.append(arguments[name])
     return args, kwargs
+
+
+@cache
+def _kinds_of_parameters(definition: OpDefinition) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, p.kind) for name, p in definition.signature.parameters.items())

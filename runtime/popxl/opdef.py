@@ -27,6 +27,7 @@ from popxl.graph import Graph
 from popxl.op_records import (
     EFFECTS,
     OPS,
+    PLAIN,
     Cost,
     Op,
     OpDefinition,
@@ -177,7 +178,7 @@ def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
     context, graph = get_current_context(), get_current_graph()
     graph._check_open(definition.name)
     for parameter, value in arguments.items():
-        for tensor in flatten((value,)):
+        for tensor in (value,) if isinstance(value, Tensor) else flatten((value,)):
             check_operand(definition.name, parameter, tensor, graph)
     if not definition.across and not definition.effects & CROSSING_EFFECTS:
         check_one_place(definition.name, places_of_operands(arguments))
@@ -243,16 +244,41 @@ def _number_parameters(signature: inspect.Signature) -> dict[str, type]:
     return {n: bool if bool in k else float for n, k in kinds.items() if bool in k or float in k}
 
 
+Given = Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]
+"""The arguments of a call by parameter, in the parameters' order, the defaults among them."""
+
+
+def _given(signature: inspect.Signature) -> Given:
+    """What `Signature.bind` gives. That takes longer than all else that adds an op, so it is asked
+    of calls alone that are wrong, or of which a parameter takes several arguments.
+    """
+    parameters, named = dict(signature.parameters), inspect.Parameter.POSITIONAL_OR_KEYWORD
+    positional = tuple(n for n, p in parameters.items() if p.kind is named)
+    is_plain = all(p.kind in (named, inspect.Parameter.KEYWORD_ONLY) for p in parameters.values())
+    defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+
+    def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        first = positional[: len(args)]
+        if is_plain and len(first) == len(args) and kwargs.keys().isdisjoint(first):
+            found = {**defaults, **dict(zip(first, args)), **kwargs}
+            if found.keys() == parameters.keys():
+                return {name: found[name] for name in parameters}
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    return given
+
+
 def _bind(
     definition: OpDefinition,
+    given: Given,
     required: tuple[str, ...],
     numbers: dict[str, type],
     args: Any,
     kwargs: Any,
 ) -> dict[str, Any]:
-    bound = definition.signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = dict(bound.arguments)
+    arguments = given(args, kwargs)
     for name in required:
         value = arguments[name]
         variadic = definition.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
@@ -273,9 +299,9 @@ def _is_sequence(value: Any) -> bool:
     """Whether an argument is a list, array or generator, which an op keeps as a tuple: plain and
     hashable.
     """
-    is_scalar = (
-        isinstance(value, (str, bytes, tuple, Mapping, Tensor)) or getattr(value, "ndim", 1) == 0
-    )
+    if type(value) in PLAIN or isinstance(value, Tensor):
+        return False
+    is_scalar = isinstance(value, (str, bytes, tuple, Mapping)) or getattr(value, "ndim", 1) == 0
     return isinstance(value, Iterable) and not is_scalar
 
 
@@ -358,7 +384,7 @@ def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
             f"op {definition.name}: got effects {sorted(definition.effects)}; expected some "
             f"of {sorted(EFFECTS)}."
         )
-    required = _tensor_parameters(definition.signature)
+    given, required = _given(definition.signature), _tensor_parameters(definition.signature)
     numbers = _number_parameters(definition.signature)
     hand_back = result_form(definition)
     OPS[definition.name] = definition
@@ -366,7 +392,7 @@ def declare(fn: Callable[..., Any], definition: OpDefinition) -> Any:
     @functools.wraps(fn)
     def public(*args: Any, **kwargs: Any) -> Any:
         return hand_back(
-            emit(definition, _bind(definition, required, numbers, args, kwargs))._outputs
+            emit(definition, _bind(definition, given, required, numbers, args, kwargs))._outputs
         )
 
     public.__name__ = public.__qualname__ = definition.name

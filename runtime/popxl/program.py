@@ -292,6 +292,8 @@ class Op:
         Args:
             known: of results that were asked for on the way here; it gains more.
         """
+        if "ipus" not in self.arguments and not self.called():
+            return self._own_place(self.ipu)
         known = {} if known is None else known
         if t not in known:
             known[t] = self._place_of(self.outputs.index(t), known)
@@ -299,12 +301,13 @@ class Op:
 
     def _place_of(self, index: int, known: dict[Tensor, Place]) -> Place:
         if not self.called():
-            chosen = self.arguments["ipus"][index] if "ipus" in self.arguments else self.ipu
-            tile_set: TileSet = "io" if self.io_tiles else "compute"
-            return Place(DEFAULT_IPU if chosen is None else chosen, tile_set)
+            return self._own_place(self.arguments["ipus"][index])
         inner = {place_of(graph.outputs[index], known) for graph, _ in self.called()}
         ipu, set_of_all = inner.pop() if len(inner) == 1 else Place(None, None)
         return Place(ipu if self.ipu is None else self.ipu, set_of_all)
+
+    def _own_place(self, ipu: int | None) -> Place:
+        return Place(DEFAULT_IPU if ipu is None else ipu, "io" if self.io_tiles else "compute")
 
     def is_by_reference(self, inner: Tensor) -> bool:
         """Whether this call takes an input of a called graph by reference: as every call does, or

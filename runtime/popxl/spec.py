@@ -15,9 +15,9 @@ class TensorSpec(Mapping[str, Any]):
     __slots__ = ("shape", "dtype", "meta_shape")
 
     def __init__(self, shape: Iterable[int], dtype: dtype, meta_shape: Iterable[int] = ()):
-        self.shape: tuple[int, ...] = tuple(int(n) for n in shape)
+        self.shape: tuple[int, ...] = tuple(map(int, shape))
         self.dtype = dtype
-        self.meta_shape: tuple[int, ...] = tuple(int(n) for n in meta_shape)
+        self.meta_shape: tuple[int, ...] = tuple(map(int, meta_shape))
 
     @property
     def nelms(self) -> int:

@@ -24,13 +24,14 @@ def evaluate_FLOPs(graph: popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's nam
     """Operations of one run of a graph on one replica, with those of the graphs that it calls.
 
     A repeat counts its body once per iteration, a conditional the branch with more operations.
-    Kinds of ops that only move data are left out.
+    Kinds of ops that only move data are left out. What does the work of several ops, as attention
+    does, counts as those.
 
     Returns:
         ``{kind of op: {op's id: operations}, .., "TOT": operations of all}``. An op's id is that of
         its first result.
     """
-    known: dict[popxl.Graph, Counter[Op]] = {}
+    known: dict[popxl.Graph, Counter[tuple[str, Op]]] = {}
     for called in called_first(graph):
         total = known[called] = Counter()
         for op in called.ops:
@@ -39,15 +40,21 @@ def evaluate_FLOPs(graph: popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's nam
             if bodies:
                 dearest = max(bodies, key=lambda counts: sum(counts.values()))
                 total.update({inner: times * flops for inner, flops in dearest.items()})
-            elif flops := op_cost(op).flops:
-                total[op] += flops
+            else:
+                total.update({(kind, op): flops for kind, flops in _parts(op).items() if flops})
     return _breakdown(known[graph])
 
 
-def _breakdown(flops: Mapping[Op, int]) -> Breakdown:
+def _parts(op: Op) -> Mapping[str, int]:
+    """Operations by the kind of op whose work they are."""
+    cost = op_cost(op)
+    return cost.parts or {op.definition.name: cost.flops}
+
+
+def _breakdown(flops: Mapping[tuple[str, Op], int]) -> Breakdown:
     kinds: dict[str, dict[str, int]] = {}
-    for op, count in flops.items():
-        kinds.setdefault(op.definition.name, {})[op.outputs[0].id] = count
+    for (kind, op), count in flops.items():
+        kinds.setdefault(kind, {})[op.outputs[0].id] = count
     return {**kinds, TOTAL: sum(flops.values())}
 
 

@@ -2,6 +2,7 @@
 
 from popxl.backend import Backend
 
+from popxl_engine.compiler import compiled_once
 from popxl_engine.engine import make_engine
 from popxl_engine.host_needs import host_needs
 from popxl_engine.machine.allocator import release_freed_memory
@@ -14,6 +15,7 @@ class TorchBackend:
     """See `popxl.backend.Backend`."""
 
     make_engine = staticmethod(make_engine)
+    compiled_once = staticmethod(compiled_once)
     device_needs = staticmethod(device_needs)
     host_needs = staticmethod(host_needs)
     make_plan = staticmethod(make_plan)

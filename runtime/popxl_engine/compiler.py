@@ -2,8 +2,10 @@
 profiles and the residency of rows alike.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from popxl.collection import without_collection
@@ -31,6 +33,22 @@ class Compiled:
     device: torch.device
 
 
+_kept: dict[int, dict[Any, Compiled]] = {}
+"""What has been compiled inside `compiled_once`, by the program's identity."""
+
+
+@contextmanager
+def compiled_once(ir: Ir) -> Iterator[None]:
+    """See `popxl.extensions.compiled_once`."""
+    is_outermost = id(ir) not in _kept
+    _kept.setdefault(id(ir), {})
+    try:
+        yield
+    finally:
+        if is_outermost:
+            del _kept[id(ir)]
+
+
 def compile(  # noqa: A001 - what it does; nobody needs Python's own here
     ir: Ir,
     device: torch.device = CPU,
@@ -47,7 +65,20 @@ def compile(  # noqa: A001 - what it does; nobody needs Python's own here
         GraphError: a remote load or store outside its buffer, or a write to a view that memory
             cannot give.
     """
-    manager = PassManager(enabled_passes(device) if passes is None else passes)
+    chosen = tuple(enabled_passes(device) if passes is None else passes)
+    kept, is_whole = _kept.get(id(ir)), ops is None or len(ops) == len(ir.main_graph.ops)
+    if kept is None:
+        return _compiled(ir, device, chosen, ops)
+    key = device, chosen, None if is_whole else frozenset(ops or ())
+    if key not in kept:
+        kept[key] = _compiled(ir, device, chosen, ops)
+    return kept[key]
+
+
+def _compiled(
+    ir: Ir, device: torch.device, passes: Sequence[Pass], ops: Collection[Op] | None
+) -> Compiled:
+    manager = PassManager(passes)
     with without_collection():
         program = lower(ir.main_graph, manager.run_on_graph, ops)
         check_offsets(program)

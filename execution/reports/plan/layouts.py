@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -106,9 +107,14 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Searc
     chosen = layouts(override(config, device_memory=None), options.devices)
     plan = partial(plan_step, build, machine=machine, measured=measured)
     workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    several: AbstractContextManager[ProcessPoolExecutor | None] = nullcontext()
+    if workers > 1:
+        several = ProcessPoolExecutor(workers, get_context("spawn"))
+    with several as pool:
 
         def planned(configs: Sequence[Config], with_peaks: bool) -> list[StepPlan]:
+            if pool is None:
+                return [plan(config, with_peaks=with_peaks) for config in configs]
             return list(pool.map(partial(plan, with_peaks=with_peaks), configs))
 
         found = sorted(planned(chosen, False), key=lambda p: p.seconds)

@@ -101,8 +101,9 @@ def make_run_plan(
     """
     itself = own_bytes(config)
     ir = build(without_files(config))[0]
-    step = _timed(config, ir, *speeds(config, options))
-    process = process_memory(config, itself, ir, validation)
+    with planner().compiled_once(ir):
+        step = _timed(config, ir, *speeds(config, options))
+        process = process_memory(config, itself, ir, validation)
     return RunPlan(step.config, step.program, step.machine, step.measured, step.times, process)
 
 

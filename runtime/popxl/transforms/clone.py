@@ -1,7 +1,7 @@
 """Emitting the ops of one graph again in another, and removing ops that nothing needs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 from popxl.context import (
     _execution_context,
@@ -25,15 +25,14 @@ def placed_like(op: Op) -> Iterator[None]:
     source line.
     """
     scope = op.name.rpartition("/")[0]
-    with ExitStack() as stack:
-        if scope:
-            stack.enter_context(name_scope(scope))
-        if op.ipu is not None or get_current_context().ipu_id is not None:
-            stack.enter_context(ipu(DEFAULT_IPU if op.ipu is None else op.ipu))
-        if op.io_tiles:
-            stack.enter_context(io_tiles())
-        stack.enter_context(_execution_context(op.execution))
-        stack.enter_context(from_source(op.source))
+    is_placed = op.ipu is not None or get_current_context().ipu_id is not None
+    with (
+        name_scope(scope) if scope else nullcontext(),
+        ipu(DEFAULT_IPU if op.ipu is None else op.ipu) if is_placed else nullcontext(),
+        io_tiles() if op.io_tiles else nullcontext(),
+        _execution_context(op.execution),
+        from_source(op.source),
+    ):
         yield
 
 

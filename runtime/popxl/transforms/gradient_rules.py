@@ -4,6 +4,7 @@ gradient graphs.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any, Protocol
 
 from popxl import ops
@@ -111,15 +112,16 @@ def declared_rule(context: GradientContext, op: Op) -> GradientPairs:
         yield from _pairs(op.arguments[parameter], entry)
 
 
-def tensor_parameters(definition: OpDefinition) -> list[str]:
+@cache
+def tensor_parameters(definition: OpDefinition) -> tuple[str, ...]:
     """Parameters that may hold tensors, going by their annotations: the rule returns one entry for
     each.
     """
-    return [
+    return tuple(
         n
         for n, p in definition.signature.parameters.items()
         if re.search(r"\bTensor\b", str(p.annotation))
-    ]
+    )
 
 
 def _pairs(operand: Any, entry: Any) -> Iterator[tuple[Tensor, Tensor | None]]:

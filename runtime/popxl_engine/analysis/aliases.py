@@ -4,10 +4,8 @@ What could share it, as no one would notice (*may* alias), `passes.elide_copies`
 
 from collections.abc import Iterable
 
-from popxl.op_records import OpDefinition
-
 from popxl_engine.analysis.union_find import UnionFind
-from popxl_engine.ir import Block, Instr, Value, aliased
+from popxl_engine.ir import Block, Instr, Value, aliased, may_alias_or_write
 
 
 class MustAlias:
@@ -30,13 +28,6 @@ class MustAlias:
     def is_written(self, value: Value) -> bool:
         """Whether anything in the block writes the value's storage, or may."""
         return self.storage(value) in self._written
-
-
-def may_alias_or_write(definition: OpDefinition | None) -> bool:
-    """Whether an op's operands and results may share storage by contract, or it writes some."""
-    return definition is not None and bool(
-        definition.alias or definition.writes or "control" in definition.effects
-    )
 
 
 def must_alias_edges(instr: Instr) -> Iterable[tuple[Value, Value]]:

@@ -11,6 +11,7 @@ from popxl_engine.ir.block import (
     blocks_of,
     filled,
     map_blocks,
+    may_alias_or_write,
     values_in,
 )
 from popxl_engine.ir.text import to_text
@@ -25,6 +26,7 @@ __all__ = [
     "blocks_of",
     "filled",
     "map_blocks",
+    "may_alias_or_write",
     "to_text",
     "values_in",
     "verify",

@@ -263,3 +263,10 @@ def aliased(instr: Instr) -> list[Value]:
     if definition is None or not (definition.alias or definition.writes):
         return []
     return list(values_in([instr.arguments[p] for p in definition.writes[:1] or definition.views]))
+
+
+def may_alias_or_write(definition: OpDefinition | None) -> bool:
+    """Whether an op's operands and results may share storage by contract, or it writes some."""
+    return definition is not None and bool(
+        definition.alias or definition.writes or "control" in definition.effects
+    )

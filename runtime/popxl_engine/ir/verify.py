@@ -2,7 +2,14 @@
 
 from collections.abc import Callable
 
-from popxl_engine.ir.block import Block, Instr, Value, aliased, blocks_of
+from popxl_engine.ir.block import (
+    Block,
+    Instr,
+    Value,
+    aliased,
+    blocks_of,
+    may_alias_or_write,
+)
 from popxl_engine.ir.text import instr_text
 
 
@@ -60,6 +67,8 @@ def _types(block: Block) -> Wrong:
     wrong: Wrong = []
     for instr in block.instrs:
         definition = instr.definition
+        if instr.kind == "op" and not instr.bodies and not (definition and definition.writes):
+            continue
         if instr.kind == "copy" and _type(instr.arguments["t"]) != _type(instr.outputs[0]):
             wrong.append((instr, "copies to another type"))
         if definition is not None and definition.writes and instr.outputs:
@@ -89,6 +98,8 @@ def _effects(block: Block) -> Wrong:
     fixed -= {v for i, v in enumerate(block.inputs) if i in block.by_ref}
     wrong: Wrong = []
     for instr in block.instrs:
+        if not (instr.bodies or instr.host or may_alias_or_write(instr.definition)):
+            continue
         if any(v in fixed for v in aliased(instr)):
             fixed.update(instr.outputs)
         for value in _written(instr):

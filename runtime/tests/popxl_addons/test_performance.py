@@ -1,12 +1,14 @@
 """FLOPs of programs against counts by hand."""
 
+from collections import Counter
+
 import numpy as np
 import popxl
 import popxl_addons as addons
 import pytest
 from helpers.addons_programs import normal
 from popxl import ops
-from popxl.extensions import plan
+from popxl.extensions import attention, plan
 from popxl_addons.performance_utils import (
     elementwise_binary_flops,
     evaluate_FLOPs,
@@ -178,3 +180,14 @@ def test_unknown_modes_and_formats_are_refused_in_words():
         print_FLOPs({}, "tree")
     with pytest.raises(ValueError, match="got 'P'; expected 'K', 'M', 'G', 'T' or 'nearest3'"):
         format_flops_scientific(1, "P")
+
+
+def test_what_does_the_work_of_several_ops_counts_as_those_as_in_a_plan():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        query, key, value = (popxl.variable(normal(B, A, S, H)) for _ in range(3))
+        result = attention(query, key, value, popxl.constant(np.zeros((S, S), np.float32)))
+        ops.host_store(popxl.d2h_stream(result.shape, result.dtype), result)
+    found = by_kind(evaluate_FLOPs(ir.main_graph))
+    assert found["matmul"] == 2 * 2 * B * A * S * S * H and "attention" not in found
+    assert found == sum((Counter(phase.flops_by_op) for phase in plan(ir).phases), Counter())

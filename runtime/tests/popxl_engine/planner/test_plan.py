@@ -24,7 +24,7 @@ from helpers.plan_programs import (
 )
 from popxl import ops
 from popxl.errors import GraphError
-from popxl.extensions import host_needs
+from popxl.extensions import compiled_once, host_needs
 from popxl.op_records import OPS
 from popxl.ops import collectives
 from popxl.plan import Event, Machine, PhaseTime, phase_time
@@ -260,6 +260,28 @@ def test_what_a_program_needs_of_the_host_takes_one_compilation(monkeypatch: Any
     monkeypatch.setattr(compiler, "lower", noted)
     assert host_needs(program()).tensors > 0
     assert len(lowered) == 1
+
+
+@pytest.mark.slow
+def test_a_plan_and_what_it_needs_of_the_host_are_compiled_once_where_that_is_asked(
+    monkeypatch: Any,
+):
+    lowered, lower = [], compiler.lower
+
+    def noted(*arguments: Any) -> Any:
+        lowered.append(arguments)
+        return lower(*arguments)
+
+    ir = program()
+    expected = plan(ir), plan(ir, borrows_rows=True), host_needs(ir)
+    monkeypatch.setattr(compiler, "lower", noted)
+    with compiled_once(ir):
+        with compiled_once(ir):
+            assert (plan(ir), plan(ir, borrows_rows=True), host_needs(ir)) == expected
+        assert len(lowered) == 2  # as its author wrote it, and as it runs
+        assert host_needs(program()).tensors == expected[2].tensors  # of another program
+        assert len(lowered) == 3
+    assert host_needs(ir) == expected[2] and len(lowered) == 4
 
 
 def test_a_plan_without_torchs_compiler_is_the_same_and_leaves_torch_as_it_was(monkeypatch: Any):
