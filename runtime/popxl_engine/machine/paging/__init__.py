@@ -26,7 +26,6 @@ __all__ = [
         "HostStore",
         "PagedBuffer",
         "Tenant",
-        "Tenant",
         "StagedStore",
         "Store",
         "Paging",

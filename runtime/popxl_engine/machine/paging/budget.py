@@ -61,12 +61,15 @@ class RowMemory:
         return self._arena_bytes + self._fixed_bytes
 
     def park(self) -> None:
-        """Put all rows into stores, and give the memory up.
+        """Put all rows into stores, and give the memory up, unless a run needs it, or a tensor has
+        some of it.
 
         Raises:
             RemoteMemoryError: a store that fails, or has no room for the rows that stay.
         """
         with self.lock:
+            if self.cache.is_in_use:
+                return
             if self._fixed_bytes and not self._store:
                 self._store.append(
                     self._open_store(self._fixed_bytes, max(row.size for row in self._staying))
@@ -146,8 +149,8 @@ class Tenant:
         return sum(memory.nbytes for memory in self.memories if not memory.is_parked)
 
     def park(self) -> None:
-        """Give all of it up, unless a run needs it, or a tensor has some of it."""
-        if self.is_busy or any(memory.cache.is_in_use for memory in self.memories):
+        """Give up what no run needs, and no tensor has some of."""
+        if self.is_busy:
             return
         for memory in self.memories:
             if not memory.is_parked:

@@ -95,19 +95,20 @@ class PagedBuffer:
         """
         check_index(index, self.entries)
         slot = self._slots[index]
-        if self._memory.is_parked:
-            return self._tensor(self._memory.fetched(slot)[: self.row_bytes])
-        if isinstance(slot, Staying):
-            assert slot.tensor is not None
-            return slot.tensor
-        memory = self._cache.borrow(slot)[: self.row_bytes]
+        with self._memory.lock:  # another session's turn may come, until the row is pinned
+            if self._memory.is_parked:
+                return self._tensor(self._memory.fetched(slot)[: self.row_bytes])
+            if isinstance(slot, Staying):
+                assert slot.tensor is not None
+                return slot.tensor
+            memory = self._cache.borrow(slot)[: self.row_bytes]
         return self._tensor(self._cache.device.window(memory, partial(self._cache.release, slot)))
 
     def store(self, index: int, t: torch.Tensor) -> None:
         """Write a row. Storing a row into itself is free. Raises as `load`."""
         check_index(index, self.entries)
         slot = self._slots[index]
-        with self._memory.lock:  # another session's turn may come
+        with self._memory.lock:  # as in `load`
             if self._memory.is_parked:
                 memory = PROCESSOR.memory(slot.size).bytes
                 copy_apart(self._tensor(memory[: self.row_bytes]), t)
@@ -117,7 +118,7 @@ class PagedBuffer:
                 assert slot.tensor is not None
                 copy_apart(slot.tensor, t)
                 return
-        memory = self._cache.borrow_to_fill(slot)
+            memory = self._cache.borrow_to_fill(slot)
         try:
             copy_apart(self._tensor(memory[: self.row_bytes]), t)
         finally:
@@ -158,13 +159,13 @@ def make_paged_buffer(
     staying = (
         list(sizes) if fits else smallest(sizes, min(memory // STAYING, memory - paging.needed[0]))
     )
-    moving = [row for row in sizes if row not in staying]
     held, offset = {}, 0
     for b, i in staying:
         held[b, i] = Staying(
             offset, in_blocks(sizes[b, i]), b.tensor_shape, torch_dtype(b.tensor_dtype)
         )
         offset += held[b, i].size
+    moving = [row for row in sizes if row not in held]
     arena = Arena(min(memory - offset, sum(in_blocks(sizes[row]) for row in moving)), paging.device)
     numbers = {row: index for index, row in enumerate(moving)}
     trace = None
@@ -179,9 +180,13 @@ def make_paged_buffer(
     store = paging.open_store(end, max((row.size for row in rows), default=0))
     cache = Cache(rows, arena, store, trace, paging.look_ahead, paging.rules, paging.device)
     cache.traffic.store = paging.store
-    shared = RowMemory(
-        cache, len(arena.bytes), list(held.values()), paging.open_store, paging.device
-    )
+    try:
+        shared = RowMemory(
+            cache, len(arena.bytes), list(held.values()), paging.open_store, paging.device
+        )
+    except RemoteMemoryError:  # its threads hold its memory and its file
+        cache.close()
+        raise
     cache.traffic.memory_bytes, cache.traffic.file_bytes = shared.nbytes, end
     slots = {
         b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)]

@@ -3,16 +3,20 @@ same bits.
 """
 
 import gc
+import threading
 import weakref
 
 import numpy as np
 import popxl
 import pytest
+import torch
 from helpers.row_programs import ENTRIES, program
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import file_traffic, keep_remote_memory_in_files, limit_device_memory
 from popxl_engine.machine.device import Processor
+from popxl_engine.machine.paging import Cache
 from popxl_engine.machine.paging import budget as budgets
+from popxl_engine.machine.paging.row import Row
 
 LIMIT = 80_000
 KINDS = pytest.mark.parametrize("kind", ["files", "device"])
@@ -193,3 +197,47 @@ def test_a_disk_that_fails_while_a_session_gives_its_memory_up_is_told(tmp_path,
     with pytest.raises(RemoteMemoryError, match="Input/output error"):
         session.write_variables_data(values)  # these rows have never been on the disk
         limited("files", tmp_path)
+
+
+@pytest.mark.parametrize("way", ["borrow", "borrow_to_fill"])
+def test_a_row_that_a_thread_takes_stays_while_another_one_asks_for_the_memory(
+    way, tmp_path, monkeypatch
+):
+    session, variables = limited("files", tmp_path)
+    values = run_and_read(session, variables, 1)
+    buffer = variables[0].location_info.buffer
+    numbers = [i for i, v in enumerate(variables) if v.location_info.buffer is buffer]
+    rows = session._engine.machine.replicas[0].rows[buffer]
+    moving = next(i for i, slot in enumerate(rows._slots) if isinstance(slot, Row))
+    (budget,) = budgets.BUDGETS.values()
+    (tenant,), pin, turns = budget._alive(), getattr(Cache, way), []
+
+    def asked_before(cache, row):
+        turns.append(threading.Thread(target=tenant.park))
+        turns[0].start()
+        turns[0].join(0.1)  # as long as it takes, if nothing keeps it
+        monkeypatch.undo()
+        return pin(cache, row)
+
+    monkeypatch.setattr(Cache, way, asked_before)
+    expected = values[numbers[moving]]
+    if way == "borrow_to_fill":
+        expected = np.full_like(expected, 7)
+        rows.store(moving, torch.from_numpy(expected.copy()))
+    np.testing.assert_array_equal(rows.load(moving).numpy(), expected)
+    turns[0].join()
+    np.testing.assert_array_equal(rows.load(moving).numpy(), expected)
+
+
+def test_memory_with_a_row_that_somebody_has_is_not_given_up(tmp_path):
+    session, variables = limited("files", tmp_path)
+    values = run_and_read(session, variables, 1)
+    rows = session._engine.machine.replicas[0].rows[variables[0].location_info.buffer]
+    moving = next(i for i, slot in enumerate(rows._slots) if isinstance(slot, Row))
+    held = rows.load(moving)
+    rows._memory.park()
+    assert not rows._memory.is_parked
+    del held
+    rows._memory.park()
+    assert rows._memory.is_parked
+    np.testing.assert_equal(read(session, variables), values)

@@ -22,8 +22,9 @@ from popxl.extensions import (
     keep_remote_memory_in_files,
     limit_device_memory,
 )
-from popxl_engine.machine.paging import BLOCK
+from popxl_engine.machine.paging import BLOCK, FileStore, Paging, make_paged_buffer
 from popxl_engine.machine.paging import cache as cache_module
+from popxl_engine.machine.paging.budget import RowMemory
 
 
 def results(memory=None, folder=None, replicas=1, runs=3, device_memory=None):
@@ -182,6 +183,52 @@ def test_a_session_that_is_gone_leaves_no_thread_and_no_file(tmp_path):
     assert cache._threads == 0
     with pytest.raises(OSError):
         os.fstat(cache.store._file)
+
+
+def test_a_session_that_fails_for_its_memory_leaves_no_thread_and_no_file(tmp_path, monkeypatch):
+    caches, make = [], cache_module.Cache.__init__
+
+    def noted(cache, *arguments):
+        caches.append(cache)
+        make(cache, *arguments)
+
+    def fails(memory):
+        raise RemoteMemoryError("remote memory: got 4096 bytes; expected no more.")
+
+    monkeypatch.setattr(cache_module.Cache, "__init__", noted)
+    monkeypatch.setattr(RowMemory, "_cut", fails)
+    ir, _ = program()
+    keep_remote_memory_in_files(ir, str(tmp_path), 80_000)
+    with pytest.raises(RemoteMemoryError, match="got 4096 bytes"):
+        popxl.Session(ir)
+    (cache,) = caches
+    for worker in cache._workers:
+        worker.join(10)
+    assert cache._threads == 0
+    with pytest.raises(OSError):
+        os.fstat(cache.store._file)
+
+
+class Compared(popxl.RemoteBuffer):
+    """A buffer that knows how often one was compared with another."""
+
+    times = 0
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        Compared.times += 1
+        return self is other
+
+
+@pytest.mark.parametrize("memory", [10**6, 10**7])
+def test_rows_are_not_looked_for_among_each_other(memory, tmp_path):
+    with popxl.Ir().main_graph:
+        buffers = [Compared((4,), popxl.float32, 300) for _ in range(4)]
+    store = lambda nbytes, largest: FileStore(str(tmp_path), nbytes)  # noqa: E731
+    found, shared = make_paged_buffer(Paging("memory", "files", memory, store), buffers, 1)
+    shared.cache.close()
+    assert [found[b].entries for b in buffers] == 4 * [300]
+    assert Compared.times < 1200, "fewer than there are rows"
 
 
 def test_a_program_that_ends_waits_for_what_is_being_moved(monkeypatch):
