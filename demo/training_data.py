@@ -43,6 +43,7 @@ def _training_data(config: Config, options: "dict[str, Any]") -> Dataset:
     """The files to train on, or a mixture of some; those that the settings fit."""
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     mixed = config.data.mixed()
+    parts: list[tuple[tuple[str, ...], float]]
     parts = [((training_files(name),), weight) for name, weight in mixed.items()]
     sources: list[Dataset] = []
     for files, _ in parts or [(config.data.input_files, 1.0)]:

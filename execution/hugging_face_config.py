@@ -97,9 +97,9 @@ def model_in(file: Path, values: Values) -> Model:
 
 def _end_of_text(values: Values, vocabulary: Any) -> int:
     """The token that ends documents; 0 where none does, or several."""
-    end = values.get("eos_token_id")
+    end: Any = values.get("eos_token_id")
     is_one = type(end) is int and type(vocabulary) is int and 0 <= end < vocabulary
-    return end if is_one else 0
+    return int(end) if is_one else 0
 
 
 def _rotary(file: Path, values: Values, family: Family) -> Values:

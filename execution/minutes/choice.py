@@ -88,6 +88,7 @@ def text_of(config: Config) -> Text | None:
     nothing is. A mixture has as many tokens as are read until a source of it was seen once.
     """
     mixed = config.data.mixed()
+    parts: list[tuple[tuple[str, ...], float]]
     parts = [((training_files(name),), weight) for name, weight in mixed.items()]
     if config.data.input_files:
         parts = [(config.data.input_files, 1.0)]
