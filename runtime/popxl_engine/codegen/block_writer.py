@@ -172,20 +172,16 @@ class BlockWriter(OpWriter):
         body, count = instr.bodies[0], instr.arguments["repeat_count"]
         inputs = [self.python[v] for v in instr.arguments["inputs"]]
         carried = [self.python[v] for v in instr.outputs]
-        for name, source, value in zip(carried, inputs, instr.outputs):
-            yield (
-                f"{name} = "
-                f"{source if count else f'{source}.copy()' if value.host else self._clone(source)}"
-            )
+        for name, source in zip(carried, inputs):
+            yield f"{name} = {source}"
         replaced = set(inputs[: len(carried)]) - set(inputs[len(carried) :]) - set(carried)
         if instr.rng_path.seed is not None:
             replaced.discard(self.python[instr.rng_path.seed])
-        if count and (gone := [n for n in self.last_uses if n in replaced]):
+        if gone := [n for n in self.last_uses if n in replaced]:
             yield f"del {', '.join(gone)}"
             self.last_uses = [n for n in self.last_uses if n not in gone]
-        if count:
-            yield from self._loop(instr, body, count, carried, inputs)
-            yield from self._laid_out(instr)
+        yield from self._loop(instr, body, count, carried, inputs)
+        yield from self._laid_out(instr)
 
     def _loop(
         self, instr: Instr, body: Block, count: int, carried: list[str], inputs: list[str]

@@ -144,7 +144,7 @@ class OpWriter:
         if definition.writes:
             target = self.python[instr.arguments[definition.writes[0]]]
             yield f"{target}[...] = {call}"
-        elif len(instr.outputs) == 1:
+        elif len(instr.outputs) == 1 and not self._returns_many(instr):
             yield (
                 f"{self.python[instr.outputs[0]]} = "
                 f"{self._viewed(instr, f'{array}({call}, {dtypes[0]})')}"

@@ -89,12 +89,15 @@ def accumulate_gather_grad_(
     t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool, step: Any
 ) -> torch.Tensor:
     """t = t * step / (step + 1), then dy / (step + 1) added to rows by their indices, outside as
-    `gather` says.
+    `gather` says. A t of 16 bits is rounded once.
     """
-    flat, rows = _rows_by_index(t, dy, indices, zero_OOR)
-    if t.is_cuda:  # the count stays where it is
-        sums = torch.zeros_like(t).index_add_(0, flat, rows)
+    is_narrow = t.dtype in TORCH_HALF_DTYPES
+    if t.is_cuda or is_narrow:  # the count stays on a GPU
+        wide = torch.float32 if is_narrow else t.dtype
+        sums = torch.zeros(t.shape, dtype=wide, device=t.device)
+        scatter_add_rows_(sums, dy, indices, zero_OOR)
         return kernel_like("accumulate_mean_", t)(t, sums, step)
+    flat, rows = _rows_by_index(t, dy, indices, zero_OOR)
     old, new = mean_factors(step)
     scaled = t.mul_(old) if old else t.zero_()
     return scaled.index_add_(0, flat, rows, alpha=new)
@@ -113,10 +116,12 @@ def _rows_by_index(
     t: torch.Tensor, dy: torch.Tensor, indices: torch.Tensor, zero_OOR: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(numbers of rows of t, what is added to each, of t's type); with zero_OOR what is outside
-    becomes zeros.
+    becomes zeros, without rows all of it is left out.
     """
     flat = indices.reshape(-1).to(torch.int64)
-    rows = dy.reshape(flat.numel(), -1).to(t.dtype)
+    rows = dy.reshape(flat.numel(), t.shape[1]).to(t.dtype)
+    if not t.shape[0]:
+        return flat[:0], rows[:0]
     inside = flat.clamp(0, t.shape[0] - 1)
     if zero_OOR:
         outside = flat != inside

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from popxl.ops.collectives.replicated import shard_length
 
-from popxl_engine.kernels.dtypes import LIMITED
+from popxl_engine.kernels.dtypes import LIMITED, from_ordered, ordered
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.machine.tree_reduction import TreeReduction
 
@@ -33,6 +33,8 @@ WIDER = {
     **dict.fromkeys(LIMITED, torch.int64),
 }
 """Types in which others are reduced."""
+BY_ORDER = ("min", "max")
+"""Reductions that choose an element by the order of all."""
 
 
 PIECE = 2**16
@@ -61,14 +63,26 @@ def reduce(ts: Tensors | TreeReduction, op: str) -> torch.Tensor:
 def by_tree(ts: Tensors, op: str) -> torch.Tensor:
     """The same, all elements at a time."""
     dtype = ts[0].dtype
-    level = [t.to(WIDER.get(dtype, dtype)) for t in ts]
+    level = [widened(t, op) for t in ts]
     if op == "square_add":
         level = [t * t for t in level]
     while len(level) > 1:
         pairs = [PAIRWISE[op](a, b) for a, b in zip(level[::2], level[1::2])]
         level = pairs + level[len(pairs) * 2 :]
-    result = level[0] / len(ts) if op == "mean" else level[0]
-    return result.to(dtype)
+    return narrowed(level[0] / len(ts) if op == "mean" else level[0], dtype, op)
+
+
+def widened(t: torch.Tensor, op: str) -> torch.Tensor:
+    """In the type in which others of its type are reduced; unsigned integers that are compared, in
+    the same order.
+    """
+    is_ordered = op in BY_ORDER and t.dtype in LIMITED
+    return ordered(t) if is_ordered else t.to(WIDER.get(t.dtype, t.dtype))
+
+
+def narrowed(t: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
+    """What was made of `widened` ones, in their type."""
+    return from_ordered(t, dtype) if op in BY_ORDER else t.to(dtype)
 
 
 def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
@@ -79,8 +93,7 @@ def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.
         return None
 
     def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        dtype = WIDER.get(a.dtype, a.dtype)
-        return PAIRWISE[op](a.to(dtype), b.to(dtype))
+        return PAIRWISE[op](widened(a, op), widened(b, op))
 
     return pair
 
@@ -236,13 +249,13 @@ def apart(*names: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., 
 
 def before_reduction(t: torch.Tensor, op: str) -> torch.Tensor:
     """What a member brings to a reduction between devices."""
-    t = t.to(torch.uint8 if t.dtype is torch.bool else WIDER.get(t.dtype, t.dtype))
+    t = t.to(torch.uint8) if t.dtype is torch.bool else widened(t, op)
     return t * t if op == "square_add" else t
 
 
 def after_reduction(t: torch.Tensor, dtype: torch.dtype, op: str, size: int) -> torch.Tensor:
     """What comes of it. May change t."""
-    return (t.div_(size) if op == "mean" else t).to(dtype)
+    return narrowed(t.div_(size) if op == "mean" else t, dtype, op)
 
 
 @apart("replicated_all_reduce", "replicated_all_reduce_")

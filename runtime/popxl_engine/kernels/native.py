@@ -181,8 +181,9 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
 
 @kernel("sum_to", device="cpu")
 def sum_to(t: torch.Tensor, shape: tuple[int, ...], dropped: tuple[int, ...]) -> torch.Tensor:
-    """The sum of a matrix over its rows."""
-    if t.dim() != 2 or tuple(shape) != tuple(t.shape[1:]) or not t.numel() or not native.takes(t):
+    """The sum of a matrix over its rows: `dropped` tells which axis of a square one that is."""
+    is_over_rows = t.dim() == 2 and tuple(shape) == tuple(t.shape[1:]) and 1 not in dropped
+    if not is_over_rows or not t.numel() or not native.takes(t):
         return KERNELS["sum_to"](t, shape, dropped)
     total = torch.empty(t.shape[1], dtype=torch.float32, device=t.device)
     native.call("column_sums", (t.dtype,), t, total, 0.0, 1.0, *t.shape)
@@ -218,7 +219,7 @@ def group_norm_grad(
             dy, t, weight, num_groups, eps
         )
         return result
-    dt, gradients = torch.empty_like(t), torch.empty(2, t.shape[1], device=t.device)
+    dt, gradients = torch.empty_like(t), t.new_empty(2, t.shape[1], dtype=torch.float32)
     native.call(
         "layer_norm_grad", (t.dtype,), dy, t, as_float32(weight), dt, gradients, eps, *t.shape
     )
@@ -243,7 +244,7 @@ def rms_norm_grad(
     if not t.numel() or t.dtype != dy.dtype or not native.takes(dy, t, weight):
         result: tuple[torch.Tensor, ...] = KERNELS["rms_norm_grad"](dy, t, weight, eps)
         return result
-    dt, dweight = torch.empty_like(t), torch.empty(t.shape[1], device=t.device)
+    dt, dweight = torch.empty_like(t), t.new_empty(t.shape[1], dtype=torch.float32)
     native.call("rms_norm_grad", (t.dtype,), dy, t, as_float32(weight), dt, dweight, eps, *t.shape)
     return dt, dweight.to(weight.dtype)
 

@@ -111,7 +111,7 @@ reduction("logsum", logsum)
 reduction(
     "logsumexp", lambda t, axes, keepdims: torch.logsumexp(as_float32(t), axes, keepdim=keepdims)
 )
-reduction("median", along_merged(lambda t: t.median(-1).values))
+reduction("median", along_merged(lambda t: t.median(-1).values), by_order=True)
 
 
 @kernel("extremum_grad")

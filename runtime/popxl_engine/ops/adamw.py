@@ -10,8 +10,8 @@ from popxl_engine.ops.definition import check, flops_of, fused_op
 
 STATE = ("var", "first", "second")
 """Operands that an update writes, all of one shape."""
-MOMENTS = ("float32", "float16", "bfloat16")
-"""Element types that moments may have."""
+TYPES = ("float32", "float16", "bfloat16")
+"""Element types that a weight and its moments may have."""
 
 
 class AdamW(NamedTuple):
@@ -82,8 +82,13 @@ def _infer(name: str, of: AdamW) -> TensorSpec:
     var: TensorSpec = of.var
     tensors = {n: getattr(of, n) for n in ("var", "grad", "first", "second")}
     fits = all(t.shape == var.shape for t in tensors.values())
-    fits = fits and {of.first.dtype.name, of.second.dtype.name} <= {*MOMENTS}
-    check(fits, name, f"tensors of one shape, with moments of {', '.join(MOMENTS)}", **tensors)
+    fits = fits and {getattr(of, n).dtype.name for n in STATE} <= {*TYPES}
+    check(
+        fits,
+        name,
+        f"tensors of one shape, with weight and moments of {', '.join(TYPES)}",
+        **tensors,
+    )
     factors: dict[str, TensorSpec | None] = {
         n: t
         for n, t in of._asdict().items()

@@ -118,15 +118,16 @@ def _gradient(rewriter: Rewriter, i: int) -> _Gradient | None:
 
 def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
     """Whether the parts are those of one attention, as far as their shapes do not tell."""
-    a = rewriter.instrs[found.softmax_grad].arguments
+    of_scores = rewriter.instrs[found.softmax_grad]
     products = (found.d_dropped_probs, found.d_query, found.d_key_t, found.d_value)
     if any(
         not rewriter.instrs[n].is_op("matmul") or _argument(rewriter, n, "output_type") is not None
         for n in products
     ):
         return False
-    scale = rewriter.scalar(_argument(rewriter, found.scaling, "rhs"))
-    return scale is not None and a["axis"] in LAST
+    factor = _argument(rewriter, found.scaling, "rhs")
+    is_number = rewriter.scalar(factor) is not None and factor.rank <= of_scores.outputs[0].rank
+    return is_number and of_scores.arguments["axis"] in LAST
 
 
 def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> dict[str, Any]:
@@ -162,10 +163,10 @@ def _only_user(rewriter: Rewriter, v: Value, name: str) -> int | None:
 
 
 def _transposed_product(rewriter: Rewriter, dy: Value) -> tuple[int, Value] | None:
-    """(the product x.T @ dy, x)."""
+    """(the product x.T @ dy, x): one that no other gradient has."""
     for n in rewriter.users(dy):
         instr = rewriter.instrs[n]
-        if instr.is_op("matmul") and instr.arguments["rhs"] is dy:
+        if instr.is_op("matmul") and instr.arguments["rhs"] is dy and n not in rewriter.removed:
             maker = rewriter.maker(instr.arguments["lhs"], "transpose")
             if maker is not None and _argument(rewriter, maker, "permutation") == SWAPPED:
                 return n, _argument(rewriter, maker, "t")

@@ -105,5 +105,5 @@ def _counter_of_first_mean(body: Block, aliases: MustAlias, accumulator: Value) 
             if aliases.storage(step) in written or step not in body.inputs:
                 return None
             return body.inputs.index(step)
-        written += [aliases.storage(v) for v in instr.written()]
+        written += [aliases.storage(v) for v in instr.may_write()]
     return None

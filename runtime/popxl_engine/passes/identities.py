@@ -5,7 +5,7 @@ from dataclasses import replace
 from popxl.op_records import OPS
 
 from popxl_engine.ir import Block
-from popxl_engine.passes.rewriter import Rewriter, pattern
+from popxl_engine.passes.rewriter import Rewriter, pattern, swaps_axes
 
 
 def drop_casts(block: Block) -> Block:
@@ -24,10 +24,10 @@ def swap_transposed_gemm(block: Block) -> Block:
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("transpose"):
         found = rewriter.match(i, t=pattern("matmul", lhs="lhs", rhs="rhs"))
-        if found is None or (instr.arguments["permutation"] or (1, 0)) != (1, 0):
+        if found is None:
             continue
         (position,), (lhs, rhs) = found.absorbed, found.arguments.values()
-        if lhs.rank == rhs.rank == 2:
+        if lhs.rank == rhs.rank == 2 and swaps_axes(instr):
             product = rewriter.instrs[position]
             factors = {"lhs": rewriter.transposed(rhs, i), "rhs": rewriter.transposed(lhs, i)}
             swapped = replace(

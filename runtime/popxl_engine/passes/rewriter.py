@@ -74,9 +74,9 @@ class Rewriter:
         )
 
     def scalar(self, v: Any) -> float | None:
-        """The value of a constant of one element."""
+        """The value of a constant of one element, a real number."""
         constant = self.uses.constants.get(v)
-        if constant is None or constant.nelms != 1:
+        if constant is None or constant.nelms != 1 or constant.dtype.is_complex:
             return None
         return float(constant.host_value.reshape(()))
 
@@ -182,7 +182,11 @@ class Rewriter:
         position.
         """
         maker = self.maker(v, "transpose")
-        if maker is not None and not self.writes_between(maker, before):
+        if (
+            maker is not None
+            and swaps_axes(self.instrs[maker])
+            and not self.writes_between(maker, before)
+        ):
             source: Value = self.instrs[maker].arguments["t"]
             return source
         inserted = self._inserted.setdefault(before, [])
@@ -224,6 +228,12 @@ def fuse(block: Block, name: str, definition: OpDefinition, *patterns: Mapping[s
             if rewriter.replace(i, fused(instr, definition, arguments), *found.absorbed):
                 break
     return rewriter.result()
+
+
+def swaps_axes(transpose: Instr) -> bool:
+    """Whether a permutation of a matrix's axes is its transpose: it may leave them as they are."""
+    permutation = transpose.arguments["permutation"]
+    return permutation is None or permutation[0] in (1, -1)
 
 
 def _ops_by_name(block: Block) -> dict[str, list[tuple[int, Instr]]]:

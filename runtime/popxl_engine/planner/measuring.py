@@ -84,7 +84,7 @@ def read_rate() -> float:
     """Bytes/s that PyTorch's threads read from memory at most; 0 without the compiled library."""
     if library.library() is None:
         return 0.0
-    numbers = torch.ones(READ_BYTES // 4)
+    numbers = torch.ones(READ_BYTES // 4, dtype=torch.float32)
     done = torch.zeros((), dtype=torch.float64)
     reads = _per_second(lambda: library.call("read_ceiling", (), numbers, numbers.numel(), done))
     return reads * READ_BYTES

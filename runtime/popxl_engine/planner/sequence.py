@@ -116,7 +116,7 @@ class Walk:
         given = self._needed_of(body.inputs, inputs)
         carried = self._needed_of(body.inputs, body.outputs) if instr.kind == "repeat" else []
         fixed = [pair for pair in given if pair[0] not in dict(carried)]
-        taken = self._needed_of(instr.outputs, body.outputs if count else inputs)
+        taken = self._needed_of(instr.outputs, body.outputs)
         taken = [(to, of) for to, of in taken if to.host]
 
         def repeat(scalars: Scalars) -> None:
@@ -125,7 +125,7 @@ class Walk:
                 if i:
                     inner = {**_passed(fixed, scalars), **_passed(carried, inner)}
                 self.run(body, inner)
-            scalars.update(_passed(taken, inner if count else scalars))
+            scalars.update(_passed(taken, inner))
 
         return repeat
 
@@ -207,9 +207,8 @@ def _follows_from(instr: Instr) -> Iterator[tuple[Value, Value]]:
     for body, inputs in instr.calls():
         yield from zip(body.inputs, inputs)
     if instr.kind in ("call", "repeat"):
-        body, inputs = instr.bodies[0], instr.arguments["inputs"]
+        body = instr.bodies[0]
         yield from zip(instr.outputs, body.outputs)
-        yield from zip(instr.outputs, inputs)  # of a loop without iterations
         yield from zip(body.inputs, body.outputs)
     elif instr.host or instr.kind == "copy":
         yield from product(instr.outputs, instr.inputs())
@@ -254,6 +253,7 @@ def _evaluating(instr: Instr) -> Action:
     args, kwargs = call_arguments(definition, instr.arguments)
     target = instr.arguments[definition.writes[0]] if definition.writes else None
     types = [value.spec.dtype.as_numpy() for value in outputs]
+    gives_many = definition.result_type in (list, tuple)
 
     def evaluate(scalars: Scalars) -> None:
         if any([value not in scalars for value in inputs]):
@@ -267,9 +267,8 @@ def _evaluating(instr: Instr) -> Action:
             scalars[target][...] = result
             scalars[outputs[0]] = scalars[target]
             return
-        for value, found, data_type in zip(
-            outputs, [result] if len(outputs) == 1 else result, types
-        ):
+        results = result if gives_many else [result]
+        for value, found, data_type in zip(outputs, results, types):
             scalars[value] = np.array(found, dtype=data_type)
 
     return evaluate

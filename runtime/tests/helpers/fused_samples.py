@@ -348,10 +348,13 @@ def row_operands(draw: Draw) -> dict[str, Any]:
 
 
 def accumulate_gather_grad_(draw: Draw) -> Sample:
+    operands = {**row_operands(draw), "step": counter(draw)}
+    operands["t"] = operands["t"].to(draw.one_of(F32, draw.dtype))
+
     def oracle(step, **operands):
         return (mean(operands["t"], table_rows(**operands), step),)
 
-    return Sample({**row_operands(draw), "step": counter(draw)}, oracle)
+    return Sample(operands, oracle)
 
 
 def scatter_add_rows_(draw: Draw) -> Sample:

@@ -149,12 +149,13 @@ def in_a_loop(name: str) -> Build:
                 ops.add_(t, y)
             if name == "counted first":
                 ops.add_(n, popxl.constant(1.0))
-            if name == "a call":
+            if name in ("a call", "counted in a loop first"):
+                written = n if name == "counted in a loop first" else t
                 inner = ir.create_empty_graph("inner")
                 with inner:
-                    i = popxl.graph_input(t.shape, t.dtype, by_ref=True)
+                    i = popxl.graph_input(written.shape, written.dtype, by_ref=True)
                     ops.add_(i, popxl.constant(1.0))
-                ops.repeat(inner, 2, t)
+                ops.repeat(inner, 2, written)
             if name == "added first":
                 ops.add_(t, y)
             value = {"its own value": t, "read through a view": t.T}.get(name, y)
@@ -228,6 +229,8 @@ def adam(name: str) -> list[Tensor]:
     v = popxl.variable(normal(6, 6, seed=4) ** 2)
     if name == "a moment of float64":
         m = popxl.variable(normal(6, 6), popxl.float64)
+    if name == "a weight of float64":
+        weight = popxl.variable(normal(6, 6), popxl.float64)
     if name == "moments are one":
         m = v
     if name == "gradient is the weight":
@@ -413,6 +416,8 @@ def attention(name: str) -> list[Tensor]:
     given = {"dropped probs only": dropped, "other probs": ops.softmax(other @ key.transpose(SWAPPED), -1)}.get(name, probs) if name in ("dropped probs only", "other probs") else probs  # fmt: skip
     grad = softmax_grad(d, given, 2 if name == "another axis of the gradient" else -1)
     by: Any = {"another scale": 0.4}.get(name, 0.3)
+    if name == "scaled by an array":
+        by = popxl.constant(np.full((1,) * 5, 0.3, np.float32))
     if name == "scaled by a variable":
         by = number(0.3)
     d = by * grad if name == "scaled from the left" else grad * by
@@ -628,7 +633,8 @@ CHANGED = (
     "mask is a variable", "mask is written", "one batch of values", "another axis",
     "probs are seen", "probs are written", "result is written", "query is written",
     "another value", "other probs", "another axis of the gradient", "another scale",
-    "scaled by a variable", "scaled from the left", "another key", "another query",
+    "scaled by a variable", "scaled by an array", "scaled from the left", "another key",
+    "another query",
     "other factors", "factors of another order", "factors that are not permuted",
     "dy from the left", "only the query's", "only the key's", "not the value's",
     "not a product", "a gradient is seen at once",
@@ -675,6 +681,9 @@ NEAR_MISSES: dict[str, Build] = {
     ),
     "transposed: of itself": of(lambda: [(lambda x: (x @ x).T)(var(6, 6))]),
     "transposed: of two": transposed((6, 6), (6, 6), (1, 0)),
+    "transposed: of a factor that stays": of(
+        lambda: [(var(6, 6).transpose((0, 1)) @ var(6, 6, seed=1)).T]
+    ),
     "scores: times a matrix": of(
         lambda: [var(2, 6, 6) @ var(2, 6, 6, seed=1) * popxl.constant(normal(6, 6)) + var(6, 6)]
     ),
@@ -691,6 +700,9 @@ NEAR_MISSES: dict[str, Build] = {
     "sum: over columns": of(
         lambda: [mean_(var(6, 1), ops.broadcasting.sum_to(var(6, 6), (6, 1)))]
     ),
+    "sum: over columns of a square": of(
+        lambda: [mean_(var(6), ops.broadcasting.sum_to(var(6, 6), (6,), (1,)))]
+    ),
     "sum: one row": of(lambda: [mean_(var(1, 6), ops.broadcasting.sum_to(var(6, 6), (1, 6)))]),
     **every(read_between, "total", "count"),
     **every(shared, "sum", "product"),
@@ -703,7 +715,8 @@ NEAR_MISSES: dict[str, Build] = {
     **{
         f"loop: {name}": in_a_loop(name)
         for name in (
-            "counted first", "a call", "added first", "its own value", "read through a view",
+            "counted first", "counted in a loop first", "a call", "added first", "its own value",
+            "read through a view",
             "a number", "a new counter", "another mean first", "",
         )
     },
@@ -716,7 +729,8 @@ NEAR_MISSES: dict[str, Build] = {
         "added to itself", "copied", "total is a part", "one row for all",
     ),
     **every(
-        adam, "a moment of float64", "moments are one", "gradient is the weight", "a matrix",
+        adam, "a moment of float64", "a weight of float64", "moments are one",
+        "gradient is the weight", "a matrix",
         "wider", "wider by rows", "another beta1", "another beta2", "another gradient",
         "only the second moment", "only the first moment", "another weight", "no step",
         "a part of the weight", "a moment is seen", "another moment is next",

@@ -66,6 +66,17 @@ def test_a_counter_that_the_device_changes_lives_on_the_device() -> None:
     both(build)
 
 
+def test_a_single_piece_and_a_single_seed_have_their_shapes_on_the_host() -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        (x,) = ops.split(popxl.constant(np.arange(4), popxl.int32), 1)
+        (seed,) = ops.split_random_seed(popxl.constant(np.array([3, 4], np.uint32)), 1)
+        return [x[1:3] + 1, seed[1:]]
+
+    text = source(prepare(build))
+    assert re.search(r"host_split\w*\(", text) and re.search(r"host_slice\w*\(", text)
+    both(build)
+
+
 # What is dropped
 
 

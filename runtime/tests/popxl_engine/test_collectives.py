@@ -24,7 +24,13 @@ from popxl.ops.collectives import (
 )  # fmt: skip
 from popxl.transforms.autodiff import autodiff
 from popxl_engine.interpreter import Cell, Interpreter
-from popxl_engine.kernels.collectives import by_tree, pairing, reduce
+from popxl_engine.kernels.collectives import (
+    after_reduction,
+    before_reduction,
+    by_tree,
+    pairing,
+    reduce,
+)
 from popxl_engine.kernels.registry import KERNELS
 from popxl_engine.machine import tree_reduction
 from popxl_engine.machine.lockstep import run_lockstep
@@ -108,6 +114,21 @@ def test_all_reduce_of_unsigned_integers_wraps_like_numpy():
     x = np.random.default_rng(1).integers(0, 2**32, (REPLICAS, 5)).astype(np.uint32)
     for result in run_one(lambda t, ir: replicated_all_reduce(t), x, dtype=popxl.uint32):
         np.testing.assert_array_equal(result, x.sum(0, dtype=np.uint32))
+
+
+@pytest.mark.parametrize("op, oracle", [("min", np.min), ("max", np.max)])
+def test_unsigned_integers_from_half_their_range_on_are_compared_as_such(op, oracle):
+    x = np.random.default_rng(1).integers(0, 2**64, (REPLICAS, 50), dtype=np.uint64)
+    for result in run_one(lambda t, ir: replicated_all_reduce(t, op), x, dtype=popxl.uint64):
+        np.testing.assert_array_equal(result, oracle(x, axis=0))
+    ts = list(map(torch.from_numpy, x))
+    folded = TreeReduction(REPLICAS, pairing("replicated_all_reduce", op))
+    for position, t in enumerate(ts):
+        folded.add(position, [t])
+    np.testing.assert_array_equal(reduce(folded, op), oracle(x, axis=0))
+    compared = getattr(torch.stack([before_reduction(t, op) for t in ts]), f"a{op}")(0)
+    found = after_reduction(compared, torch.uint64, op, REPLICAS)
+    np.testing.assert_array_equal(found, oracle(x, axis=0))
 
 
 @over_groups

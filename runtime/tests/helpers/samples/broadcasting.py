@@ -55,6 +55,12 @@ SAMPLES = [
     Sample("sum_to", operands=((3, 4),), attrs={"shape": ()}, autograd=lambda t, shape: t.sum()),
     Sample(
         "sum_to",
+        operands=((4, 4),),
+        attrs={"shape": (4,), "dropped": (1,)},
+        autograd=lambda t, shape, dropped: t.sum(1),
+    ),
+    Sample(
+        "sum_to",
         operands=(Operand((3, 4, 2), layout="transposed"),),
         attrs={"shape": (3,), "dropped": (1, 2)},
         autograd=lambda t, shape, dropped: t.sum((1, 2)),

@@ -8,6 +8,7 @@ from .sample import Operand, Refusal, Sample
 
 SHAPE = (2, 3, 4)
 INTEGERS = np.array([[3, -1, 4], [1, 5, -9]], np.int32)
+LARGE = np.array([[1, 2**64 - 1, 2**63], [7, 2**63 + 1, 2**62]], np.uint64)
 UNSIGNED = np.array([[3, 1, 4], [1, 5, 2**32 - 1]], np.uint32)
 ZEROS = np.array([[0.0, 2.0, -1.0], [0.0, 3.0, 0.0], [1.5, 2.0, 0.7]])
 FORMS = (
@@ -171,7 +172,7 @@ SAMPLES = [
             ("min", np.min),
             ("median", lambda t, axis: np.sort(t, axis)[:, 1]),
         )
-        for operand in (INTEGERS, UNSIGNED)
+        for operand in (INTEGERS, UNSIGNED, LARGE)
     ),
     *(
         Sample(name, operands=(GROWING,), oracle=fn, grads=None)

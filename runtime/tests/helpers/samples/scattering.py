@@ -111,6 +111,7 @@ ELEMENTS = np.array([[0, 2, 1], [3, 2, 1], [0, 0, 1], [1, 2, 3]], np.uint32)
 APART = Operand((6, 3), distinct=True)
 GROUPS = np.array([[1, 0, 1, 3], [2, 2, 0, 1]], np.int32)
 UINT = np.array([[3, 2**32 - 5], [7, 9], [8, 1]], np.uint32)
+LARGE = np.array([[3, 2**64 - 5], [7, 9], [2**63, 1]], np.uint64)
 INT = np.array([[3, -2], [-7, 9], [8, 1]], np.int32)
 
 
@@ -155,6 +156,7 @@ SAMPLES = [
            attrs=use("none", 7, 1), oracle=reduced),
     Sample("scatter_reduce", operands={"data": UINT, "indices": ROWS[:3]}, attrs=use("sum", 3), oracle=reduced),
     Sample("scatter_reduce", operands={"data": UINT, "indices": ROWS[:3]}, attrs=use("max", 3), oracle=reduced),
+    Sample("scatter_reduce", operands={"data": LARGE, "indices": ROWS[:3]}, attrs=use("max", 3), oracle=reduced),
     Sample("scatter_reduce", operands={"data": UINT, "indices": ROWS[:3], "initial_values": UINT},
            attrs=use("none"), oracle=reduced),
     Sample("scatter_reduce", operands={"data": INT, "indices": ROWS[:3]}, attrs=use("min", 4), oracle=reduced),

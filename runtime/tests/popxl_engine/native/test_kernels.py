@@ -140,7 +140,8 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             (random(rows, columns, dtype=dtype).abs(), (columns,), ())
             for rows, columns in ((1, 1), (3, 7), (35, 1031), (129, 640), (4, 0), (0, 4))
         ]
-        + [(random(5, 7, dtype=dtype), (1, 7), ()), (random(5, 7, dtype=dtype), (5,), (1,))],
+        + [(random(5, 7, dtype=dtype), (1, 7), ()), (random(5, 7, dtype=dtype), (5,), (1,))]
+        + [(random(7, 7, dtype=dtype), (7,), (axis,)) for axis in (0, 1)],
         "layer_norm": [
             (x, random(x.shape[1], dtype=dtype), random(x.shape[1], dtype=dtype, seed=1), 1e-5)
             for x in (
@@ -372,6 +373,19 @@ def test_where_operands_lie_does_not_change_a_bit(name: str, dtype: torch.dtype)
 
     for call in operands(dtype)[name]:
         assert same(NATIVE[name](*clones(call)), NATIVE[name](*map(moved, call)))
+
+
+@needs_compiler
+def test_the_default_type_of_torch_does_not_change_a_bit() -> None:
+    calls = operands(torch.float32)
+    expected = {name: [NATIVE[name](*clones(call)) for call in calls[name]] for name in NATIVE}
+    torch.set_default_dtype(torch.float64)
+    try:
+        for name in NATIVE:
+            found = [NATIVE[name](*clones(call)) for call in calls[name]]
+            assert all(map(same, found, expected[name])), name
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @needs_tiles

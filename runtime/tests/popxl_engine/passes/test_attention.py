@@ -284,6 +284,34 @@ def test_what_is_multiplied_with_dy_may_be_anything(is_masked: bool) -> None:
         np.testing.assert_allclose(found[name][0], value, rtol=1e-4, atol=1e-4)
 
 
+def test_attentions_that_are_added_have_each_a_gradient_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPXL_VERIFY", "1")
+    swapped, (query, dy, *keys) = (
+        (0, 1, 3, 2),
+        (normal(torch.float32, 2, 2, 6, 8, seed=i).numpy() for i in range(6)),
+    )
+
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        q, d_y = popxl.variable(query, name="query"), popxl.variable(dy, name="dy")
+        results: list[Tensor] = []
+        for n in (0, 2):
+            key, value = (popxl.variable(a, name=f"v{n}") for a in keys[n : n + 2])
+            scores = q @ key.transpose(swapped) * 0.3 + popxl.constant(np.zeros((6, 6), np.float32))
+            probs = ops.softmax(scores, axis=-1)
+            d, d_value = d_y @ value.transpose(swapped), probs.transpose(swapped) @ d_y
+            d = softmax_grad(d, probs, -1) * 0.3
+            results += [probs @ value, d @ key, q.transpose(swapped) @ d, d_value]
+        return results
+
+    expected, _ = results_of(build, True)
+    found, engine = results_of(build, False)
+    for name, (value, _) in expected.items():
+        np.testing.assert_allclose(found[name][0], value, rtol=1e-5, atol=1e-6)
+    assert len(re.findall(r"k_fused_attention_grad_\d+\w*\(", engine.program.source.text())) == 2
+
+
 def test_the_pass_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPXL_PASSES", "-fuse_attention")
     assert observe(popxl.float32, 0.0, "", False)[1] == {}

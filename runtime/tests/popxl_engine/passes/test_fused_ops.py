@@ -16,6 +16,7 @@ from popxl.errors import ShapeError
 from popxl.op_records import OPS, as_specs, call_arguments
 from popxl.tensor import TensorSpec
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Updates
 from popxl_engine.ops import FUSED_OPS
 from popxl_engine.ops.adamw import AdamW
 from popxl_engine.ops.attention import attention, attention_grad
@@ -96,6 +97,32 @@ def test_results_of_random_operands_are_the_textbooks(
     name: str, seed: int, dtype: torch.dtype, layout: str
 ) -> None:
     check(name, MAKERS[name](Draw(seed, dtype, layout)), dtype)
+
+
+@pytest.mark.parametrize("dtype", TORCH_HALF_DTYPES, ids=str)
+def test_rows_that_meet_in_16_bits_are_added_up_in_float32_and_rounded_once(
+    dtype: torch.dtype,
+) -> None:
+    dy, indices = torch.ones(4096, 5, dtype=dtype), torch.ones(4096, dtype=torch.int32)
+    mean = KERNELS["fused_accumulate_gather_grad_"]
+    t = mean(torch.full((3, 5), 7.0, dtype=dtype), dy, indices, True, 0.0)
+    assert (t[1] == 4096).all() and (t[[0, 2]] == 0).all()
+    seed = torch.tensor([3, 9], dtype=torch.uint32)
+    found, expected = (torch.full((3, 5), 1.0, dtype=dtype) for _ in range(2))
+    sums = torch.tensor([[0.0], [4096.0], [0.0]]).expand(3, 5)
+    with Updates.rounded_stochastically(lambda: seed):
+        mean(found, dy, indices, True, 2.0)
+        KERNELS["accumulate_mean_"](expected, sums, 2.0)
+    assert torch.equal(found, expected)
+
+
+def test_a_table_without_rows_and_no_rows_to_add_change_nothing() -> None:
+    for rows, count in ((0, 3), (4, 0), (0, 0)):
+        t, dy = torch.ones(rows, 5), torch.ones(count, 5)
+        indices = torch.zeros(count, dtype=torch.int32)
+        KERNELS["fused_scatter_add_rows_"](t, dy, indices, True)
+        KERNELS["fused_accumulate_gather_grad_"](t, dy, indices, True, 1.0)
+        assert torch.equal(t, torch.full((rows, 5), 0.5))
 
 
 def test_every_op_has_a_maker_of_samples_and_a_name_that_programs_do_not_use() -> None:

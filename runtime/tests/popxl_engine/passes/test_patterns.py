@@ -350,6 +350,21 @@ def test_operands_may_be_transposed_views(name: str) -> None:
     check(build, popxl.float32, runs=2, scale=4)
 
 
+def test_scores_that_are_scaled_by_a_complex_number_are_not_fused() -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        q, k, mask = (
+            popxl.variable((normal(*s) * (1 + 2j)).astype(np.complex64), popxl.complex64)
+            for s in ((2, 3, 4), (2, 4, 3), (3, 3))
+        )
+        return [q @ k * popxl.constant(1 + 2j, popxl.complex64) + mask]
+
+    expected, _ = observe(build, True)
+    found, engine = observe(build, False)
+    for name, (value, _) in expected.items():
+        np.testing.assert_array_equal(found[name][0], value)
+    assert fused_steps(engine) == set()
+
+
 # Steps that do nothing
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from helpers.near_misses import NEAR_MISSES
 from helpers.pass_checks import NAMES, Checker, Failure, shrink, why_not
 from helpers.pass_programs import PATTERNS, Perturbation, Program, Scene, random_program
 
@@ -47,6 +48,21 @@ ONCE_WRONG: list[Program] = [
 @pytest.mark.parametrize("program", ONCE_WRONG, ids=str)
 def test_programs_that_were_wrong_are_right(program: Program) -> None:
     Checker(program).check()
+
+
+ONCE_TAKEN = (
+    "transposed: of a factor that stays",
+    "sum: over columns of a square",
+    "loop: counted in a loop first",
+    "adam: a weight of float64",
+    "attention: scaled by an array",
+)
+"""What passes took for their pattern, and made wrong programs of."""
+
+
+@pytest.mark.parametrize("name", ONCE_TAKEN)
+def test_programs_that_were_taken_for_a_pattern_are_right(name: str) -> None:
+    Checker(NEAR_MISSES[name]).check_all()
 
 
 @pytest.mark.slow

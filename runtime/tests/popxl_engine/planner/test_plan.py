@@ -385,6 +385,15 @@ def test_a_sequence_evaluates_what_rows_follow_from_and_no_seeds(monkeypatch: An
     assert not drawn
 
 
+def test_a_row_may_follow_from_the_only_piece_of_a_split():
+    ir = popxl.Ir()
+    with ir.main_graph:
+        (rows,) = ops.split(popxl.constant(np.array([0, 2, 1]), popxl.int32), 1)
+        x = ops.remote_load(popxl.remote_buffer((4,), popxl.float32, 3), rows[1:2])
+        ops.host_store(popxl.d2h_stream(x.shape, x.dtype), x)
+    assert [event.row for event in sequence(ir)] == [2]
+
+
 def test_a_row_that_only_the_device_knows_has_no_sequence():
     ir = popxl.Ir()
     with ir.main_graph:
