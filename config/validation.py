@@ -460,8 +460,8 @@ def _activations(config: Config) -> Iterator[Problem]:
         yield _problem(
             "activation_memory recomputation",
             f"activation_memory: got {execution.activation_memory} while recomputation is false, "
-            "which keeps all there is; expected true, for what the memory does not hold. Leave out "
-            "one of the two.",
+            "which keeps all there is; expected true, for what the memory does not hold. Give "
+            "--recomputation, or leave --activation_memory out.",
         )
 
 

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
                     "expected one of them. Leave --auto out, or say with --config what is trained."
                 ]
             )
-        with lasting_output():
+        with lasting_output(), runtime_errors_are_told():
             config = choose(config, to_choose)
     is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:

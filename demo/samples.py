@@ -20,7 +20,11 @@ from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.samples_file import keep_samples
 from popxl_gpt.demo.text import MARK, SampleWriter, whole_lines
 from popxl_gpt.demo.training_run import TrainingRun
-from popxl_gpt.utils.runtime import gather_beside, runtime_errors_are_told
+from popxl_gpt.utils.runtime import (
+    drop_dead_sessions,
+    gather_beside,
+    runtime_errors_are_told,
+)
 
 _LOG = logging.getLogger(__name__)
 PROMPT_TOKENS = 64
@@ -63,6 +67,7 @@ def show_samples_if_possible(
         show_samples(run, found)
     elif run.is_leader:
         _LOG.warning("no samples at step %d: %s", run.step, problem)
+    drop_dead_sessions()
 
 
 def _agreed(work: "Callable[[], Any]") -> "tuple[Any, str | None]":

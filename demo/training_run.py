@@ -1,6 +1,5 @@
 """The training loop: steps, validation, checkpoints, and an end that loses nothing."""
 
-import gc
 import logging
 import math
 import time
@@ -42,7 +41,7 @@ from popxl_gpt.execution.saving import (
 )
 from popxl_gpt.execution.verification import due, verified
 from popxl_gpt.utils.process_memory import resident_bytes
-from popxl_gpt.utils.runtime import gather, release_freed_memory
+from popxl_gpt.utils.runtime import drop_dead_sessions, gather, release_freed_memory
 
 _LOG = logging.getLogger(__name__)
 RETRY_SECONDS = 60
@@ -218,7 +217,7 @@ class TrainingRun:
         before, self.stage = self.stage, stage_of(self.config, self._tokens)
         entered.close()
         del self.session
-        gc.collect()  # what holds the rows refers to itself
+        drop_dead_sessions()
         self.session, self._has_compiled = pretraining(self.stage), False
         saved.restore(self.session)
         entered.enter_context(self.session)

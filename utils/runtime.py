@@ -1,5 +1,6 @@
 """The one door to what goes beyond PopXL. Where its extensions are missing, plain PopXL serves."""
 
+import gc
 import importlib
 import inspect
 import logging
@@ -290,6 +291,15 @@ def round_from(graph: popxl.Graph, seed: popxl.Tensor) -> None:
     """
     if hasattr(extensions, "round_from"):
         extensions.round_from(graph, seed)
+
+
+def drop_dead_sessions() -> None:
+    """Give the system the memory of sessions that nobody has any more, before another one takes as
+    much. Programs and sessions refer to each other, so that they are there until they are looked
+    for.
+    """
+    gc.collect()
+    release_freed_memory()
 
 
 def release_freed_memory() -> None:

@@ -9,11 +9,14 @@ import popdist
 from popxl_gpt.config import Config, override
 from popxl_gpt.execution.auto.candidates import CHOSEN
 from popxl_gpt.execution.layer_graphs import kept_layers
-from popxl_gpt.execution.memory import bytes_by_kind, processes_here, state_bytes
+from popxl_gpt.execution.memory import bytes_by_kind, processes_here
 from popxl_gpt.execution.reports.plan.process import (
+    LOADED_TO_PAGE,
     Build,
     ProcessMemory,
+    has_validation,
     own_bytes,
+    paging_bytes,
     process_memory,
     without_files,
 )
@@ -44,7 +47,8 @@ class Account:
     """What a process may take here.
 
     Attributes:
-        own: bytes of this process by the first step of a run, beside rows and tensors.
+        own: bytes of this process by the first step of a run with rows in memory, beside rows and
+            tensors.
         room: bytes that one process may have resident in all.
     """
 
@@ -59,7 +63,7 @@ class Account:
         cls, config: Config, build: Build, validation: Build | None, given: frozenset[str]
     ) -> "Account":
         """The account of this process as it is now."""
-        own, (_, left, _) = own_bytes(config), host_bytes()
+        own, (_, left, _) = own_bytes(config) - paging_bytes(config), host_bytes()
         room = resident_bytes() + int((1 - KEPT_FREE) * left) // processes_here()
         return cls(build, validation, given, own, room)
 
@@ -71,8 +75,8 @@ class Account:
         if in_memory:
             config = override(config, memmap_dir=None, host_memory=None)
         memory = self._memory(config)
-        if memory.resident <= self.room:
-            need, room = bytes_text(memory.resident), bytes_text(self.room)
+        if memory.needed <= self.room:
+            need, room = bytes_text(memory.needed), bytes_text(self.room)
             return Placed(config, memory, f"fits: {need} of the {room} that a process may take")
         if (found := self._keeping_some(config, memory)) is not None:
             return found
@@ -88,7 +92,7 @@ class Account:
             return None
         least = override(config, recomputation=True)
         replicas = config.execution.replication_factor // popdist.getNumInstances()
-        left = self.room - self._memory(least).resident
+        left = self.room - self._memory(least).needed
         for _ in range(2):  # what computes them takes tensors, too, which the first plan tells
             if left < replicas:
                 return None
@@ -96,19 +100,19 @@ class Account:
             if (kept := kept_layers(some)) == 0:
                 return None
             found = self._memory(some)
-            if found.resident <= self.room:
-                need, room = bytes_text(memory.resident), bytes_text(self.room)
+            if found.needed <= self.room:
+                need, room = bytes_text(memory.needed), bytes_text(self.room)
                 why = (
                     f"fits with the activations of {kept} of {config.model.layers} blocks kept, as "
                     f"{need} with those of all do not fit the {room} that a process may take"
                 )
                 return Placed(some, found, why)
-            left -= found.resident - self.room
+            left -= found.needed - self.room
         return None
 
     def _in_files(self, config: Config, memory: ProcessMemory) -> Placed | str:
         """The configuration with its rows in files of the folder of runs."""
-        rows = self.room - (memory.resident - memory.rows)
+        rows = self.room - (memory.resident - memory.rows) - LOADED_TO_PAGE
         if rows < 2 * max(bytes_by_kind(config).values()):  # the largest, as it comes and goes
             return self._too_large(memory)
         folder = Path(config.logging.run_folder)
@@ -131,15 +135,22 @@ class Account:
 
     def _too_large(self, memory: ProcessMemory) -> str:
         return (
-            f"needs {bytes_text(memory.resident)} of the {bytes_text(self.room)} that a process "
+            f"needs {bytes_text(memory.needed)} of the {bytes_text(self.room)} that a process "
             "may take"
         )
 
     def _memory(self, config: Config) -> ProcessMemory:
         ir = self.build(without_files(config))[0]
-        return process_memory(config, self.own, ir, self.validation)
+        return process_memory(config, self.own + paging_bytes(config), ir, self.validation)
 
     def _file_bytes(self, config: Config) -> int:
         """Bytes of files that the processes of this machine make."""
-        ir = self.build(without_files(config))[0]
-        return max(planner().host_needs(ir).all_rows, state_bytes(config)) * processes_here()
+        programs = [self.build]
+        if self.validation is not None and has_validation(config):
+            programs.append(self.validation)
+        rows = 0
+        for build in programs:
+            ir = build(without_files(config))[0]
+            found = planner().plan(ir, with_peaks=False)
+            rows += found.remote_memory_bytes * ir.instance_replication_factor
+        return rows * processes_here()

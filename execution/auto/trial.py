@@ -15,7 +15,7 @@ from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.execution.host import data_share, run_steps
 from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
-from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.runtime import drop_dead_sessions, gather
 
 Program = Callable[[Config], addons.TaskSession]
 """Makes a session of a configuration's training program."""
@@ -145,4 +145,6 @@ def step_times(
             run_steps(session, config, words, labels, [training.learning_rate] * iterations)
             if number >= unmeasured:
                 times.append((clock() - begin) / iterations)
+    del session
+    drop_dead_sessions()
     return times

@@ -164,7 +164,7 @@ def chosen(
     if "precision" not in given and _has_bfloat16() and spent < TRIAL_SHARE * seconds:
         narrow = override(candidate, precision="bfloat16")
         other = try_out(narrow)
-        spent += other.build + TRIED_STEPS * other.step
+        spent, trials = spent + other.build + TRIED_STEPS * other.step, trials + 1
         known = tried_ones.get(candidate)
         if known is None or other.step < known.step:
             candidate, speed = narrow, _flops(narrow) * narrow.tokens_per_step / other.step
@@ -317,6 +317,13 @@ class _Chooser:
         """Why it is this one, a line each."""
         model, training = config.model, config.training
         tokens, size = steps * config.tokens_per_step, _matrices(model.layers, model.hidden_size)
+        size_reason = self._why(f"at least {TOKENS_PER_PARAMETER:g}", "layers", "hidden_size")
+        batch_reason = self._why(
+            f"about {STEPS} steps, of {ROWS} tokens or more", "global_batch_size"
+        )
+        rate_reason = self._why(
+            f"the {RATE:g} of width {RATE_WIDTH} by the root of the width", "learning_rate"
+        )
         text = "random tokens, or files without dataset.json"
         if self.text is not None:
             text = (
@@ -329,14 +336,18 @@ class _Chooser:
             f"data        {text}",
             f"size        {counted(model.layers, 'layer')} of {model.hidden_size}, "
             f"{si(parameter_count(model))} parameters: {tokens / size:.2g} tokens for each of a "
-            f"block's, at least {TOKENS_PER_PARAMETER:g}",
+            f"block's, {size_reason}",
             f"batch       {counted(training.global_batch_size, 'sequence')} of "
             f"{model.sequence_length}, {config.execution.micro_batch_size} at a time: "
-            f"about {STEPS} steps, of {ROWS} tokens or more",
-            f"rate        {training.learning_rate:.2g}, the {RATE:g} of width {RATE_WIDTH} by the "
-            "root of the width; stable, then falling by the clock",
+            f"{batch_reason}",
+            f"rate        {training.learning_rate:.2g}, {rate_reason}; stable, then "
+            "falling by the clock",
             f"precision   {model.precision}, activations "
             f"{'computed again' if config.execution.recomputation else 'kept'}",
             f"expected    {counted(steps, 'step')}, {si(tokens, 'tokens')}, "
             f"{duration(self.seconds)} with everything",
         )
+
+    def _why(self, reason: str, *names: str) -> str:
+        """A reason, unless settings were given."""
+        return "as given" if self.given >= set(names) else reason

@@ -70,7 +70,8 @@ class PlanOptions:
             if getattr(self, name) is not None and not any(
                 getattr(self, user, False) for user in users
             ):
-                flags = " or ".join(f"--{user}" for user in users)
+                known = [user for user in users if hasattr(self, user)]
+                flags = " or ".join(f"--{user}" for user in known)
                 problems.append(
                     f"--{name}: got a value without {flags}; expected both or none. Add "
                     f"--{users[0]}."

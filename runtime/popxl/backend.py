@@ -114,7 +114,7 @@ class Backend(Protocol):
     def device_needs(self, ir: Ir, device: str) -> DeviceNeeds:
         """See `popxl.extensions.device_needs`."""
 
-    def host_needs(self, ir: Ir) -> HostNeeds:
+    def host_needs(self, ir: Ir, mapped: bool) -> HostNeeds:
         """See `popxl.extensions.host_needs`."""
 
     def make_plan(

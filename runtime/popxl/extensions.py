@@ -245,13 +245,17 @@ def device_needs(ir: Ir, device: str = "cpu") -> DeviceNeeds:
     return backend().device_needs(ir, kind_of_device(device, "device_needs"))
 
 
-def host_needs(ir: Ir) -> HostNeeds:
+def host_needs(ir: Ir, mapped: bool = False) -> HostNeeds:
     """What a program takes of the host's memory in a process that runs its replicas on processors,
     with rows in memory. Nothing is allocated; what the process itself takes is not counted.
 
-    Errors as of `plan`.
+    Args:
+        mapped: leave out rows for which memory-mapped files of variables stand, where they can: the
+            system drops their pages when memory is short.
+    Raises:
+        as `plan`.
     """
-    return backend().host_needs(ir)
+    return backend().host_needs(ir, mapped)
 
 
 def release_freed_memory() -> None:

@@ -159,10 +159,18 @@ class PhaseTime:
         return max(self.compute, self.remote)
 
     @property
+    def parts(self) -> dict[str, float]:
+        """What the seconds are made of: rows alone where they take longer than all else, or else
+        "compute" and "links".
+        """
+        if self.remote > self.compute + self.link:
+            return {"remote": self.remote}
+        return {"compute": self.compute, "links": self.link}
+
+    @property
     def bound(self) -> str:
-        """What takes longest: "compute", "links" or "remote"."""
-        times = {"compute": self.compute, "links": self.link, "remote": self.remote}
-        return max(times, key=lambda name: times[name])
+        """The largest of the parts: what has to be faster for less time."""
+        return max(self.parts, key=lambda name: self.parts[name])
 
 
 def phase_time(phase: Amounts, machine: Machine) -> PhaseTime:

@@ -118,7 +118,8 @@ REFUSALS = [
     ),
     (
         {"activation_memory": 1024, "recomputation": False},
-        "activation_memory: got 1024 while recomputation is false, which keeps all there is",
+        "activation_memory: got 1024 while recomputation is false, which keeps all there is; expected "
+        "true, for what the memory does not hold. Give --recomputation, or leave --activation_memory out.",
     ),
     (
         {"minutes": 2.0**63, "schedule": "wsd"},

@@ -225,6 +225,15 @@ def test_the_prediction_is_what_the_machine_does_in_the_time():
     assert f"{choice.config.training.steps} steps" in said
 
 
+def test_what_was_given_has_no_other_reason():
+    values = {"layers": 3, "hidden_size": 96, "heads": 3, "learning_rate": 1e-3}
+    values |= {"global_batch_size": 12, "micro_batch_size": 4}
+    for given in ((), tuple(values)):
+        reasons = choose(600, given=given, **{name: values[name] for name in given}).reasons
+        for line in reasons[2:5]:
+            assert ("as given" in line) == bool(given), line
+
+
 @pytest.mark.parametrize("tokens", [7, None])
 def test_a_description_without_the_number_of_tokens_tells_nothing(tmp_path, tokens):
     file = tmp_path / "train-00000.tfrecord"

@@ -63,10 +63,9 @@ def _known_bytes(config: Config) -> int:
 
 def _problem(config: Config, planned: ProcessMemory) -> str | None:
     """Why the processes here do not fit."""
-    here, execution = processes_here(), config.execution
+    here = processes_here()
     itself = own_bytes(config, has_planned=True) - resident_bytes()
-    # pages of files, which the system drops
-    rows = 0 if execution.memmap_dir and execution.host_memory is None else planned.rows
+    rows = planned.rows - planned.mapped
     tensors = planned.resident - planned.itself - planned.rows
     needed = here * (itself + rows + tensors)
     if needed <= host_bytes()[1]:

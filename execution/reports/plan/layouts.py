@@ -104,7 +104,7 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Searc
             ]
         )
     machine, measured = speeds(config, options)
-    chosen = layouts(override(config, device_memory=None), options.devices)
+    chosen = layouts(config, options.devices)
     plan = partial(plan_step, build, machine=machine, measured=measured)
     workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
     several: AbstractContextManager[ProcessPoolExecutor | None] = nullcontext()
@@ -126,8 +126,7 @@ def that_fit(
     memory: int | None,
     with_peaks: Callable[[Sequence[Config]], list[StepPlan]],
 ) -> Search:
-    """The first layouts whose peak is at most so many bytes; peaks are found for as many as it
-    takes.
+    """The first layouts that run with so many bytes; peaks are found for as many as it takes.
 
     Args:
         found: plans without peaks, the fastest first.
@@ -145,14 +144,14 @@ def that_fit(
         next_ones = [p for p in rest if p.seconds <= last]  # equally fast ones together
         rest = rest[len(next_ones) :]
         for plan in with_peaks([p.config for p in next_ones]):
-            (shown if plan.program.peak_bytes <= most else too_large).append(plan)
+            (shown if plan.device_bytes <= most else too_large).append(plan)
     if not shown:
         assert memory is not None
-        peaks = [p.program.peak_bytes for p in too_large if p.program.peak_bytes]
-        if not peaks:
+        needed = [p.device_bytes for p in too_large if p.device_bytes]
+        if not needed:
             smallest = min(too_large, key=lambda p: least_bytes(p.config))
-            peaks = [with_peaks([smallest.config])[0].program.peak_bytes]
-        least = min(peaks)
+            needed = [with_peaks([smallest.config])[0].device_bytes]
+        least = min(needed)
         raise UserError(
             f"device_memory: got {bytes_text(memory)}; expected at least {bytes_text(least)}, as "
             f"the smallest of {len(found)} layouts over {found[0].program.replicas} devices takes. "

@@ -1,13 +1,13 @@
 """The host's memory that one process of a run takes: the process itself, rows, and tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import popdist
 import popxl
 
-from popxl_gpt.config import Config
+from popxl_gpt.config import Config, Execution
 from popxl_gpt.execution.memory import copy_bytes, processes_here, saving_bytes
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import planner, session_device
@@ -43,11 +43,18 @@ class ProcessMemory:
     copy: int
     """What it takes more while a checkpoint is written beside training: a copy of its part of the
     state. No more than half of the memory that is free then."""
+    mapped: int = 0
+    """Of the rows, what mapped files hold: the system drops it when memory is short."""
 
     @property
     def resident(self) -> int:
         """What it keeps to its end: the process's resident set."""
         return self.itself + self.rows + max(self.tensors, self.saving)
+
+    @property
+    def needed(self) -> int:
+        """Of these, what it cannot do without."""
+        return self.resident - self.mapped
 
 
 def has_validation(config: Config) -> bool:
@@ -71,9 +78,14 @@ def own_bytes(config: Config, has_planned: bool = False) -> int:
     shared = (processes_here() - 1) * SHARED_WITH_EACH
     if has_planned:
         return resident_bytes() + MADE_AFTER_PLAN + shared
+    return resident_bytes() + MADE_FOR_RUNS + paging_bytes(config) + shared
+
+
+def paging_bytes(config: Config) -> int:
+    """What a process takes more, beside them, where rows come and go."""
     execution = config.execution
     is_paged = execution.host_memory is not None or execution.device_memory is not None
-    return resident_bytes() + MADE_FOR_RUNS + is_paged * LOADED_TO_PAGE + shared
+    return is_paged * LOADED_TO_PAGE
 
 
 def process_memory(
@@ -86,16 +98,44 @@ def process_memory(
         training: the training program.
         validation: builds the program that runs between steps; none: nothing does.
     """
-    host_needs, execution = planner().host_needs, config.execution
-    needs = host_needs(training)
-    rows, tensors, all_rows = needs.rows, needs.tensors, needs.all_rows
+    programs = [training]
     if validation is not None and has_validation(config):
-        between = host_needs(validation(without_files(config))[0])
-        rows, all_rows = rows + between.all_rows, all_rows + between.all_rows
-        tensors = max(tensors, between.tensors)
-    if execution.memmap_dir is not None and execution.host_memory is not None:
-        rows = min(all_rows, execution.host_memory)
-    on_host = 0 if execution.device.startswith("cuda") else tensors
+        programs.append(validation(without_files(config))[0])
+    rows, tensors = _rows_and_tensors(config, programs, mapped=False)
+    mapped = 0
+    if _maps_files(config.execution):
+        kept, beside = _rows_and_tensors(config, programs, mapped=True)
+        mapped, tensors = max(0, rows - kept), max(tensors, beside)
+    on_host = 0 if config.execution.device.startswith("cuda") else tensors
     saving = saving_bytes(config)
     copy = copy_bytes(config, popdist.getNumInstances())
-    return ProcessMemory(itself, rows, on_host, saving, copy)
+    return ProcessMemory(itself, rows, on_host, saving, copy, mapped)
+
+
+def _maps_files(execution: Execution) -> bool:
+    """Whether files are mapped into memory, and rows used where they are."""
+    comes_and_goes = execution.host_memory is not None or execution.device_memory is not None
+    is_on_gpu = execution.device.startswith("cuda")
+    return execution.memmap_dir is not None and not comes_and_goes and not is_on_gpu
+
+
+def _rows_and_tensors(
+    config: Config, programs: Sequence[popxl.Ir], mapped: bool
+) -> tuple[int, int]:
+    """Bytes of rows in the host's memory, and of tensors, while the first program runs, with rows
+    of the others.
+
+    Args:
+        mapped: leave out rows that mapped files hold.
+    """
+    execution, needs = config.execution, [planner().host_needs(ir, mapped) for ir in programs]
+    all_rows, tensors = sum(n.all_rows for n in needs), max(n.tensors for n in needs)
+    rows = needs[0].rows + sum(n.all_rows for n in needs[1:])
+    if execution.memmap_dir is not None and execution.host_memory is not None:
+        rows = min(all_rows, execution.host_memory)
+    elif execution.device.startswith("cuda"):
+        rows = all_rows
+    elif isinstance(execution.device_memory, int):  # a processor that stands for a device
+        on_device = max(0, execution.device_memory - tensors)
+        rows = all_rows + (on_device if on_device < all_rows else 0)
+    return rows, tensors

@@ -32,6 +32,10 @@ class StepPlan:
     """Those speeds, by flag, that were measured on this machine."""
     times: tuple[Any, ...]
     """Of each phase in a run."""
+    device_bytes: int
+    """Of a device, with which a replica runs, at least: the most that rows take, and the most that
+    all else takes, though not at the same time. Found with peaks where it is limited; else 0.
+    """
 
     @property
     def seconds(self) -> float:
@@ -57,12 +61,11 @@ class StepPlan:
 
     @property
     def bound(self) -> str:
-        """What takes most of a step: compute, links or remote."""
-        totals = {
-            "compute": sum(t.compute for t in self.times),
-            "links": sum(t.link for t in self.times),
-            "remote": sum(t.remote for t in self.times),
-        }
+        """What most of a step is made of: compute, links or remote."""
+        totals = dict.fromkeys(("compute", "links", "remote"), 0.0)
+        for time in self.times:
+            for name, seconds in time.parts.items():
+                totals[name] += seconds
         return max(totals, key=lambda name: totals[name])
 
 
@@ -104,7 +107,7 @@ def make_run_plan(
     with planner().compiled_once(ir):
         step = _timed(config, ir, *speeds(config, options))
         process = process_memory(config, itself, ir, validation)
-    return RunPlan(step.config, step.program, step.machine, step.measured, step.times, process)
+    return RunPlan(**vars(step), process=process)
 
 
 def _timed(
@@ -117,4 +120,6 @@ def _timed(
     tools, kind = planner(), "cuda" if config.execution.device.startswith("cuda") else "cpu"
     program = tools.plan(ir, device=kind, with_peaks=with_peaks)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
-    return StepPlan(config, program, machine, measured, times)
+    is_limited = with_peaks and config.execution.device_memory is not None
+    device_bytes = tools.device_needs(ir, device=kind).least if is_limited else 0
+    return StepPlan(config, program, machine, measured, times, device_bytes)

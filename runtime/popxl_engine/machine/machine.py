@@ -19,7 +19,7 @@ from popxl_engine.kernels.dtypes import as_array, from_numpy, torch_dtype
 from popxl_engine.machine.device import PROCESSOR, Device
 from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.lifetimes import Lifetimes
-from popxl_engine.machine.mapped_files import watch
+from popxl_engine.machine.mapped_files import can_be_mapped, watch
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.paging import (
     Cache,
@@ -143,24 +143,13 @@ class Machine:
             variable.host_value = None
 
     def _adopt(self, variable: Variable, data: np.ndarray) -> bool:
-        """Use a memory-mapped file as the row itself, where one replica holds the whole value in
-        the file's format.
-        """
-        location, shared = (
-            variable.location_info,
-            len(self.replicas) > 1 or variable.replica_grouping.group_size > 1,
-        )
-        if (
-            location is None
-            or location.shard_over > 1
-            or shared
-            or variable.dtype.as_numpy() != data.dtype
-        ):
+        """Use a memory-mapped file as the row itself, where it can be."""
+        if not can_be_mapped(variable, len(self.replicas)):
             return False
+        location = variable.location_info
+        assert location is not None
         rows = self.replicas[0].rows[location.buffer]
-        if not isinstance(rows, Rows):
-            return False
-        if str(variable.dtype.name) == "bfloat16":
+        if not isinstance(rows, Rows) or variable.dtype.as_numpy() != data.dtype:
             return False
         value = (
             data[variable.replica_grouping.assignment[self.replicas[0].index]]

@@ -12,6 +12,7 @@ import threading
 from typing import NoReturn
 
 import numpy as np
+from popxl.tensor import Variable
 
 EXIT_CODE = 74
 """EX_IOERR of sysexits.h: it is no setting that fails, and another start may go on."""
@@ -20,6 +21,22 @@ _watched: dict[str, int] = {}
 _reporting = threading.Lock()
 """Held for ever by the first thread that reports."""
 _handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+
+def can_be_mapped(variable: Variable, replicas: int) -> bool:
+    """Whether a memory-mapped file may be a variable's row: where one replica holds the whole
+    value, in the file's format.
+
+    Args:
+        replicas: of this process.
+    """
+    location = variable.location_info
+    return (
+        location is not None
+        and location.shard_over == 1
+        and replicas == variable.replica_grouping.group_size == 1
+        and str(variable.dtype.name) != "bfloat16"
+    )
 
 
 def watch(array: np.memmap) -> None:

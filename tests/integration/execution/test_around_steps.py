@@ -3,9 +3,11 @@ session may end anywhere, and where they fail.
 """
 
 import errno
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -295,3 +297,22 @@ def test_a_mistake_of_the_program_in_samples_is_no_warning(written, tmp_path, mo
     monkeypatch.setattr(text, "write", failing)
     with pytest.raises(KeyError):
         train(tmp_path, *written, "--steps", 3, "--samples", 1)
+
+
+@pytest.mark.slow
+def test_texts_leave_no_session_to_the_next_ones(written, tmp_path, monkeypatch):
+    make, made = text.CachedModel, []
+
+    def noted(*arguments):
+        assert not [each for each in made if each() is not None]
+        model = make(*arguments)
+        made.append(weakref.ref(model.session._engine.machine))
+        return model
+
+    monkeypatch.setattr(text, "CachedModel", noted)
+    gc.disable()  # it comes when it comes
+    try:
+        train(tmp_path, *written, "--steps", 5, "--samples", 1)
+    finally:
+        gc.enable()
+    assert len(made) == 3

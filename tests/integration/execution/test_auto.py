@@ -1,9 +1,11 @@
 """`--auto`: what is searched, what is left out, and that the choice is the fastest that fits."""
 
 import functools
+import gc
 import json
 import math
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -16,10 +18,12 @@ from popxl_gpt.execution import checkpoint
 from popxl_gpt.execution.auto import account, candidates, choice, trial
 from popxl_gpt.execution.auto.account import Account, Placed
 from popxl_gpt.execution.auto.resolved import executable, resolved
+from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
 from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.execution.reports.plan import process
 from popxl_gpt.utils.runtime import planner
 
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -193,6 +197,23 @@ def test_trials_of_what_does_not_fit_in_memory_have_as_large_a_share_of_rows_in_
         assert each.execution.host_memory == pytest.approx(max(least, share), abs=1)
 
 
+@pytest.mark.slow
+def test_a_trial_leaves_no_session_to_the_next_one():
+    made = []
+
+    def noted(config):
+        session = pretraining(config)
+        made.append(weakref.ref(session._engine.machine))
+        return session
+
+    gc.disable()  # it comes when it comes
+    try:
+        trial.step_times(noted, small(layers=1), 0, 1, time.perf_counter)
+        assert made[0]() is None
+    finally:
+        gc.enable()
+
+
 planned = functools.cache(choice.plan_step)
 
 
@@ -298,13 +319,16 @@ def account_with(room, *given):
 
 
 @pytest.mark.slow
-def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path):
+def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path, monkeypatch):
+    for module in (account, process):
+        monkeypatch.setattr(module, "LOADED_TO_PAGE", 1 << 20)
     config = small(hidden_size=256, vocabulary_size=512, run_folder=str(tmp_path))
     free = account_with(1 << 40).place(config)
     assert isinstance(free, Placed) and free.config.execution.memmap_dir is None
     need = free.memory.resident
     tight = account_with(need - (4 << 20)).place(config)
     assert isinstance(tight, Placed) and tight.memory.resident <= need - (4 << 20)
+    assert tight.memory.itself == free.memory.itself + (1 << 20)
     execution = tight.config.execution
     assert execution.memmap_dir == str(tmp_path) and 0 < execution.host_memory < free.memory.rows
     # the program runs with so little memory for rows
@@ -345,6 +369,36 @@ def test_a_place_for_rows_that_is_given_is_not_changed(tmp_path):
     config = small(run_folder=str(tmp_path))
     found = account_with(101 << 20, "host_memory", "memmap_dir").place(config)
     assert isinstance(found, str)
+
+
+@pytest.mark.slow
+def test_rows_that_mapped_files_hold_take_no_memory(tmp_path):
+    config = small(hidden_size=256, memmap_dir=str(tmp_path))
+    need = account_with(1 << 40, "memmap_dir").place(config).memory
+    assert need.mapped > 0.5 * need.rows
+    assert isinstance(account_with(need.needed, "memmap_dir").place(config), Placed)
+    assert "needs" in account_with(need.needed - 1, "memmap_dir").place(config)
+
+
+def rows_of(build, config):
+    return planner().plan(build(config)[0], with_peaks=False).remote_memory_bytes
+
+
+@pytest.mark.slow
+def test_files_hold_the_rows_of_each_process_here_and_of_validation(monkeypatch):
+    config = small(validate_every=1)
+    both = rows_of(training_program, config) + rows_of(evaluation_program, config)
+    alone = replace(account_with(0), validation=evaluation_program)
+    assert alone._file_bytes(config) == both
+
+    def half(config):
+        """What each of two processes has."""
+        return training_program(override(config, layers=1))
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert replace(alone, build=half, validation=None)._file_bytes(config) == 2 * rows_of(
+        half, config
+    )
 
 
 # The whole

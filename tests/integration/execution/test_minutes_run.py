@@ -15,6 +15,7 @@ import pytest
 from popxl_gpt.config import UserError, load, preset
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.demo import pretraining
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
@@ -142,3 +143,10 @@ def test_the_program_chooses_what_it_trains_and_says_why(tmp_path):
     assert (config.model.sequence_length, config.model.vocabulary_size) == (64, 61)
     end = end_by_clock(tmp_path / "minutes")
     assert lines_of(tmp_path / "minutes")[-1]["step"] == config.training.steps == end
+
+
+def test_too_little_memory_for_rows_is_no_mistake_of_the_program(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretraining, "since_start", lambda: 0.0)
+    words = ["--minutes", "1", "--run_folder", tmp_path, "--memmap_dir", tmp_path / "rows"]
+    with pytest.raises(UserError, match="got 10240 bytes of host memory; expected at least"):
+        pretraining.main([*map(str, words), "--host_memory", "10KiB"])

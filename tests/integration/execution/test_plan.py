@@ -6,12 +6,14 @@ import json
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.quick import cases
 from popxl import extensions
+from popxl.plan import PhaseTime
 from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
@@ -244,6 +246,8 @@ def test_a_step_takes_the_time_of_what_bounds_it():
     assert planned_work(config, link_gbps=1e-6).bound == "links"
     slow = planned_work(config, remote_gbps=1e-6)
     assert slow.bound == "remote" and slow.limit == pytest.approx(slow.seconds, rel=1e-3)
+    meanwhile = replace(alone, times=(PhaseTime(compute=3.0, link=2.0, remote=4.0),))
+    assert meanwhile.bound == "compute", "rows come while it computes"
 
 
 @pytest.mark.slow
@@ -345,7 +349,7 @@ def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
     [
         (
             ["--link_gbps", "4"],
-            "--link_gbps: got a value without --plan or --limit; expected both or none. Add --plan",
+            "--link_gbps: got a value without --plan; expected both or none. Add --plan",
         ),
         (
             ["--plan", "--device_tflops", "-3"],

@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from popxl.errors import RemoteMemoryError
 
 from popxl_gpt.config import ConfigError, UserError, override
-from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan import layouts as module
 from popxl_gpt.execution.reports.plan.layouts import (
@@ -19,6 +20,7 @@ from popxl_gpt.execution.reports.plan.layouts import (
     splits,
     that_fit,
 )
+from popxl_gpt.execution.reports.plan.run_plan import plan_step
 from popxl_gpt.utils.units import bytes_text
 from tests.integration.execution.plan_cases import SPEEDS, configuration, planned
 
@@ -63,6 +65,7 @@ def test_devices_that_no_layout_splits_over_are_refused_with_what_is_wrong_with_
 def alone():
     """A plan of each layout by itself, the fastest first."""
     plans = [planned(configuration(grid), link_gbps=0.3) for grid in GRIDS]
+    plans = [replace(p, device_bytes=p.program.peak_bytes) for p in plans]
     return sorted(plans, key=lambda p: (p.seconds, p.program.peak_bytes))
 
 
@@ -70,7 +73,8 @@ def alone():
 def test_the_fastest_layouts_come_first_and_their_plans_are_those_of_each_alone(alone):
     found = search(device_memory=2**40)
     assert found.others == []
-    assert [p.config for p in found.shown] == [p.config for p in alone]
+    shown = [override(p.config, device_memory=None) for p in found.shown]
+    assert shown == [p.config for p in alone]
     assert [p.program for p in found.shown] == [p.program for p in alone]
     assert [p.seconds for p in found.shown] == [p.seconds for p in alone]
 
@@ -84,7 +88,7 @@ def test_the_text_names_the_flags_of_the_fastest_layout(alone):
 
 def without_peaks(plan):
     phases = tuple(replace(phase, peak_bytes=0) for phase in plan.program.phases)
-    return replace(plan, program=replace(plan.program, phases=phases))
+    return replace(plan, program=replace(plan.program, phases=phases), device_bytes=0)
 
 
 def chosen(alone, memory, monkeypatch, shown):
@@ -148,6 +152,25 @@ def test_of_equally_fast_layouts_that_which_needs_less_memory_comes_first(alone,
     found, _ = chosen(equal, None, monkeypatch, shown=1)
     least = min(equal, key=lambda p: p.program.peak_bytes)
     assert found.shown == [least] and len(found.others) == 2
+
+
+@pytest.mark.slow
+def test_a_layout_that_is_shown_runs_with_the_memory(monkeypatch):
+    def limited(memory):
+        return override(configuration(), device_memory=memory)
+
+    machine = planned(configuration()).machine
+    plan = plan_step(training_program, limited(2**40), machine, ())
+    assert plan.program.peak_bytes < plan.device_bytes
+    for memory in (plan.program.peak_bytes, plan.device_bytes - 1):
+        with pytest.raises(RemoteMemoryError, match=f"expected at least {plan.device_bytes}"):
+            pretraining(limited(memory))
+        with pytest.raises(UserError, match=f"at least {bytes_text(plan.device_bytes)}"):
+            that_fit([without_peaks(plan)], memory, lambda configs: [plan])
+    pretraining(limited(plan.device_bytes))
+    assert that_fit([without_peaks(plan)], plan.device_bytes, lambda configs: [plan]).shown == [
+        plan
+    ]
 
 
 def test_a_share_of_memory_that_nobody_knows_is_refused():

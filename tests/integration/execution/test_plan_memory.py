@@ -3,6 +3,7 @@
 import bisect
 import gc
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from popxl_gpt.execution.memory import copy_bytes
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.plan import process
-from popxl_gpt.execution.reports.plan.process import process_memory
+from popxl_gpt.execution.reports.plan.process import process_memory, without_files
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
 PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
@@ -129,6 +130,12 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, monkeypatch):
 def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, changes, monkeypatch):
     config = configuration(grid, **changes)
     expected = extensions.host_needs(training_program(config)[0])
+    held = most_held(config, lambda rows: rows.held_bytes, monkeypatch)
+    assert 0.98 * expected.rows <= held <= expected.rows < expected.all_rows
+
+
+def most_held(config: Any, of: "Callable[[Rows], int]", monkeypatch: Any) -> int:
+    """Most bytes that the rows of a step have, by what each buffer's have."""
     held: list[int] = []
 
     def noted(name: str) -> None:
@@ -136,7 +143,7 @@ def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, cha
 
         def call(replica: Replica, *arguments: Any) -> Any:
             found = original(replica, *arguments)
-            held.append(sum(r.held_bytes for rs in replicas for r in rs.rows.values()))
+            held.append(sum(of(rows) for each in replicas for rows in each.rows.values()))
             return found
 
         monkeypatch.setattr(Replica, name, call)
@@ -148,7 +155,52 @@ def test_rows_that_a_plan_gives_memory_are_those_that_have_it_in_a_run(grid, cha
         for name in ("remote_load", "remote_store"):
             noted(name)
         run_steps(session, config, *arrays)
-    assert 0.98 * expected.rows <= max(held) <= expected.rows < expected.all_rows
+    return max(held)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "grid, changes",
+    [
+        ((1, 1, 1), {"recomputation": False}),
+        ((1, 1, 1), {"precision": "bfloat16", "stochastic_rounding": True}),
+        ((2, 1, 1), {}),
+    ],
+    ids=str,
+)
+def test_rows_beside_mapped_files_are_those_that_have_memory_in_a_run(
+    grid, changes, tmp_path, monkeypatch
+):
+    config = configuration(grid, **changes, memmap_dir=str(tmp_path))
+    program = training_program(without_files(config))[0]
+    expected = extensions.host_needs(program, mapped=True)
+
+    def unmapped(rows: Rows) -> int:
+        return sum(t.nbytes for i, t in rows._rows.items() if i not in rows._callers)
+
+    held = most_held(config, unmapped, monkeypatch)
+    assert 0.98 * expected.rows <= held <= expected.rows
+    whole, memory = extensions.host_needs(program), process_memory(config, 0, program, None)
+    assert (memory.rows, memory.mapped) == (whole.rows, whole.rows - expected.rows)
+    assert (memory.mapped > 0) == (grid == (1, 1, 1))
+
+
+@pytest.mark.slow
+def test_a_device_beside_the_host_has_rows_of_its_own():
+    config = configuration(hidden_size=180)
+    needs = extensions.host_needs(training_program(config)[0])
+    gpu = override(config, device="cuda")
+    found = process_memory(gpu, 0, training_program(gpu)[0], None)
+    assert (found.rows, found.tensors) == (needs.all_rows, 0)
+    limit = extensions.device_needs(training_program(config)[0]).least + 400_000
+    limited = override(config, device_memory=limit)
+    planned_rows = process_memory(limited, 0, training_program(limited)[0], None).rows
+    session = pretraining(limited)
+    (cache,) = session._engine.machine.caches
+    taken = cache.traffic.memory_bytes + cache.traffic.file_bytes
+    assert planned_rows > needs.all_rows and taken == pytest.approx(planned_rows, rel=0.1)
+    ample = override(config, device_memory=2**40)
+    assert process_memory(ample, 0, training_program(ample)[0], None).rows == needs.all_rows
 
 
 @pytest.mark.slow

@@ -341,9 +341,9 @@ def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
         ),
         (
             ["--device_tflops", "1"],
-            "--device_tflops: got a value without --plan or --profile or --limit;",
+            "--device_tflops: got a value without --plan or --profile;",
         ),
-        (["--profile", "--link_gbps", "1"], "--link_gbps: got a value without --plan or --limit;"),
+        (["--profile", "--link_gbps", "1"], "--link_gbps: got a value without --plan; expected"),
         (
             ["--profile", "--plan"],
             "--profile: got it with --plan, which runs nothing; expected one of them",

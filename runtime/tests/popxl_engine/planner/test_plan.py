@@ -284,6 +284,25 @@ def test_a_plan_and_what_it_needs_of_the_host_are_compiled_once_where_that_is_as
     assert host_needs(ir) == expected[2] and len(lowered) == 4
 
 
+def outer_phase(t: popxl.Tensor) -> popxl.Tensor:
+    """Tensors that are large beside the rows, and no row."""
+    return ops.sum(ops.matmul(t.reshape((-1, 1)), t.reshape((1, -1))))
+
+
+def test_rows_are_there_while_a_phase_runs_that_takes_none():
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(True):
+        buffer = popxl.remote_buffer((64, 64), popxl.float32, 1)
+        popxl.remote_variable(np.ones((64, 64), np.float32), buffer, 0)
+        row = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, row + 1.0)
+        t = ops.host_load(popxl.h2d_stream((512,), popxl.float32))
+        (total,) = ops.call(ir.create_graph(outer_phase, t), t)
+        ops.host_store(popxl.d2h_stream((), popxl.float32), total)
+    found = host_needs(ir)
+    assert found.tensors >= 4 * 512**2 and found.rows == found.all_rows == 4 * 64**2
+
+
 def test_a_plan_without_torchs_compiler_is_the_same_and_leaves_torch_as_it_was(monkeypatch: Any):
     ir, functions = program(), live_bytes._left_alone()
     before = [getattr(function, live_bytes.LEFT_ALONE, None) for function in functions]
@@ -351,6 +370,13 @@ def test_times_add_up_as_they_are_said_to():
     assert (time.bound, time.seconds, time.limit) == ("remote", time.remote, time.remote)
     slow_links = PhaseTime(compute=2.0, link=3.0, remote=1.0)
     assert (slow_links.bound, slow_links.seconds, slow_links.limit) == ("links", 5.0, 2.0)
+
+
+def test_rows_that_come_meanwhile_bound_no_phase():
+    meanwhile = PhaseTime(compute=3.0, link=2.0, remote=4.0)
+    assert (meanwhile.bound, meanwhile.seconds) == ("compute", 5.0)
+    longer = PhaseTime(compute=3.0, link=2.0, remote=5.5)
+    assert (longer.bound, longer.seconds) == ("remote", 5.5)
 
 
 @pytest.mark.slow
