@@ -170,10 +170,15 @@ def forget(names: "set[str]", folders: "list[str]") -> None:
         specs = [importlib.machinery.PathFinder.find_spec(name, folders)]
         specs += [finder.find_spec(name, None) for finder in sys.meta_path]
         found = next((spec for spec in specs if spec is not None), None)
-        if found is None or found.origin != sys.modules[name].__spec__.origin:
+        if found is None or real(found) != real(sys.modules[name].__spec__):
             for module in names:
                 del sys.modules[module]
             return
+
+
+def real(spec: importlib.machinery.ModuleSpec) -> str:
+    """The file of a module, whatever links lead to it."""
+    return os.path.realpath(spec.origin or "")
 
 
 def run(request: Request, names: "dict[str, Any]") -> None:

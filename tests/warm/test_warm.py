@@ -119,6 +119,9 @@ def test_our_modules_are_there_unless_the_program_has_others(folder):
     paths = {"PYTHONPATH": os.pathsep.join(warm.OURS)}
     found = run(warm.python(), ["-c", text], folder, **paths)
     assert found[1].split() == ["True", "True", ours]
+    (folder / "links").symlink_to(warm.ROOT)
+    linked = os.pathsep.join([str(folder / "links"), str(folder / "links/runtime")])
+    assert run(warm.python(), ["-c", text], folder, PYTHONPATH=linked) == found
     (folder / "popxl.py").touch()
     theirs = str(folder / "popxl.py")
     assert run(warm.python(), ["-c", text], folder)[1].split() == ["False", "False", theirs]

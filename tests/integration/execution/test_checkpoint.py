@@ -1,5 +1,6 @@
 """Checkpoints, saved and restored within a process."""
 
+import functools
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, override, preset
+from popxl_gpt.config import Config, UserError, override, preset
 from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in, find
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
@@ -69,6 +70,13 @@ def test_a_restored_session_goes_on_bitwise(changes, tmp_path):
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
 
 
+@functools.cache
+def whole(config: Config) -> "tuple[list[float], dict[str, np.ndarray]]":
+    """The losses of eight steps, and the state then."""
+    session = pretraining(config)
+    return train(session, config, range(8)), state_of(session)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("iterations", [(1, 2), (4, 1), (2, 4)], ids=str)
@@ -76,14 +84,12 @@ def test_a_run_goes_on_bitwise_with_other_iterations(iterations, precision, tmp_
     config = override(
         BASE, precision=precision, moment_precision="bfloat16", stochastic_rounding=True
     )
-    whole = pretraining(config)
-    expected = train(whole, config, range(8))
+    expected, weights = whole(config)
     before, after = (override(config, device_iterations=count) for count in iterations)
     first, second = pretraining(before), pretraining(after)
     losses = train(first, before, range(4))
     SavedRun(save(first, before, tmp_path, Position(4, "data")), after).restore(second)
     assert losses + train(second, after, range(4, 8)) == expected
-    weights = state_of(whole)
     for name, array in state_of(second).items():
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
 
@@ -173,9 +179,15 @@ def test_moments_in_8_bits_go_on_in_float32_as_they_are(tmp_path):
         SavedRun(again, config)
 
 
+@pytest.fixture(scope="module")
+def fresh():
+    """A session of `BASE` that has not trained, for tests that save it."""
+    return pretraining(BASE)
+
+
 @pytest.mark.slow
-def test_moments_in_float32_are_not_cut_to_bfloat16(tmp_path):
-    saved = save(pretraining(BASE), BASE, tmp_path, Position(3, "data"))
+def test_moments_in_float32_are_not_cut_to_bfloat16(fresh, tmp_path):
+    saved = save(fresh, BASE, tmp_path, Position(3, "data"))
     with pytest.raises(
         UserError, match="moment_precision float32, not bfloat16, which would lose some of it"
     ):
@@ -183,9 +195,9 @@ def test_moments_in_float32_are_not_cut_to_bfloat16(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_setting_that_an_older_run_did_not_have_counts_as_its_default(tmp_path, caplog):
+def test_a_setting_that_an_older_run_did_not_have_counts_as_its_default(fresh, tmp_path, caplog):
     """A description of the first format has no checksum and knows no tensors."""
-    saved = save(pretraining(BASE), BASE, tmp_path, Position(3, "data"))
+    saved = save(fresh, BASE, tmp_path, Position(3, "data"))
     manifest = json.loads((saved / "checkpoint.json").read_text())
     del manifest["config"]["training"]["moment_precision"], manifest["sha256"]
     for entry in manifest["files"].values():
@@ -233,11 +245,10 @@ def hashes(folder: Path) -> "dict[str, bytes]":
 
 
 @pytest.mark.slow
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(fresh, tmp_path):
     config = override(BASE, keep=2)
-    session = pretraining(config)
     for step in (2, 4, 10, 6):
-        save(session, config, tmp_path, Position(step, "data"))
+        save(fresh, config, tmp_path, Position(step, "data"))
     assert [path.name for path in checkpoints_in(tmp_path)] == ["step_00000006", "step_00000010"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000006", "step_00000010"]
     found = find("auto", tmp_path, config)
@@ -248,16 +259,16 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_killed_runs_left_is_removed_and_never_loaded(tmp_path):
+def test_what_killed_runs_left_is_removed_and_never_loaded(fresh, tmp_path):
     (tmp_path / ".step_00000009.partial-123-4").mkdir(parents=True)
     assert find("auto", tmp_path, BASE) is None
-    save(pretraining(BASE), BASE, tmp_path, Position(2, "data"))
+    save(fresh, BASE, tmp_path, Position(2, "data"))
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
 
 @pytest.mark.slow
-def test_a_file_that_was_made_larger_than_can_be_read_is_refused_by_its_size(tmp_path):
-    folder = save(pretraining(BASE), BASE, tmp_path, Position(0, "data"))
+def test_a_file_that_was_made_larger_than_can_be_read_is_refused_by_its_size(fresh, tmp_path):
+    folder = save(fresh, BASE, tmp_path, Position(0, "data"))
     path = folder / "decoder.0.safetensors"
     size = path.stat().st_size
     os.truncate(path, 2**40)  # of zeros that take no space

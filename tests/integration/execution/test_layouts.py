@@ -4,6 +4,7 @@ recomputation.
 Float32, no dropout, every parameter at random. Processes are in test_processes.py.
 """
 
+import functools
 import itertools
 import math
 
@@ -32,10 +33,8 @@ def laid_out(config: Config, grid: Grid, **changes: object) -> Config:
 # Gradients
 
 
-@pytest.fixture(scope="module")
-def alone() -> "tuple[float, dict[str, np.ndarray], float]":
-    """Loss, gradients and gradient norm of a single replica."""
-    return gradients_of(SMALL)
+of_one_replica = functools.cache(gradients_of)
+"""As `gradients_of`, of a configuration that several layouts are compared with."""
 
 
 def check_same(
@@ -49,8 +48,8 @@ def check_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", cases(GRIDS, lambda grid: grid == (2, 2, 2)))
-def test_loss_and_gradients_are_those_of_one_replica(grid, alone):
-    check_same(gradients_of(laid_out(SMALL, grid)), alone)
+def test_loss_and_gradients_are_those_of_one_replica(grid):
+    check_same(gradients_of(laid_out(SMALL, grid)), of_one_replica(SMALL))
 
 
 @pytest.mark.slow
@@ -58,7 +57,7 @@ def test_loss_and_gradients_are_those_of_one_replica(grid, alone):
 def test_a_padded_vocabulary_changes_nothing(grid):
     whole = override(SMALL, vocabulary_size=50257, layers=1, global_batch_size=2)
     assert whole.model.vocabulary_size % grid[1]
-    check_same(gradients_of(laid_out(whole, grid)), gradients_of(whole))
+    check_same(gradients_of(laid_out(whole, grid)), of_one_replica(whole))
 
 
 SIZES = {"hidden_size": 20, "sequence_length": 5, "global_batch_size": 6}
@@ -70,7 +69,7 @@ ODD_GRIDS = cases([(3, 1, 1), (1, 4, 2), (3, 4, 2)], lambda grid: grid == (3, 1,
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", ODD_GRIDS)
 def test_shards_that_are_padded_change_nothing(grid):
-    check_same(gradients_of(laid_out(ODD, grid)), gradients_of(ODD))
+    check_same(gradients_of(laid_out(ODD, grid)), of_one_replica(ODD))
 
 
 # Training
@@ -186,6 +185,12 @@ def test_recomputation_changes_no_bit(grid):
 # The small preset
 
 
+@functools.cache
+def trained(config: Config) -> "list[StepResult]":
+    """The steps of one replica, which several layouts are compared with."""
+    return train(config)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "grid, heads",
@@ -200,7 +205,7 @@ def test_the_smallest_preset_trains_in_one_process(grid, heads):
     results, _ = train(laid_out(config, grid))
     assert losses(results)[-1] < losses(results)[0]
     np.testing.assert_allclose(
-        losses(results), losses(train(laid_out(config, (1, 1, 1)))[0]), rtol=1e-4
+        losses(results), losses(trained(laid_out(config, (1, 1, 1)))), rtol=1e-4
     )
 
 
