@@ -3,16 +3,12 @@ process left by a test that has failed, and the files that take longest told at 
 """
 
 import gc
-import inspect
 import logging
 import os
 import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -76,50 +72,6 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
     items.sort(
         key=lambda item: (item.path not in slow, tests[item.path] if item.path in slow else 0)
     )
-
-
-AT_ONCE, TOGETHER = 4, 12
-"""Tests marked `waits` that run at a time, and those that begin with the first of them: they wait
-for one another's processes and limits more than they work, and a core has nothing to do meanwhile.
-"""
-_waited: "dict[str, Future[None]]" = {}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: "pytest.Function") -> "bool | None":
-    """Run a test that is marked `waits` with the next ones of its file, several at a time and
-    nothing beside them; each then ends as its own run did. They take no fixture but `tmp_path`.
-    """
-    if not does_wait(pyfuncitem):
-        return None
-    if pyfuncitem.nodeid not in _waited:
-        items = pyfuncitem.session.items
-        of_file = [each for each in items if each.path == pyfuncitem.path and does_wait(each)]
-        first = of_file.index(pyfuncitem)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            for each in of_file[first : first + TOGETHER]:
-                _waited[each.nodeid] = pool.submit(run_alone, each)
-    _waited.pop(pyfuncitem.nodeid).result()
-    return True
-
-
-def does_wait(item: "pytest.Item") -> bool:
-    """Whether a test is one of those, and takes what a thread can give it."""
-    if not isinstance(item, pytest.Function) or item.get_closest_marker("waits") is None:
-        return False
-    return {"tmp_path", *parameters(item)}.issuperset(inspect.signature(item.obj).parameters)
-
-
-def parameters(item: "pytest.Item") -> "dict[str, object]":
-    """What a test is parametrized with."""
-    return item.callspec.params if hasattr(item, "callspec") else {}
-
-
-def run_alone(item: "pytest.Function") -> None:
-    """Run a test in a folder of its own."""
-    with TemporaryDirectory(prefix="waits-") as folder:
-        known = {**parameters(item), "tmp_path": Path(folder)}
-        item.obj(**{name: known[name] for name in inspect.signature(item.obj).parameters})
 
 
 @pytest.hookimpl(wrapper=True)

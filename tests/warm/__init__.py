@@ -20,7 +20,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +42,6 @@ OF_LAUNCHER = (
     "poprun.agent",
     "poprun.launcher",
 )
-_starting = threading.Lock()
 _servers: "dict[str, int]" = {}
 """The process of each command's server."""
 
@@ -66,8 +64,7 @@ def python(
         before: what the server's process does first, such as to give up rights. The command needs
             the same rights, or it runs an interpreter of its own.
     """
-    with _starting:
-        return _started(packages, variables, before)
+    return _started(packages, variables, before)
 
 
 @functools.cache

@@ -36,9 +36,8 @@ class Bomb:
 
 
 @pytest.fixture
-def keeper(monkeypatch):
+def keeper():
     """The address of a store between machines, which is kept here."""
-    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 2.0)  # tests wait for its end
     listener = wire.listen(("127.0.0.1", 0))
     kept = store.Keeper(listener, SECRET)
     yield listener.getsockname()
@@ -319,7 +318,6 @@ def ports_of(pids):
     return found
 
 
-@pytest.mark.waits
 @pytest.mark.multi
 def test_a_run_on_one_machine_listens_at_no_port_and_no_other_user_can_enter_its_folder(tmp_path):
     begin = time.monotonic()
@@ -341,7 +339,6 @@ def test_a_run_on_one_machine_listens_at_no_port_and_no_other_user_can_enter_its
     assert not folder.exists()
 
 
-@pytest.mark.waits
 @pytest.mark.multi
 def test_instances_that_no_launcher_started_listen_at_no_port_either(tmp_path):
     shared = {
@@ -362,7 +359,6 @@ def test_instances_that_no_launcher_started_listen_at_no_port_either(tmp_path):
     assert [process.wait(timeout=SECONDS) for process in started] == [0, 0]
 
 
-@pytest.mark.waits
 @pytest.mark.multi
 def test_a_second_run_with_one_address_is_refused_in_words(tmp_path):
     shared = {
@@ -440,7 +436,6 @@ def two_machines(program, port, secrets=(SECRET, SECRET), **more):
     ]
 
 
-@pytest.mark.waits
 @pytest.mark.multi
 def test_strangers_at_every_port_of_a_run_neither_end_nor_change_it(tmp_path):
     notes, mark = tmp_path / "notes", tmp_path / "mark"
@@ -481,7 +476,6 @@ def test_strangers_at_every_port_of_a_run_neither_end_nor_change_it(tmp_path):
         stranger.close()
 
 
-@pytest.mark.waits
 @pytest.mark.multi
 def test_machines_with_different_secrets_do_not_meet_and_say_how_they_can():
     begin = time.monotonic()

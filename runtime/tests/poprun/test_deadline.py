@@ -162,7 +162,6 @@ heartbeat.stop()
 """
 
 
-@pytest.mark.waits
 @pytest.mark.slow
 def test_an_instance_that_was_stopped_waits_for_the_next_heartbeat_of_one_that_was_too():
     own, other = socket.socketpair()
@@ -215,7 +214,6 @@ print([said[what] for what in waits], flush=True)
 """
 
 
-@pytest.mark.waits
 @pytest.mark.slow
 def test_a_process_that_was_stopped_goes_on_to_wait():
     """For 9 s, by limits of 8 s: 2 s of them count."""
@@ -269,7 +267,6 @@ def send(pids, number):
         os.kill(pid, number)
 
 
-@pytest.mark.waits
 @pytest.mark.multi
 def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
     options = ["--num-instances", 2, "--timeout", 6]
@@ -290,7 +287,6 @@ IMPATIENT = (
 )
 
 
-@pytest.mark.waits
 @pytest.mark.multi
 @pytest.mark.slow
 def test_a_run_on_two_machines_that_is_suspended_as_a_whole_goes_on(tmp_path):

@@ -26,7 +26,7 @@ from poprun.rendezvous import Rendezvous
 
 from tests import warm
 
-pytestmark = [pytest.mark.multi, pytest.mark.waits]
+pytestmark = pytest.mark.multi
 
 IMPATIENT = "import sys, poprun.rendezvous; poprun.rendezvous.JOIN_SECONDS = 1; from poprun import launcher; "
 

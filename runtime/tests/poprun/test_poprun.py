@@ -26,7 +26,7 @@ from helpers.processes import (
 
 from tests import warm
 
-pytestmark = [pytest.mark.multi, pytest.mark.waits]
+pytestmark = pytest.mark.multi
 
 FAILURES = {
     "an exit code": ("sys.exit('boom') if rank == 1 else time.sleep(90)", 1, r"[1] boom"),

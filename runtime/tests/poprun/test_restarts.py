@@ -24,7 +24,7 @@ from poprun import restarts
 
 from tests import warm
 
-pytestmark = [pytest.mark.multi, pytest.mark.waits]
+pytestmark = pytest.mark.multi
 
 STARTED = RANKED + "start = int(os.environ['POPDIST_RESTARTS'])\n"
 ONCE = STARTED + r"print(f'rank {rank} start {start}\n', end='', flush=True)" + "\nif start == 0: "
