@@ -36,8 +36,9 @@ class Bomb:
 
 
 @pytest.fixture
-def keeper():
+def keeper(monkeypatch):
     """The address of a store between machines, which is kept here."""
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 2.0)  # tests wait for its end
     listener = wire.listen(("127.0.0.1", 0))
     kept = store.Keeper(listener, SECRET)
     yield listener.getsockname()
