@@ -29,6 +29,10 @@ def configuration(grid: tuple[int, int, int] = (1, 1, 1), **changes: Any) -> Con
     return preset("tiny", **{**ODD, **dict(zip(names, grid)), **changes})
 
 
+built = functools.lru_cache(maxsize=4)(training_program)
+"""As `training_program`, for plans of one program for several machines."""
+
+
 @functools.cache
 def planned(config: Config, **options: Any) -> RunPlan:
     """The whole plan, made once for all tests of a process."""
@@ -37,9 +41,7 @@ def planned(config: Config, **options: Any) -> RunPlan:
 
 def planned_work(config: Config, **options: Any) -> StepPlan:
     """Work, traffic and time alone: memory at its peak takes most of a plan's time."""
-    return plan_step(
-        training_program, config, *speeds(config, options_of(options)), with_peaks=False
-    )
+    return plan_step(built, config, *speeds(config, options_of(options)), with_peaks=False)
 
 
 def options_of(options: "dict[str, Any]") -> PlanOptions:

@@ -6,7 +6,6 @@ import errno
 import gc
 import json
 import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -260,7 +259,8 @@ def test_none_of_several_processes_writes_where_one_cannot_begin_to(written, tmp
     program = tmp_path / "program.py"
     program.write_text(LACKING.format(paths=[str(ROOT), str(ROOT / "runtime")]))
     flags = ("--data_parallel", 2, "--micro_batch_size", 1, "--steps", 3, "--samples", 1)
-    started = [sys.executable, "-m", "poprun", "--num-instances", "2", warm.python(), str(program)]
+    launcher = [warm.launcher(), "-m", "poprun", "--num-instances", "2"]
+    started = [*launcher, warm.python(), str(program)]
     words = [*started, *FLAGS, "--run_folder", tmp_path, *written, *flags]
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,9 @@ from tests.integration.plain_training import TRAINED, train_plainly
 from tests.integration.runs import TRAINED as RANDOM
 from tests.integration.runs import batches, train, train_session
 
+plainly = functools.cache(train_plainly)
+"""As `train_plainly`, which knows neither runs of several steps nor recomputation."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -34,7 +37,7 @@ from tests.integration.runs import batches, train, train_session
 def test_fifty_steps_equal_a_plain_pytorch_loop(changes):
     config = override(TRAINED, **changes)
     results, weights = train(config)
-    expected, expected_weights = train_plainly(config)
+    expected, expected_weights = plainly(override(config, device_iterations=1, recomputation=True))
     assert expected[-1].loss < expected[0].loss - 0.5, "the text can be learned"
     assert any(result.gradient_norm > TRAINED.training.max_norm for result in expected), (
         "clipping is active"
@@ -149,11 +152,17 @@ def test_dropout_in_recomputation_drops_what_the_forward_pass_dropped():
         np.testing.assert_array_equal(array, again_weights[name], err_msg=name)
 
 
+@functools.cache
+def thirty_steps() -> "list[StepResult]":
+    """In float32, with which narrower types are compared."""
+    return train(override(TRAINED, steps=30, warmup_steps=3))[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_sixteen_bit_training_tracks_float32(precision):
     scaling = {"loss_scaling": 64.0, "stochastic_rounding": True}
-    expected, _ = train(override(TRAINED, steps=30, warmup_steps=3))
+    expected = thirty_steps()
     results, _ = train(override(TRAINED, steps=30, warmup_steps=3, precision=precision, **scaling))
     differences = np.abs(np.array([r.loss for r in results]) - [r.loss for r in expected])
     # bfloat16 has 8 bits of mantissa: single products are off by up to 2^-9, and losses of about 3
@@ -208,7 +217,7 @@ NARROW_MOMENTS = {"moment_precision": "bfloat16", "stochastic_rounding": True}
 @pytest.mark.slow
 def test_moments_in_bfloat16_are_those_of_float32_rounded():
     config = override(TRAINED, steps=30, warmup_steps=3)
-    expected, _ = train(config)
+    expected = thirty_steps()
     results, _ = train(override(config, **NARROW_MOMENTS))
     differences = np.abs(np.array([r.loss for r in results]) - [r.loss for r in expected])
     # A moment is off by up to 2**-7 of itself, and so is an update; together they have moved
