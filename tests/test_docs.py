@@ -1,8 +1,8 @@
 """What the pages show is true: their commands and code run, their recipes apply, their tables and
 pictures come from the program.
 
-A page runs from top to bottom in a copy of the repository. Commands that take long, or need a
-network, run shorter: `SHORTER` says how. A comment above a block says what else it is:
+A page runs from top to bottom in a copy of the repository, or in links to it. Commands that take
+long, or need a network, run shorter: `SHORTER` says how. A comment above a block says what else it is:
 
 - `<!-- not run: why -->`: a command that no test runs.
 - `<!-- output -->` and `<!-- output: COMMAND -->`: what the command above, or another one of the
@@ -12,11 +12,13 @@ network, run shorter: `SHORTER` says how. A comment above a block says what else
   `<!-- add to: NAME, in place of: LINE -->`: code that is put into the copy.
 """
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +92,10 @@ SHORTER = {
     "python demo/pretraining.py --config tiny --global_batch_size ...": f"{ALONE} --steps 2",
     "WANDB_MODE=offline python demo/pretraining.py --config tiny ...": ALONE,
     "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan ...": "+ --layers 1 --global_batch_size 16",
+    # 4 GiB of addresses, and a minute of processor time.
+    "python demo/pretraining.py --config gpt3_175B_pod256 --plan --device_tflops ...": "ulimit -v 4194304; "
+    "ulimit -t 60; {cold} demo/pretraining.py --config gpt3_175B_pod256 --plan --device_tflops 62 "
+    "--link_gbps 40 --remote_gbps 20",
     "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
     "--layers 1 --hidden_size 64 --heads 8 --global_batch_size 8 --sequence_length 64 "
     "--vocabulary_size 304",
@@ -149,6 +155,7 @@ def blocks(page: Path) -> "list[Block]":
 
 def rule_for(command: str, page: Path) -> "str | None":
     """The line of `SHORTER` that fits a command of a page best."""
+    command = command.replace(".venv/bin/python ", "python ")
     own = f"{page.name}: {command}"
     fits = [
         rule
@@ -165,23 +172,41 @@ def shorter(command: str, page: Path) -> str:
     form = SHORTER[rule] if rule else "+"
     python, launcher = shlex.quote(warm.python()), shlex.quote(warm.launcher())
     words = form.format(
-        python=python, launcher=launcher, make="VENV=venv", small=f"{SMALL} --steps 4"
+        python=python,
+        cold=shlex.quote(sys.executable),
+        launcher=launcher,
+        make="VENV=venv",
+        small=f"{SMALL} --steps 4",
     )
     if words.startswith("+"):
         words = re.sub(r"(^| )python ", rf"\1{python} ", command) + words[1:]
     return words
 
 
-@pytest.fixture
-def copy(tmp_path) -> Path:
-    """A copy of the repository's sources, with an environment, a text of one's own and the pins
+LEFT_OUT = shutil.ignore_patterns(  # "*.pyc.*": what another process is just compiling
+    ".*", "venv", "runs", "wandb", "files", "*.pyc.*", "*.egg-info", "build", "dist"
+)
+
+
+def lay_out(page: Path, folder: Path) -> None:
+    """Make a folder with the repository's sources: a copy, where the page changes some; else links,
+    whose modules the warm Python has imported.
+    """
+    if any(block.mark.startswith(("new file: ", "add to: ")) for block in blocks(page)):
+        shutil.copytree(ROOT, folder, ignore=LEFT_OUT, symlinks=True)
+        return
+    (folder / "data").mkdir(parents=True)  # commands put theirs into it
+    for place in (".", "data"):
+        names = set(os.listdir(ROOT / place))
+        for name in names - LEFT_OUT(place, names) - {"data"}:
+            (folder / place / name).symlink_to(ROOT / place / name)
+
+
+def copied(page: Path, folder: Path) -> Path:
+    """A folder with the repository's sources, with an environment, a text of one's own and the pins
     without the runtime.
     """
-    folder = tmp_path / "copy"
-    left_out = shutil.ignore_patterns(  # "*.pyc.*": what another process is just compiling
-        ".*", "venv", "runs", "wandb", "files", "*.pyc.*", "*.egg-info", "build", "dist"
-    )
-    shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
+    lay_out(page, folder)
     (folder / "venv/bin").mkdir(parents=True)
     (folder / "venv/bin/python").write_text(f'#!/bin/sh\nexec {shlex.quote(warm.python())} "$@"\n')
     (folder / "venv/bin/python").chmod(0o755)
@@ -316,7 +341,8 @@ over_pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [*filter(has_something_to_run, PAGES)], ids=name_of)
-def test_every_command_and_every_piece_of_code_runs(page, copy):
+def test_every_command_and_every_piece_of_code_runs(page, tmp_path):
+    copy = copied(page, tmp_path / "copy")
     reader = Reader(page, copy)
     prepare_data(page, copy)
     reader.read()
@@ -338,8 +364,15 @@ def prepare_data(page: Path, folder: Path) -> None:
 
 def check_readme(printed: "dict[str, str]", folder: Path) -> None:
     assert (folder / "runs/demo/report.html").is_file()
-    again = run(shorter("make demo", README), folder)
+    once_more = shorter("make demo", README).replace(
+        "--steps 4", "--steps 1 --samples 0 --validate_every 0"
+    )
+    again = run(once_more, folder)
     assert "is there already" in again and "run folder runs/demo-2" in again
+    plan = json.loads((folder / "runs/gpt3_175B_pod256-plan/plan.json").read_text())
+    assert plan["replicas"] == 256
+    # float32 master weights, two float32 moments, float32 gradients
+    assert plan["memory"]["remote_bytes_total"] > plan["parameters"] * (4 + 4 + 4 + 4)
 
 
 def check_contributing(printed: "dict[str, str]", folder: Path) -> None:

@@ -169,7 +169,7 @@ QUIET = {"stdout": subprocess.DEVNULL}
 
 
 def poprun(command: "list[str]", instances: int = 2) -> "list[str]":
-    launcher = [sys.executable, "-m", "poprun", "--num-replicas", str(instances)]
+    launcher = [warm.launcher(), "-m", "poprun", "--num-replicas", str(instances)]
     return [*launcher, "--num-instances", str(instances), *command]
 
 
@@ -229,7 +229,8 @@ def test_sigusr1_saves_and_the_run_goes_on(launched, tmp_path):
 
 
 def test_a_signal_to_the_launcher_and_its_instances_at_once_saves(tmp_path):
-    process = start(poprun(alone(words(tmp_path, steps=LONG, data_parallel=2))), **QUIET)
+    command = alone(poprun(alone(words(tmp_path, steps=LONG, data_parallel=2))))
+    process = start(command, **QUIET)
     wait_for_steps(process, tmp_path / "runs/run")
     for member in [*instances_of(process.pid), process.pid]:
         os.kill(member, signal.SIGTERM)
@@ -249,7 +250,7 @@ def test_a_terminal_that_closes_ends_a_run_that_saves(launched, tmp_path):
         fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
 
     process = start(
-        poprun(command) if launched else command,
+        alone(poprun(command)) if launched else command,
         stdin=inside, stdout=inside, stderr=inside, preexec_fn=in_terminal,
     )  # fmt: skip
     os.close(inside)

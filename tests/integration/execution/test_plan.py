@@ -3,7 +3,6 @@ other processes.
 """
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,7 +29,6 @@ from popxl_gpt.execution.reports.plan.values import plan_values
 from tests import warm
 from tests.integration.execution.plan_cases import (
     GRIDS,
-    SPEEDS,
     as_flags,
     configuration,
     planned,
@@ -404,36 +402,3 @@ def test_every_preset_can_be_planned(name):
         sum(p.product_flops for p in found.program.phases)
         >= flops_per_step(config) / found.program.replicas
     )
-
-
-LIMITED = """
-import resource, runpy, sys
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_175b_parameters_on_256_replicas_are_planned_in_a_minute_and_four_gibibytes(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    flags = ["--config", "gpt3_175B_pod256", "--plan", "--plan_folder", str(tmp_path)]
-    flags += [word for name, value in SPEEDS.items() for word in (f"--{name}", str(value))]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(ROOT / "demo/pretraining.py"), *flags],
-        capture_output=True,
-        text=True,
-        timeout=240,  # seconds of the clock: other programs may be running
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["replicas"] == 256
-    # float32 master weights, two float32 moments, float32 gradients
-    weights_and_state = plan["parameters"] * (4 + 4 + 4 + 4)
-    assert plan["memory"]["remote_bytes_total"] > weights_and_state
