@@ -282,10 +282,10 @@ def reduce_scatter_apart(
     configure_output_for_replicated_tensor_sharding: bool,
 ) -> torch.Tensor:
     """The member's shard of the reduced tensor."""
-    brought = before_reduction(t, op)
+    brought = before_reduction(padded(t, team.size), op)  # zeros are other numbers in another order
     if brought.dtype not in REDUCED:
         return shards(reduce(list(team.gather(t)), op), team.size)[team.position]
-    piece = team.reduce_scatter(padded(brought, team.size), HOW[op])
+    piece = team.reduce_scatter(brought, HOW[op])
     return after_reduction(piece, t.dtype, op, team.size)
 
 
