@@ -359,7 +359,7 @@ def test_activations_of_as_many_blocks_are_kept_as_fit(tmp_path):
     text = candidates.in_words(account_with(none + 4 * each).place(config).config)
     assert f"activations of {numbers[1]} of 6 blocks kept" in text
     less_than_one = account_with(none + each // 2).place(config)  # another candidate recomputes
-    assert less_than_one.config.execution.memmap_dir is not None
+    assert isinstance(less_than_one, str) and "needs" in less_than_one
     given = account_with(none + 4 * each, "recomputation").place(config)
     assert given.config.execution.activation_memory is None
 
