@@ -360,8 +360,8 @@ def test_activations_of_as_many_blocks_are_kept_as_fit(tmp_path):
     assert f"activations of {numbers[1]} of 6 blocks kept" in text
     less_than_one = account_with(none + each // 2).place(config)  # another candidate recomputes
     assert isinstance(less_than_one, str) and "needs" in less_than_one
-    given = account_with(none + 4 * each, "recomputation").place(config)
-    assert given.config.execution.activation_memory is None
+    all_given = account_with(none + 4 * each, "recomputation").place(config)
+    assert isinstance(all_given, str) and "needs" in all_given
 
 
 @pytest.mark.slow
