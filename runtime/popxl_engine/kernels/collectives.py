@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from popxl.ops.collectives.replicated import shard_length
 
-from popxl_engine.kernels.dtypes import LIMITED, from_ordered, ordered
+from popxl_engine.kernels.dtypes import narrowed, widened
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.machine.tree_reduction import TreeReduction
 
@@ -27,16 +27,6 @@ PAIRWISE: dict[str, Callable[..., torch.Tensor]] = {
     "and": torch.logical_and,
     "or": torch.logical_or,
 }
-WIDER = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    **dict.fromkeys(LIMITED, torch.int64),
-}
-"""Types in which others are reduced."""
-BY_ORDER = ("min", "max")
-"""Reductions that choose an element by the order of all."""
-
-
 PIECE = 2**16
 """Elements that the processor reduces at a time: what they need beside the operands stays in its
 caches.
@@ -70,19 +60,6 @@ def by_tree(ts: Tensors, op: str) -> torch.Tensor:
         pairs = [PAIRWISE[op](a, b) for a, b in zip(level[::2], level[1::2])]
         level = pairs + level[len(pairs) * 2 :]
     return narrowed(level[0] / len(ts) if op == "mean" else level[0], dtype, op)
-
-
-def widened(t: torch.Tensor, op: str) -> torch.Tensor:
-    """In the type in which others of its type are reduced; unsigned integers that are compared, in
-    the same order.
-    """
-    is_ordered = op in BY_ORDER and t.dtype in LIMITED
-    return ordered(t) if is_ordered else t.to(WIDER.get(t.dtype, t.dtype))
-
-
-def narrowed(t: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
-    """What was made of `widened` ones, in their type."""
-    return from_ordered(t, dtype) if op in BY_ORDER else t.to(dtype)
 
 
 def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:

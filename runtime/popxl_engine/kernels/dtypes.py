@@ -76,6 +76,29 @@ def from_ordered(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return t.to(dtype)
 
 
+WIDER = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    **dict.fromkeys(LIMITED, torch.int64),
+}
+"""Types in which others are reduced."""
+BY_ORDER = ("min", "max")
+"""Reductions that choose an element by the order of all."""
+
+
+def widened(t: torch.Tensor, op: str) -> torch.Tensor:
+    """In the type in which others of its type are reduced; unsigned integers that are compared, in
+    the same order.
+    """
+    is_ordered = op in BY_ORDER and t.dtype in LIMITED
+    return ordered(t) if is_ordered else t.to(WIDER.get(t.dtype, t.dtype))
+
+
+def narrowed(t: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
+    """What was made of `widened` ones, in their type."""
+    return from_ordered(t, dtype) if op in BY_ORDER else t.to(dtype)
+
+
 def from_numpy(array: np.ndarray) -> torch.Tensor:
     """A host array's memory as a tensor."""
     if array.dtype.names is None:

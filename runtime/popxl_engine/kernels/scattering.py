@@ -2,21 +2,12 @@
 
 import torch
 
-from popxl_engine.kernels.dtypes import LIMITED, as_signed, from_ordered, ordered
-from popxl_engine.kernels.indexing import LOW_PRECISION, gather, gather_grad, inside_only
+from popxl_engine.kernels.dtypes import as_signed, narrowed, widened
+from popxl_engine.kernels.indexing import gather, gather_grad, inside_only
 from popxl_engine.kernels.registry import kernel
 
 TORCH_REDUCTIONS = {"sum": "sum", "max": "amax", "min": "amin"}
 """torch's names of the reductions."""
-
-
-def _wide(t: torch.Tensor, reduction: str) -> torch.Tensor:
-    """In a type that torch reduces in: 16 bits add in float32, and unsigned integers are compared
-    in their order.
-    """
-    if t.dtype in LIMITED:
-        return t.to(torch.int64) if reduction == "sum" else ordered(t)
-    return t.to(torch.float32) if t.dtype in LOW_PRECISION else t
 
 
 def _last(data: torch.Tensor, index: torch.Tensor, start: torch.Tensor, axis: int) -> torch.Tensor:
@@ -52,14 +43,14 @@ def scatter_reduce(
         return _last(as_signed(data), index, as_signed(start), axis).view(data.dtype)
     # zeros change no sum, and torch is faster with them
     takes_start = initial_values is not None or reduction == "sum"
-    total = _wide(start, reduction).scatter_reduce(
+    total = widened(start, reduction).scatter_reduce(
         axis,
         index,
-        _wide(data, reduction),
+        widened(data, reduction),
         TORCH_REDUCTIONS[reduction],
         include_self=takes_start,
     )
-    return total.to(data.dtype) if reduction == "sum" else from_ordered(total, data.dtype)
+    return narrowed(total, data.dtype, reduction)
 
 
 @kernel("groupedgather")
