@@ -14,10 +14,10 @@ from popxl_gpt.execution.reports.plan.process import (
     LOADED_TO_PAGE,
     Build,
     ProcessMemory,
-    has_validation,
     own_bytes,
     paging_bytes,
     process_memory,
+    programs_of,
     without_files,
 )
 from popxl_gpt.utils.process_memory import resident_bytes
@@ -145,12 +145,8 @@ class Account:
 
     def _file_bytes(self, config: Config) -> int:
         """Bytes of files that the processes of this machine make."""
-        programs = [self.build]
-        if self.validation is not None and has_validation(config):
-            programs.append(self.validation)
-        rows = 0
-        for build in programs:
-            ir = build(without_files(config))[0]
+        training, rows = self.build(without_files(config))[0], 0
+        for ir in programs_of(config, training, self.validation):
             found = planner().plan(ir, with_peaks=False)
             rows += found.remote_memory_bytes * ir.instance_replication_factor
         return rows * processes_here()

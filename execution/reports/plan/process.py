@@ -88,6 +88,13 @@ def paging_bytes(config: Config) -> int:
     return is_paged * LOADED_TO_PAGE
 
 
+def programs_of(config: Config, training: popxl.Ir, validation: Build | None) -> list[popxl.Ir]:
+    """The programs whose rows a process holds: training, and what runs between its steps."""
+    if validation is None or not has_validation(config):
+        return [training]
+    return [training, validation(without_files(config))[0]]
+
+
 def process_memory(
     config: Config, itself: int, training: popxl.Ir, validation: Build | None
 ) -> ProcessMemory:
@@ -98,9 +105,7 @@ def process_memory(
         training: the training program.
         validation: builds the program that runs between steps; none: nothing does.
     """
-    programs = [training]
-    if validation is not None and has_validation(config):
-        programs.append(validation(without_files(config))[0])
+    programs = programs_of(config, training, validation)
     rows, tensors = _rows_and_tensors(config, programs, mapped=False)
     mapped = 0
     if _maps_files(config.execution):
