@@ -5,9 +5,10 @@ memory, write and read its disk; with one thread, and with one for each core.
     python benchmarks/ceilings.py --folder /mnt/nvme --disk_bytes 4294967296
 
 Beside the ceilings stand the products of square matrices that the runtime calls, with their share.
-A rate is the best of many goes in a quarter of a second: other programs only lower it. Loops that
-multiply are timed while their threads have a core. Disks are read and written past the system's
-cache; where the file system does not allow that, it is told.
+Benchmarks of steps and products, and runs as MFU, tell their share of what is multiplied from
+registers. A rate is the best of many goes in a quarter of a second: other programs only lower it.
+Loops that multiply are timed while their threads have a core. Disks are read and written past the
+system's cache; where the file system does not allow that, it is told.
 """
 
 import argparse

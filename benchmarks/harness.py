@@ -6,6 +6,7 @@ A benchmark script defines `build(options) -> Workload` and calls `main_or_worke
 """
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -356,14 +357,39 @@ def machine() -> Figures:
     }
 
 
-def multiply_ceiling(dtype: str) -> float:
-    """FLOP/s of a loop that only multiplies, with PyTorch's threads: see `ceilings.py`. 0 without a
-    compiler.
+@functools.cache
+def multiply_ceiling(dtype: str, threads: int | None = None) -> float | None:
+    """FLOP/s of a loop that only multiplies, measured once, in a quarter of a second: see
+    `ceilings.py`. None without a compiler.
+
+    Args:
+        dtype: float16 is multiplied as float32, as kernels do.
+        threads: default: PyTorch's.
     """
     import torch  # as in `machine`
     from popxl_engine.planner.measuring import multiply_rate
 
-    return multiply_rate(getattr(torch, dtype), from_cache=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        return multiply_rate(getattr(torch, dtype), from_cache=False) or None
+    finally:
+        torch.set_num_threads(before)
+
+
+def ceiling_share(
+    flops: float, seconds: float, dtype: str, threads: int | None = None
+) -> float | None:
+    """FLOPs in some time over what that loop would have done in it. Of a model's step its FLOPs are
+    `flops_per_token`'s, so that the share is what a run's progress line calls MFU.
+    """
+    ceiling = multiply_ceiling(dtype, threads)
+    return flops / seconds / ceiling if ceiling else None
+
+
+def percent(share: float | None) -> str:
+    """A share for a table."""
+    return "-" if share is None else f"{share:.0%}"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

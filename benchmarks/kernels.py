@@ -5,7 +5,8 @@ engine call?
     python benchmarks/kernels.py --sections attention gelu --dtypes bfloat16 --rows 1024
     OMP_NUM_THREADS=1 python benchmarks/kernels.py       # one thread, by CPU time: holds when busy
 
-A time is the median over rounds; in each section a * marks the fastest way.
+A time is the median over rounds; in each section a * marks the fastest way. Products stand beside
+what this CPU multiplies at most (`ceilings.py`).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
+from benchmarks.harness import Figures, ceiling_share, machine, percent, print_json, table  # noqa: E402
 
 if TYPE_CHECKING:
     from benchmarks.kernel_sections import Section
@@ -91,18 +92,27 @@ def main() -> None:
             for rows in arguments.rows[:1] if single else arguments.rows:
                 for section in getattr(kernel_sections, name)(rows, getattr(torch, dtype)):
                     times = seconds_of(section.ways, arguments.rounds, arguments.budget, clock)
-                    show(section, "" if single else dtype, times)
+                    shares = shares_of(section, dtype, times)
+                    show(section, "" if single else dtype, times, shares)
                     figures = {
                         "title": section.title,
                         "dtype": dtype,
                         "seconds": times,
                         "unit": section.unit,
+                        "ceiling_shares": shares,
                     }
                     result["sections"].append({**figures, "work": section.work})
     print_json(result)
 
 
-def show(section: "Section", dtype: str, times: Mapping[str, float]) -> None:
+def shares_of(section: "Section", dtype: str, times: Mapping[str, float]) -> Figures:
+    """Of what this CPU multiplies at most, by way, where a section's work is products."""
+    if section.unit != "GFLOP/s":
+        return {}
+    return {way: ceiling_share(section.work, seconds, dtype) for way, seconds in times.items()}
+
+
+def show(section: "Section", dtype: str, times: Mapping[str, float], shares: Figures) -> None:
     """One section as a table, the fastest way marked."""
     best = min(times.values())
     rows = [
@@ -110,13 +120,12 @@ def show(section: "Section", dtype: str, times: Mapping[str, float]) -> None:
             f"{'*' if value == best else ' '} {way}",
             f"{1e3 * value:.3f}",
             f"{section.work / value / 1e9:.1f}",
+            *([percent(shares[way])] if shares else []),
         ]
         for way, value in times.items()
     ]
-    print(
-        f"\n{section.title} {dtype}".rstrip() + "\n" + table(["way", "ms", section.unit], rows),
-        flush=True,
-    )
+    headers = ["way", "ms", section.unit, *(["of ceiling"] if shares else [])]
+    print(f"\n{section.title} {dtype}".rstrip() + "\n" + table(headers, rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@
 Model, batches and schedule are those of `shakespeare.py`; each mode begins with the same weights
 and sees the same batches. Validation loss is over the whole held-out tenth, by a forward program of
 the mode's own precision. The picture shows the training loss, a running mean, less that of float32.
+Steps stand beside what this CPU multiplies at most in the mode's type (`ceilings.py`).
 """
 
 import argparse
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.harness import (  # noqa: E402
     ROOT,
     Figures,
+    ceiling_share,
     machine,
+    percent,
     print_json,
     require_file,
     table,
@@ -52,13 +56,20 @@ MODES: "dict[str, dict[str, Any]]" = {
 
 
 def trained(text: Characters, settings: "dict[str, Any]", steps: int, seed: int) -> Figures:
-    """Losses of all steps, and of the validation text after them."""
+    """Losses of all steps, their time, and the loss of the validation text after them."""
     from benchmarks.phased import PhasedRun
+    from popxl_gpt.execution.model_size import flops_per_step
 
     options = {"steps": steps, "seed": seed, "settings": settings}
     run = PhasedRun(options, text, MODEL, TRAINING, BATCH)
-    losses = [run.step(1)["loss"] for _ in range(steps)]
-    return {"seed": seed, "losses": losses, **run.finish()}
+    losses, times = [], [time.perf_counter()]
+    for _ in range(steps):
+        losses.append(run.step(1)["loss"])
+        times.append(time.perf_counter())
+    seconds = statistics.median(b - a for a, b in zip(times, times[1:]))
+    share = ceiling_share(flops_per_step(run.config), seconds, run.config.model.precision)
+    figures = {"seed": seed, "losses": losses, "step_seconds": seconds, "ceiling_share": share}
+    return figures | run.finish()
 
 
 def draw(runs: "dict[str, list[Figures]]", path: Path) -> None:
@@ -94,6 +105,10 @@ def summarise(runs: "list[Figures]", reference: "list[Figures]") -> Figures:
         "validation_loss": statistics.fmean(run["validation_loss"] for run in runs),
         "behind_float32": statistics.fmean(behind),
         "behind_float32_by_seed": behind,
+        "step_seconds": statistics.median(run["step_seconds"] for run in runs),
+        "ceiling_share": max(
+            (run["ceiling_share"] for run in runs if run["ceiling_share"]), default=None
+        ),
         "runs": runs,
     }
 
@@ -127,10 +142,12 @@ def main() -> int:
     figures = {name: summarise(found, runs[REFERENCE]) for name, found in runs.items()}
     rows = [
         [name, f"{f['training_loss']:.4f}", f"{f['validation_loss']:.4f}"]
-        + [f"{f['behind_float32']:+.4f}"]
+        + [f"{f['behind_float32']:+.4f}", f"{1e3 * f['step_seconds']:.2f}"]
+        + [percent(f["ceiling_share"])]
         for name, f in figures.items()
     ]
     headers = ["mode", "training, last 25 steps", "validation", "validation less float32's"]
+    headers += ["ms/step", "of ceiling"]
     print()
     print(table(headers, rows))
     result: Figures = {"benchmark": "precision", "machine": machine(), "steps": arguments.steps}

@@ -7,7 +7,8 @@ several.
 Every layout does the same work on the same machine, so that whatever a step takes beyond the single
 replica's is what splitting costs. Data-parallel replicas of one process are held to a bar. The
 share of collectives is the time of the first process in meeting, exchanging and combining, over
-that of its steps.
+that of its steps; that of the ceiling is what all processes multiply over what their threads could
+(`ceilings.py`).
 """
 
 import argparse
@@ -18,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,16 @@ from benchmarks.harness import (  # noqa: E402
     Figures,
     Measurement,
     Variant,
+    ceiling_share,
     gib,
     machine,
     main_or_worker,
     measure,
+    percent,
     print_json,
     table,
 )
+from popxl_gpt.config import Config, preset  # noqa: E402
 
 OVERHEAD_BAR = 1.3
 """Step time of eight data-parallel replicas in one process over the single replica's, at most."""
@@ -99,17 +103,30 @@ class Replicas:
         return {}
 
 
+def configuration(options: Mapping[str, Any]) -> Config:
+    """Of one layout's run."""
+    dp, tp1, tp2 = options["layout"]
+    layout = {"data_parallel": dp, "tensor_parallel_1": tp1, "tensor_parallel_2": tp2}
+    return preset(
+        "test", **options["model"], **layout, global_batch_size=options["batch"], warmup_steps=0
+    )
+
+
+def step_share(variant: Variant, seconds: float) -> float | None:
+    """What a layout multiplies in a step, over what all its threads could in so many seconds."""
+    from popxl_gpt.execution.model_size import flops_per_step
+
+    config = configuration(variant.options)
+    threads = variant.options["instances"] * int(variant.environment["OMP_NUM_THREADS"])
+    return ceiling_share(flops_per_step(config), seconds, config.model.precision, threads)
+
+
 def trainer(options: Figures) -> Any:
     """This process's part of the training session."""
     from benchmarks.phased import PhasedTrainer
-    from popxl_gpt.config import preset
     from popxl_gpt.execution.host import own_samples
 
-    dp, tp1, tp2 = options["layout"]
-    layout = {"data_parallel": dp, "tensor_parallel_1": tp1, "tensor_parallel_2": tp2}
-    config = preset(
-        "test", **options["model"], **layout, global_batch_size=options["batch"], warmup_steps=0
-    )
+    config = configuration(options)
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         random = np.random.default_rng(0)
@@ -215,6 +232,7 @@ def row(name: str, figures: Figures) -> list[str]:
         f"{100 * figures['spread']:.0f} %",
         f"{figures['ratio']:.2f}x",
         f"{100 * figures['collectives_share']:.1f} %",
+        percent(figures["ceiling_share"]),
         gib(figures["peak_bytes"]),
         f"{figures['loss']:.4f}",
     ]
@@ -255,6 +273,9 @@ def main() -> int:
         group = [alone, *others[first : first + arguments.together]]
         measured = measure(Path(__file__), group, rounds=arguments.rounds, warmup=arguments.warmup)
         figures = {**compare(measured[0], measured), **figures}
+    for variant in (alone, *others):
+        own = figures[variant.name]
+        own["ceiling_share"] = step_share(variant, own["seconds"])
     headers = [
         "layout",
         "s/step",
@@ -262,6 +283,7 @@ def main() -> int:
         "spread",
         "ratio",
         "in collectives",
+        "of ceiling",
         "peak memory",
         "loss",
     ]

@@ -10,7 +10,8 @@ compiling count, measuring does not. Time drives each schedule. Every recipe is 
 number of short runs, on the points of its axes, one axis after the other. Baselines run eagerly or
 compiled, and all recipes in float32 or bfloat16: in what takes most steps in their minutes. Each
 result is a file in the folder, and a run that is ended (Ctrl-C, SIGTERM) goes on with the same
-command, at the step where it was.
+command, at the step where it was. Steps stand beside what this CPU multiplies at most in their type
+(`ceilings.py`).
 """
 
 import argparse
@@ -37,12 +38,19 @@ from benchmarks.harness import (  # noqa: E402
     BenchmarkError,
     Figures,
     machine,
+    percent,
     print_json,
     require_file,
     table,
 )
 from benchmarks.timed_runs import ENDED, POINTS  # noqa: E402
-from popxl_gpt.config import override, parse_command_line, to_mapping  # noqa: E402
+from popxl_gpt.config import (  # noqa: E402
+    Model,
+    from_mapping,
+    override,
+    parse_command_line,
+    to_mapping,
+)
 from popxl_gpt.data.tokenisation import token_bytes  # noqa: E402
 
 TEXT = ROOT / "data" / "files" / "stdlib"
@@ -217,6 +225,25 @@ class Bench:
             print(told(kind, minutes, settings, json.loads(result.read_text())), flush=True)
         return json.loads(result.read_text())
 
+    def step_share(self, kind: str, settings: Settings, runs: list[Figures]) -> float | None:
+        """Of what this CPU multiplies at most, in a run's calls after the first: the median."""
+        from popxl_gpt.execution.model_size import flops_per_token
+
+        layers, hidden, heads = map(int, settings["size"].split("x"))
+        sizes = {"layers": layers, "hidden_size": hidden, "heads": heads}
+        sizes |= {name: self.common[name] for name in ("sequence_length", "vocabulary_size")}
+        model, iterations = Model(**sizes), 1  # both baselines have the products of GPT-2
+        if kind == "ours":
+            config = from_mapping(self._own_config(settings))
+            model, iterations = config.model, config.execution.device_iterations
+        flops = iterations * flops_per_token(model)
+        shares = [
+            flops * run["tokens"] / run["step"] / run["call_seconds"] / run["ceiling"]
+            for run in runs
+            if run["call_seconds"] and run.get("ceiling")  # files of before have none
+        ]
+        return statistics.median(shares) if shares else None
+
     def _own_config(self, settings: Settings) -> Figures:
         layers, hidden, heads = map(int, settings["size"].split("x"))
         batch = settings["global_batch_size"]
@@ -378,7 +405,9 @@ def measured(bench: Bench) -> dict[str, dict[float, Figures]]:
                     settings = bench.with_mode(kind, best[kind], length)
                     figures = bench.run(kind, settings, length, seed)
                     runs.setdefault((kind, length), []).append(figures)
-                    results[kind][length] = result_of(runs[kind, length], settings)
+                    found = runs[kind, length]
+                    share = bench.step_share(kind, settings, found)
+                    results[kind][length] = result_of(found, settings) | {"ceiling_share": share}
     return results
 
 
@@ -386,12 +415,12 @@ def show(results: Mapping[str, Mapping[float, Figures]], verdicts: list[Figures]
     """Print the table and what came of the bars."""
     rows = [
         [f"{kind}, {minutes:g} min", f"{f['bits_per_byte']:.4f}", f"{f['tokens'] / 1e6:.2f} M"]
-        + [f"{f['first_seconds']:.1f} s"]
+        + [f"{f['first_seconds']:.1f} s", percent(f["ceiling_share"])]
         for kind, by_minutes in results.items()
         for minutes, f in sorted(by_minutes.items())
     ]
     print()
-    print(table(["recipe", "bits per byte", "tokens", "first step"], rows))
+    print(table(["recipe", "bits per byte", "tokens", "first step", "of ceiling"], rows))
     for bar in verdicts:
         print(
             f"bar: ours after {bar['minutes']:g} min {bar['ours']:.4f}, {bar['baseline']} after "

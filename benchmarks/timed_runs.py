@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.harness import Figures
+from benchmarks.harness import Figures, multiply_ceiling
 from popxl_gpt.config import Training, learning_rate
 from popxl_gpt.data import BatchLoader, Dataset, TokenDataset
 from popxl_gpt.data.masking import ids_of, labels_of
@@ -300,8 +300,9 @@ def main() -> int:
             return ENDED
     except FloatingPointError:
         run.record.bits_per_byte = None  # that is a result, too: diverged
+    ceiling = multiply_ceiling(options["settings"]["mode"].partition("-")[2])  # beside its steps
     result, part = Path(options["result"]), Path(options["result"] + ".part")
-    part.write_text(json.dumps(run.record.figures()))
+    part.write_text(json.dumps(run.record.figures() | {"ceiling": ceiling}))
     part.replace(result)
     shutil.rmtree(run.folder, ignore_errors=True)
     return 0

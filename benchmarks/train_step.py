@@ -18,7 +18,8 @@ checkpointing, with `--offloading` FSDP2 and DeepSpeed (`pip install deepspeed`)
 on the host as we do. The table's ratios are to the fastest of them, by seconds and by processor
 time. One bar holds the phased step to PyTorch as it comes, eager or compiled; another holds the
 phased step that recomputes to those that offload. On a busy machine, OMP_NUM_THREADS=1 and
-processor time still tell something.
+processor time still tell something. The last column is the share of what this CPU multiplies at
+most (`ceilings.py`).
 """
 
 import argparse
@@ -37,11 +38,13 @@ from benchmarks.harness import (  # noqa: E402
     Measurement,
     Variant,
     Workload,
+    ceiling_share,
     gib,
     machine,
     main_or_worker,
     measure,
     multiply_ceiling,
+    percent,
     print_json,
     table,
 )
@@ -358,29 +361,19 @@ def offloading_verdict(figures: Figures) -> Figures | None:
     }
 
 
-def ceiling_shares(
-    figures: Figures, arguments: argparse.Namespace, dtype: str, tokens: int
-) -> Figures:
-    """Each variant's FLOP/s over those of a loop that only multiplies: of a step's products without
-    what is recomputed, attention as if not causal. Prints the best.
-    """
+def step_flops(arguments: argparse.Namespace) -> float:
+    """Of a step's products without what is recomputed, attention as if not causal."""
     from popxl_gpt.config import Model  # not at the top: baselines do without
     from popxl_gpt.execution.model_size import flops_per_token
 
     names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
     model = Model(**{name: getattr(arguments, name) for name in names})
-    flops, ceiling = flops_per_token(model), multiply_ceiling(dtype)
-    shares = {
-        name: tokens * flops / variant["seconds"] / ceiling if ceiling else None
-        for name, variant in figures["variants"].items()
-    }
-    if ceiling:
-        best = max(shares, key=lambda name: shares[name])
-        print(
-            f"\nceiling: {ceiling / 1e9:.0f} GFLOP/s from registers; {best} reaches "
-            f"{shares[best]:.0%} of it"
-        )
-    return {"flops": ceiling, "shares": shares}
+    return tokens_per_step(arguments) * flops_per_token(model)
+
+
+def tokens_per_step(arguments: argparse.Namespace) -> int:
+    """Tokens of a step."""
+    return arguments.sequence_length * arguments.micro_batch_size * arguments.accumulation
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -447,7 +440,7 @@ def main() -> int:
         help=f"also {' and '.join(PEERS)}, which offload, and the bar for them",
     )
     arguments = parse(parser)
-    tokens = arguments.sequence_length * arguments.micro_batch_size * arguments.accumulation
+    tokens, flops = tokens_per_step(arguments), step_flops(arguments)
     result: Figures = {
         "benchmark": "train_step",
         "machine": machine(),
@@ -477,13 +470,17 @@ def main() -> int:
             "peak memory",
             "memory",
         ]
-        headers.append("loss")
+        headers += ["loss", "of ceiling"]
+        shares = {m.name: ceiling_share(flops, m.median, dtype) for m in measured}
+        rows = [[*row, percent(share)] for row, share in zip(rows, shares.values())]
+        ceiling = multiply_ceiling(dtype)
+        told = f", ceiling {ceiling / 1e9:.0f} GFLOP/s" if ceiling else ""
         print(
             f"\n{dtype}, {tokens} tokens a step, ratios to the fastest baseline "
-            f"({figures['fastest_baseline']})\n"
+            f"({figures['fastest_baseline']}){told}\n"
         )
         print(table(headers, rows), flush=True)
-        figures["ceiling"] = ceiling_shares(figures, arguments, dtype, tokens)
+        figures["ceiling"] = {"flops": ceiling, "shares": shares}
         figures["bar"] = verdict(figures)
         if figures["bar"] is not None:
             met = "met" if figures["bar"]["met"] else "missed"

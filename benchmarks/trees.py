@@ -22,10 +22,12 @@ from benchmarks.harness import (  # noqa: E402
     Figures,
     Measurement,
     Variant,
+    ceiling_share,
     gib,
     machine,
     main_or_worker,
     measure,
+    percent,
     print_json,
     table,
 )
@@ -98,13 +100,16 @@ def main() -> int:
             warmup=arguments.warmup,
         )
         result[dtype] = ratios(measured)
+        for of in result[dtype].values():
+            flops = train_step.step_flops(arguments)
+            of["ceiling_share"] = ceiling_share(flops, of["seconds"], dtype)
         rows = [
-            [name, f"{of['seconds']:.3f}", gib(of["peak_bytes"])]
+            [name, f"{of['seconds']:.3f}", percent(of["ceiling_share"]), gib(of["peak_bytes"])]
             + [f"{of[ratio]:.3f}x" for ratio in ("speed", "cpu", "memory")]
             + [f"{loss:.6f}" for loss in of["losses"]]
             for name, of in result[dtype].items()
         ]
-        headers = ["variant", "s/step", "peak memory", "speed", "by cpu", "memory"]
+        headers = ["variant", "s/step", "of ceiling", "peak memory", "speed", "by cpu", "memory"]
         print(f"\n{arguments.shape}, {dtype}, dropout {arguments.dropout:g}, over {tree}\n")
         print(table([*headers, "loss there", "loss here"], rows), flush=True)
     bar = verdict([of for variants in result.values() for of in variants.values()])

@@ -31,6 +31,8 @@ class Progress:
         """
         self.config = config
         self.limit_seconds = limit_seconds
+        self.ceiling: float | None = None
+        """FLOP/s that the machine multiplies at most, once that is known."""
         self.loss = RunningMean()
         self._flops = flops_per_token(config.model)
         self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW)
@@ -73,6 +75,20 @@ class Progress:
         """The model's floating-point operations per second over all replicas."""
         return self._flops * self.tokens_per_second
 
+    @property
+    def last_mfu(self) -> float | None:
+        """Model FLOPs utilisation of the last session run: the model's FLOP/s over the most that
+        the machine multiplies; None where that is not known.
+        """
+        steps, seconds = self._times[-1]
+        mfu = self._mfu(steps, seconds)
+        return None if mfu is None else round(mfu, 4)
+
+    def _mfu(self, steps: int, seconds: float) -> float | None:
+        if self.ceiling is None:
+            return None
+        return self._flops * self._stage.tokens_per_step * steps / seconds / self.ceiling
+
     def seconds_left(self, step: int, tokens: int) -> float:
         """Expected time until the last step, at the pace of this run with everything in it."""
         if step <= self._first_step:
@@ -110,6 +126,9 @@ class Progress:
             Part(si(self.tokens_per_second, "tokens/s"), 4),
             Part(si(self.flops_per_second, "FLOP/s"), 9),
         ]
+        mfu = self._mfu(1, self.seconds_per_step)
+        if mfu is not None:
+            parts.append(Part(f"{mfu:.1%} MFU", 7))
         is_whole = self._stage.tokens_per_step == self.config.tokens_per_step
         if self.limit_seconds is not None and is_whole:
             parts.append(Part(f"{self.limit_seconds / self.seconds_per_step:.0%} of the limit", 4))

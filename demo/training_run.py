@@ -30,6 +30,7 @@ from popxl_gpt.execution.manifest import ManifestError
 from popxl_gpt.execution.overflow import Skipped, name_the_first
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
+from popxl_gpt.execution.reports.machine import run_ceiling
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import (
@@ -356,6 +357,7 @@ class TrainingRun:
             seconds = time.perf_counter() - begin
         if not self._has_compiled:
             release_freed_memory()  # what loading and compiling took
+            self.progress.ceiling = run_ceiling(self.config)
             self._has_compiled = True
         self.resident = resident_bytes()
         self._last_call = words, labels, results
@@ -535,12 +537,13 @@ class TrainingRun:
     ) -> None:
         if self.records is None:
             return
-        size = self.stage.training.global_batch_size
+        size, mfu = self.stage.training.global_batch_size, self.progress.last_mfu
         values = {
             "step": self.step,
             "tokens": self._tokens,
             "seconds": self._seconds(),
             "step_seconds": self.progress.last_seconds,
+            **({} if mfu is None else {"mfu": mfu}),
             "memory_bytes": self.resident,
             "loss": result.loss,
             "validation_loss": None,

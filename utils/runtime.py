@@ -461,6 +461,19 @@ def profile(session: popxl.Session) -> Iterator[list[Any]]:
         yield profiles
 
 
+def multiply_ceiling(precision: str, device: str) -> float:
+    """FLOP/s that this process's threads can multiply at most
+    (`popxl.extensions.multiply_ceiling`); 0 where that is not known.
+
+    Args:
+        precision: a configuration's.
+        device: a configuration's, which a session was made for.
+    """
+    if not hasattr(extensions, "multiply_ceiling"):
+        return 0.0
+    return float(extensions.multiply_ceiling(data_type(precision), device))
+
+
 def planner() -> Any:
     """What plans and measures: `plan`, `phase_time`, `measure`, `Machine`, `timeline` of
     `popxl.extensions`.

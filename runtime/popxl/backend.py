@@ -128,6 +128,9 @@ class Backend(Protocol):
     def measure(self, data_type: dtype) -> Machine:
         """See `popxl.planning.measure`."""
 
+    def multiply_ceiling(self, data_type: dtype, device: str, seconds: float) -> float:
+        """See `popxl.planning.multiply_ceiling`."""
+
     def release_freed_memory(self) -> None:
         """See `popxl.extensions.release_freed_memory`."""
 

@@ -71,3 +71,21 @@ def measure(data_type: dtype = float32) -> Machine:
         data_type: of the products.
     """
     return backend().measure(data_type)
+
+
+def multiply_ceiling(
+    data_type: dtype = float32, device: str = "cpu", seconds: float = 0.05
+) -> float:
+    """FLOP/s of a loop on this process's threads that does nothing but multiply and add, as if each
+    had a core to itself: what no program here can exceed. 0 where that is not known: on a GPU, and
+    without a compiler.
+
+    Args:
+        data_type: of the operands. Where the processor has nothing for it, float32 is multiplied.
+        device: as a Session takes it.
+        seconds: how long it is measured. Loops of a millisecond count, the best one, so that a
+            few are enough.
+    Raises:
+        ValueError: a device that is not there.
+    """
+    return backend().multiply_ceiling(data_type, device, seconds)

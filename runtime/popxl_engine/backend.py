@@ -7,7 +7,7 @@ from popxl_engine.engine import make_engine
 from popxl_engine.host_needs import host_needs
 from popxl_engine.machine.allocator import release_freed_memory
 from popxl_engine.machine.device import device_named
-from popxl_engine.planner import make_plan, measure, sequence
+from popxl_engine.planner import make_plan, measure, multiply_ceiling, sequence
 from popxl_engine.residency import device_needs
 
 
@@ -21,6 +21,7 @@ class TorchBackend:
     make_plan = staticmethod(make_plan)
     sequence = staticmethod(sequence)
     measure = staticmethod(measure)
+    multiply_ceiling = staticmethod(multiply_ceiling)
     release_freed_memory = staticmethod(release_freed_memory)
 
     @staticmethod

@@ -42,6 +42,7 @@ def test_layouts_in_one_process_and_in_several_are_measured_beside_the_single_re
     assert all(
         0 < layouts[name]["collectives_share"] < 1 for name in layouts if name != "1 x 1 x 1"
     )
+    assert all(0 < layout["ceiling_share"] < 1 for layout in layouts.values())
     assert figures["overhead"] == layouts["8 x 1 x 1"]["ratio"]
     assert str(ROOT) not in last
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -179,6 +180,18 @@ def test_the_bar_is_the_better_baselines_loss_after_twice_the_time():
     assert bar == {"minutes": 1.0, "ours": 2.0, "baseline": "modern", "its": 1.9, "met": False}
 
 
+def test_the_share_of_the_ceiling_is_that_of_the_calls_after_the_first():
+    common = {"sequence_length": SEQUENCE, "vocabulary_size": VOCABULARY}
+    bench = SimpleNamespace(common=common)
+    steps = {"step": 10, "tokens": 10 * 64, "ceiling": 1e9}
+    runs = [{**steps, "call_seconds": seconds} for seconds in (0.1, 0.2, 0.4, None)]
+    found = time_to_loss.Bench.step_share(bench, "modern", SETTINGS["modern"], runs)
+    forward = 2 * 2 * (12 * 32 * 32 + 2 * SEQUENCE * 32) + 2 * 32 * VOCABULARY  # of a token
+    assert found == pytest.approx(64 * 3 * forward / 0.2 / 1e9)
+    before = [{**steps, "call_seconds": 0.1, "ceiling": None}]  # without a compiler
+    assert time_to_loss.Bench.step_share(bench, "modern", SETTINGS["modern"], before) is None
+
+
 def test_the_modern_baseline_sees_no_later_word_and_knows_distances_alone():
     torch.manual_seed(0)
     gpt = ModernGPT(MODEL)
@@ -259,6 +272,7 @@ def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_p
             assert 0 < result["bits_per_byte"] < 12
             assert result["tokens"] == 2 * 8 * SEQUENCE
             assert result["first_seconds"] > 0.5, "start-up counts"
+            assert 0 < result["ceiling_share"] < 1
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "time_to_loss.json").read_text())["bars"] == figures["bars"]
     again = run()

@@ -10,8 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from popxl_engine.planner import measuring
 
-from benchmarks import building, ceilings, harness, kernel_sections, kernels, train_step, trees
+from benchmarks import (
+    building,
+    ceilings,
+    harness,
+    kernel_sections,
+    kernels,
+    replicas,
+    shakespeare,
+    train_step,
+    trees,
+)
 from benchmarks.harness import (
     BenchmarkError,
     Measurement,
@@ -26,6 +38,8 @@ from popxl_gpt.config import preset
 from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
+SPLIT = "1 x 1 x 2 in 2 processes"
 
 SCRIPT = """
 import sys, time
@@ -182,6 +196,66 @@ def test_two_checkouts_are_compared_round_by_round():
     assert (found["a"]["speed"], found["a"]["memory"]) == (1.0, 1.01)
     assert trees.verdict([found["a"]])["met"] and not trees.verdict(list(found.values()))["met"]
     assert trees.verdict(list(found.values()))["least_speed"] == pytest.approx(0.94)
+
+
+def test_shares_are_of_a_ceiling_that_is_measured_once_for_a_type_and_threads(monkeypatch):
+    asked = []
+
+    def rate(dtype, *, from_cache):
+        asked.append((dtype, torch.get_num_threads(), from_cache))
+        return 1e9 if dtype is torch.float32 else 0.0
+
+    monkeypatch.setattr(measuring, "multiply_rate", rate)
+    harness.multiply_ceiling.cache_clear()
+    before = torch.get_num_threads()
+    try:
+        assert harness.ceiling_share(3e8, 0.5, "float32") == 0.6
+        assert harness.ceiling_share(3e8, 1.0, "float32") == 0.3
+        assert harness.ceiling_share(3e8, 1.0, "float32", threads=7) == 0.3
+        assert harness.ceiling_share(3e8, 1.0, "bfloat16") is None, "without a compiler"
+    finally:
+        harness.multiply_ceiling.cache_clear()
+    assert asked == [
+        (torch.float32, before, False),
+        (torch.float32, 7, False),
+        (torch.bfloat16, before, False),
+    ]
+    assert torch.get_num_threads() == before
+    assert [harness.percent(share) for share in (0.656, None)] == ["66%", "-"]
+
+
+def test_steps_are_counted_as_papers_count_them(monkeypatch):
+    def forward(layers: int, hidden: int, sequence: int, vocabulary: int) -> int:
+        """Operations of a token in GPT-2's products."""
+        return 2 * layers * (12 * hidden * hidden + 2 * sequence * hidden) + 2 * hidden * vocabulary
+
+    arguments = argparse.Namespace(**train_step.SHAPES["gpt2"])
+    assert train_step.step_flops(arguments) == 3 * 1024 * forward(12, 768, 256, 50257)
+    for module in (shakespeare, replicas):
+        monkeypatch.setattr(module, "ceiling_share", lambda *given: given)
+    flops, *rest = shakespeare.step_share("phased", 65, 0.5)
+    assert (flops, rest) == (3 * 12 * 64 * forward(4, 128, 64, 65), [0.5, "float32"])
+    (several,) = [
+        variant
+        for variant in replicas.variants_of(argparse.Namespace(layouts=[SPLIT], batch=8, **SMALL))
+        if variant.name == SPLIT
+    ]
+    flops, _, _, threads = replicas.step_share(several, 1.0)
+    assert flops == 3 * 8 * 8 * forward(1, 16, 8, 30)
+    assert threads == 2 * int(several.environment["OMP_NUM_THREADS"])
+
+
+def test_products_alone_stand_beside_the_ceiling(monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "ceiling_share", lambda work, seconds, dtype: work / seconds / 8e9)
+    ways = {"a": lambda: None, "b": lambda: None}
+    for unit, wanted in (("GFLOP/s", {"a": 0.25, "b": 0.5}), ("elements/ns", {})):
+        section = kernel_sections.Section("title", 2e9, unit, ways)
+        times = {"a": 1.0, "b": 0.5}
+        shares = kernels.shares_of(section, "float32", times)
+        assert shares == wanted
+        kernels.show(section, "float32", times, shares)
+        shown = capsys.readouterr().out
+        assert ("of ceiling" in shown) == ("50%" in shown) == bool(wanted)
 
 
 def test_median_and_spread_over_rounds():
@@ -368,6 +442,8 @@ def test_train_step_prints_a_table_and_ends_with_json():
     figures = json.loads(last)
     assert figures["tokens_per_step"] == 32
     assert figures["dtypes"]["float32"]["variants"]["eager"]["tokens_per_s"] > 0
+    assert any(line.split()[:1] == ["variant"] and line.endswith("of ceiling") for line in shown)
+    assert figures["dtypes"]["float32"]["ceiling"].keys() == {"flops", "shares"}
     assert str(ROOT) not in last
 
 

@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import struct
 import sys
 import termios
@@ -104,6 +105,21 @@ def test_a_log_has_every_part(capsys):
         "norm 1.000  76.8 ktokens  "
     )
     assert "  20% of the limit  " in whole(parts(progress, 300))
+
+
+def test_utilisation_is_the_models_operations_over_what_the_machine_multiplies(capsys):
+    sizes = {"layers": 2, "hidden_size": 32, "heads": 2, "vocabulary_size": 96}
+    config = preset("tiny", **sizes, sequence_length=16)
+    forward = 2 * (12 * 32 * 32 + 2 * 16 * 32) * 2 + 2 * 32 * 96  # of a token, as papers count it
+    progress = Progress(config, 0)
+    assert "MFU" not in whole(parts(progress, 1)) and progress.last_mfu is None
+    progress.ceiling = 1e7
+    progress.ran(4, 6.0)  # the last run, by itself; parts() adds one of half a second a step
+    rate = 3 * forward * config.tokens_per_step / 1.5
+    assert progress.last_mfu == pytest.approx(rate / 1e7, abs=1e-4)
+    shown = re.search(r"FLOP/s  (\S+)% MFU  ", whole(parts(progress, 2)))
+    mean = progress.flops_per_second / 1e7
+    assert shown is not None and float(shown[1]) == pytest.approx(100 * mean, abs=0.051)
 
 
 def test_the_least_important_parts_give_way():

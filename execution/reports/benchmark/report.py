@@ -57,7 +57,8 @@ def main(
         f"throughput      {si(speed.tokens_per_second, 'tokens/s')}, "
         f"{si(speed.samples_per_second, 'samples/s')}"
     )
-    print(f"arithmetic      {si(speed.tflops_per_second * 1e12, 'FLOP/s')}")
+    mfu = "" if speed.mfu is None else f", {speed.mfu:.0%} MFU"
+    print(f"arithmetic      {si(speed.tflops_per_second * 1e12, 'FLOP/s')}{mfu}")
     if speed.files is not None:
         print(files_line(speed.files))
     print(json.dumps(asdict(speed)))

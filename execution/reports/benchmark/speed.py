@@ -13,6 +13,7 @@ from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.execution.host import data_share, run_steps
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.reports.benchmark.options import Options
+from popxl_gpt.execution.reports.machine import run_ceiling
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.utils.runtime import file_traffic
 
@@ -49,6 +50,8 @@ class Speed:
     samples_per_second: float
     tflops_per_second: float
     """Of the model, recomputation not counted."""
+    mfu: float | None
+    """That over what the machine multiplies at most; None where that is not known."""
     loss: float
     """Of the last step."""
     files: FileUse | None = None
@@ -94,12 +97,14 @@ def measure(
                 with profiler.around(session, is_last=number + 1 == PROFILED_RUNS):
                     run_steps(session, config, words, labels, [training.learning_rate] * iterations)
     seconds = statistics.median(times[options.unmeasured_runs :])
+    flops_per_second, ceiling = flops_per_step(config) / seconds, run_ceiling(config)
     return Speed(
         config=config.name,
         seconds_per_step=seconds,
         tokens_per_second=config.tokens_per_step / seconds,
         samples_per_second=training.global_batch_size / seconds,
-        tflops_per_second=flops_per_step(config) / seconds / 1e12,
+        tflops_per_second=flops_per_second / 1e12,
+        mfu=None if ceiling is None else flops_per_second / ceiling,
         loss=loss,
         files=files,
     )

@@ -10,6 +10,7 @@ from popxl.plan import Machine
 
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.linalg import product
+from popxl_engine.machine.device import device_named
 from popxl_engine.native import library
 
 WIDTHS = (512, 1024, 2048)
@@ -40,13 +41,21 @@ def measure(data_type: dtype = float32) -> Machine:
     return Machine(flops=flops, link=copied, remote=2 * copied)
 
 
-def multiply_rate(data_type: torch.dtype, *, from_cache: bool) -> float:
+def multiply_ceiling(data_type: dtype, device: str, seconds: float) -> float:
+    """See `popxl.planning.multiply_ceiling`."""
+    if device_named(device).where.type != "cpu":
+        return 0.0
+    return multiply_rate(torch_dtype(data_type), from_cache=False, seconds=seconds)
+
+
+def multiply_rate(data_type: torch.dtype, *, from_cache: bool, seconds: float = SECONDS) -> float:
     """FLOP/s of a loop that does nothing but multiply and add, over PyTorch's threads, as if each
     had a core to itself; 0 without the compiled library.
 
     Args:
         from_cache: a panel of the right operand comes from the second cache, and the left one from
             the first; else both stay in registers.
+        seconds: how long it is measured.
     """
     if library.library() is None:
         return 0.0
@@ -66,7 +75,7 @@ def multiply_rate(data_type: torch.dtype, *, from_cache: bool) -> float:
 
     multiply(1)
     in_repeat = 2 * found[0].item() / threads  # of ones, sums count
-    best, end = 0.0, time.perf_counter() + SECONDS
+    best, end = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         best = max(best, multiply(REPEATS))
     return in_repeat * REPEATS * best

@@ -83,7 +83,7 @@ def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, 5, 10, 15, 20]
     pattern = (
         r"step +\d+/20  loss \d\.\d+  smoothed \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
-        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ k?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  \d+% of the limit  .* left"
+        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ k?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  \d+\.\d% MFU  \d+% of the limit  .* left"
     )
     for line in lines:
         assert re.fullmatch(pattern, line), line
@@ -101,6 +101,10 @@ def test_a_run_leaves_its_configuration_metrics_report_and_checkpoints(folder):
         20,
     ]
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.3
+    ceilings = [
+        line["tokens"] / line["step"] / line["step_seconds"] / line["mfu"] for line in metrics
+    ]
+    assert max(ceilings) < 1.1 * min(ceilings), "all of one ceiling"
     report = (run / "report.html").read_text()
     assert ">finished: step 20 of 20" in report and "Computed by --limit" in report
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]

@@ -1,9 +1,13 @@
 """The loops that measure what a CPU can do at most do the work that they are counted for."""
 
+import time
+
+import popxl
 import pytest
 import torch
 from helpers.matrices import random
 from helpers.products import needs_tiles
+from popxl import extensions
 from popxl_engine.native import library
 from popxl_engine.planner import measuring
 
@@ -50,6 +54,31 @@ def test_reading_reads_every_number():
     done = torch.zeros((), dtype=torch.float64)
     library.call("read_ceiling", (), numbers, numbers.numel(), done)
     assert done.item() == numbers.double().sum().item()
+
+
+def test_the_rate_is_two_operations_for_each_product_of_the_fastest_go(monkeypatch):
+    often = iter([0.0, 50.0, 200.0, 100.0])
+    clock = iter([0.0, 0.0, 0.1, 0.2, 0.3])
+
+    def multiply(name, dtypes, panels, numbers, repeats, loads, found):
+        products = torch.get_num_threads() * repeats * numbers * 6  # six rows meet each number
+        found[0], found[1] = products, next(often)
+
+    monkeypatch.setattr(library, "call", multiply)
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(clock))
+    numbers = measuring.second_cache() // 2 // 4
+    rate = measuring.multiply_rate(torch.float32, from_cache=False, seconds=0.25)
+    assert rate == 2 * 6 * numbers * measuring.REPEATS * 200.0
+
+
+def test_programs_are_told_the_ceiling_of_a_processor_within_a_moment():
+    extensions.multiply_ceiling(seconds=0.0)  # loads the library
+    begin = time.perf_counter()
+    found = extensions.multiply_ceiling(popxl.float32, "cpu", seconds=0.02)
+    assert found == 0.0 or time.perf_counter() - begin < 1.0
+    assert extensions.multiply_ceiling(popxl.float16, "cpu", seconds=0.02) > 0
+    with pytest.raises(ValueError, match="device: got 'tpu'"):
+        extensions.multiply_ceiling(device="tpu")
 
 
 @pytest.mark.slow
