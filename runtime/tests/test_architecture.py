@@ -71,6 +71,7 @@ ROOMS = (
     Room(
         "popxl_engine", ("popxl_engine", "popxl", "popdist", "poprun", "popart"), ("numpy", "torch")
     ),
+    Room("popxl_engine.native.wheel", (), ("setuptools",)),
     Room(
         "popxl_engine.machine",
         (*NOUNS, "popxl_engine.kernels.dtypes", "popxl_engine.native.build", "popdist", "poprun"),

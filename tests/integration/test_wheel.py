@@ -1,6 +1,10 @@
-"""The wheel: what it holds, and that it runs beside files of its user's that have our names."""
+"""The wheel: what it holds, that its kernels run, and that it runs beside files of its user's that
+have our names.
+"""
 
 import json
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -41,10 +45,23 @@ print(json.dumps({
 """
 
 
-def pip(*words: object) -> None:
+def pip(*words: object, **environment: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    done = subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def built(sources: Path, folder: Path, **environment: str) -> Path:
+    """The wheel of sources."""
+    words = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    pip("wheel", sources, *words, **environment)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 USER = """
@@ -67,9 +84,15 @@ def wheel(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / name, folder / "copy" / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "copy")
-    pip("wheel", folder / "copy", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    (built,) = folder.glob("*.whl")
-    return built
+    return built(folder / "copy", folder)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The folder that the wheel is installed into."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--no-deps", "--no-compile", "--target", folder, wheel)
+    return folder
 
 
 def tracked() -> "set[str]":
@@ -84,12 +107,82 @@ def tracked() -> "set[str]":
     return found | typed | {"popxl_gpt/__init__.py"}
 
 
+COMPILED = re.compile(r"popxl_engine/native/compiled/kernels_(amx|bf16|v4|v3)_[0-9a-f]{16}\.so")
+LEVELS = ["amx", "bf16", "v3", "v4"] if platform.machine() == "x86_64" else []
+"""CPUs that this machine's compiler makes kernels for."""
+
+
+def held(wheel: Path) -> "list[str]":
+    """Files of a wheel but those about it."""
+    return [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+
+
 @pytest.mark.slow
-def test_a_wheel_holds_every_source_once_and_nothing_else(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {name for name in names if ".dist-info/" not in name} == tracked()
-    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert top == {"popxl_gpt", *RUNTIME}
+def test_a_wheel_holds_every_source_and_the_kernels_once_and_nothing_else(wheel):
+    kernels = [found for name in held(wheel) if (found := COMPILED.fullmatch(name))]
+    assert sorted(kernel[1] for kernel in kernels) == LEVELS
+    assert set(held(wheel)) - {kernel[0] for kernel in kernels} == tracked()
+    assert {name.split("/")[0] for name in held(wheel)} == {"popxl_gpt", *RUNTIME}
+    where = "linux_x86_64" if LEVELS else "any"
+    assert wheel.name.endswith(f"-py3-none-{where}.whl")
+    with zipfile.ZipFile(wheel) as file:
+        (about,) = (name for name in file.namelist() if name.endswith(".dist-info/WHEEL"))
+        assert f"Tag: py3-none-{where}" in file.read(about).decode().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", ["a compiler", "compiling"])
+def test_a_wheel_without_compiled_kernels_is_for_any_machine(wheel, without, tmp_path):
+    variables = {"POPXL_NATIVE": "0"} if without == "compiling" else {"PATH": "", "CXX": ""}
+    pure = built(wheel.parent / "copy", tmp_path, **variables)  # which has built another before
+    assert pure.name.endswith("-py3-none-any.whl")
+    assert set(held(pure)) == tracked()
+
+
+TRAINING = """
+import sys
+from popxl_engine.native import library
+from popxl_gpt.demo import commands
+
+model = "--config modern --layers 2 --hidden_size 64 --heads 2 --sequence_length 32"
+training = "--steps 3 --dropout 0.1 --global_batch_size 4 --micro_batch_size 2 --validate_every 0"
+sys.argv = ["popxl-gpt-train", *f"{model} {training} --name run".split(), *sys.argv[1:]]
+try:
+    commands.train()
+except SystemExit as end:
+    assert not end.code, end.code
+print(library.library()._name)
+"""
+"""Prints where the kernels come from."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LEVELS, reason="no levels of this CPU: wheels hold no kernels")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_kernels_of_a_wheel_need_no_compiler_and_give_the_bits_of_those_made_here(
+    installed, precision, tmp_path
+):
+    def weights(path: object, **environment: str) -> "tuple[bytes, str]":
+        done = subprocess.run(
+            [sys.executable, "-c", TRAINING, "--precision", precision],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(path), **environment},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (saved,) = (tmp_path / "runs").glob("run/checkpoints/*/weights.safetensors")
+        content = saved.read_bytes()
+        shutil.rmtree(tmp_path / "runs")
+        return content, done.stdout.splitlines()[-1]
+
+    cache = str(tmp_path / "cache")
+    shipped, library = weights(installed, PATH="", CXX="", POPXL_CACHE_DIR=cache)
+    assert Path(library).parent == installed / "popxl_engine/native/compiled"
+    assert not list(tmp_path.rglob("kernels_*"))
+    made, library = weights(f"{ROOT}{os.pathsep}{ROOT / 'runtime'}")
+    assert not Path(library).is_relative_to(installed)
+    assert shipped == made
 
 
 @pytest.mark.slow
@@ -111,9 +204,8 @@ def test_a_type_checker_reads_the_types_of_an_installed_wheel(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wheel_runs_beside_files_of_the_same_names(wheel, tmp_path):
-    installed, own = tmp_path / "installed", tmp_path / "own"
-    pip("install", "--no-deps", "--no-compile", "--target", installed, wheel)
+def test_a_wheel_runs_beside_files_of_the_same_names(wheel, installed, tmp_path):
+    own = tmp_path / "own"
     own.mkdir()
     for name in FOLDERS:
         (own / f"{name}.py").write_text(f"OWN = {name!r}\n")

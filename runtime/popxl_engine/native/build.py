@@ -2,32 +2,31 @@
 
 They are only taken from folders and files that no other user has written and none can change
 (`poprun.private`); where there are none such, each process makes its own. `compiling` is how they
-are made. This module loads no torch, so that it can begin before torch is there.
+are made. Kernels that a wheel has brought for this CPU (`shipped`) are taken before any that would
+be made here. This module loads no torch, so that it can begin before torch is there.
 """
 
 import atexit
 import contextlib
 import ctypes
 import functools
-import hashlib
 import importlib.util
 import logging
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from poprun import private
 
-from popxl_engine.native import compiling
+from popxl_engine.native import compiling, shipped
 from popxl_engine.native.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS
 
 logger = logging.getLogger("popxl")
@@ -50,7 +49,7 @@ class Sources:
 
     def files(self) -> list[Path]:
         """All that the file is made from, which name it."""
-        return [*compiling.units_in(self.folder), *sorted(self.folder.glob("*.h")), *self.others]
+        return [*compiling.files_in(self.folder), *self.others]
 
 
 KERNEL_SOURCES = Sources("kernels", compiling.FOLDER, "the plain, slower ones are used")
@@ -91,10 +90,11 @@ def begin() -> None:
     """Start to make the libraries in the background, unless they are there, switched off, or
     impossible.
     """
-    compiler = _compiler()
+    compiler = compiling.find_compiler()
     if _is_off() or compiler is None:
         return
-    for sources in (KERNEL_SOURCES, allocator()):
+    kernels = KERNEL_SOURCES if _shipped() is None else None
+    for sources in (kernels, allocator()):
         if sources is not None:
             _begin_one(sources, compiler)
 
@@ -113,7 +113,7 @@ def libraries(sources: Sources = KERNEL_SOURCES) -> Iterator[Path]:
     """
     if _is_off():
         return
-    compiler = _compiler()
+    compiler = compiling.find_compiler()
     level = logging.WARNING if sources is KERNEL_SOURCES else logging.DEBUG
     what = f"native {sources.name}"
     if compiler is None:
@@ -142,16 +142,33 @@ def libraries(sources: Sources = KERNEL_SOURCES) -> Iterator[Path]:
 
 
 def load(sources: Sources = KERNEL_SOURCES) -> ctypes.CDLL | None:
-    """A library of those that the loader takes. Waits; None where there is none, as `libraries`
-    says.
+    """A library of those that the loader takes: the wheel's, or one made here. Waits; None where
+    there is none, as `libraries` says.
     """
     with LOCK:
+        path = _shipped() if sources is KERNEL_SOURCES else None
+        if path is not None and (loaded := _loaded(path, str)) is not None:
+            return loaded  # trusted as the package's Python is
         for path in libraries(sources):
-            try:
-                return ctypes.CDLL(loader_name(path))
-            except OSError as error:
-                logger.debug("native %s: %s cannot be loaded (%s)", sources.name, path, error)
+            if (loaded := _loaded(path, loader_name)) is not None:
+                return loaded
     return None
+
+
+def _loaded(path: Path, name: Callable[[Path], str]) -> ctypes.CDLL | None:
+    """The library at ``path``, which the loader finds by a name; None where it refuses it."""
+    try:
+        loaded = ctypes.CDLL(name(path))
+    except OSError as error:
+        logger.debug("native code: %s cannot be loaded (%s)", path, error)
+        return None
+    logger.debug("native code: %s is used", path)
+    return loaded
+
+
+def _shipped() -> Path | None:
+    """The kernels that a wheel has brought for this CPU; None too where they are switched off."""
+    return None if _is_off() else shipped.library_for(_instructions())
 
 
 def is_being_made(sources: Sources) -> bool:
@@ -304,23 +321,13 @@ def _is_off() -> bool:
     return os.environ.get("POPXL_NATIVE", "1") == "0"
 
 
-def _compiler() -> list[str] | None:
-    for command in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        with contextlib.suppress(ValueError):  # CXX has a quote that nothing closes
-            words = shlex.split(command or "")
-            if words and shutil.which(words[0]):
-                return words
-    return None
-
-
 @functools.cache
 def _candidates(compiler: tuple[str, ...], sources: Sources = KERNEL_SOURCES) -> list[Path]:
     """Where a library may be, of these sources and flags, this compiler and machine; the same when
     asked again.
     """
-    contents = {path.name: path.read_bytes() for path in sources.files()}
     made_by = (FLAGS, OPTIONAL_FLAGS, (*compiler, *sources.words), _machine())
-    key = hashlib.sha256(repr((contents, *made_by)).encode()).hexdigest()[:16]
+    key = compiling.key_of(sources.files(), *made_by)
     return [folder / f"{sources.name}_{key}.so" for folder in _folders()]
 
 
@@ -346,11 +353,18 @@ def _own_folder() -> Path:
 def _machine() -> str:
     """What compiled code depends on: the architecture, and the instructions that this CPU has."""
     features = sysconfig.get_platform() + platform.machine()
+    return features + (_instructions() or platform.processor())
+
+
+def _instructions() -> str:
+    """The line of the system's that names the instructions of this CPU; nothing where there is
+    none.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return features + platform.processor()
-    return features + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _folders() -> list[Path]:

@@ -25,7 +25,8 @@ FOLDER = Path(__file__).parent
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's
 # width or on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
-OPTIONAL_FLAGS = ("-march=native", "-mprefer-vector-width=512", "-fopenmp")
+THIS_CPU = "-march=native"
+OPTIONAL_FLAGS = (THIS_CPU, "-mprefer-vector-width=512", "-fopenmp")
 """What some compilers or CPUs do not know: tried all together, then those with which an empty file
 compiles.
 """
@@ -55,6 +56,27 @@ def _told(code: int, error: Exception) -> int:
 def units_in(folder: Path) -> list[Path]:
     """What is compiled side by side, then linked."""
     return sorted(folder.glob("*.cpp"))
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Units and headers."""
+    return [*units_in(folder), *sorted(folder.glob("*.h"))]
+
+
+def key_of(files: Sequence[Path], *how: object) -> str:
+    """What names the library that is made from these files in this way."""
+    contents = {path.name: path.read_bytes() for path in files}
+    return hashlib.sha256(repr((contents, *how)).encode()).hexdigest()[:16]
+
+
+def find_compiler() -> list[str] | None:
+    """The command of a C++ compiler: CXX, or the first one in PATH."""
+    for command in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        with contextlib.suppress(ValueError):  # CXX has a quote that nothing closes
+            words = shlex.split(command or "")
+            if words and shutil.which(words[0]):
+                return words
+    return None
 
 
 def _make(path: Path, units: Sequence[Path], compiler: list[str], seconds: float) -> None:

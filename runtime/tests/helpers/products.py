@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from popxl_engine.native import build
+from popxl_engine.native import compiling
 from popxl_engine.native import library as native
 from popxl_engine.native.library import (
     _are_tiles_refused,
@@ -38,7 +38,7 @@ TURNED_OFF = {"-mno-amx-bf16": "__AMX_BF16__", "-mno-avx512bf16": "__AVX512BF16_
 @functools.cache
 def _defined() -> frozenset[str]:
     """What the compiler defines on this CPU."""
-    command = [*(build._compiler() or ["c++"]), "-march=native", "-dM", "-E", "-x", "c++"]
+    command = [*(compiling.find_compiler() or ["c++"]), "-march=native", "-dM", "-E", "-x", "c++"]
     told = subprocess.run([*command, os.devnull], capture_output=True, text=True)
     return frozenset(line.split()[1] for line in told.stdout.splitlines())
 

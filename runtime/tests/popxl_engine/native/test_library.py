@@ -182,10 +182,10 @@ def test_the_compilers_command_may_have_arguments_and_quotes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", f"env 'MY NAME=x' {sys.executable}")
-    assert build._compiler() == ["env", "MY NAME=x", sys.executable]
+    assert compiling.find_compiler() == ["env", "MY NAME=x", sys.executable]
     monkeypatch.setenv("CXX", "env 'never closed")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert build._compiler() is None
+    assert compiling.find_compiler() is None
 
 
 # Programs that run

@@ -142,7 +142,7 @@ def test_where_no_folder_is_private_one_warning_says_so_and_the_process_has_its_
     kept.parent.chmod(0o775)
     folders = [kept.parent, tmp_path / "above"]
     (tmp_path / "above").chmod(0o775)
-    monkeypatch.setattr(build, "_compiler", lambda: COMPILER)
+    monkeypatch.setattr(compiling, "find_compiler", lambda: COMPILER)
     monkeypatch.setattr(
         build, "_candidates", lambda *_: [folder / "kernels.so" for folder in folders]
     )
@@ -171,7 +171,7 @@ def plant(path: Path, mark: Path) -> None:
     """Compile a library that leaves a mark where it is loaded, with the hash that ours have."""
     source = path.with_suffix(".cpp")
     source.write_text(f'#define MARK "{mark}"\n{PLANTED}')
-    compiler = build._compiler()
+    compiler = compiling.find_compiler()
     assert compiler is not None
     subprocess.run([*compiler, "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
     path.write_bytes(compiling.sealed(path.read_bytes()))

@@ -1,0 +1,46 @@
+"""Commands of setuptools, which alone imports this: a wheel holds the kernels compiled, where it is
+built with a C++ compiler on Linux and x86-64.
+
+``POPXL_NATIVE=0`` builds one without, for any machine.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+COMPILED = Path("popxl_engine/native/compiled")
+RUNTIME = Path(__file__).parents[2]
+SHIPPED = "popxl_engine.native.shipped"
+
+
+class BuildPython(build_py):
+    """Copies the packages, and compiles the kernels beside them, but for an editable install."""
+
+    def run(self) -> None:
+        """Build into `build_lib`."""
+        super().run()
+        if self.editable_mode:
+            return
+        folder = Path(self.build_lib) / COMPILED
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier wheel
+        if os.environ.get("POPXL_NATIVE", "1") != "0":
+            environment = {**os.environ, "PYTHONPATH": str(RUNTIME)}
+            subprocess.run([sys.executable, "-m", SHIPPED, folder], env=environment, check=True)
+
+
+class BuildWheel(bdist_wheel):
+    """Names the platform of a wheel with compiled kernels, which are of no one Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Of Python, its binary interface, and the platform."""
+        python, interface, where = super().get_tag()
+        built = Path(self.get_finalized_command("build_py").build_lib)
+        if where == "any" and (built / COMPILED).exists():
+            where = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        return python, interface, where

@@ -1,0 +1,145 @@
+"""Kernels that a wheel has brought: which file a CPU has, and which it has not."""
+
+import logging
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+from popxl_engine.native import build, compiling, shipped
+
+COMPILER = """
+for word; do
+  [ "$word" = "$REFUSED" ] && exit 1
+  [ "$before" = -o ] && to=$word
+  before=$word
+done
+echo "$@" > "$to"
+"""
+"""Writes what it was asked for; refuses the flag that REFUSED names."""
+CPUS = {
+    "amx": shipped.AMX,
+    "bf16": shipped.BF16,
+    "v4": shipped.V4 | {"avx512_vnni", "amx_tile", "amx_bf16"},
+    "v3": shipped.V3 | {"avx512f"},
+    "": shipped.AMX - {"fma"},
+}
+"""Instructions by the level of the CPU."""
+needs_levels = pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"),
+    reason="no levels of this CPU: wheels hold no kernels",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the wheel's files are; there are none yet."""
+    (tmp_path / "compiler").write_text(COMPILER)
+    monkeypatch.setenv("CXX", f"sh {tmp_path / 'compiler'}")
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "compiled")
+    return shipped.FOLDER
+
+
+def level_for(cpu: str) -> str:
+    """The level whose file a CPU has."""
+    path = shipped.library_for(f"flags\t\t: fpu {' '.join(sorted(CPUS[cpu]))}")
+    return path.name.split("_")[1] if path else ""
+
+
+@needs_levels
+def test_a_cpu_has_the_file_of_the_best_level_whose_instructions_it_has(folder: Path) -> None:
+    shipped.make(folder)
+    assert len(list(folder.iterdir())) == len(shipped.LEVELS)
+    assert [level_for(cpu) for cpu in CPUS] == list(CPUS)
+
+
+@needs_levels
+def test_a_level_that_the_compiler_refuses_is_left_out_and_no_other_takes_its_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REFUSED", "-mamx-bf16")
+    shipped.make(folder)
+    assert [level_for(cpu) for cpu in CPUS] == ["", *list(CPUS)[1:]]
+    assert capsys.readouterr().out.startswith("kernels for amx: not compiled")
+
+
+def test_no_file_is_compiled_for_the_building_cpu_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [flag for level in shipped.LEVELS for flag in shipped._flags(level)]
+    assert compiling.THIS_CPU in compiling.OPTIONAL_FLAGS and compiling.THIS_CPU not in flags
+    assert set(compiling.OPTIONAL_FLAGS) - {compiling.THIS_CPU} < set(flags)
+
+
+@pytest.mark.parametrize("lacks", ["a compiler", "Linux", "x86-64"])
+def test_there_is_no_folder_where_nothing_can_be_compiled(
+    lacks: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lacks == "a compiler":
+        monkeypatch.delenv("CXX")
+        monkeypatch.setenv("PATH", str(tmp_path))
+    elif lacks == "Linux":
+        monkeypatch.setattr(sys, "platform", "darwin")
+    else:
+        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    shipped.make(folder)
+    assert not folder.exists()
+    assert shipped.library_for(" ".join(shipped.AMX)) is None
+
+
+@needs_levels
+def test_a_damaged_file_is_not_taken(folder: Path) -> None:
+    shipped.make(folder)
+    (path,) = folder.glob("kernels_v3_*")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [level_for(cpu) for cpu in ("v4", "v3")] == ["v4", ""]
+
+
+@needs_levels
+@pytest.mark.parametrize("what", ["sources", "flags"])
+def test_a_file_of_other_sources_or_flags_is_not_taken(
+    what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped.make(folder)
+    assert level_for("v3") == "v3"
+    if what == "sources":
+        (tmp_path / "sources").mkdir()
+        for path in compiling.files_in(compiling.FOLDER):
+            (tmp_path / "sources" / path.name).write_bytes(path.read_bytes())
+        with open(tmp_path / "sources" / "amx.h", "a") as header:
+            header.write("// changed\n")
+        monkeypatch.setattr(compiling, "FOLDER", tmp_path / "sources")
+    else:
+        monkeypatch.setattr(compiling, "FLAGS", ("-O2", *compiling.FLAGS[1:]))
+    assert level_for("v3") == ""
+
+
+@needs_levels
+def test_what_the_loader_refuses_is_made_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shipped.make(folder)
+    monkeypatch.setattr(build, "_instructions", lambda: " ".join(shipped.BF16))
+    made: list[build.Sources] = []
+    monkeypatch.setattr(build, "libraries", lambda sources: iter(made.append(sources) or ()))
+    with caplog.at_level(logging.DEBUG, "popxl"):
+        assert build.load() is None
+    assert made == [build.KERNEL_SOURCES]
+    (refused,) = caplog.messages
+    assert "kernels_bf16_" in refused and "cannot be loaded" in refused
+
+
+@needs_levels
+@pytest.mark.parametrize("is_there", [True, False])
+def test_kernels_that_the_wheel_has_brought_are_not_compiled(
+    is_there: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_there:
+        shipped.make(folder)
+    begun: list[str] = []
+    monkeypatch.setattr(build, "_instructions", lambda: " ".join(shipped.V3))
+    monkeypatch.setattr(build, "_begin_one", lambda sources, _: begun.append(sources.name))
+    build.begin.__wrapped__()
+    assert ("kernels" in begun) != is_there
+    monkeypatch.setenv("POPXL_NATIVE", "0")
+    assert build._shipped() is None
