@@ -57,16 +57,18 @@ def test_every_moment_of_a_step_has_one_family():
 def test_shares_are_medians_over_steps_each_beside_its_own_ceiling():
     def step(seconds: float, products: float, ceiling: float) -> dict:
         times = dict.fromkeys(step_sections.FAMILIES, 0.0)
-        times |= {"products": products, "norm": seconds - products}
-        flops = {**dict.fromkeys(step_sections.FAMILIES, 0), "products": 80}
+        times |= {"products": products, "attention": 0.1, "norm": seconds - products - 0.1}
+        flops = {**dict.fromkeys(step_sections.FAMILIES, 0), "products": 80, "attention": 10}
         figures = {"seconds": seconds, "family_seconds": times, "family_flops": flops}
         return {**figures, "ceiling": ceiling}
 
     slow_machine, usual, disturbed = step(2.0, 1.6, 50.0), step(1.0, 0.8, 100.0), step(9, 1, 100.0)
     found = step_sections.summarise([slow_machine, usual, disturbed], model_flops=90)
     assert found["of_ceiling"] == 0.9 and found["products_of_ceiling"] == 1.0
-    assert found["no_product"] == pytest.approx(0.2) and found["time"]["norm"] == pytest.approx(0.2)
-    assert found["attention_of_ceiling"] is None
+    assert found["no_product"] == pytest.approx(0.2) and found["time"]["norm"] == pytest.approx(
+        0.15
+    )
+    assert found["attention_of_ceiling"] == 0.5, "the half that is not masked"
     assert not step_sections.verdict(found)
     assert step_sections.verdict({**found, "no_product": 0.15})
 
