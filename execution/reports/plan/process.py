@@ -74,11 +74,17 @@ def own_bytes(config: Config, has_planned: bool = False) -> int:
     Args:
         has_planned: it has made a plan, and with it some of what runs need.
     """
+    return _own_bytes(MADE_AFTER_PLAN) if has_planned else unpaged_bytes() + paging_bytes(config)
+
+
+def unpaged_bytes() -> int:
+    """Of these, what it takes where no rows come and go, and no plan was made."""
+    return _own_bytes(MADE_FOR_RUNS)
+
+
+def _own_bytes(made: int) -> int:
     session_device("cpu")  # loads the engine; a GPU that is planned for need not be there
-    shared = (processes_here() - 1) * SHARED_WITH_EACH
-    if has_planned:
-        return resident_bytes() + MADE_AFTER_PLAN + shared
-    return resident_bytes() + MADE_FOR_RUNS + paging_bytes(config) + shared
+    return resident_bytes() + made + (processes_here() - 1) * SHARED_WITH_EACH
 
 
 def paging_bytes(config: Config) -> int:
