@@ -1,6 +1,7 @@
 """The host's memory that one process of a run takes: the process itself, rows, and tensors."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,11 +113,14 @@ def process_memory(
         validation: builds the program that runs between steps; none: nothing does.
     """
     programs = programs_of(config, training, validation)
-    rows, tensors = _rows_and_tensors(config, programs, mapped=False)
     mapped = 0
-    if _maps_files(config.execution):
-        kept, beside = _rows_and_tensors(config, programs, mapped=True)
-        mapped, tensors = max(0, rows - kept), max(tensors, beside)
+    with ExitStack() as stack:
+        for ir in programs:
+            stack.enter_context(planner().compiled_once(ir))
+        rows, tensors = _rows_and_tensors(config, programs, mapped=False)
+        if _maps_files(config.execution):
+            kept, beside = _rows_and_tensors(config, programs, mapped=True)
+            mapped, tensors = max(0, rows - kept), max(tensors, beside)
     on_host = 0 if config.execution.device.startswith("cuda") else tensors
     saving = saving_bytes(config)
     copy = copy_bytes(config, popdist.getNumInstances())
