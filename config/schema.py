@@ -205,8 +205,8 @@ class Training:
     epsilon: Positive = 1e-8
     """Added to the root of Adam's second moment."""
     weight_decay: PositiveOrZero = 0.1
-    """Decoupled weight decay, times the learning rate per step; layer norms and biases have
-    none.
+    """Decoupled weight decay of matrices, times the learning rate per step; gains, biases and the
+    token shift's factors have none.
     """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""

@@ -115,7 +115,7 @@ def _common(parameter: Parameter, training: Training) -> dict[str, Any]:
     clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm}
     return {
         "lr": SCALAR,
-        "weight_decay": training.weight_decay if parameter.role.decays else 0.0,
+        "weight_decay": training.weight_decay if parameter.decays else 0.0,
         "loss_scaling": SCALAR if training.is_scaled_by_program else training.fixed_scale,
         **(clip if training.max_norm > 0 else {}),
     }

@@ -245,6 +245,18 @@ def test_an_embedding_rate_moves_embeddings_alone():
         assert np.any(same[n] != was), n
 
 
+@pytest.mark.slow
+def test_weight_decay_takes_its_share_of_matrices_and_of_nothing_else():
+    config = small_model("rotary, qk_norm, untied head", steps=1, learning_rate=0.01)
+    config = override(config, weight_decay=0.0, warmup_steps=0)
+    before = random_weights(config.model)
+    _, plain = train(config)
+    _, decayed = train(override(config, weight_decay=0.5))
+    for n, was in before.items():
+        lost = 0.5 * 0.01 * was if was.ndim == 2 else np.zeros_like(was)
+        np.testing.assert_allclose(plain[n] - decayed[n], lost, atol=1e-6, err_msg=n)
+
+
 def test_sizes_are_those_of_the_parameters_and_of_their_products():
     model = small_model("rms_norm, swiglu, grouped queries").model
     hidden, wide = model.hidden_size, model.feed_forward
