@@ -107,7 +107,8 @@ def is_by_muon(training: Training, parameter: Parameter) -> bool:
 
 def rate_multiplier(training: Training, parameter: Parameter) -> float:
     """A parameter's learning rate over that of the step."""
-    return training.embedding_rate_multiplier if parameter.role is Role.EMBEDDING else 1.0
+    of_role = training.embedding_rate_multiplier if parameter.role is Role.EMBEDDING else 1.0
+    return of_role * parameter.rate
 
 
 def _common(parameter: Parameter, training: Training) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class Parameter:
     """Mean of fresh values."""
     std: float = 0.0
     """Standard deviation of fresh values; 0: all are the mean."""
+    rate: float = 1.0
+    """Learning rate over that of others of its role."""
 
     @property
     def decays(self) -> bool:
