@@ -80,17 +80,19 @@ def parse_command_line(
     values = {name: value for name, value in words.values.items() if name not in own}
     try:
         if sections_of is None:
-            mapping: Mapping[str, Any] = _mapping(default if words.config is None else words.config)
+            named = default if words.config is None else words.config
+            file = _config_file(named)
+            mapping: Mapping[str, Any] = preset_mapping(named) if file is None else read_yaml(file)
         elif words.problems:
             raise ConfigError(words.problems)
         else:
-            mapping = sections_of(words.values)
+            file, mapping = None, sections_of(words.values)
     except ConfigError as error:
         told = [problem for problem in error.problems if problem not in words.problems]
         raise ConfigError([*words.problems, *told]) from error
-    of_file = _of_file(words.config, mapping)
-    if sections_of is None and words.config is not None and "name" not in values:
-        values = {**_place_of_run(words.config, {**of_file, **values}), **values}
+    of_file = {} if file is None else from_sections(mapping, [])
+    if file is not None and "name" not in values:
+        values = {**_place_of_run(file, {**of_file, **values}), **values}
     following = implied(values, of_file) if implied else {}
     config = build(
         mapping,
@@ -207,18 +209,12 @@ def _config_file(name: str) -> Path | None:
     return user_path("--config", name) if name.endswith((".yml", ".yaml")) else None
 
 
-def _mapping(name: str) -> dict[str, Any]:
-    """The sections of what `--config` names."""
-    file = _config_file(name)
-    return preset_mapping(name) if file is None else read_yaml(file)
-
-
-def _place_of_run(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _place_of_run(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Name and folder of a run that goes on, where `--config` names its `config.yml`: those of
     where that lies now, as the run may have been renamed or moved.
     """
-    file, continues = _config_file(name), values.get("load") in ("auto", "best")
-    if file is None or file.name != RUN_CONFIG or not continues:
+    continues = values.get("load") in ("auto", "best")
+    if file.name != RUN_CONFIG or not continues:
         return {}
     folder = file.parent
     if folder.name in ("", "..") or folder.is_symlink():
@@ -226,13 +222,6 @@ def _place_of_run(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if not is_file(folder / RUN_METRICS):
         return {}  # no run has begun there
     return {"name": folder.name, "run_folder": str(folder.parent)}
-
-
-def _of_file(name: str | None, mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by leaf name of the file, or of the run's folder, that `--config` names; none of a
-    preset.
-    """
-    return {} if name is None or name in preset_names() else from_sections(mapping, [])
 
 
 def is_in(leaf: Leaf, names: Sequence[str]) -> bool:

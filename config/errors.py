@@ -278,6 +278,13 @@ def _told_of_thread(failure: threading.ExceptHookArgs) -> None:
         _say(_internal_message(failure.exc_value))
 
 
+def reason_of(error: BaseException) -> str:
+    """Why the system refused something, without the path; of memory that ran out, that."""
+    if isinstance(error, MemoryError):
+        return "no memory is left"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def first_line(error: BaseException) -> str:
     """The beginning of an error's message."""
     lines = text_of(str(error)).splitlines()

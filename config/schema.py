@@ -185,7 +185,9 @@ class Training:
     minimum_learning_rate: PositiveOrZero = 0.0
     """Learning rate that all schedules but the constant one fall to."""
     embedding_rate_multiplier: Positive = 1.0
-    """Learning rate of embeddings over learning_rate; an untied head is no embedding."""
+    """Learning rate of embeddings over learning_rate, of value embeddings three times as much; an
+    untied head is no embedding.
+    """
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     """How the learning rate falls after warm-up; wsd (warm-up, stable, decay) stays at the highest
     rate and falls linearly over the last decay_steps.
@@ -205,8 +207,8 @@ class Training:
     epsilon: Positive = 1e-8
     """Added to the root of Adam's second moment."""
     weight_decay: PositiveOrZero = 0.1
-    """Decoupled weight decay, times the learning rate per step; layer norms and biases have
-    none.
+    """Decoupled weight decay of matrices, times the learning rate per step; gains, biases and the
+    token shift's factors have none.
     """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""

@@ -41,7 +41,8 @@ def read_bins(
 
     Args:
         folder: holds `train.bin`, and `val.bin` if there is one.
-        vocabulary_size: of the tokens; None: the tokenizer's, or GPT-2's, 50257.
+        vocabulary_size: of the tokens; None: the tokenizer's, or GPT-2's, 50257, of which the last
+            one ends documents.
         tokenizer: a tokenizer.json that made the tokens.
     Raises:
         DataError: files that cannot be read or have other tokens, or an output that is there.
@@ -71,6 +72,8 @@ def read_bins(
         if made_by is not None:
             info |= {"tokenizer": "tokenizer.json", "end_of_text": made_by.token_to_id(END_OF_TEXT)}
             write_text(partial / "tokenizer.json", made_by.to_str(pretty=True))
+        elif vocabulary_size is None:
+            info["end_of_text"] = GPT2_VOCABULARY - 1
         write_text(partial / "dataset.json", json.dumps(info, indent=2))
         publish(partial, output, overwrite=overwrite)
     return info

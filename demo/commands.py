@@ -3,6 +3,7 @@
 Imports what loads in a moment: `config`, and the flags of a plan.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -236,6 +237,22 @@ BY_THE_CLOCK = {"name": "minutes", "validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
 ONE_HEAD = {"heads": 1}
 """Until it has chosen heads, any hidden size will do."""
+AT_ONCE = ("data_parallel", "micro_batch_size", "widening")
+"""Settings whose product divides a batch."""
+
+
+def implied_for_choice(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run takes from its data; until batch and steps are chosen, such as go with what flags
+    say runs at once.
+    """
+    found: dict[str, Any] = {}
+    if not flags.keys().isdisjoint((*AT_ONCE, "global_batch_size")):
+        batch = math.prod(flags.get(name, 1) for name in AT_ONCE)
+        found = {"micro_batch_size": 1, "global_batch_size": batch}
+    if "device_iterations" in flags:
+        found |= {"steps": flags["device_iterations"], "every": 0}
+    found = {name: value for name, value in found.items() if name not in flags}
+    return {**found, **implied_settings(flags, file)}
 
 
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
@@ -250,7 +267,7 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
         default="demo" if given is None else "modern",
         options=TrainOptions,
         defaults=defaults,
-        implied=implied_settings,
+        implied=implied_settings if given is None else implied_for_choice,
     )
 
 

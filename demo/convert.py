@@ -20,6 +20,7 @@ from typing import Any
 
 from popxl_gpt.config import UserError, save
 from popxl_gpt.config.command_line import RUN_CONFIG
+from popxl_gpt.config.errors import reason_of
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
@@ -125,10 +126,9 @@ def _made(out: Path, kind: Made, overwrite: bool) -> Iterator[Path]:
             yield folder
             publish(folder, out, overwrite=overwrite)
     except OSError as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"{out}: got '{reason}' while writing; expected a folder that takes files. Make room, "
-            "or choose another."
+            f"{out}: got '{reason_of(error)}' while writing; expected a folder that takes files. "
+            "Make room, or choose another."
         ) from error
 
 

@@ -36,6 +36,7 @@ from popxl_gpt.config import (
     override,
     to_mapping,
 )
+from popxl_gpt.config.errors import reason_of
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import several, user_path
 from popxl_gpt.data import Dataset, TokenArray, TokenDataset
@@ -435,4 +436,4 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
         with written_whole(path) as partial:
             partial.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
+        raise _unwritable(path, reason_of(error)) from error

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO, cast
 
+from popxl_gpt.config.errors import reason_of
+
 PIECE = 4096
 """Bytes that a pipe which is ready takes without waiting (PIPE_BUF, pipe(7))."""
 PATIENCE_SECONDS = 1.0
@@ -68,7 +70,7 @@ class Output(io.TextIOBase):
                 self._wait()
                 content = content[os.write(self.fileno(), content[:PIECE]) :]
         except (OSError, ValueError) as error:
-            self.warn(getattr(error, "strerror", None) or str(error))
+            self.warn(reason_of(error))
 
     def _wait(self) -> None:
         """Wait for a reader; after one that did not come, for none."""

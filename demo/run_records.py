@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from popxl_gpt.config import Config, UserError
+from popxl_gpt.config.errors import reason_of
 from popxl_gpt.demo.progress_line import ProgressLine
 from popxl_gpt.demo.run_folder import RunFolder
 from popxl_gpt.demo.samples_file import drop_later_samples
@@ -65,7 +66,7 @@ class RunRecords:
             self.report.write()
         except (OSError, UserError, MemoryError) as error:
             if not self.report.has_failed:
-                reason = str(error) if isinstance(error, UserError) else f"'{_reason(error)}'"
+                reason = str(error) if isinstance(error, UserError) else f"'{reason_of(error)}'"
                 _LOG.warning(
                     "%s: not written: %s. metrics.jsonl has everything; demo/report.py makes it.",
                     self.folder.report,
@@ -74,7 +75,3 @@ class RunRecords:
             self.report.has_failed = True
         else:
             self.report.has_failed = False
-
-
-def _reason(error: OSError | MemoryError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "no memory is left"

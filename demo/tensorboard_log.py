@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.config.errors import reason_of
 from popxl_gpt.demo.commands import no_tensorboard
 
 _LOG = logging.getLogger(__name__)
@@ -69,5 +70,5 @@ class TensorboardLog:
         _LOG.warning(
             "tensorboard: got '%s' while writing. Training goes on without it; metrics.jsonl has "
             "everything.",
-            error.strerror or error,
+            reason_of(error),
         )

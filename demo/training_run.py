@@ -13,7 +13,7 @@ import popdist
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, stage_of
-from popxl_gpt.config.errors import failure_number, numbered
+from popxl_gpt.config.errors import failure_number, numbered, reason_of
 from popxl_gpt.data import BatchLoader, DataError, Dataset
 from popxl_gpt.demo.divergence import Divergence
 from popxl_gpt.demo.interruption import Interruption, first
@@ -454,7 +454,7 @@ class TrainingRun:
             _LOG.warning(
                 "%s: its validation loss could not be added: %s. It is not compared for best.",
                 self._loaded,
-                getattr(error, "strerror", None) or error,
+                reason_of(error),
             )
 
     def _tell_of_other_losses(self) -> None:

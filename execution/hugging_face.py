@@ -234,25 +234,25 @@ def write_hugging_face(
             "weight_map": {name: final[i] for name, i in where.items()},
         }
         _write_json(folder / INDEX, index)
-    _write_json(folder / CONFIG, config_of(model, family, kind, _end_of_text(tokenizer)))
+    added = {} if tokenizer is None else _added_tokens(tokenizer)
+    begin = next((number for number, text in added.items() if text == END_OF_TEXT), None)
+    end = model.end_of_text or begin  # 0: the model does not tell
+    _write_json(folder / CONFIG, config_of(model, family, kind, begin, end))
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
-        _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, model))
+        special = {"bos_token": added.get(begin), "eos_token": added.get(end)}
+        _write_json(folder / "tokenizer_config.json", _tokenizer_config(model, special))
     return family.architecture
 
 
-def _tokenizer_config(tokenizer: Path, model: Model) -> "dict[str, Any]":
-    """The token that ends documents has its place in the model's configuration, too."""
-    ends = _end_of_text(tokenizer) is not None
-    special = dict.fromkeys(("bos_token", "eos_token"), END_OF_TEXT) if ends else {}
-    kind = "PreTrainedTokenizerFast"
-    return {"tokenizer_class": kind, "model_max_length": model.positions, **special}
+def _tokenizer_config(model: Model, special: "dict[str, str | None]") -> "dict[str, Any]":
+    """Its special tokens have their places in the model's configuration, too."""
+    kind, known = "PreTrainedTokenizerFast", {n: text for n, text in special.items() if text}
+    return {"tokenizer_class": kind, "model_max_length": model.positions, **known}
 
 
-def _end_of_text(tokenizer: Path | None) -> int | None:
-    """The token that ends documents; None where there is none."""
-    if tokenizer is None:
-        return None
+def _added_tokens(tokenizer: Path) -> "dict[int | None, str]":
+    """The tokens of a tokenizer that are no pieces of text, by their numbers."""
     tokens = _read_json(tokenizer).get("added_tokens", [])
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict)
@@ -264,7 +264,7 @@ def _end_of_text(tokenizer: Path | None) -> int | None:
             f"{tokenizer}: got added_tokens that are none; expected a list of tokens, each with "
             "its content and id. Copy the file again."
         )
-    return next((token["id"] for token in tokens if token["content"] == END_OF_TEXT), None)
+    return {token["id"]: token["content"] for token in tokens}
 
 
 def _no_family(model: Model) -> UserError:

@@ -133,19 +133,21 @@ def _expect(file: Path, name: str, found: Any, expected: "tuple[Any, ...]") -> N
         )
 
 
-def config_of(model: Model, family: Family, kind: str, end: int | None) -> Values:
+def config_of(
+    model: Model, family: Family, kind: str, begin: int | None, end: int | None
+) -> Values:
     """Their configuration of a model of ours.
 
     Args:
         kind: type of the weights.
-        end: the token that ends documents, which transformers has a default for.
+        begin, end: the tokens that texts begin and end with, which transformers has defaults for.
     """
     values: Values = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **{name: expected[0] for name, expected in FIXED[family.model_type].items()},
         **{theirs: getattr(model, ours) for ours, (theirs, _) in SIZES[family.model_type].items()},
-        "bos_token_id": end,
+        "bos_token_id": begin,
         "eos_token_id": end,
         "torch_dtype": kind,
     }

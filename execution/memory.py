@@ -57,6 +57,19 @@ def bytes_by_kind(config: Config) -> "dict[str, int]":
     }
 
 
+def least_rows(config: Config, instances: int) -> int:
+    """Bytes of rows in files that each of so many processes has in memory at a time, at most: of
+    two layers of the largest kind, as they come and go. Replicas that are not sharded have each
+    their own.
+    """
+    execution = config.execution
+    of_a_copy = execution.tensor_parallel_1 * execution.tensor_parallel_2
+    copies = max(1, execution.replication_factor // instances // of_a_copy)
+    if execution.replicated_tensor_sharding:
+        copies = 1
+    return 2 * copies * max(bytes_by_kind(config).values())
+
+
 def saving_bytes(config: Config) -> int:
     """What is read of a state at a time while it is written: a layer, the next one, which is read
     meanwhile, and a layer as it is stored, where pieces of replicas are put together or numbers are

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ LONGEST_LINE = 10_000
 """Characters of a line; one of a run has a few hundred."""
 LONGEST_RUN = 1e10
 """Seconds, three centuries."""
-LOOKED_AT = 100_000
-"""Steps before the last among which a lost line is named."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,16 +39,33 @@ class MetricsFile:
         off, are dropped.
         """
         self.path = path
-        kept = [line for line in _complete_lines(path) if json.loads(line)["step"] <= steps_done]
-        self.last: dict[str, Any] | None = _values(kept[-1]) if kept else None
+        self.last: dict[str, Any] | None = None
         """What the file had of the last step before."""
-        self.lines = len(kept)
+        self.lines = 0
         """Lines that the file has."""
-        self._steps_done, self._steps = steps_done, [json.loads(line)["step"] for line in kept]
+        self._steps_done, self._first = steps_done, 1
+        self._lost: int | None = None
+        """The last of the steps from the first line's on that the file has none of."""
         self._waiting = bytearray()
         """Lines that the disk has not taken yet, the first one perhaps in part."""
         self._is_told = False
-        self._begin_with(kept)
+        self._begin_with(self._kept())
+
+    def _kept(self) -> Iterator[str]:
+        """Lines of steps that were done. Notes what they are: a run may have a million."""
+        before: int | None = None
+        for values, line in _complete_lines(self.path):
+            step = values["step"]
+            if step > self._steps_done:
+                break
+            if before is None:
+                self._first = step
+            elif step > before + 1:
+                self._lost = step - 1
+            before, self.last, self.lines = step, values, self.lines + 1
+            yield line
+        if (before or 0) < self._steps_done:
+            self._lost = self._steps_done
 
     def tell_of_lost_lines(self, lines: int | None) -> None:
         """Say so where the file has other lines than when the run was saved.
@@ -59,22 +74,17 @@ class MetricsFile:
             lines: how many it had then; None where that is not known: then all from its first one
                 on.
         """
-        first = self._steps[0] if self._steps else 1
-        expected = max(0, self._steps_done - first + 1) if lines is None else lines
+        expected = max(0, self._steps_done - self._first + 1) if lines is None else lines
         if self.lines == expected:
             return
-        lost = sorted(
-            set(range(max(first, self._steps_done - LOOKED_AT), self._steps_done + 1))
-            - set(self._steps)
-        )
-        which = f" and none of step {lost[-1]}" if lost else ""
+        which = "" if self._lost is None else f" and none of step {self._lost}"
         _LOG.warning(
             "%s: got %d lines up to step %d%s; expected the %d of when the run was saved. Lines "
 "were lost or changed: restore the file from a copy, or go on without them.",
             self.path, self.lines, self._steps_done, which, expected,
         )  # fmt: skip
 
-    def _begin_with(self, lines: Sequence[str]) -> None:
+    def _begin_with(self, lines: Iterable[str]) -> None:
         try:
             with written_whole(self.path) as partial, open(partial, "w", encoding="utf-8") as file:
                 file.writelines(lines)
@@ -88,7 +98,7 @@ class MetricsFile:
         Raises:
             UserError: the disk is full; the lines before stay.
         """
-        *before, _ = _complete_lines(self.path)
+        *before, _ = (line for _, line in _complete_lines(self.path))
         self.close()
         self._begin_with([*before, _line(values)])
 
@@ -152,9 +162,9 @@ def _line(values: "dict[str, Any]") -> str:
     return json.dumps(values, allow_nan=False) + "\n"
 
 
-def _values(line: str) -> "dict[str, Any]":
-    """What `_line` was given."""
-    values = json.loads(line)
+def _values(found: "dict[str, Any]") -> "dict[str, Any]":
+    """What `_line` was given, of what its JSON has."""
+    values = dict(found)
     odd = values.pop(NOT_FINITE, {})
     return {**values, **{name: float(text) for name, text in odd.items()}}
 
@@ -168,7 +178,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 def read_metrics(path: Path) -> "list[dict[str, Any]]":
     """Lines of a metrics file; a last line that was cut off is left out."""
-    return [_values(line) for line in _complete_lines(path)]
+    return [values for values, _ in _complete_lines(path)]
 
 
 class MetricsReader:
@@ -205,16 +215,16 @@ class MetricsReader:
                         break  # being written
                     self._bytes += len(content)
                     line = content.decode("utf-8", "replace")
-                    number = _step_of(line)
-                    if number is not None and number > self._step:
-                        self._step = number
-                        found.append(_values(line))
+                    values = _values_of(line)
+                    if values is not None and values["step"] > self._step:
+                        self._step = values["step"]
+                        found.append(values)
                 return is_first, found
 
 
-def _complete_lines(path: Path) -> Iterator[str]:
-    """Lines that a run may have written, with ascending steps; what is damaged or something else is
-    left out.
+def _complete_lines(path: Path) -> "Iterator[tuple[dict[str, Any], str]]":
+    """Lines that a run may have written, with ascending steps, and what they say; what is damaged
+    or something else is left out.
 
     Raises:
         UserError: the file cannot be read.
@@ -225,10 +235,10 @@ def _complete_lines(path: Path) -> Iterator[str]:
             return
         with open(descriptor, encoding="utf-8", errors="replace") as file:
             for line in file:
-                number = _step_of(line)
-                if number is not None and number > step:
-                    step = number
-                    yield line
+                values = _values_of(line)
+                if values is not None and values["step"] > step:
+                    step = values["step"]
+                    yield values, line
 
 
 @contextlib.contextmanager
@@ -248,8 +258,8 @@ def _readable(path: Path) -> Iterator[int | None]:
         ) from error
 
 
-def _step_of(line: str) -> int | None:
-    """The step of a whole line of numbers; None for any other line."""
+def _values_of(line: str) -> "dict[str, Any] | None":
+    """What a whole line of numbers says; None for any other line."""
     try:
         values = json.loads(line) if line.endswith("\n") and len(line) < LONGEST_LINE else None
     except (ValueError, RecursionError):
@@ -274,4 +284,4 @@ def _step_of(line: str) -> int | None:
     seconds = values.get("seconds", 0.0)
     is_time = "seconds" not in odd and type(seconds) in (int, float)
     is_timed = is_time and 0 <= seconds <= LONGEST_RUN
-    return values["step"] if is_whole and is_timed else None
+    return _values(values) if is_whole and is_timed else None

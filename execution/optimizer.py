@@ -107,7 +107,8 @@ def is_by_muon(training: Training, parameter: Parameter) -> bool:
 
 def rate_multiplier(training: Training, parameter: Parameter) -> float:
     """A parameter's learning rate over that of the step."""
-    return training.embedding_rate_multiplier if parameter.role is Role.EMBEDDING else 1.0
+    of_role = training.embedding_rate_multiplier if parameter.role is Role.EMBEDDING else 1.0
+    return of_role * parameter.rate
 
 
 def _common(parameter: Parameter, training: Training) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def _common(parameter: Parameter, training: Training) -> dict[str, Any]:
     clip = {"global_norm": SCALAR, "global_norm_max": training.max_norm}
     return {
         "lr": SCALAR,
-        "weight_decay": training.weight_decay if parameter.role.decays else 0.0,
+        "weight_decay": training.weight_decay if parameter.decays else 0.0,
         "loss_scaling": SCALAR if training.is_scaled_by_program else training.fixed_scale,
         **(clip if training.max_norm > 0 else {}),
     }

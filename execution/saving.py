@@ -19,7 +19,7 @@ import popdist
 import popxl_addons as addons
 
 from popxl_gpt.config import Config, DivergedError, UserError, numerics_hash, to_mapping
-from popxl_gpt.config.errors import failure_number, numbered
+from popxl_gpt.config.errors import failure_number, numbered, reason_of
 from popxl_gpt.config.plain_files import sync
 from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.execution.checkpoint_folder import (
@@ -283,13 +283,12 @@ def _raise(instance: int, kind: str, problem: str, failure: int = 0) -> NoReturn
 
 
 def _not_saved(target: Path, needed: int, error: OSError) -> str:
-    reason = getattr(error, "strerror", None) or str(error)
     way_out = "Free space on the disk"
     if error.errno == errno.EFBIG:
         way_out = "Raise the limit of a file's size (ulimit -f)"
     return (
-        f"{target}: got '{reason}' while saving; expected a folder that takes the checkpoint's "
-        f"{needed} bytes{_free(target.parent)}. {way_out} or "
+        f"{target}: got '{reason_of(error)}' while saving; expected a folder that takes the "
+        f"checkpoint's {needed} bytes{_free(target.parent)}. {way_out} or "
         "set --checkpoint.save to another folder, and continue with --checkpoint.load."
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Role(enum.Enum):
-    """What a parameter does; decides what updates it, and whether it decays."""
+    """What a parameter does; decides what updates it."""
 
     WEIGHT = "weight"
     BIAS = "bias"
@@ -22,11 +22,6 @@ class Role(enum.Enum):
     EMBEDDING = "embedding"
     HEAD = "head"
     ADAPTER = "adapter"
-
-    @property
-    def decays(self) -> bool:
-        """Whether weight decay applies: layer norms and biases have none."""
-        return self in (Role.WEIGHT, Role.EMBEDDING, Role.HEAD, Role.ADAPTER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +43,13 @@ class Parameter:
     """Mean of fresh values."""
     std: float = 0.0
     """Standard deviation of fresh values; 0: all are the mean."""
+    rate: float = 1.0
+    """Learning rate over that of others of its role."""
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: matrices alone have it, no gains, factors and biases."""
+        return len(self.shape) > 1
 
     def groups(self, tp1: int, tp2: int) -> tuple[int, int]:
         """Into how many pieces the tensor is cut over (tp1, tp2)."""

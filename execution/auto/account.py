@@ -9,15 +9,15 @@ import popdist
 from popxl_gpt.config import Config, override
 from popxl_gpt.execution.auto.candidates import CHOSEN
 from popxl_gpt.execution.layer_graphs import kept_layers
-from popxl_gpt.execution.memory import bytes_by_kind, processes_here
+from popxl_gpt.execution.memory import least_rows, processes_here
 from popxl_gpt.execution.reports.plan.process import (
     LOADED_TO_PAGE,
     Build,
     ProcessMemory,
-    own_bytes,
     paging_bytes,
     process_memory,
     programs_of,
+    unpaged_bytes,
     without_files,
 )
 from popxl_gpt.utils.process_memory import resident_bytes
@@ -59,11 +59,9 @@ class Account:
     room: int
 
     @classmethod
-    def of(
-        cls, config: Config, build: Build, validation: Build | None, given: frozenset[str]
-    ) -> "Account":
+    def of(cls, build: Build, validation: Build | None, given: frozenset[str]) -> "Account":
         """The account of this process as it is now."""
-        own, (_, left, _) = own_bytes(config) - paging_bytes(config), host_bytes()
+        own, (_, left, _) = unpaged_bytes(), host_bytes()
         room = resident_bytes() + int((1 - KEPT_FREE) * left) // processes_here()
         return cls(build, validation, given, own, room)
 
@@ -76,8 +74,7 @@ class Account:
             config = override(config, memmap_dir=None, host_memory=None)
         memory = self._memory(config)
         if memory.needed <= self.room:
-            need, room = bytes_text(memory.needed), bytes_text(self.room)
-            return Placed(config, memory, f"fits: {need} of the {room} that a process may take")
+            return Placed(config, memory, f"fits: {bytes_text(memory.needed)} of {self._room}")
         if (found := self._keeping_some(config, memory)) is not None:
             return found
         if not in_memory:
@@ -101,10 +98,9 @@ class Account:
                 return None
             found = self._memory(some)
             if found.needed <= self.room:
-                need, room = bytes_text(memory.needed), bytes_text(self.room)
                 why = (
                     f"fits with the activations of {kept} of {config.model.layers} blocks kept, as "
-                    f"{need} with those of all do not fit the {room} that a process may take"
+                    f"{bytes_text(memory.needed)} with those of all do not fit {self._room}"
                 )
                 return Placed(some, found, why)
             left -= found.needed - self.room
@@ -113,7 +109,7 @@ class Account:
     def _in_files(self, config: Config, memory: ProcessMemory) -> Placed | str:
         """The configuration with its rows in files of the folder of runs."""
         rows = self.room - (memory.resident - memory.rows) - LOADED_TO_PAGE
-        if rows < 2 * max(bytes_by_kind(config).values()):  # the largest, as it comes and goes
+        if rows < least_rows(config, popdist.getNumInstances()):
             return self._too_large(memory)
         folder = Path(config.logging.run_folder)
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -128,16 +124,17 @@ class Account:
         if found.resident > self.room:
             return self._too_large(found)
         why = (
-            f"rows in files of {folder}, as {bytes_text(memory.resident)} do not fit the "
-            f"{bytes_text(self.room)} that a process may take; {bytes_text(rows)} of them in memory"
+            f"rows in files of {folder}, as {bytes_text(memory.resident)} do not fit {self._room}; "
+            f"{bytes_text(rows)} of them in memory"
         )
         return Placed(in_files, found, why)
 
     def _too_large(self, memory: ProcessMemory) -> str:
-        return (
-            f"needs {bytes_text(memory.needed)} of the {bytes_text(self.room)} that a process "
-            "may take"
-        )
+        return f"needs {bytes_text(memory.needed)} of {self._room}"
+
+    @property
+    def _room(self) -> str:
+        return f"the {bytes_text(self.room)} that a process may take"
 
     def _memory(self, config: Config) -> ProcessMemory:
         ir = self.build(without_files(config))[0]

@@ -87,7 +87,7 @@ def choose(
     begin = clock()
     fixed = frozenset(given) & frozenset(CHOSEN)
     ranked = _ranked(config, fixed, build)
-    account, trials = Account.of(config, build, validation, fixed), Trials(program, clock)
+    account, trials = Account.of(build, validation, fixed), Trials(program, clock)
     tried: list[Tried] = []
     left_out: list[tuple[Config, str]] = []
     for planned, candidate in ranked:

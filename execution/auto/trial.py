@@ -14,7 +14,7 @@ from popxl_gpt.config import NO_RAMPUP, Config, override
 from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.execution.host import data_share, run_steps
 from popxl_gpt.execution.layer_graphs import kept_layers
-from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
+from popxl_gpt.execution.memory import least_rows, state_bytes
 from popxl_gpt.utils.runtime import drop_dead_sessions, gather
 
 Program = Callable[[Config], addons.TaskSession]
@@ -56,17 +56,17 @@ class Trials:
     def seconds(self, config: Config) -> float:
         """Of a step of the whole model, over its whole batch."""
         if config.execution.activation_memory is None:
-            return self._alike(config)
+            return self._of_equal_blocks(config)
         recomputing = override(config, activation_memory=None)
-        seconds, runs = self._alike(recomputing), config.runs_per_phase
+        seconds, runs = self._of_equal_blocks(recomputing), config.runs_per_phase
         if seconds <= WHOLE_SECONDS:
             return self._measured(config, config.model.layers, runs)
         keeping = override(recomputing, recomputation=False)
         once, again = (self._measured(each, 1, 1) for each in (keeping, recomputing))
         return seconds - kept_layers(config) * runs * max(0.0, again - once)
 
-    def _alike(self, config: Config) -> float:
-        """`seconds` where all blocks do the same with their activations."""
+    def _of_equal_blocks(self, config: Config) -> float:
+        """`seconds` of a model all of whose blocks keep their activations, or none does."""
         layers, runs = config.model.layers, config.runs_per_phase
         depths = DEPTHS if layers > DEPTHS[-1] else (layers,)
         at_once = runs if runs <= RUNS[-1] else RUNS[0]
@@ -98,8 +98,8 @@ class Trials:
 
     def _measured(self, config: Config, layers: int, runs: int) -> float:
         """The fastest of some steps of a program of so many layers and runs. Its rows are where the
-        configuration has them: of those in files the same share is in memory, but at least two of
-        the largest, so that one layer alone may fit.
+        configuration has them: of those in files the same share is in memory, but at least what one
+        layer alone takes.
         """
         execution = config.execution
         at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
@@ -115,7 +115,7 @@ class Trials:
         )
         if execution.host_memory is not None:
             share = execution.host_memory * state_bytes(small) // state_bytes(config)
-            least = min(execution.host_memory, 2 * max(bytes_by_kind(small).values()))
+            least = min(execution.host_memory, least_rows(small, popdist.getNumInstances()))
             small = override(small, host_memory=max(share, least))
         times = step_times(self.program, small, 1, ROUNDS, self.clock)
         own = min(times)

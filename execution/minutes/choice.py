@@ -279,10 +279,12 @@ class _Chooser:
         config = self._changed(self.base, layers=layers, hidden_size=hidden, heads=heads)
         tokens = speed * seconds / _flops(config)
         wanted = max(ROWS, tokens / STEPS) / length
-        batch = 2 ** max(0, round(math.log2(wanted)))
+        widening, given = self.base.execution.widening, self.base.execution.micro_batch_size
+        at_once = widening * (given if "micro_batch_size" in self.given else 1)
+        batch = at_once * 2 ** max(0, round(math.log2(wanted / at_once)))
         if "global_batch_size" in self.given:
             batch = self.base.training.global_batch_size
-        micro_batch = math.gcd(batch, 2 ** int(math.log2(max(1, ROWS // length))))
+        micro_batch = math.gcd(batch // widening, 2 ** int(math.log2(max(1, ROWS // length))))
         rate = RATE * math.sqrt(RATE_WIDTH / hidden)
         kept = 32 * layers * hidden * batch * length  # bytes of activations, about
         return self._changed(

@@ -30,9 +30,11 @@ from tokenizers import Tokenizer
 import popxl_gpt.data.preparation
 import popxl_gpt.data.shuffle
 from popxl_gpt.config import exit_on_user_error
+from popxl_gpt.config.dataset_info import implied_settings
 from popxl_gpt.data import BatchLoader, DataError, TokenDataset, example
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.folders import partial_folder, publish, resumable_folder
+from popxl_gpt.data.nanogpt import read_bins
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.records import RecordWriter
@@ -846,6 +848,16 @@ def test_characters_are_asked_for_on_the_command_line(tmp_path):
     assert main(["text", str(text), "--output", str(tmp_path / "out"), *words]) == 0
     content = json.loads((tmp_path / "out/tokenizer.json").read_text())
     assert content["model"]["type"] == "WordLevel"
+
+
+@pytest.mark.parametrize("size, end", [(None, 50256), (50257, None), (400, None)])
+def test_documents_of_nanogpts_files_end_with_gpt2s_token_where_tokens_are_gpt2s(
+    tmp_path, size, end
+):
+    np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
+    read_bins(tmp_path, tmp_path / "out", sequence_length=8, vocabulary_size=size)
+    flags = {"input_files": (str(tmp_path / "out"),), "document_attention": True}
+    assert implied_settings(flags, {}).get("end_of_text") == end
 
 
 @pytest.mark.slow

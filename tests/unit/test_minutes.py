@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, ConfigError, Training, preset
+from popxl_gpt.config import Config, ConfigError, Training, UserError, preset
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import given_for_choice, parse_training
+from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.demo.run_clock import RunClock
 from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, chosen, text_of
 
@@ -193,6 +194,35 @@ def test_sizes_that_do_not_go_with_what_was_given_are_left_out(flag, value):
     config, _ = choose_by_words(f"--{flag}", str(value))
     assert getattr(config.model, flag) == value
     assert config.model.hidden_size % config.model.heads == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--micro_batch_size 16",
+        "--micro_batch_size 3",
+        "--widening 2",
+        "--widening 3 --micro_batch_size 4",
+        "--global_batch_size 12",
+        "--global_batch_size 12 --widening 3",
+        "--device_iterations 4",
+        "--device_iterations 7 --widening 2",
+    ],
+)
+def test_what_runs_at_once_need_not_go_with_the_preset_that_sizes_are_chosen_in(words):
+    config, _ = choose_by_words(*words.split())
+    given = dict(zip(words.split()[::2], map(int, words.split()[1::2])))
+    sections = (config.training, config.execution)
+    for flag, value in given.items():
+        assert value in [getattr(each, flag.removeprefix("--"), None) for each in sections]
+    assert config.tokens_per_step >= 1024 and config.training.steps > 100
+    assert config.training.steps % config.execution.device_iterations == 0
+
+
+def test_several_replicas_are_refused_for_what_they_are():
+    config, _ = parse_training(["--minutes", "10", "--data_parallel", "3"])
+    with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
+        choose_in_job(config, set())
 
 
 def test_steps_and_validations_are_whole_calls_of_the_program():

@@ -1,6 +1,7 @@
 """The host's memory that one process of a run takes: the process itself, rows, and tensors."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,11 +75,17 @@ def own_bytes(config: Config, has_planned: bool = False) -> int:
     Args:
         has_planned: it has made a plan, and with it some of what runs need.
     """
+    return _own_bytes(MADE_AFTER_PLAN) if has_planned else unpaged_bytes() + paging_bytes(config)
+
+
+def unpaged_bytes() -> int:
+    """Of these, what it takes where no rows come and go, and no plan was made."""
+    return _own_bytes(MADE_FOR_RUNS)
+
+
+def _own_bytes(made: int) -> int:
     session_device("cpu")  # loads the engine; a GPU that is planned for need not be there
-    shared = (processes_here() - 1) * SHARED_WITH_EACH
-    if has_planned:
-        return resident_bytes() + MADE_AFTER_PLAN + shared
-    return resident_bytes() + MADE_FOR_RUNS + paging_bytes(config) + shared
+    return resident_bytes() + made + (processes_here() - 1) * SHARED_WITH_EACH
 
 
 def paging_bytes(config: Config) -> int:
@@ -106,11 +113,14 @@ def process_memory(
         validation: builds the program that runs between steps; none: nothing does.
     """
     programs = programs_of(config, training, validation)
-    rows, tensors = _rows_and_tensors(config, programs, mapped=False)
     mapped = 0
-    if _maps_files(config.execution):
-        kept, beside = _rows_and_tensors(config, programs, mapped=True)
-        mapped, tensors = max(0, rows - kept), max(tensors, beside)
+    with ExitStack() as stack:
+        for ir in programs:
+            stack.enter_context(planner().compiled_once(ir))
+        rows, tensors = _rows_and_tensors(config, programs, mapped=False)
+        if _maps_files(config.execution):
+            kept, beside = _rows_and_tensors(config, programs, mapped=True)
+            mapped, tensors = max(0, rows - kept), max(tensors, beside)
     on_host = 0 if config.execution.device.startswith("cuda") else tensors
     saving = saving_bytes(config)
     copy = copy_bytes(config, popdist.getNumInstances())

@@ -245,6 +245,37 @@ def test_an_embedding_rate_moves_embeddings_alone():
         assert np.any(same[n] != was), n
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
+def test_embeddings_of_values_learn_at_three_times_the_rate_of_others(layout):
+    config = small_model("rotary, qk_norm, untied head", **LAYOUTS[layout], steps=1, epsilon=1e-3)
+    config = override(config, learning_rate=0.01, embedding_rate_multiplier=3.0, warmup_steps=0)
+    config = override(config, weight_decay=0.0, max_norm=0.0)
+    before = random_weights(config.model)
+    _, after = train(config)
+    weights = leaves(before)
+    token_losses_by_formula(config, weights, *batches(config)[0]).mean().backward()
+    for n, parameter in model_table(config.model).items():
+        gradient = weights[n].grad.numpy()
+        rate = 0.01 * (3.0 if parameter.role is Role.EMBEDDING else 1.0)
+        rate *= 3.0 if n.endswith("value_embedding.weight") else 1.0
+        expected = rate * gradient / (np.abs(gradient) + 1e-3)
+        assert distance(before[n] - after[n], expected) < 2e-3, n
+
+
+@pytest.mark.slow
+def test_weight_decay_takes_its_share_of_matrices_and_of_nothing_else():
+    config = small_model("rotary, qk_norm, untied head", steps=1, learning_rate=0.01)
+    config = override(config, weight_decay=0.0, warmup_steps=0)
+    before = random_weights(config.model)
+    _, plain = train(config)
+    _, decayed = train(override(config, weight_decay=0.5))
+    for n, was in before.items():
+        rate = 0.01 * (3.0 if n.endswith("value_embedding.weight") else 1.0)
+        lost = 0.5 * rate * was if was.ndim == 2 else np.zeros_like(was)
+        np.testing.assert_allclose(plain[n] - decayed[n], lost, atol=1e-6, err_msg=n)
+
+
 def test_sizes_are_those_of_the_parameters_and_of_their_products():
     model = small_model("rms_norm, swiglu, grouped queries").model
     hidden, wide = model.hidden_size, model.feed_forward

@@ -20,7 +20,7 @@ from popxl_gpt.execution.auto.account import Account, Placed
 from popxl_gpt.execution.auto.resolved import executable, resolved
 from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
-from popxl_gpt.execution.memory import bytes_by_kind, state_bytes
+from popxl_gpt.execution.memory import bytes_by_kind, least_rows, state_bytes
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan import process
@@ -195,6 +195,15 @@ def test_trials_of_what_does_not_fit_in_memory_have_as_large_a_share_of_rows_in_
     for each in placed:
         least, share = 2 * max(bytes_by_kind(each).values()), state_bytes(each) // 2
         assert each.execution.host_memory == pytest.approx(max(least, share), abs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_trials_have_memory_for_a_layer_of_each_replica_of_a_process(is_sharded, tmp_path):
+    changes = {"data_parallel": 4, "replicated_tensor_sharding": is_sharded}
+    config = small(hidden_size=256, layers=12, **changes)
+    config = override(config, memmap_dir=str(tmp_path), host_memory=least_rows(config, 1))
+    assert trial.Trials(pretraining, time.perf_counter)._measured(config, 1, 1) > 0
 
 
 @pytest.mark.slow

@@ -292,6 +292,32 @@ def test_documents_end_with_the_token_that_their_configuration_names(tmp_path, n
     assert HuggingFaceFolder(theirs).model.end_of_text == found
 
 
+@pytest.mark.parametrize(
+    "named, added, begin, end",
+    [
+        (2, {1: "<s>", 2: "</s>"}, None, 2),
+        (2, None, None, 2),
+        (5, {4: "<|endoftext|>", 5: "<|im_end|>"}, 4, 5),
+        (None, {0: "<|endoftext|>"}, 0, 0),
+        (None, {1: "<s>"}, None, None),
+    ],
+    ids=["llama", "no tokenizer", "qwen3", "ours", "none"],
+)
+def test_an_export_has_the_end_of_texts_that_the_import_had(tmp_path, named, added, begin, end):
+    theirs = small_gpt2(tmp_path / "theirs")
+    change(theirs, eos_token_id=named)
+    if added is not None:
+        tokens = [{"id": number, "content": text} for number, text in added.items()]
+        (theirs / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
+    values = json.loads((tmp_path / "back/config.json").read_text())
+    assert (values["bos_token_id"], values["eos_token_id"]) == (begin, end)
+    if added is not None:
+        told = json.loads((tmp_path / "back/tokenizer_config.json").read_text())
+        assert (told.get("bos_token"), told.get("eos_token")) == (added.get(begin), added.get(end))
+
+
 def test_what_keeps_a_model_from_transformers_is_told_by_its_setting(tmp_path):
     model = preset("mini", key_value_heads=2).model
     with pytest.raises(UserError, match="got a model with key_value_heads 2, which gpt2, the near"):

@@ -61,7 +61,7 @@ class Masters:
         others = {n: t for n, t in self.weights.items() if n not in self.matrices}
         groups = [
             {
-                "params": [t for n, t in others.items() if table[n].role.decays is decays],
+                "params": [t for n, t in others.items() if table[n].decays is decays],
                 "weight_decay": config.training.weight_decay if decays else 0.0,
             }
             for decays in (True, False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from popdist.messages import RING_BYTES
 from popxl import extensions
+from popxl_engine import compiler
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
 from popxl_engine.planner import dry_run
@@ -183,6 +184,21 @@ def test_rows_beside_mapped_files_are_those_that_have_memory_in_a_run(
     whole, memory = extensions.host_needs(program), process_memory(config, 0, program, None)
     assert (memory.rows, memory.mapped) == (whole.rows, whole.rows - expected.rows)
     assert (memory.mapped > 0) == (grid == (1, 1, 1))
+
+
+@pytest.mark.slow
+def test_a_program_is_compiled_once_for_what_mapped_files_hold_of_it(tmp_path, monkeypatch):
+    lowered, lower = [], compiler.lower
+
+    def noted(*arguments: Any) -> Any:
+        lowered.append(arguments)
+        return lower(*arguments)
+
+    monkeypatch.setattr(compiler, "lower", noted)
+    config = configuration(memmap_dir=str(tmp_path))
+    program = training_program(without_files(config))[0]
+    assert process_memory(config, 0, program, None).mapped > 0
+    assert len(lowered) == 1
 
 
 @pytest.mark.slow

@@ -145,8 +145,8 @@ def test_fresh_weights_depend_on_the_seed_and_the_name_alone():
     assert not np.array_equal(first[name], first["decoder.0.attention.qkv.weight"])
 
 
-def test_exactly_the_matrices_decay():
-    decaying = {name for name, parameter in model_table(MODEL).items() if parameter.role.decays}
-    assert decaying == {
-        name for name, parameter in model_table(MODEL).items() if len(parameter.shape) == 2
-    }
+@pytest.mark.parametrize("others", [{}, {"token_shift": True, "value_embeddings": True}], ids=str)
+def test_exactly_the_matrices_decay(others):
+    table = model_table(dataclasses.replace(MODEL, **others))
+    decaying = {name for name, parameter in table.items() if parameter.decays}
+    assert decaying == {name for name, parameter in table.items() if len(parameter.shape) == 2}
