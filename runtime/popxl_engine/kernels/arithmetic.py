@@ -211,10 +211,9 @@ def scaled_add(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch.
 
 
 def weighted_sum(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch.Tensor:
-    """a * X + b * Y in X's type, 16-bit types in float32, integers in float64."""
+    """a * X + b * Y in X's type, 16-bit types in float32, integers as `sum_of_integers`."""
     if not X.is_floating_point():
-        X, Y = X.to(torch.float64), Y.to(torch.float64)
-        return (X * _factor(a, X) + Y * _factor(b, Y)).to(torch.int64)
+        return sum_of_integers(X, Y, a, b)
     X = as_float32(X)
     Y = Y.to(X.dtype)
     left = X if _is_one(a) else X * _factor(a, X)
@@ -223,6 +222,21 @@ def weighted_sum(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torc
         if not isinstance(b, torch.Tensor)
         else torch.addcmul(left, Y, _factor(b, Y))
     )
+
+
+def sum_of_integers(X: torch.Tensor, Y: torch.Tensor, a: Scalar, b: Scalar) -> torch.Tensor:
+    """a * X + b * Y in int64, as X is of integers: as it is where all are whole, else made in
+    float64, which holds whole numbers up to 2**53.
+    """
+    if _is_whole(a) and _is_whole(b) and not Y.is_floating_point():
+        return X.to(torch.int64) * int(a) + Y.to(torch.int64) * int(b)
+    X, Y = X.to(torch.float64), Y.to(torch.float64)
+    return (X * _factor(a, X) + Y * _factor(b, Y)).to(torch.int64)
+
+
+def _is_whole(value: Scalar) -> bool:
+    """Whether a factor is a number that int64 holds."""
+    return not isinstance(value, torch.Tensor) and float(value).is_integer() and abs(value) < 2**63
 
 
 def _is_one(value: Scalar) -> bool:

@@ -24,10 +24,10 @@ def softmax_grad(dy: torch.Tensor, y: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def parameter(value: torch.Tensor) -> torch.Tensor:
-    """A weight or bias as torch wants it to keep statistics in float32: on CPUs it follows the
-    parameters' type.
+    """A weight or bias as torch wants it: in order, for torch reads it so whatever its strides are;
+    and on CPUs in float32, for statistics follow its type there.
     """
-    return value if value.is_cuda else as_float32(value)
+    return (value if value.is_cuda else as_float32(value)).contiguous()
 
 
 def sizes(t: torch.Tensor) -> tuple[int, int, int]:

@@ -209,7 +209,7 @@ def histogram(t: torch.Tensor, levels: Sequence[float], absolute_of_input: bool)
     bounds = as_float32(torch.tensor(levels, dtype=torch.float64, device="cpu").to(t.dtype)).to(
         t.device, non_blocking=True
     )
-    values = as_float32(t.abs() if absolute_of_input else t).reshape(-1)
+    values = as_float32(t.abs() if absolute_of_input else t).reshape(-1).contiguous()
     bins = torch.bucketize(values, bounds, right=True)
     counts = torch.zeros(len(levels) + 1, dtype=torch.int64, device=t.device)
     return counts.scatter_add_(0, bins, torch.ones_like(bins)).to(torch.uint32)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from popxl_engine.kernels.arithmetic import sum_of_integers
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, as_float32, update
 
@@ -20,11 +21,11 @@ def is_plain(t: torch.Tensor) -> bool:
 
 
 def working(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """``t`` in the type in which ``like`` is updated: its own, float32 for 16 bits, float64 for
-    integers.
+    """``t`` in the type in which ``like`` is updated: its own, float32 for 16 bits; for integers
+    int64, or float64 where ``t`` has fractions.
     """
     if not like.is_floating_point():
-        return t.to(torch.float64)
+        return t.to(torch.float64 if t.is_floating_point() else torch.int64)
     return t.to(torch.float32 if like.dtype in TORCH_HALF_DTYPES else like.dtype)
 
 
@@ -35,6 +36,8 @@ def factor(value: Scalar | None) -> Any:
 
 def add_scaled(t: torch.Tensor, value: torch.Tensor, f: Scalar | None) -> torch.Tensor:
     """t += f * value; value is in t's working type."""
+    if not t.is_floating_point():
+        return update(t, sum_of_integers(t, value, 1, 1 if f is None else f))
     if not is_plain(t):
         return update(t, working(t, t) + (value if f is None else value * factor(f)))
     if isinstance(f, torch.Tensor):
@@ -130,6 +133,9 @@ def sparse_accumulate_(
     X = working(X, t).reshape([*t.shape[:axis], flat.numel(), *t.shape[axis + 1 :]])
     if is_plain(t) and not isinstance(f, torch.Tensor):
         return t.index_add_(axis, flat, X, alpha=1 if f is None else f)
+    if not t.is_floating_point():
+        sums = torch.zeros(t.shape, dtype=X.dtype, device=t.device)
+        return add_scaled(t, sums.index_add_(axis, flat, X), f)
     X = X if f is None else X * factor(f)
     return update(t, working(t, t).index_add(axis, flat, X))
 

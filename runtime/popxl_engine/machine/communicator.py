@@ -72,8 +72,8 @@ class Communicator(Seat):
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's memory."""
-    return t.reshape(-1).view(torch.uint8)
+    """A contiguous tensor's memory. One element alone is contiguous whatever its stride is."""
+    return t.as_strided((t.numel(),), (1,)).view(torch.uint8)
 
 
 @dataclass(frozen=True)

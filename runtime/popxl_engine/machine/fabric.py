@@ -20,7 +20,7 @@ from popdist import exchange
 from popdist.messages import Transfer, TransferError
 
 from popxl_engine.machine.arrival import Arrival, waits
-from popxl_engine.machine.communicator import Communicator, make_communicators
+from popxl_engine.machine.communicator import Communicator, as_bytes, make_communicators
 
 HOST = torch.device("cpu")
 TAGS = 2**31
@@ -59,7 +59,7 @@ class Exchange:
         """The bytes of a member's contiguous operand that a process needs for its members, as
         views.
         """
-        flat, reads, members = t.reshape(-1).view(torch.uint8), self.first.reads, self.first.members
+        flat, reads, members = as_bytes(t), self.first.reads, self.first.members
         if self.ranges:
             begin, end = self.ranges[instance]
             return [flat[begin * t.element_size() : end * t.element_size()]]
@@ -274,7 +274,7 @@ class Fabric:
         """
         whole = torch.empty_like(like) if value is None else value.contiguous()
         if whole.numel():
-            flat = whole.detach().reshape(-1).view(torch.uint8).numpy()
+            flat = as_bytes(whole.detach()).numpy()
             exchange.broadcast(flat, self.instance_of(replica), "reading variables")
         return whole
 

@@ -257,7 +257,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def as_bytes(t: torch.Tensor) -> bytes:
     """A tensor's elements, row-major."""
-    return bytes(t.contiguous().flatten().view(torch.uint8).numpy().tobytes()) if t.numel() else b""
+    plain = t.clone(memory_format=torch.contiguous_format).flatten()
+    return bytes(plain.view(torch.uint8).numpy().tobytes()) if t.numel() else b""
 
 
 def run_on_machine(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -56,6 +56,7 @@ COLLECTIVES = {
     "gather": lambda t, group: replicated_all_gather(t, 1, group),
     "shard": lambda t, group: replica_sharded_slice(t[:7], group),
     "slice": lambda t, group: replicated_slice(t, 0, group),
+    "one_of_a_column": lambda t, group: replicated_all_reduce(t[2:3, 1], "add", group),
 }
 DIFFERENTIABLE = {
     "identical_inputs": lambda t, group: replicated_all_reduce_identical_inputs(t, group=group),

@@ -15,6 +15,7 @@ from helpers.op_cases import (
     Case,
     Program,
     build,
+    laid_out,
     make_case,
     needs_machine,
     public_function,
@@ -128,6 +129,21 @@ def test_16_bit_values_are_those_of_the_oracle_on_rounded_operands(
     sample: Sample, dtype: popxl.dtype
 ) -> None:
     check_values(sample, dtype)
+
+
+@pytest.mark.quick_every(4)
+@pytest.mark.parametrize("layout", ["transposed", "strided"])
+@over(SAMPLES)
+def test_results_do_not_depend_on_how_operands_lie_in_memory(sample: Sample, layout: str) -> None:
+    results = []
+    for how in ("contiguous", layout):
+        case = make_case(sample)
+        case.tensors = [laid_out(t.contiguous(), how) if t.dim() else t for t in case.tensors]
+        graph = build(case).graph
+        results.append(list(zip(graph.outputs, run(graph, case.tensors))))
+    for (output, plain), (_, found) in zip(*results):
+        what = f"{sample.op} on {layout} operands"
+        assert_close(to_numpy(found), to_numpy(plain), output.dtype, what, sample.rtol, sample.atol)
 
 
 WRITING = [s for s in SAMPLES if OPS[s.op].writes]

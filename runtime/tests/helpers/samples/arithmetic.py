@@ -234,6 +234,14 @@ SAMPLES = [
     Sample(
         "scaled_add", operands=(A, Same(0)), attrs={"a": 2.0}, autograd=lambda X, Y, a: a * X + Y
     ),
+    # Whole numbers beyond 2**53, which float64 does not hold.
+    Sample(
+        "scaled_add",
+        operands=(np.array([2**60 + 1, 3]), np.array([1, 2**55 + 1])),
+        attrs={"a": 2, "b": -1},
+        oracle=lambda X, Y, a, b: int(a) * X + int(b) * Y,
+        dtype=popxl.int64,
+    ),
     Sample(
         "scaled_add",
         operands=(SIGNED, DIVISORS),

@@ -129,6 +129,26 @@ SAMPLES = [
     Sample("accumulator_scale_", operands=(LAYOUTS[0], np.array([0.7])), oracle=lambda t, f: t * f),
     Sample("accumulator_zero_", operands=(A,), oracle=np.zeros_like),
     Sample("accumulator_zero_", operands=(np.array([np.nan, np.inf]),), oracle=np.zeros_like),
+    # Whole numbers beyond 2**53, which float64 does not hold.
+    Sample(
+        "accumulate_",
+        operands=(np.array([2**60 + 1, -5]), np.array([2, 2**55 + 1])),
+        attrs={"f": 3.0},
+        oracle=lambda t, X, f: t + int(f) * X,
+        dtype=popxl.int64,
+    ),
+    Sample(
+        "accumulate_",
+        operands=(np.array([2**63 + 5, 7], np.uint64), np.array([3, 2**63], np.uint64)),
+        oracle=np.add,
+        dtype=popxl.uint64,
+    ),
+    Sample(
+        "accumulate_square_",
+        operands=(np.array([1, 2]), np.array([2**29 + 1, -3])),
+        oracle=lambda t, X: t + X * X,
+        dtype=popxl.int64,
+    ),
     Sample("accumulator_zero_", operands=(np.array([3, 4], np.uint32),), oracle=np.zeros_like),
     Sample(
         "sparse_accumulate_",
@@ -140,6 +160,12 @@ SAMPLES = [
         operands=((5, 3), (4, 3), np.array([4, 0, 4, 2], np.uint32)),
         attrs={"f": -0.5},
         oracle=sparse,
+    ),
+    Sample(
+        "sparse_accumulate_",
+        operands=(np.array([2**60 + 1, 0]), np.array([1, 1, 2**54 + 1]), np.array([0, 0, 1])),
+        oracle=lambda t, X, indices: t + np.array([2, 2**54 + 1]),
+        dtype=popxl.int64,
     ),
     Sample(
         "sparse_accumulate_",
