@@ -19,7 +19,7 @@ import popxl_addons as addons
 from popxl import Tensor, TensorByRef, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from popxl_gpt.config import Config, Training
+from popxl_gpt.config import Config, Execution, Training
 from popxl_gpt.execution import phases
 from popxl_gpt.execution.batch_serialisation import LayerIO
 from popxl_gpt.execution.graphs import TrainingStep, TwoPassGraphs
@@ -41,6 +41,7 @@ from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
 from popxl_gpt.modelling import Layout
 from popxl_gpt.utils.runtime import (
+    before_reading,
     expect_session,
     keep_remote_memory_in_files,
     keep_state_once,
@@ -155,12 +156,45 @@ def run_phases(step: TrainingStep, kept: NamedTensors) -> None:
     weights that it brought are still there. Only the last step's updates are a phase by themselves.
     """
     run, variables = PhaseGraphs(step, step.config.model.layers), kept.values_flat()
+    if updates_wait(step.config.execution):
+        run_phases_that_wait(run, variables)
+        return
     pending = optimizer_step([], variables, run)
     later_steps = step.config.execution.device_iterations - 1
     if later_steps:
         graph = popxl.gir().create_graph(optimizer_step, pending, variables, run)
         pending = list(ops.repeat(graph, later_steps, *pending, *variables))
     run.per_layer(phases.decoder_optim_phase, pending)
+
+
+def updates_wait(execution: Execution) -> bool:
+    """Whether the updates of a run's last step wait for the next run, too: where rows are in files.
+    In memory, gradients would only stay for longer.
+    """
+    return execution.host_memory is not None
+
+
+def run_phases_that_wait(run: PhaseGraphs, variables: list[TensorByRef]) -> None:
+    """As `run_phases`, but each step finds the decoder's updates of the step before pending, also
+    that of another run. Where the host reads anything after a run, they happen first, and no longer
+    wait.
+    """
+    state = TrainState.in_variables(run.step.config.training)
+    pending = state.tensors()
+    graph = popxl.gir().create_graph(waiting_step, pending, variables, run)
+    iterations = run.step.config.execution.device_iterations
+    ops.repeat(graph, iterations, *pending, *variables)
+    with before_reading():
+        run.per_layer(phases.decoder_optim_phase, pending)
+        ops.var_updates.copy_var_update_(state.is_applied, popxl.constant(False, popxl.bool))
+
+
+def waiting_step(
+    pending: list[TensorByRef], variables: list[TensorByRef], run: PhaseGraphs
+) -> None:
+    """`optimizer_step`, where what the decoder's update needs waits in variables."""
+    for waiting, needed in zip(pending, optimizer_step(pending, variables, run)):
+        ops.var_updates.copy_var_update_(waiting, needed)
 
 
 def optimizer_step(

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import popxl
 from popxl import Tensor
 
 from popxl_gpt.config import Training
@@ -29,6 +31,29 @@ class TrainState:
     """What the gradients are multiplied by."""
     rounding: Rounding
     """Another one for each kind of layer."""
+
+    @classmethod
+    def in_variables(cls, training: Training) -> "TrainState":
+        """A state that variables hold, at first of updates that do not happen. Call it in the main
+        graph.
+        """
+
+        def scalar(name: str) -> Tensor:
+            return popxl.variable(1.0, popxl.float32, f"pending.{name}")
+
+        scale: LossScale = training.fixed_scale
+        rounding: Rounding = "nearest"
+        if training.is_scaled_by_program:
+            scale = scalar("loss_scale")
+        if training.stochastic_rounding:
+            rounding = popxl.variable(np.zeros(2, np.uint32), popxl.uint32, "pending.rounding")
+        return cls(
+            learning_rate=scalar("learning_rate"),
+            grad_norm=scalar("grad_norm"),
+            is_applied=popxl.variable(False, popxl.bool, "pending.is_applied"),
+            loss_scale=scale,
+            rounding=rounding,
+        )
 
     def tensors(self) -> list[Tensor]:
         """The members that are tensors: what a graph is called with, and `unpack` makes a state of.

@@ -7,13 +7,14 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl import ops
+from popxl.context import _execution_context
 from popxl.tensor import Variable
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 
@@ -291,6 +292,13 @@ def round_from(graph: popxl.Graph, seed: popxl.Tensor) -> None:
     """
     if hasattr(extensions, "round_from"):
         extensions.round_from(graph, seed)
+
+
+def before_reading() -> AbstractContextManager[None]:
+    """Ops of the main graph built inside run where the host reads variables after a run, and before
+    it does, in place of with the run.
+    """
+    return _execution_context(popxl.ExecutionContext.WeightsToHostFragment)
 
 
 def drop_dead_sessions() -> None:

@@ -60,6 +60,9 @@ class DeviceValues(Protocol):
         run.
         """
 
+    def finish(self) -> None:
+        """Run what runs before a download of what runs have changed."""
+
 
 class Engine(DeviceValues, Protocol):
     """One program on its device, which a Session runs. Arrays are ``[transfers, replicas in this

@@ -196,6 +196,7 @@ def replica_digests(session: Session, variables: Sequence[Variable]) -> list[lis
     A replica holds a variable's whole value, or the piece of it that sharding gives it. See
     `copies`.
     """
+    session._state.finish()
     return session._engine.digests(variables)
 
 

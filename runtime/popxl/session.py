@@ -101,7 +101,7 @@ class Session:
             check_ambiguity(ir)
         if not ir._frozen:
             check_groupings(ir)
-        arrange_fragments(ir)
+            arrange_fragments(ir)
         ir._freeze()
         report_hints(ir)
         self._was_attached_stack: list[bool] = []
@@ -359,12 +359,10 @@ class Session:
                 raise TypeError(
                     f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant."
                 )
-        if (
-            self.is_attached
-            and self._state.is_changed
-            and any(isinstance(t, Variable) for t in tensors)
-        ):
-            self._state.download()
+        if any(isinstance(t, Variable) for t in tensors):
+            if self.is_attached and self._state.is_changed:
+                self._state.download()
+            self._holder.settle()
         for tensor in tensors:
             values[tensor] = (
                 self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
@@ -374,8 +372,13 @@ class Session:
     def _value(self, variable: Variable) -> np.ndarray:
         if is_writable_file(variable):
             return variable.host_value  # type: ignore[return-value]
+        return self._holder.host_value(variable)
+
+    @property
+    def _holder(self) -> SessionState:
+        """Who has the host's values."""
         holder: SessionState = self._state if self.is_attached else self._ir._holder
-        return holder.host_value(variable)
+        return holder
 
     def write_variable_data(self, tensor: Variable, data: HostScalarTensor) -> None:
         """Set one variable; see `write_variables_data`."""
@@ -393,6 +396,7 @@ class Session:
         """
         checked = {v: checked_data(v, data) for v, data in tensors.items()}
         holder: SessionState = self._ir._holder
+        holder.settle()
         for variable, data in checked.items():
             holder.set_host_value(variable, data)
             if self.is_attached and holder is not self._state:

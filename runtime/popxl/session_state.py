@@ -49,6 +49,8 @@ class SessionState:
         """Whether something has run since the host's values were those of the device."""
         self._has_run = False
         """Whether something has run since the device got the host's values."""
+        self._is_finished = True
+        """Whether what runs before a download has run since the last run."""
         if ir._holder is None:
             ir._holder = self
 
@@ -73,6 +75,9 @@ class SessionState:
         holder: SessionState = self._ir._holder
         if holder is self:
             self._make_groups_equal()
+        else:
+            holder.settle()
+            self._is_finished = True
         for variable in self._variables:
             if is_file(variable) and not self._once:
                 self._engine.write(variable, np.asarray(variable.host_value))
@@ -86,9 +91,24 @@ class SessionState:
         if not (self.is_changed or self._once):
             self._older = {v: self._engine.read(v) for v in self._changing if not is_file(v)}
         self.is_changed = self._has_run = True
+        self._is_finished = False
+
+    def finish(self) -> None:
+        """Run what runs before a download, unless nothing has run since it did."""
+        if not self._is_finished:
+            self._engine.finish()
+            self._is_finished = True
+
+    def settle(self) -> None:
+        """Before the host reads or writes values that are the device's, where state exists once:
+        `finish`.
+        """
+        if self._once:
+            self.finish()
 
     def download(self) -> None:
         """Make the device's values the host's, files included."""
+        self.finish()
         for variable in self._variables:
             if is_writable_file(variable):
                 if not self._engine.is_file(variable):
@@ -121,7 +141,7 @@ class SessionState:
             elif is_file(variable):
                 self._engine.write(variable, np.asarray(variable.host_value))
         if not self._once:
-            self.is_changed, self._older = False, {}
+            self.is_changed, self._is_finished, self._older = False, True, {}
 
     def _make_groups_equal(self) -> None:
         """Replicas that share a value may have come to differ: all get the first one's, which is

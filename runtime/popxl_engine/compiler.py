@@ -11,7 +11,7 @@ import torch
 from popxl.collection import without_collection
 from popxl.ir import Ir
 from popxl.op_records import Op
-from popxl.transforms.fragments import FROM_HOST
+from popxl.transforms.fragments import FROM_HOST, TO_HOST
 
 from popxl_engine.checks import check_offsets
 from popxl_engine.ir import Block
@@ -60,23 +60,25 @@ def compile(  # noqa: A001 - what it does; nobody needs Python's own here
     Args:
         device: where it is to run; it need not be there.
         passes: in their order; default: those that are enabled for the device.
-        ops: those of the main graph that run; default: all.
+        ops: those of the main graph that run; default: all but those of a download.
     Raises:
         GraphError: a remote load or store outside its buffer, or a write to a view that memory
             cannot give.
     """
     chosen = tuple(enabled_passes(device) if passes is None else passes)
-    kept, is_whole = _kept.get(id(ir)), ops is None or len(ops) == len(ir.main_graph.ops)
+    if ops is None:
+        parts = ops_by_run(ir)
+        ops = parts.after_upload | parts.run
+    kept, key = _kept.get(id(ir)), (device, chosen, frozenset(ops))
     if kept is None:
         return _compiled(ir, device, chosen, ops)
-    key = device, chosen, None if is_whole else frozenset(ops or ())
     if key not in kept:
         kept[key] = _compiled(ir, device, chosen, ops)
     return kept[key]
 
 
 def _compiled(
-    ir: Ir, device: torch.device, passes: Sequence[Pass], ops: Collection[Op] | None
+    ir: Ir, device: torch.device, passes: Sequence[Pass], ops: Collection[Op]
 ) -> Compiled:
     manager = PassManager(passes)
     with without_collection():
@@ -85,12 +87,25 @@ def _compiled(
         return Compiled(ir, manager.run_on_program(program), device)
 
 
-def ops_by_run(ir: Ir) -> tuple[frozenset[Op], frozenset[Op]]:
-    """The main graph's ops that run once after an upload of the variables, before the next run; and
-    those of every run.
-    """
-    after_upload = frozenset(op for op in ir.main_graph.ops if op.execution is FROM_HOST)
-    return after_upload, frozenset(ir.main_graph.ops) - after_upload
+@dataclass(frozen=True)
+class Parts:
+    """The main graph's ops, by when they run."""
+
+    after_upload: frozenset[Op]
+    """Once after an upload of the variables, before the next run."""
+    run: frozenset[Op]
+    """In every run."""
+    before_download: frozenset[Op]
+    """Once for a download of what runs have changed, before it."""
+
+
+def ops_by_run(ir: Ir) -> Parts:
+    """Which ops of the main graph run when."""
+    ops = frozenset(ir.main_graph.ops)
+    after_upload, before_download = (
+        frozenset(op for op in ops if op.execution is context) for context in (FROM_HOST, TO_HOST)
+    )
+    return Parts(after_upload, ops - after_upload - before_download, before_download)
 
 
 def compile_unfused(ir: Ir) -> Compiled:

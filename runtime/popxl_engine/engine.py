@@ -71,29 +71,31 @@ class Engine:
         self._around_run: Callable[[], AbstractContextManager[None]] = nullcontext
         self._recorder: Recorder | None = None
         self._replayer: Replayer | None = None
-        self._upload_ops, self._run_ops = compiler.ops_by_run(ir)
-        self._is_uploaded = True
-        self._after_upload: Program | None = None
-        if self._upload_ops and passes is not None:
-            self._after_upload = Program(
-                compiler.compile(ir, device.where, passes, self._upload_ops)
-            )
-        self.program: Program | None = None
-        if passes is not None:
-            self.program = Program(compiler.compile(ir, device.where, passes, self._run_ops))
+        self._parts, self._is_uploaded = compiler.ops_by_run(ir), True
+
+        def compiled(ops: frozenset[Op]) -> Program:
+            return Program(compiler.compile(ir, device.where, passes, ops))
+
+        parts, is_compiled = self._parts, passes is not None
+        self.program = compiled(parts.run) if is_compiled else None
+        self._after_upload = (
+            compiled(parts.after_upload) if parts.after_upload and is_compiled else None
+        )
+        self._before_download = (
+            compiled(parts.before_download) if parts.before_download and is_compiled else None
+        )
         several = len(replicas) < ir.replication_factor
         self.fabric = (
             Fabric(ir.replication_factor, replicas, device.where, groups_that_meet(ir))
             if several
             else None
         )
-        block, after_upload = (
-            p.block if p is not None else None for p in (self.program, self._after_upload)
-        )
+        block = None if self.program is None else self.program.block
+        apart = [p.block for p in (self._after_upload, self._before_download) if p is not None]
         if device is PROCESSOR:
             keep_tensors_together(waits=False)  # the first run does
-        paging = paging_of(ir, block, after_upload, device, len(replicas))
-        lifetimes = lifetimes_of(ir, block, after_upload, device)
+        paging = paging_of(ir, block, apart, device, len(replicas))
+        lifetimes = lifetimes_of(ir, block, apart, device)
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
             check_same_program(ir, passes)
@@ -127,10 +129,10 @@ class Engine:
             }
             received += zip(results.values(), device_outputs.values())
             replica.begin(device_inputs, device_outputs, rng_path.of_run(self.run_count))
-            programs[replica.index] = self._program(replica, self.program, self._run_ops)
-            if self._upload_ops and self._is_uploaded:
+            programs[replica.index] = self._program(replica, self.program, self._parts.run)
+            if self._parts.after_upload and self._is_uploaded:
                 after_upload[replica.index] = self._program(
-                    replica, self._after_upload, self._upload_ops
+                    replica, self._after_upload, self._parts.after_upload
                 )
         with torch.no_grad(), self.device.running(), self.machine.turn():
             if after_upload:  # not in a run, whose rows come in an order that is known
@@ -147,6 +149,18 @@ class Engine:
         run.
         """
         self._is_uploaded = True
+
+    def finish(self) -> None:
+        """Run what runs before a download of what runs have changed. Every process must call it."""
+        ops = self._parts.before_download
+        if not ops:
+            return
+        programs: dict[int, ReplicaRun] = {}
+        for replica in self.machine.replicas:
+            replica.begin({}, {}, rng_path.of_run(self.run_count))
+            programs[replica.index] = self._program(replica, self._before_download, ops)
+        with torch.no_grad(), self.device.running(), self.machine.turn():
+            run_lockstep(programs, self.fabric)
 
     def _program(
         self, replica: Replica, program: Program | None, ops: Collection[Op]

@@ -17,7 +17,7 @@ from popxl_engine.machine.paging.paged_buffer import RowId, nbytes_of
 from popxl_engine.planner.costs import costlier_branch
 from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import MAIN
-from popxl_engine.residency import readable_rows, row_events, stays, uses_of
+from popxl_engine.residency import blocks_apart, readable_rows, row_events, stays, uses_of
 
 TOGETHER = 16
 """Replicas that are dry-run together; of more, each is taken to have its peak when all have."""
@@ -26,20 +26,21 @@ TOGETHER = 16
 def host_needs(ir: Ir, mapped: bool) -> HostNeeds:
     """See `popxl.extensions.host_needs`."""
     check_executable(ir)
-    upload_ops, run_ops = ops_by_run(ir)
-    block = compile(ir, ops=run_ops).block
-    after_upload = compile(ir, ops=upload_ops).block if upload_ops else None
+    block = compile(ir, ops=ops_by_run(ir).run).block
+    apart = blocks_apart(ir, PROCESSOR.where)
     here, replicas = ir.instance_replication_factor, ir.replication_factor
     together, where = 1 < replicas <= TOGETHER, PROCESSOR.where
-    whole = None if upload_ops else block
-    tensors = peak_bytes(ir, True, together, costlier_branch(ir), where, whole)
+    tensors: dict[str, int] = {}
+    for each in (block, *apart):
+        peaks = peak_bytes(ir, True, together, costlier_branch(ir), where, each)
+        tensors.update({name: max(most, tensors.get(name, 0)) for name, most in peaks.items()})
     share = here / replicas if together else here
     everything = sum(nbytes_of(b) * b.entries for b in ir.remote_buffers)
     dropped = mappable_rows(ir) if mapped else set()
     everything -= sum(nbytes_of(buffer) for buffer, _ in dropped)
     events = row_events(ir, block) if stays(ir, PROCESSOR) else None
     if events:
-        rows = most_held(ir, events, readable_rows(ir, after_upload), dropped)
+        rows = most_held(ir, events, readable_rows(ir, apart), dropped)
     else:
         rows = dict.fromkeys(tensors, everything)
     # a phase that takes none has those beside it that others have left

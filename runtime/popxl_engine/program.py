@@ -17,6 +17,7 @@ from popxl_engine.ir import Block
 from popxl_engine.kernels.dtypes import as_array
 from popxl_engine.machine.lockstep import ReplicaRun
 from popxl_engine.machine.replica import Replica
+from popxl_engine.passes import CPU
 
 
 class Program:
@@ -55,9 +56,9 @@ class Program:
 
     def start(self, replica: Replica) -> ReplicaRun:
         """The program on one replica, as a generator that yields at collectives."""
-        for t, value in self.block.state.items():
-            if value.host:
-                replica.state[t] = replica.state[t].cpu()
+        for t, value in self.block.state.items():  # another part may have it elsewhere
+            where = CPU if value.host else self.device
+            replica.state[t] = replica.state[t].to(where)
         state: list[Any] = [
             as_array(replica.state[t]) if value.host else replica.state[t]
             for t, value in self.block.state.items()

@@ -7,7 +7,7 @@ Rows come and go between files and the host's memory
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from popxl.plan import Event
 from popxl.remote_files import DeviceNeeds
 
 from popxl_engine.analysis.effects import instrs_run
+from popxl_engine.compiler import compile, ops_by_run  # noqa: A004
 from popxl_engine.ir import Block
 from popxl_engine.machine.device import Device
 from popxl_engine.machine.lifetimes import Lifetimes
@@ -35,15 +36,15 @@ MAX_INSTRS_FOLLOWED = 10_000_000
 
 
 def paging_of(
-    ir: Ir, block: Block | None, after_upload: Block | None, device: Device, replicas: int
+    ir: Ir, block: Block | None, apart: Sequence[Block], device: Device, replicas: int
 ) -> Paging | None:
     """How rows come and go; None where they are used where they are. ``POPXL_LOOK_AHEAD=0``: no
     look-ahead.
 
     Args:
         block: of the compiled program; None where it is interpreted.
-        after_upload: what runs before a run that follows an upload, and finds the rows that runs
-            left; None: nothing.
+        apart: of what runs between runs, for uploads and downloads, and finds the rows that runs
+            left.
         replicas: in this process.
     Raises:
         RemoteMemoryError: a limit on the device's memory that the program does not fit into.
@@ -58,7 +59,7 @@ def paging_of(
         store = FileStore(ir.remote_files.folder, nbytes)
         return store if on_host else StagedStore(store, largest, device)
 
-    found = _in_use(ir, device.where, block if after_upload is None else None)
+    found = _in_use(ir, device.where, block, apart)
     events = row_events(ir, block) if block is not None else None
     memory = ir.remote_files.memory if on_host else _device_memory(ir, device, replicas, found)
     return Paging(
@@ -68,14 +69,14 @@ def paging_of(
         open_store=open_store,
         device=device,
         events=uses_of(ir, events) if events is not None else None,
-        variables=readable_rows(ir, after_upload),
+        variables=readable_rows(ir, apart),
         needed=(found.rows, f"phase {found.phase}"),
         look_ahead=os.environ.get("POPXL_LOOK_AHEAD", "1") not in ("", "0"),
     )
 
 
 def lifetimes_of(
-    ir: Ir, block: Block | None, after_upload: Block | None, device: Device
+    ir: Ir, block: Block | None, apart: Sequence[Block], device: Device
 ) -> Lifetimes | None:
     """When rows that are used where they are may give up their memory; None where that is not
     known.
@@ -85,7 +86,7 @@ def lifetimes_of(
     if block is None or not ir.remote_buffers or not stays(ir, device):
         return None
     events = row_events(ir, block)
-    return Lifetimes(uses_of(ir, events), readable_rows(ir, after_upload)) if events else None
+    return Lifetimes(uses_of(ir, events), readable_rows(ir, apart)) if events else None
 
 
 def _on_host(ir: Ir, device: Device) -> bool:
@@ -97,14 +98,14 @@ def stays(ir: Ir, device: Device) -> bool:
     return _on_host(ir, device) and ir.remote_files is None
 
 
-def readable_rows(ir: Ir, after_upload: Block | None) -> set[RowId]:
-    """Rows that may be read between runs: by the host, or by what runs before a run that follows an
-    upload.
+def readable_rows(ir: Ir, apart: Iterable[Block]) -> set[RowId]:
+    """Rows that may be read between runs: by the host, or by what runs there for uploads and
+    downloads.
     """
     locations = [v.location_info for v in ir.main_graph.variables if v.location_info is not None]
     found = {(location.buffer, location.offset) for location in locations}
-    if after_upload is not None:
-        events = row_events(ir, after_upload)
+    for block in apart:
+        events = row_events(ir, block)
         if events is None:
             found |= {(b, i) for b in ir.remote_buffers for i in range(b.entries)}
         else:
@@ -112,18 +113,34 @@ def readable_rows(ir: Ir, after_upload: Block | None) -> set[RowId]:
     return found
 
 
+def blocks_apart(ir: Ir, where: torch.device) -> list[Block]:
+    """What runs between runs, for uploads and downloads, compiled for a device."""
+    parts = ops_by_run(ir)
+    between = parts.after_upload, parts.before_download
+    return [compile(ir, where, ops=ops).block for ops in between if ops]
+
+
 def device_needs(ir: Ir, device: str) -> DeviceNeeds:
     """See `popxl.extensions.device_needs`."""
-    found = _dry_run(ir, torch.device(device))
+    where = torch.device(device)
+    found = _most(ir, where, [None, *blocks_apart(ir, where)])
     return DeviceNeeds(least=found.rows + found.working, resident=_all_rows(ir) + found.working)
 
 
-def _in_use(ir: Ir, where: torch.device, block: Block | None) -> InUse:
+def _in_use(ir: Ir, where: torch.device, block: Block | None, apart: Sequence[Block]) -> InUse:
     """What a replica needs at a time on a device, as far as that is known before."""
     try:
-        return _dry_run(ir, where, block)
+        return _most(ir, where, [block, *apart])
     except GraphError:  # it finds out when it runs
         return InUse(0, MAIN, 0)
+
+
+def _most(ir: Ir, where: torch.device, blocks: Iterable[Block | None]) -> InUse:
+    """The most of what blocks need, see `_dry_run`."""
+    found = [_dry_run(ir, where, block) for block in blocks]
+    return replace(
+        max(found, key=lambda each: each.rows), working=max(each.working for each in found)
+    )
 
 
 def _dry_run(ir: Ir, where: torch.device, block: Block | None = None) -> InUse:

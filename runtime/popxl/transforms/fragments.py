@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from popxl.context import ExecutionContext
 from popxl.errors import GraphError
-from popxl.graph import Graph, called_first
+from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.opdef import Op, map_tensors
 from popxl.ops import var_updates
@@ -24,13 +24,12 @@ def arrange_fragments(ir: Ir) -> None:
     """Reorder the main graph: first the ops of WeightsFromHostFragment, last those of
     WeightsToHostFragment.
 
-    The first run once after each upload of the variables, before the next run. What they make, and
-    others use, is kept from run to run: in tensors like variables, to which it is copied. The last
-    run with every run, so that a download finds what they stored; that is the same as once where
-    they change nothing but rows that only they use.
+    The first run once after each upload of the variables, before the next run. The last run once
+    for each download of what runs have changed, before it. What a part makes, and a later one uses,
+    is kept: in tensors like variables, to which it is copied.
 
     Raises:
-        GraphError: an op for which that does not hold, or one that uses what is made later.
+        GraphError: an op that somebody would see run, or one that uses what is made later.
     """
     graph = ir.main_graph
     parts = {
@@ -49,27 +48,38 @@ def arrange_fragments(ir: Ir) -> None:
             for root in summaries.roots(t)
         ):
             _fail(op, "a write to a constant", "a write to a variable or to what ops make")
-    _check_repeatable(after, program, summaries)
     _check_order([before, program, after])
-    keeper = Keeper(graph, before)
-    with graph:
-        for op in (*program, *after):
-            keeper.connect(op)
-        copies = keeper.copies()
-    graph._ops = [*before, *copies, *keeper.views, *program, *after]
-    graph.kept = list(keeper.kept.values())
+    uploaded = Keeper(graph, before, ExecutionContext.Normal)
+    before += uploaded.copies_for([*program, *after])
+    program = [*uploaded.views, *program]
+    made = Keeper(graph, program, TO_HOST)
+    program += made.copies_for(after)
+    graph._ops = [*before, *program, *made.views, *after]
+    graph.kept = [*uploaded.kept.values(), *made.kept.values()]
 
 
 class Keeper:
-    """Connects ops to what a fragment that does not run with them has made."""
+    """Connects ops to what a part of the main graph that does not run with them has made.
 
-    def __init__(self, graph: Graph, before: Iterable[Op]) -> None:
-        self.graph, self.before = graph, set(before)
+    Args:
+        before: the ops of that part.
+        context: of the ops that use it.
+    """
+
+    def __init__(self, graph: Graph, before: Iterable[Op], context: ExecutionContext) -> None:
+        self.graph, self.before, self.context = graph, set(before), context
         self.kept: dict[Tensor, Tensor] = {}
-        """What the fragment makes -> the tensor that keeps it."""
+        """What the part makes -> the tensor that keeps it."""
         self.views: list[Op] = []
-        """The fragment's views of what it makes, once more."""
+        """The part's views of what it makes, once more."""
         self._again: dict[Op, Op] = {}
+
+    def copies_for(self, ops: Iterable[Op]) -> list[Op]:
+        """Let ops use what is kept. Returns ops, to run with the part, that copy it there."""
+        with self.graph:
+            for op in ops:
+                self.connect(op)
+            return self.copies()
 
     def connect(self, op: Op) -> None:
         """Let an op use what is kept."""
@@ -78,14 +88,14 @@ class Keeper:
                 op.set_argument(name, map_tensors(argument, self.value))
 
     def value(self, t: Tensor) -> Tensor:
-        """The tensor to use for one that the fragment may have made."""
+        """The tensor to use for one that the part may have made."""
         op = t._op
         if op is None or op not in self.before:
             return t
         if op.definition.alias:
             if op not in self._again:
                 self._again[op] = again = clone_op(op, self.value)
-                again.execution = ExecutionContext.Normal
+                again.execution = self.context
                 self.views.append(again)
             return self._again[op].outputs[op.outputs.index(t)]
         if aliased(t):
@@ -95,7 +105,7 @@ class Keeper:
         return self.kept[t]
 
     def copies(self) -> list[Op]:
-        """Ops of the fragment that copy what it makes to where it is kept."""
+        """Ops of the part that copy what it makes to where it is kept."""
         copies = []
         for t, home in self.kept.items():
             assert t._op is not None
@@ -113,43 +123,6 @@ def _fail(op: Op, got: str, expected: str) -> None:
     )
 
 
-def _check_repeatable(after: Sequence[Op], program: Sequence[Op], summaries: Summaries) -> None:
-    """GraphError unless running these ops with every run gives what running them at the end
-    gives.
-    """
-    made = {t for op in after for t in op.outputs}
-    loads: dict[object, list[Op]] = {}
-    for load in _transfers(program):
-        if load.outputs:
-            loads.setdefault(load.arguments["remote_buffer"], []).append(load)
-    for op in after:
-        if any(not summaries.roots(t) <= made for t in summaries.modified(op)):
-            _fail(
-                op,
-                "a write to a tensor that was made elsewhere",
-                "ops that give the same when they run again",
-            )
-        for store in _transfers([op]):
-            slot = _slot(store.arguments["offset"])
-            for load in (
-                loads.get(store.arguments["remote_buffer"], ()) if not store.outputs else ()
-            ):
-                if None in (slot, other := _slot(load.arguments["offset"])) or slot == other:
-                    _fail(
-                        op,
-                        f"a store to a slot that {load!r} of the program loads",
-                        "a slot of its own",
-                    )
-
-
-def _transfers(ops: Iterable[Op]) -> list[Op]:
-    """Remote loads and stores among ops and in the graphs that they call, each once."""
-    own = list(ops)
-    called = dict.fromkeys(graph for op in own for graph, _ in op.called())
-    inner = [op for graph in called_first(*called) for op in graph.ops]
-    return [op for op in (*own, *inner) if "remote" in op.definition.effects]
-
-
 def _check_order(parts: Sequence[list[Op]]) -> None:
     """GraphError unless every operand is made in the op's own part or in an earlier one."""
     later: set[Tensor] = {t for part in parts for op in part for t in op.outputs}
@@ -163,10 +136,3 @@ def _check_order(parts: Sequence[list[Op]]) -> None:
                         f"a use of %{t.name}",
                         "a tensor that is made before the weights travel this way",
                     )
-
-
-def _slot(offset: object) -> object:
-    """The number of a slot, None if it is computed."""
-    if isinstance(offset, Constant):
-        return int(offset.host_value.reshape(-1)[0])
-    return None if isinstance(offset, Tensor) else offset

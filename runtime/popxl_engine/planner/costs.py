@@ -12,10 +12,11 @@ from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.analysis.effects import synchronizes
-from popxl_engine.compiler import compile_unfused
+from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.ir import Block, Instr, Value, blocks_of
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.ops.definition import declared_cost
+from popxl_engine.passes import LEGALIZATION
 
 Group = tuple[str, int, int]
 """Op, size of its groups, their stride (0 where they have no constant one)."""
@@ -124,7 +125,7 @@ def costlier_branch(ir: Ir) -> Callable[[Op], bool]:
 
     @cache
     def counted() -> dict[Op, bool]:
-        block = compile_unfused(ir).block
+        block = compile(ir, passes=LEGALIZATION, ops=ir.main_graph.ops).block
         counter = CostCounter(block)
         counter.count(block.instrs)
         return counter.is_first_costlier

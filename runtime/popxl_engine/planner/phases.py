@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from popxl.graph import Graph
 from popxl.ir import Ir
 from popxl.opdef import Op
+from popxl.transforms.fragments import TO_HOST
 
 from popxl_engine.ir import Block, Instr
 from popxl_engine.lowering.graphs import short_name
@@ -18,17 +19,24 @@ MAIN = "main"
 """The phase of what the main graph does by itself."""
 
 
+def _run_in(graph: Graph) -> list[Op]:
+    """A graph's ops that runs come by: of the main graph all but those of downloads."""
+    is_main = graph is graph.main_graph
+    return [op for op in graph.ops if not (is_main and op.execution is TO_HOST)]
+
+
 def loops_of_steps(main: Graph) -> set[Op]:
     """The repeats in a graph, and in what these repeat, whose iterations are steps."""
     found: set[Op] = set()
     graphs = [main]
     for graph in graphs:  # it grows
-        called = set(graph.called_graphs)
-        for op in graph.ops:
+        ops = _run_in(graph)
+        called = {inner for op in ops for inner, _ in op.called()}
+        for op in ops:
             if op.definition.name != "repeat":
                 continue
             body: Graph = op.arguments["graph"]
-            if len(graph.ops) == 1 or len(called.intersection(body.called_graphs)) > 1:
+            if len(ops) == 1 or len(called.intersection(body.called_graphs)) > 1:
                 found.add(op)
                 if body not in graphs:
                     graphs.append(body)
@@ -41,11 +49,12 @@ def steps_of_run(ir: Ir) -> int:
     """
 
     def steps(graph: Graph) -> int:
-        inner = [op for op in graph.ops if op in loops]
+        ops = _run_in(graph)
+        inner = [op for op in ops if op in loops]
         iterations = sum(
             op.arguments["repeat_count"] * steps(op.arguments["graph"]) for op in inner
         )
-        return iterations + (len(graph.ops) > len(inner) or not inner)
+        return iterations + (len(ops) > len(inner) or not inner)
 
     loops = loops_of_steps(ir.main_graph)
     return steps(ir.main_graph)
@@ -94,7 +103,7 @@ def _called(
     """Each call of a phase: its path, through the steps around it, its name, and how often a run
     makes it.
     """
-    for op in graph.ops:
+    for op in _run_in(graph):
         iterations = times * op.arguments.get("repeat_count", 1)
         for called, _ in op.called():
             inside = f"{path}/{short_name(called)}"

@@ -5,7 +5,17 @@ import popxl
 import pytest
 from popxl import ops
 from popxl.context import _execution_context
-from popxl.extensions import keep_remote_memory_in_files, limit_device_memory, verify
+from popxl.extensions import (
+    device_needs,
+    host_needs,
+    keep_remote_memory_in_files,
+    keep_state_once,
+    limit_device_memory,
+    plan,
+    replica_digests,
+    sequence,
+    verify,
+)
 
 FROM_HOST = popxl.ExecutionContext.WeightsFromHostFragment
 TO_HOST = popxl.ExecutionContext.WeightsToHostFragment
@@ -146,6 +156,7 @@ def test_fragments_find_rows_that_move(where, tmp_path):
             session.run()
             found = []
             for data in (3, 4):
+                session.weights_to_host()
                 session.write_variable_data(n, np.full(2**14, data, np.float32))
                 found += [float(session.run()[outputs]) for _ in range(2)]
             return [*found, session.get_tensor_data(state)[0]]
@@ -239,7 +250,7 @@ def test_what_a_fragment_does_is_done_once_for_each_upload(both, replicas):
     assert session.get_tensor_data(uploads) == 2
 
 
-def test_what_would_differ_if_it_ran_with_every_run_is_refused():
+def test_what_somebody_would_see_run_is_refused():
     def streams(ir, buffer):
         with _execution_context(TO_HOST):
             ops.host_store(popxl.d2h_stream((2,), popxl.float32), popxl.constant(START))
@@ -251,32 +262,14 @@ def test_what_would_differ_if_it_ran_with_every_run_is_refused():
     for build in (streams, prints):
         refused(build, "got a stream or a print by .*; expected ops that nobody sees run")
 
-    def counts(ir, buffer):
-        state = popxl.variable(START)
-        with _execution_context(TO_HOST):
-            ops.add_(state, state)
-
-    refused(
-        counts,
-        "got a write to a tensor that was made elsewhere by .*; expected ops that give the same",
-    )
-
     def writes_to_a_constant(ir, buffer):
         with _execution_context(FROM_HOST):
             ops.add_(popxl.constant(START), popxl.constant(START))
 
     refused(writes_to_a_constant, "got a write to a constant by .*; expected a write to a variable")
 
-    def stores_what_the_program_loads(ir, buffer):
-        state = ops.remote_load(buffer, 0)
-        with _execution_context(TO_HOST):
-            ops.remote_store(buffer, popxl.constant(0), state * 2.0)
 
-    refused(
-        stores_what_the_program_loads,
-        "got a store to a slot that .*remote_load.* of the program loads by",
-    )
-
+def test_what_is_used_before_it_is_made_is_refused():
     def uses_the_program(ir, buffer):
         made = popxl.variable(START) + 1.0
         with _execution_context(FROM_HOST):
@@ -289,6 +282,111 @@ def test_what_would_differ_if_it_ran_with_every_run_is_refused():
 
     for build in (uses_the_program, uses_what_is_made_at_the_end):
         refused(build, "got a use of %add .*; expected a tensor that is made before")
+
+
+READS = {
+    "a value": lambda session, total: session.get_tensor_data(total),
+    "all": lambda session, total: session.weights_to_host(),
+    "hashes": lambda session, total: replica_digests(session, [total]),
+}
+
+
+def counting(once=False, replicas=1, folder=None):
+    """A program whose downloads add what the last run has made, and a view of it, to a total in a
+    row, and count themselves: (ir, input, total, count).
+    """
+    ir = popxl.Ir(replicas)
+    if once:
+        keep_state_once(ir)
+    if folder is not None:
+        keep_remote_memory_in_files(ir, str(folder), 5 * 2**16)
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.remote_buffer((2,), popxl.float32, 1)
+        total = popxl.remote_variable(0 * START, buffer, 0)
+        count = popxl.variable(0, popxl.int32)
+        inputs = popxl.h2d_stream((2,), popxl.float32)
+        made = ops.host_load(inputs) * 10.0
+        with _execution_context(TO_HOST):
+            row = ops.remote_load(buffer, 0)
+            ops.add_(row, made)
+            ops.add_(row, ops.collectives.replicated_all_reduce(made) * (1 / replicas))
+            ops.remote_store(buffer, 0, row)
+            ops.add_(count, popxl.constant(1, popxl.int32))
+        # after the download's ops, which see it nevertheless
+        ops.add_(made.reshape_((1, 2)), popxl.constant([[1.0, 2.0]]))
+    verify(ir)
+    return ir, inputs, total, count
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_comes_with_a_download_is_done_once_for_what_runs_have_changed(
+    both, replicas, read, tmp_path
+):
+    if read == "hashes" and replicas == 2:
+        replicas = 1
+    ir, inputs, total, count = counting(replicas=replicas, folder=tmp_path)
+    one, two = ({inputs: np.full((replicas, 2)[replicas < 2 :], n, np.float32)} for n in (1, 2))
+    with popxl.Session(ir) as session:
+        assert session.get_tensor_data(count) == 0
+        session.run(one)
+        session.run(two)
+        for _ in range(2):
+            READS[read](session, total)
+        assert session.get_tensor_data(count) == 1
+        np.testing.assert_array_equal(session.get_tensor_data(total), 2 * (20 + START))
+        session.run(one)
+    assert session.get_tensor_data(count) == 2
+    np.testing.assert_array_equal(session.get_tensor_data(total), 2 * (30 + 2 * START))
+
+
+def test_a_block_that_an_exception_leaves_keeps_no_download_or_that_of_what_ran_before(both):
+    for once in (False, True):
+        ir, inputs, total, count = counting(once)
+        session = popxl.Session(ir)
+        with pytest.raises(KeyError), session:
+            session.run({inputs: np.ones(2, np.float32)})
+            raise KeyError
+        assert session.get_tensor_data(count) == once
+        np.testing.assert_array_equal(session.get_tensor_data(total), once * 2 * (10 + START))
+        with session:
+            assert session.get_tensor_data(count) == once
+
+
+def test_what_is_written_after_a_run_is_not_changed_by_the_download_of_that_run(both):
+    ir, inputs, total, count = counting(once=True)
+    with popxl.Session(ir) as session:
+        session.run({inputs: np.ones(2, np.float32)})
+        session.write_variable_data(total, START)
+        assert session.get_tensor_data(count) == 1
+    np.testing.assert_array_equal(session.get_tensor_data(total), START)
+
+
+def test_another_session_of_a_program_takes_over_what_a_download_made(both):
+    ir, inputs, total, count = counting(once=True)
+    first, second = popxl.Session(ir), popxl.Session(ir)
+    with pytest.raises(KeyError), first:
+        first.run({inputs: np.ones(2, np.float32)})
+        raise KeyError
+    with second:
+        assert second.get_tensor_data(count) == 1
+        np.testing.assert_array_equal(second.get_tensor_data(total), 2 * (10 + START))
+
+
+def test_plans_leave_out_what_comes_with_a_download():
+    ir, _, _, _ = counting()
+    planned = plan(ir)
+    assert planned.steps == 1 and sum(phase.stores for phase in planned.phases) == 0
+    assert [event.kind for event in sequence(ir)] == []
+
+
+@pytest.mark.parametrize("program", [kept_in_a_row, counting])
+def test_needs_are_known_before_and_after_a_session_has_arranged_a_program(program):
+    ir = program()[0]
+    before = host_needs(ir), device_needs(ir, "cpu")
+    popxl.Session(ir)
+    after = host_needs(ir), device_needs(ir, "cpu")
+    assert after[0].rows == before[0].rows > 0 and after[1].least >= before[1].least > 0
 
 
 def test_other_contexts_are_refused():
