@@ -93,7 +93,7 @@ def stacked_product(
             y[:, own, right] = stacked_product(lhs[:, own], rhs[:, :, right], alpha, block, beta)
             y[:, (i + 1) * size :, own] = y[:, own, (i + 1) * size :].mT
         return y
-    if is_float32 and prefers_onednn():
+    if is_float32 and prefers_onednn() and len(lhs):
         y = torch.stack([matrix_product(a, b) for a, b in zip(lhs, rhs)])
         y = y if alpha == 1.0 else y.mul_(alpha)
         return y if added is None else y.add_(added, alpha=beta)
