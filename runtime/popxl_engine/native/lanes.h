@@ -76,7 +76,7 @@ static inline void store(Vector x, bfloat16* to) {
 }
 
 static inline void store(Lanes x, bfloat16* to) {
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#ifdef ROUNDS_TO_BFLOAT16
   _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(x.high, x.low));
 #else
   store(x.low, to);

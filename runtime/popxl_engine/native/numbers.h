@@ -45,9 +45,20 @@ static inline bfloat16 carried(float x, uint32_t carry) {
   return {uint16_t(is_nan(x) ? (bits >> 16) | 0x40u : (bits + carry) >> 16)};
 }
 
+// Whether an instruction rounds two vectors to bfloat16. It makes zero of what is below 2**-126; so
+// one number alone does, too: its place must not tell.
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define ROUNDS_TO_BFLOAT16
+constexpr uint32_t LEAST_BFLOAT16 = 0x00800000u;
+#else
+constexpr uint32_t LEAST_BFLOAT16 = 0;
+#endif
+
 static inline void narrow(float x, float& to) { to = x; }
 static inline void narrow(float x, bfloat16& to) {
-  to = carried(x, 0x7fffu + ((bits_as<uint32_t>(x) >> 16) & 1u));
+  const uint32_t given = bits_as<uint32_t>(x), sign = given & 0x80000000u;
+  const uint32_t bits = given - sign < LEAST_BFLOAT16 ? sign : given;
+  to = carried(bits_as<float>(bits), 0x7fffu + ((bits >> 16) & 1u));
 }
 
 // Rounds to nearest even. Below 2**-14 float16 has the multiples of 2**-24, which are those of a
@@ -83,7 +94,7 @@ inline float16 cut(float x, uint16_t noise) {
 
 // Rounds numbers to nearest. Compilers do not find the instruction for two vectors at a time.
 static inline void narrow(const float* from, bfloat16* to, int64_t count) {
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#ifdef ROUNDS_TO_BFLOAT16
   for (int64_t i = 0; i < count; i += 32) {
     const uint32_t mask = count - i < 32 ? (1u << (count - i)) - 1 : ~0u;
     const __m512 low = _mm512_maskz_loadu_ps(__mmask16(mask), from + i);
