@@ -25,8 +25,8 @@ DEPTHS = (1, 2)
 RUNS = (1, 2)
 """Runs of a phase in the trials of a batch of more."""
 WHOLE_SECONDS = 2.0
-"""A step that takes no more, as its first trial has it, is timed as it is: small differences would
-be multiplied.
+"""A step that takes no more, as small trials have it, is timed as it is: what these are wrong by is
+multiplied.
 """
 ROUNDS = 3
 """Steps that are timed, after one that is not; the fastest counts."""
@@ -71,8 +71,18 @@ class Trials:
         depths = DEPTHS if layers > DEPTHS[-1] else (layers,)
         at_once = runs if runs <= RUNS[-1] else RUNS[0]
         first = self._measured(config, depths[0], at_once)
-        if first * (layers / depths[0]) * (runs / at_once) <= WHOLE_SECONDS:
-            return self._measured(config, layers, runs)
+        if (layers, runs) == (depths[0], at_once):
+            return first
+        seconds = first * (layers / depths[0]) * (runs / at_once)
+        if seconds > WHOLE_SECONDS:
+            seconds = self._predicted(config, depths, at_once, first)
+        return self._measured(config, layers, runs) if seconds <= WHOLE_SECONDS else seconds
+
+    def _predicted(
+        self, config: Config, depths: tuple[int, ...], at_once: int, first: float
+    ) -> float:
+        """From trials of so many layers and runs, of which the first is made."""
+        layers, runs = config.model.layers, config.runs_per_phase
         one = (first, *(self._measured(config, depth, at_once) for depth in depths[1:]))
         if runs == at_once:
             return at(one, depths, layers)

@@ -175,6 +175,22 @@ def test_a_step_that_is_short_is_timed_as_it_is(monkeypatch):
     assert program.made == [(1, 1), (7, 8)]
 
 
+def test_a_step_that_small_trials_find_short_is_timed_as_it_is(monkeypatch):
+    """The update alone, times the runs, would seem to be long; runs of a whole batch take longer
+    than those of small trials, whose activations stay in caches.
+    """
+    program = Linear(monkeypatch)
+
+    def exact(config):
+        runs = config.runs_per_phase
+        return 0.4 + runs * (0.05 if runs <= 2 else 0.15)
+
+    monkeypatch.setattr(Linear, "exact", staticmethod(exact))
+    config = small(layers=7)
+    assert trial.Trials(pretraining, time.perf_counter).seconds(config) == exact(config) == 1.6
+    assert program.made[-1] == (7, 8)
+
+
 @pytest.mark.parametrize("speed", [1e-3, 1.0], ids=["timed as it is", "by small trials"])
 def test_trials_of_what_does_not_fit_in_memory_have_as_large_a_share_of_rows_in_files(
     speed, tmp_path, monkeypatch
