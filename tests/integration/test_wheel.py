@@ -139,6 +139,18 @@ def test_a_wheel_without_compiled_kernels_is_for_any_machine(wheel, without, tmp
     assert set(held(pure)) == tracked()
 
 
+@pytest.mark.slow
+def test_an_editable_install_compiles_no_kernels(wheel, tmp_path):
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    copy = wheel.parent / "copy"  # which has built a wheel before
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=copy, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (editable,) = tmp_path.glob("*-py3-none-any.whl")
+    assert not [name for name in held(editable) if name.endswith(".so")]
+
+
 TRAINING = """
 import sys
 from popxl_engine.native import library

@@ -22,6 +22,8 @@ SHIPPED = "popxl_engine.native.shipped"
 class BuildPython(build_py):
     """Copies the packages, and compiles the kernels beside them, but for an editable install."""
 
+    has_kernels = False
+
     def run(self) -> None:
         """Build into `build_lib`."""
         super().run()
@@ -32,6 +34,7 @@ class BuildPython(build_py):
         if os.environ.get("POPXL_NATIVE", "1") != "0":
             environment = {**os.environ, "PYTHONPATH": str(RUNTIME)}
             subprocess.run([sys.executable, "-m", SHIPPED, folder], env=environment, check=True)
+        self.has_kernels = folder.exists()
 
 
 class BuildWheel(bdist_wheel):
@@ -40,7 +43,6 @@ class BuildWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         """Of Python, its binary interface, and the platform."""
         python, interface, where = super().get_tag()
-        built = Path(self.get_finalized_command("build_py").build_lib)
-        if where == "any" and (built / COMPILED).exists():
+        if where == "any" and self.get_finalized_command("build_py").has_kernels:
             where = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         return python, interface, where
