@@ -45,6 +45,10 @@ static inline bfloat16 carried(float x, uint32_t carry) {
   return {uint16_t(is_nan(x) ? (bits >> 16) | 0x40u : (bits + carry) >> 16)};
 }
 
+static inline bfloat16 nearest(float x) {
+  return carried(x, 0x7fffu + ((bits_as<uint32_t>(x) >> 16) & 1u));
+}
+
 // Whether an instruction rounds two vectors to bfloat16. It makes zero of what is below 2**-126; so
 // one number alone does, too: its place must not tell.
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -56,9 +60,8 @@ constexpr uint32_t LEAST_BFLOAT16 = 0;
 
 static inline void narrow(float x, float& to) { to = x; }
 static inline void narrow(float x, bfloat16& to) {
-  const uint32_t given = bits_as<uint32_t>(x), sign = given & 0x80000000u;
-  const uint32_t bits = given - sign < LEAST_BFLOAT16 ? sign : given;
-  to = carried(bits_as<float>(bits), 0x7fffu + ((bits >> 16) & 1u));
+  const uint32_t bits = bits_as<uint32_t>(x), sign = bits & 0x80000000u;
+  to = bits - sign < LEAST_BFLOAT16 ? bfloat16{uint16_t(sign >> 16)} : nearest(x);
 }
 
 // Rounds to nearest even. Below 2**-14 float16 has the multiples of 2**-24, which are those of a
