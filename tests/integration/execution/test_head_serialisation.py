@@ -93,9 +93,9 @@ def reachable(graph: popxl.Graph) -> "set[popxl.Graph]":
 
 @pytest.mark.slow
 def test_logits_of_one_piece_exist_at_a_time():
-    config = small(micro_batch_size=4, vocabulary_size=5003)
+    config = small(global_batch_size=32, micro_batch_size=32, vocabulary_size=5003)
     pieces = override(config, head_serialisation=6)
-    assert (largest_logits(config), largest_logits(pieces)) == (48, 8)
+    assert (largest_logits(config), largest_logits(pieces)) == (384, 64)
     whole_peak, peak = (
         next(
             phase.peak_bytes
@@ -104,5 +104,6 @@ def test_logits_of_one_piece_exist_at_a_time():
         )
         for c in (config, pieces)
     )
-    saved = (48 - 8) * 5003 * 4
-    assert 0.95 * saved < whole_peak - peak < 1.05 * saved
+    # more, where a product of float32 copies its operands, a part at a time
+    assert whole_peak - peak > 0.95 * (384 - 64) * 5003 * 4
+    assert peak < 2 * 64 * 5003 * 4
