@@ -169,7 +169,9 @@ def _write_gradient(results: Sequence[torch.Tensor], o: Operands) -> None:
     sizes = (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
     recomputes = o.probs is None
     drops_again = recomputes and o.seed_tensor is not None
-    scratch = o.dy.new_empty(native.scratch("attend_grad", *sizes[2:4], recomputes, drops_again))
+    scratch = o.dy.new_empty(
+        native.scratch("attend_grad", (), *sizes[2:4], recomputes, drops_again)
+    )
     views, rest = (
         _views(o.dy, o.query, o.key, o.value),
         (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p)),

@@ -92,7 +92,7 @@ def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool)
     return result
 
 
-LARGEST = 512
+LARGEST = {torch.float32: 512, torch.bfloat16: 2048}
 """Rows of a matrix, the smaller side, up to which `native.newton_schulz` is faster than products of
 PyTorch's libraries."""
 
@@ -101,17 +101,18 @@ PyTorch's libraries."""
 def newton_schulz(
     t: torch.Tensor, coefficients: Coefficients, steps: int, eps: float
 ) -> torch.Tensor:
-    """Matrix by matrix, in float32."""
+    """Matrix by matrix, in its own type."""
     rows, columns = t.shape[-2:]
-    is_small = 0 < min(rows, columns) <= LARGEST and t.numel() > 0
-    if t.dtype != torch.float32 or not is_small or not native.takes(t):
+    is_small = 0 < min(rows, columns) <= LARGEST.get(t.dtype, 0) and t.numel() > 0
+    multiplies = t.dtype != torch.bfloat16 or native.has_tiles()
+    if not is_small or not native.takes(t) or not multiplies:
         result: torch.Tensor = KERNELS["newton_schulz"](t, coefficients, steps, eps)
         return result
     y = torch.empty_like(t)
-    scratch = t.new_empty(native.scratch("newton_schulz", rows, columns))
+    scratch = t.new_empty(native.scratch("newton_schulz", (t.dtype,), rows, columns))
     sizes = (t.numel() // (rows * columns), rows, columns)
     how = eps, steps, is_by_gram_matrix(t.shape, t.element_size())
-    native.call("newton_schulz", (), t, y, scratch, *sizes, *coefficients, *how)
+    native.call("newton_schulz", (t.dtype,), t, y, scratch, *sizes, *coefficients, *how)
     return y
 
 

@@ -21,6 +21,7 @@ static inline Lanes operator*(Lanes a, Lanes b) { return {a.low * b.low, a.high 
 static inline Lanes operator-(Lanes a, Lanes b) { return {a.low - b.low, a.high - b.high}; }
 static inline Lanes operator-(Lanes a, float b) { return {a.low - b, a.high - b}; }
 static inline Lanes operator*(Lanes a, float b) { return {a.low * b, a.high * b}; }
+static inline Lanes operator/(Lanes a, float b) { return {a.low / b, a.high / b}; }
 
 static inline Lanes fused(Lanes a, Lanes b, Lanes c) {
   return {fused(a.low, b.low, c.low), fused(a.high, b.high, c.high)};

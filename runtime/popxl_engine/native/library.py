@@ -38,8 +38,8 @@ SIGNATURES = {
     "logsumexp_grad": ("pnpppppnnn", 1),
     "adamw": ("pnpnpnpn" + "nnnn" + "dddddddn", 0),
     "adamw_8bit": ("pnpnpp" + "nnnn" + "dddddddn", 0),
-    "newton_schulz": ("pppnnnffffnn", 0),
-    "newton_schulz_scratch": ("nn", 0),
+    "newton_schulz": ("pppnnnffffnn", 1),
+    "newton_schulz_scratch": ("nn", 1),
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),
@@ -53,9 +53,9 @@ SIGNATURES = {
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and
 how many element types its name ends in. Those that end in `scratch` return a number of elements.
-`accumulate_product`, `multiply_add` and bfloat16's `multiply_ceiling` are there on CPUs that
-multiply bfloat16: with AVX-512's dot products, or AMX; so is `refuses_tiles`, which has no
-parameters and returns a number."""
+`accumulate_product`, `multiply_add` and, of bfloat16, `multiply_ceiling` and `newton_schulz` are
+there on CPUs that multiply bfloat16: with AVX-512's dot products, or AMX; so is `refuses_tiles`,
+which has no parameters and returns a number."""
 
 
 _elsewhere = False
@@ -198,9 +198,14 @@ def call(name: str, dtypes: tuple[torch.dtype, ...], *arguments: Any) -> None:
     function(*given, torch.get_num_threads())
 
 
-def scratch(name: str, *sizes: int) -> int:
-    """Elements that a function needs beside its operands, for as many threads as PyTorch uses."""
-    function, _ = _functions()[(f"{name}_scratch",)]
+def scratch(name: str, dtypes: tuple[torch.dtype, ...], *sizes: int) -> int:
+    """Elements that a function needs beside its operands, for as many threads as PyTorch uses.
+
+    Args:
+        name, dtypes: as of `call`.
+        sizes: the parameters of the function that tells it.
+    """
+    function, _ = _functions()[(f"{name}_scratch", *dtypes)]
     return int(function(*sizes, torch.get_num_threads()))
 
 

@@ -2,19 +2,13 @@
 // where they are long, on X X^T alone.
 //
 // Of products that are symmetric half is multiplied and the rest is copied. Threads share every
-// product; they meet after each in loops of their own, as OpenMP's waiting threads sleep before so
-// small a product ends. Every sum is taken in one order, whatever the number of threads.
-#include <atomic>
+// product, and meet after each. Every sum is taken in one order, whatever the number of threads.
 #include <cmath>
-#include <optional>
-#include <thread>
 #include <utility>
 
 #include "lanes.h"
 #include "pieces.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "workers.h"
 
 namespace {
 
@@ -22,7 +16,6 @@ constexpr int64_t ROWS = 6;     // whose sums, of two vectors each, stay in regi
 constexpr int64_t SIDE = 32;    // of blocks that are multiplied or copied whole
 constexpr int64_t BLOCK = 16;   // of a copy from rows to columns
 constexpr int64_t SHARED = 64;  // rows from which on threads share a matrix
-constexpr int SPINS = 2000;     // of a thread that waits, before it lets others run
 static_assert(SIDE % LANES == 0, "blocks are of whole vectors");
 
 // Rows that begin in different sets of the cache, with room for whole tiles. What lies beyond rows
@@ -34,37 +27,6 @@ struct Matrix {
   int64_t stride() const { return ceil_div(columns, SIDE) * SIDE + 16; }
   int64_t size() const { return ceil_div(rows, ROWS) * ROWS * stride(); }
   float* row(int64_t i) const { return at + i * stride(); }
-};
-
-// Where all threads meet.
-class Barrier {
- public:
-  explicit Barrier(int threads) : threads_(threads) {}
-
-  void wait() {
-    const int round = round_.load(std::memory_order_acquire);
-    if (here_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-      here_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      return;
-    }
-    for (int n = 0; round_.load(std::memory_order_acquire) == round; ++n)
-      if (n >= SPINS) std::this_thread::yield();
-  }
-
- private:
-  const int threads_;
-  std::atomic<int> here_{0}, round_{0};
-};
-
-// One of the threads that work on the same matrices.
-struct Worker {
-  Barrier& barrier;
-  int index, count;
-
-  // Its part of 0 .. length.
-  int64_t first(int64_t length) const { return length * index / count; }
-  int64_t end(int64_t length) const { return length * (index + 1) / count; }
 };
 
 // What a product becomes: scale * product + weight * added + diagonal * identity.
@@ -230,32 +192,22 @@ struct Iteration {
 extern "C" {
 
 // Of `count` matrices, each [rows, columns], one after the other.
-void newton_schulz(const float* x, float* y, float* scratch, int64_t count, int64_t rows,
-                   int64_t columns, float a, float b, float c, float epsilon, int64_t steps,
-                   int64_t by_gram_matrix, int threads) {
+void newton_schulz_f32(const float* x, float* y, float* scratch, int64_t count, int64_t rows,
+                       int64_t columns, float a, float b, float c, float epsilon, int64_t steps,
+                       int64_t by_gram_matrix, int threads) {
   Iteration iteration(scratch, rows, columns);
   iteration.a = a, iteration.b = b, iteration.c = c;
   iteration.epsilon = epsilon, iteration.steps = steps;
   iteration.by_gram_matrix = by_gram_matrix;
   if (iteration.few < SHARED) threads = 1;
-  std::optional<Barrier> barrier;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#ifdef _OPENMP
-    const int index = omp_get_thread_num(), team = omp_get_num_threads();
-#else
-    const int index = 0, team = 1;
-#endif
-#pragma omp single
-    barrier.emplace(team);
-    const Worker worker{*barrier, index, team};
+  on_workers(threads, [&](const Worker& worker) {
     Iteration own = iteration;  // each swaps by itself
     for (int64_t n = 0; n < count; ++n) own(worker, x + n * rows * columns, y + n * rows * columns);
-  }
+  });
 }
 
 // Elements of float32 that one matrix needs beside its operands.
-int64_t newton_schulz_scratch(int64_t rows, int64_t columns, int) {
+int64_t newton_schulz_scratch_f32(int64_t rows, int64_t columns, int) {
   return Iteration(nullptr, rows, columns).scratch();
 }
 }

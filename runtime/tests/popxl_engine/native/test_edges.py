@@ -15,6 +15,7 @@ from popxl_engine.kernels.accumulate import accumulate_gemm_, accumulate_gemm_su
 from popxl_engine.kernels.adamw import adamw_
 from popxl_engine.kernels.gemm import gemm
 from popxl_engine.kernels.linalg import few_rows
+from popxl_engine.kernels.native import newton_schulz
 from popxl_engine.kernels.registry import KERNELS
 from popxl_engine.native import library as native
 
@@ -349,6 +350,42 @@ def test_a_product_that_is_its_bias_is_rounded_as_everything_else() -> None:
         rhs = matrix(64, 65, is_transposed, 2)
         for found in (gemm(lhs, rhs, bias), few_rows(lhs[:3], rhs, bias)):
             assert same(found, rounded(bias + 0.0).expand(found.shape))
+
+
+def iterated(t: torch.Tensor, coefficients: tuple[float, ...], steps: int) -> torch.Tensor:
+    """Newton-Schulz of a matrix in float64, rounded to bfloat16 where the library does."""
+    a, b, c = coefficients
+
+    def kept(t: torch.Tensor) -> torch.Tensor:
+        return t.to(torch.bfloat16).double()
+
+    x = t.double() if t.shape[0] <= t.shape[1] else t.double().t()
+    x = kept(x / (x.norm() + 1e-7))
+    for _ in range(steps):
+        square = kept(x @ x.t())
+        x = kept(kept(c * square @ square + b * square) @ x + a * x)
+    return x if t.shape[0] <= t.shape[1] else x.t()
+
+
+@needs_tiles
+def test_newton_schulz_by_tiles_reads_and_writes_its_operands_alone(
+    threads: Callable[[int], None],
+) -> None:
+    threads(2)
+    for rows, columns in ((1, 1), (5, 3), (3, 40), (31, 33), (65, 64), (97, 200), (290, 130)):
+        t = random(3, rows, columns, dtype=torch.bfloat16)
+        t[0, 0, 0] = torch.nan  # of the next ones nothing is
+        for steps in (1, 3):  # each multiplies by 3.4 what rounding changes
+            with surrounded():
+                found = newton_schulz(t, COEFFICIENTS, steps, 1e-7)
+            assert found[0].isnan().all()
+            for own, matrix_alone in zip(found[1:], t[1:]):
+                exact = iterated(matrix_alone, COEFFICIENTS, steps)
+                assert (own - exact).norm() < 2.0**-9 * exact.norm()
+                assert same(newton_schulz(matrix_alone, COEFFICIENTS, steps, 1e-7), own)
+            threads(1)
+            assert same(newton_schulz(t[1:], COEFFICIENTS, steps, 1e-7), found[1:])
+            threads(2)
 
 
 # Attention

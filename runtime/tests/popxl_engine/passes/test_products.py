@@ -16,6 +16,8 @@ from helpers.quick import cases
 from popxl_engine.kernels.accumulate import accumulate_gemm_
 from popxl_engine.kernels.gemm import gemm, gemm_bias
 from popxl_engine.kernels.linalg import matrix_product, product
+from popxl_engine.kernels.native import newton_schulz
+from popxl_engine.kernels.registry import KERNELS
 from popxl_engine.native import library as native
 
 WIDE = torch.randn(512, 1536, generator=torch.Generator().manual_seed(0))
@@ -131,6 +133,19 @@ def test_tiles_are_multiplied_by_amx_and_by_dot_products(
             torch.testing.assert_close(
                 sums.double(), exact, rtol=1e-5, atol=1e-6 * inner**0.5 + 1e-6
             )
+
+
+@needs_tiles
+@pytest.mark.parametrize("way", cases(["AMX", "dot products"], lambda way: False))
+def test_newton_schulz_is_that_of_plain_products(way: str, threads: Any, by: Any) -> None:
+    by(way)
+    for rows, columns in ((5, 3), (64, 96), (97, 200)):
+        matrices = narrow(2 * rows, columns, 1).reshape(2, rows, columns)
+        given = matrices, (3.4445, -4.7750, 2.0315), 3, 1e-7
+        plain = KERNELS["newton_schulz"](*given)
+        for count in (1, 2):
+            threads(count)
+            assert (newton_schulz(*given) - plain).norm() < 2.0**-9 * plain.norm()
 
 
 @needs_tiles
