@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -241,34 +241,53 @@ AT_ONCE = ("data_parallel", "micro_batch_size", "widening")
 """Settings whose product divides a batch."""
 
 
+WAITING = ("validate_first", "validate_training")
+"""Settings that are checked when it is known whether there are files to validate on."""
+
+
 def implied_for_choice(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """What a run takes from its data; until batch and steps are chosen, such as go with what flags
     say runs at once.
     """
     found: dict[str, Any] = {}
-    if not flags.keys().isdisjoint((*AT_ONCE, "global_batch_size")):
+    first = flags.get("rampup_batch_size")
+    if first is not None or not flags.keys().isdisjoint((*AT_ONCE, "global_batch_size")):
         batch = math.prod(flags.get(name, 1) for name in AT_ONCE)
+        if first is not None:
+            batch = first + (flags.get("rampup_increment") or first)
         found = {"micro_batch_size": 1, "global_batch_size": batch}
     if "device_iterations" in flags:
         found |= {"steps": flags["device_iterations"], "every": 0}
     found = {name: value for name, value in found.items() if name not in flags}
+    if "validate_every" not in flags:
+        found |= dict.fromkeys(WAITING, False)
     return {**found, **implied_settings(flags, file)}
 
 
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
-    """The configuration of a run, and what else is asked for."""
-    given = given_for_choice(arguments)
+    """The configuration of a run, and what else is asked for. What waits for a choice is in it as
+    it was given, and is checked with what is chosen.
+    """
+    given, waiting = given_for_choice(arguments), {}
+
+    def implied(flags: Mapping[str, Any], file: Mapping[str, Any]) -> Mapping[str, Any]:
+        if given is None:
+            return implied_settings(flags, file)
+        waiting.update({name: flags[name] for name in WAITING if name in flags})
+        return implied_for_choice(flags, file)
+
     defaults = None if given is None else BY_THE_CLOCK
     if given is not None and "hidden_size" in given and "key_value_heads" not in given:
         defaults = {**BY_THE_CLOCK, **ONE_HEAD}
-    return parse_command_line(
+    config, options = parse_command_line(
         arguments,
         program=f"{typed_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
         default="demo" if given is None else "modern",
         options=TrainOptions,
         defaults=defaults,
-        implied=implied_settings if given is None else implied_for_choice,
+        implied=implied,
     )
+    return replace(config, training=replace(config.training, **waiting)), options
 
 
 def check_training(arguments: Sequence[str]) -> None:

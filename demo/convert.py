@@ -66,7 +66,7 @@ def from_hugging_face(options: Conversion) -> int:
         checkpoints = folder / "checkpoints"
         target = checkpoints / folder_name(0)
         target.mkdir(parents=True)
-        write_weights(target, config, weights)
+        write_weights(target, config, weights, theirs.special_tokens)
         save(config, folder / RUN_CONFIG)
         tokenizer = source / TOKENIZER
         if tokenizer.is_file():
@@ -88,7 +88,12 @@ def to_hugging_face(options: Export) -> int:
     tokenizer = saved.folder.parent / TOKENIZER
     with _made(out, HUGGING_FACE, options.overwrite) as folder:
         architecture = write_hugging_face(
-            folder, model, weights, tokenizer if tokenizer.is_file() else None, options.file_bytes
+            folder,
+            model,
+            weights,
+            tokenizer if tokenizer.is_file() else None,
+            options.file_bytes,
+            saved.special_tokens,
         )
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")

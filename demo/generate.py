@@ -226,7 +226,9 @@ def _write_all(
     """`samples` texts after each prompt, all at the same time."""
     each = [prompt for prompt in prompts for _ in range(samples)]
     with trained.running(len(each), max(map(len, prompts)), tokens) as model:
-        return write(model, trained.tokenizer, each, tokens, sampling, stop, on_text, on_end)
+        told = (on_text, on_end)
+        ends = trained.saved.ends
+        return write(model, trained.tokenizer, each, tokens, sampling, stop, *told, ends=ends)
 
 
 def show_texts(trained: Trained, options: Options, sampling: Sampling, is_leader: bool) -> None:
@@ -336,6 +338,7 @@ def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool
                 on_text=told[0],
                 on_end=told[1],
                 first_number=number,
+                ends=trained.saved.ends,
             )
             said += trained.tokens(answer + "\n", "--chat")
 

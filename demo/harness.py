@@ -156,7 +156,14 @@ class HarnessModel(TemplateLM):
             while numbers := list(islice(order, size)):
                 given = [prompts[number] for number in numbers]
                 found = write(
-                    model, self._tokenizer, given, tokens, sampling, stop, first_number=done
+                    model,
+                    self._tokenizer,
+                    given,
+                    tokens,
+                    sampling,
+                    stop,
+                    first_number=done,
+                    ends=self.saved.ends,
                 )
                 for number, text in zip(numbers, found):
                     result[number] = text

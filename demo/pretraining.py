@@ -34,6 +34,7 @@ from popxl_gpt.config import (
     stage_of,
 )
 from popxl_gpt.config.errors import failure_number, numbered
+from popxl_gpt.config.partners import without_partner
 from popxl_gpt.config.programs import typed_as
 from popxl_gpt.data import Dataset
 from popxl_gpt.demo.commands import TrainOptions as Options
@@ -162,7 +163,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             planned = check_fits(config, training_program, evaluation_program, planned)
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
-                    show_start(config, folder, saved)
+                    show_start(config, folder, saved, given)
                 memory = RunMemory(config, planned)  # loads PyTorch
                 run = TrainingRun(
                     config,
@@ -332,8 +333,12 @@ def _check_all_can_read(problem: "tuple[str, int] | None") -> None:
             )
 
 
-def show_start(config: Config, folder: RunFolder, saved: SavedRun | None) -> None:
-    """Print what is trained, where its files go and where it begins."""
+def show_start(config: Config, folder: RunFolder, saved: SavedRun | None, given: Set[str]) -> None:
+    """Print what is trained, where its files go and where it begins; warn of flags that were given
+    and do nothing.
+    """
+    for told in without_partner(config, given):
+        _LOG.warning("%s", told)
     base, changed = changes(config)
     print(f"configuration: {base}{', but' if changed else ''}")
     for name, value in changed.items():

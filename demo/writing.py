@@ -93,6 +93,7 @@ def write(
     on_text: OnText = lambda number, text: None,
     on_end: OnEnd = lambda number: None,
     first_number: int = 0,
+    ends: Sequence[int] = (),
 ) -> "list[str]":
     """What a model writes after each of some prompts, all at the same time.
 
@@ -104,10 +105,11 @@ def write(
         on_text: called with text as it is made.
         on_end: called with texts to which nothing more comes.
         first_number: of these texts: each has a number, which decides what it draws.
+        ends: other tokens that end a text, as the one that ends documents does.
     Raises:
         NotFiniteError: the model's logits are not finite; says where.
     """
-    end = end_of_documents(tokenizer, model.config.model)
+    ending = {end_of_documents(tokenizer, model.config.model), *ends}
     classes = max(tokenizer.get_vocab().values()) + 1
     streams = [TextStream(tokenizer, prompt, stop) for prompt in prompts]
     randoms = [sampling.random(first_number + number) for number in range(len(prompts))]
@@ -134,9 +136,9 @@ def write(
             )
         for number in [number for number, is_so in enumerate(is_open) if is_so]:
             stream = streams[number]
-            if chosen[number] != end:
+            if chosen[number] not in ending:
                 on_text(number, stream.append(chosen[number]))
-            if chosen[number] == end or stream.is_stopped or count == tokens:
+            if chosen[number] in ending or stream.is_stopped or count == tokens:
                 on_text(number, stream.end())
                 on_end(number)
                 is_open[number] = False

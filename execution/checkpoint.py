@@ -43,6 +43,7 @@ from popxl_gpt.execution.checkpoint_folder import (
     set_aside,
     validated_in,
 )
+from popxl_gpt.execution.hugging_face_config import END, several
 from popxl_gpt.execution.manifest import (
     FORMAT,
     FORMATS,
@@ -127,6 +128,19 @@ class SavedRun:
         )
         _check_fits(folder, manifest, config)
         self._verify(checksums)
+
+    @property
+    def special_tokens(self) -> "dict[str, int | list[int]]":
+        """The tokens that texts begin and end with, by Hugging Face's names; none where the weights
+        are not as they came from there.
+        """
+        found: dict[str, int | list[int]] = self._manifest.get("special_tokens", {})
+        return found
+
+    @property
+    def ends(self) -> "list[int]":
+        """Those that texts end with."""
+        return several(self.special_tokens.get(END))
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""

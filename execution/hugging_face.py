@@ -6,10 +6,11 @@ Weights pass through memory a tensor at a time. Nothing is unpickled.
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,15 @@ from popxl_gpt.config import Model, UserError
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
-from popxl_gpt.execution.hugging_face_config import config_of, family_in, model_in
+from popxl_gpt.execution.hugging_face_config import (
+    BEGIN,
+    END,
+    config_of,
+    family_in,
+    model_in,
+    several,
+    special_tokens_in,
+)
 from popxl_gpt.execution.tensor_files import (
     TensorFileError,
     read_tensor,
@@ -63,6 +72,12 @@ class HuggingFaceFolder:
         """What kind of model it is."""
         file = self.path / CONFIG
         return family_in(file, _read_json(file))
+
+    @property
+    def special_tokens(self) -> "dict[str, int | list[int]]":
+        """The tokens that texts begin and end with, as `config.json` names them."""
+        values = _read_json(self.path / CONFIG)
+        return special_tokens_in(values, self.model.vocabulary_size)
 
     def weights(self) -> "Iterator[tuple[str, np.ndarray]]":
         """Whole weights by our parameter names, in the table's order: float32, or float16 where
@@ -189,6 +204,7 @@ def write_hugging_face(
     weights: "Iterator[tuple[str, np.ndarray]]",
     tokenizer: Path | None,
     file_bytes: int,
+    special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
 ) -> str:
     """Fill a folder with a model that transformers loads. Returns the name of its class there.
 
@@ -196,6 +212,8 @@ def write_hugging_face(
         weights: whole, by our names.
         tokenizer: a tokenizer.json to put beside them.
         file_bytes: another file of weights is begun after so many.
+        special_tokens: that texts begin and end with, as `config.json` names them; those that it
+            does not name are the tokenizer's, or the model's.
     Raises:
         UserError: the model is of no family that transformers has.
     """
@@ -235,12 +253,16 @@ def write_hugging_face(
         }
         _write_json(folder / INDEX, index)
     added = {} if tokenizer is None else _added_tokens(tokenizer)
-    begin = next((number for number, text in added.items() if text == END_OF_TEXT), None)
-    end = model.end_of_text or begin  # 0: the model does not tell
+    own = next((number for number, text in added.items() if text == END_OF_TEXT), None)
+    begin = special_tokens.get(BEGIN, own)
+    end = special_tokens.get(END, model.end_of_text or own)  # 0: the model does not tell
     _write_json(folder / CONFIG, config_of(model, family, kind, begin, end))
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
-        special = {"bos_token": added.get(begin), "eos_token": added.get(end)}
+        special = {
+            name: added.get(next(iter(several(tokens)), None))
+            for name, tokens in (("bos_token", begin), ("eos_token", end))
+        }
         _write_json(folder / "tokenizer_config.json", _tokenizer_config(model, special))
     return family.architecture
 

@@ -9,6 +9,7 @@ from popxl_gpt.config import Model, UserError, from_mapping
 from popxl_gpt.modelling.hugging_face import FAMILIES, GPT2, LLAMA, QWEN3, Family
 
 Values = dict[str, Any]
+SPECIAL_TOKENS = BEGIN, END = "bos_token_id", "eos_token_id"
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 """Names of the tanh form of GELU."""
 FIXED: "Mapping[str, Mapping[str, tuple[Any, ...]]]" = {
@@ -95,11 +96,31 @@ def model_in(file: Path, values: Values) -> Model:
         raise UserError(f"{file}: {error}") from error
 
 
+def special_tokens_in(values: Values, vocabulary: Any) -> "dict[str, int | list[int]]":
+    """The tokens that texts begin and end with, by their names: one, or a list of several. What is
+    no token is left out.
+    """
+
+    def is_token(value: Any) -> bool:
+        return type(value) is int and type(vocabulary) is int and 0 <= value < vocabulary
+
+    found: dict[str, int | list[int]] = {}
+    for name in SPECIAL_TOKENS:
+        value: Any = values.get(name)
+        if is_token(value) or (isinstance(value, list) and value and all(map(is_token, value))):
+            found[name] = value
+    return found
+
+
+def several(tokens: "int | list[int] | None") -> "list[int]":
+    """The tokens that a configuration has under one name."""
+    return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
+
+
 def _end_of_text(values: Values, vocabulary: Any) -> int:
-    """The token that ends documents; 0 where none does, or several."""
-    end: Any = values.get("eos_token_id")
-    is_one = type(end) is int and type(vocabulary) is int and 0 <= end < vocabulary
-    return int(end) if is_one else 0
+    """The token that ends documents, the first of several; 0 where none does."""
+    ends = special_tokens_in(values, vocabulary).get(END)
+    return next(iter(several(ends)), 0)
 
 
 def _rotary(file: Path, values: Values, family: Family) -> Values:
@@ -134,21 +155,26 @@ def _expect(file: Path, name: str, found: Any, expected: "tuple[Any, ...]") -> N
 
 
 def config_of(
-    model: Model, family: Family, kind: str, begin: int | None, end: int | None
+    model: Model,
+    family: Family,
+    kind: str,
+    begin: "int | list[int] | None",
+    end: "int | list[int] | None",
 ) -> Values:
     """Their configuration of a model of ours.
 
     Args:
         kind: type of the weights.
-        begin, end: the tokens that texts begin and end with, which transformers has defaults for.
+        begin, end: the tokens that texts begin and end with, one or several, which transformers has
+            defaults for.
     """
     values: Values = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **{name: expected[0] for name, expected in FIXED[family.model_type].items()},
         **{theirs: getattr(model, ours) for ours, (theirs, _) in SIZES[family.model_type].items()},
-        "bos_token_id": begin,
-        "eos_token_id": end,
+        BEGIN: begin,
+        END: end,
         "torch_dtype": kind,
     }
     values[SIZES[family.model_type]["sequence_length"][0]] = model.positions

@@ -133,6 +133,12 @@ def _files(name: str, value: Any) -> None:
             _whole(f"{where}.tensors.{tensor}", checksum, 0, 2**32 - 1)
 
 
+def _special_tokens(name: str, value: Any) -> None:
+    for kind, tokens in _object(name, value).items():
+        for token in tokens if isinstance(tokens, list) else [tokens]:
+            _whole(f"{name}.{kind}", token, 0, 2**63 - 1)
+
+
 def _schedule(values: "dict[str, Any]", step: int) -> None:
     """Of a run that ends by the clock, and is in its decay."""
     _whole("schedule.begin", values.get("begin"), 0, step)
@@ -167,6 +173,7 @@ def _check_sections(values: "dict[str, Any]") -> None:
         _seeds("rounding_seed", values["rounding_seed"])
     if not isinstance(values.get("weights_only", False), bool):
         raise _odd("weights_only", values["weights_only"], "true or false")
+    _special_tokens("special_tokens", values.get("special_tokens", {}))
     if "metrics" in values:
         _whole("metrics", values["metrics"], 0, LARGEST_STEP)
     if "schedule" in values:

@@ -8,10 +8,11 @@ processes have brought theirs onto the disk.
 import errno
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -302,20 +303,24 @@ def _free(folder: Path) -> str:
 
 
 def write_weights(
-    folder: Path, config: Config, weights: "Iterator[tuple[str, np.ndarray]]"
+    folder: Path,
+    config: Config,
+    weights: "Iterator[tuple[str, np.ndarray]]",
+    special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
 ) -> None:
     """Fill a folder with a checkpoint of whole weights alone, of step 0: for programs that use a
     model, and to begin a run with.
 
     Args:
         weights: by parameter name, in the table's order.
+        special_tokens: that texts begin and end with, by Hugging Face's names.
     """
     files = {}
     for layer, named in groupby(weights, lambda item: _layer_of(item[0])):
         prefix = f"{layer}."
         tensors = {f"weights.{name.removeprefix(prefix)}": array for name, array in named}
         files.update(_write_file(folder, layer, tensors))
-    described = {"weights_only": True, "seed": [[0, 0]]}
+    described = {"weights_only": True, "seed": [[0, 0]], "special_tokens": dict(special_tokens)}
     _write_manifest(folder, config, Position(0, ""), described, files)
 
 

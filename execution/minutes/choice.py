@@ -14,6 +14,7 @@ from typing import Any
 
 from popxl_gpt.config import Config, ConfigError, override
 from popxl_gpt.config.dataset_info import read_info, tokenizer_of, training_files
+from popxl_gpt.config.validation import MOST_STAGES
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.execution.auto.trial import step_times
@@ -224,6 +225,8 @@ class _Chooser:
             known["vocabulary_size"] = text.vocabulary_size
             known["tokenizer"] = text.tokenizer
             known["validation_files"] = text.validation_files
+        if config.data.validation_files or known.get("validation_files"):
+            known["validate_every"] = config.execution.device_iterations  # until steps are known
         known["sequence_length"] = next(n for least, n in LENGTHS if seconds >= least)
         self.base = self._changed(config, **known)
         self.memory = host_bytes()[1] // 2
@@ -279,12 +282,13 @@ class _Chooser:
         config = self._changed(self.base, layers=layers, hidden_size=hidden, heads=heads)
         tokens = speed * seconds / _flops(config)
         wanted = max(ROWS, tokens / STEPS) / length
-        widening, given = self.base.execution.widening, self.base.execution.micro_batch_size
-        at_once = widening * (given if "micro_batch_size" in self.given else 1)
-        batch = at_once * 2 ** max(0, round(math.log2(wanted / at_once)))
-        if "global_batch_size" in self.given:
-            batch = self.base.training.global_batch_size
-        micro_batch = math.gcd(batch // widening, 2 ** int(math.log2(max(1, ROWS // length))))
+        training, widening = self.base.training, self.base.execution.widening
+        batch = self._batch(wanted)
+        grown = (training.rampup_batch_size or batch, training.rampup_increment or batch)
+        micro_batch = math.gcd(
+            *(size // widening for size in (batch, *grown)),
+            2 ** int(math.log2(max(1, ROWS // length))),
+        )
         rate = RATE * math.sqrt(RATE_WIDTH / hidden)
         kept = 32 * layers * hidden * batch * length  # bytes of activations, about
         return self._changed(
@@ -295,6 +299,22 @@ class _Chooser:
             recomputation=kept > self.memory // 2,
             minimum_learning_rate=0.0,
         )
+
+    def _batch(self, wanted: float) -> int:
+        """Sequences of a step, about as many as are wanted; such as a ramp leads to that was
+        given.
+        """
+        training, execution = self.base.training, self.base.execution
+        if "global_batch_size" in self.given:
+            return training.global_batch_size
+        first, increment = training.rampup_batch_size, training.rampup_increment
+        if first is None:
+            given = execution.micro_batch_size if "micro_batch_size" in self.given else 1
+            at_once = execution.widening * given
+            return at_once * 2 ** max(0, round(math.log2(wanted / at_once)))
+        if increment is None:
+            return first * 2 ** max(1, round(math.log2(wanted / first)))
+        return first + increment * min(MOST_STAGES, max(1, round((wanted - first) / increment)))
 
     def finished(self, config: Config, steps: int) -> Config:
         """With what follows from the number of steps."""

@@ -69,14 +69,14 @@ def run(tmp_path_factory) -> Path:
     return run
 
 
-def tip(browser: Browser, share: float) -> "list[str]":
-    """What is told at a place of the first chart, from its left to its right."""
+def tip(browser: Browser, share: float, chart: int = 0) -> "list[str]":
+    """What is told at a place of a chart, from its left to its right."""
     left, top, width = browser.ask(
-        "(r => [r.left, r.top, r.width])(document.querySelector('#charts svg')"
-        ".getBoundingClientRect())"
+        "(e => (e.scrollIntoView(), (r => [r.left, r.top, r.width])(e.getBoundingClientRect())))"
+        f"(document.querySelectorAll('#charts svg')[{chart}])"
     )
     browser.move_mouse(left + 58 + share * (width - 72), top + 100)
-    return browser.ask("document.querySelector('.tip').innerText").split("\n")
+    return browser.ask(f"document.querySelectorAll('.tip')[{chart}].innerText").split("\n")
 
 
 @pytest.mark.slow
@@ -130,6 +130,27 @@ def test_a_batch_that_grows_has_a_chart_and_all_charts_have_one_axis_of_steps(br
     ]
     assert len(heights) == STEPS and heights[17] == heights[18] > heights[19] == heights[-1]
     assert browser.messages == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_machine_has_a_known_ceiling_shows_its_mfu(browser, tmp_path):
+    run = make_run(tmp_path / "run", steps=0)
+    metrics = MetricsFile(run / "metrics.jsonl", 0)
+    for step in range(1, STEPS + 1):
+        metrics.write(line(step, mfu=0.4 if step == 20 else 0.35))
+    metrics.close()
+    assert main([str(run)]) == 0
+    browser.open(run / "report.html")
+    titles = browser.ask("[...document.querySelectorAll('#charts h3')].map(e => e.innerText)")
+    place = titles.index("MFU, without validation and saving")
+    assert titles[place - 1].startswith("Tokens per second")
+    mean = RunningMean()
+    smooth = [mean.add(0.4 if step == 20 else 0.35) for step in range(1, STEPS + 1)]
+    assert tip(browser, 19 / 39, place) == [
+        "step 20", "of each step 40 %", f"MFU, smoothed {100 * smooth[19]:.3g} %",
+    ]  # fmt: skip
+    tiles = browser.ask("[...document.querySelectorAll('.tiles .card')].map(e => e.innerText)")
+    assert f"MFU\n{smooth[-1]:.1%}" in tiles and browser.messages == []
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, ConfigError, Training, UserError, preset
+from popxl_gpt.config import Config, ConfigError, Training, UserError, preset, validate
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import given_for_choice, parse_training
@@ -217,6 +218,80 @@ def test_what_runs_at_once_need_not_go_with_the_preset_that_sizes_are_chosen_in(
         assert value in [getattr(each, flag.removeprefix("--"), None) for each in sections]
     assert config.tokens_per_step >= 1024 and config.training.steps > 100
     assert config.training.steps % config.execution.device_iterations == 0
+
+
+@pytest.mark.parametrize("flag", ["validate_first", "validate_training"])
+def test_held_out_data_that_are_found_are_validated_on_before_the_first_step(flag):
+    config, _ = choose_by_words(f"--{flag}")
+    assert getattr(config.training, flag) and config.training.validate_every > 1
+    config, _ = choose_by_words(f"--{flag}", "--validation_files", "other")
+    assert getattr(config.training, flag) and config.data.validation_files == ("other",)
+    assert not getattr(choose_by_words(f"--no-{flag}")[0].training, flag)
+
+
+@pytest.mark.parametrize("flag", ["validate_first", "validate_training"])
+@pytest.mark.parametrize("files", ["train", "none"])
+def test_a_validation_of_nothing_is_refused_before_the_trials(flag, files):
+    words, machine = ["--minutes", "10", "--input_files", files, f"--{flag}"], Machine(6e10)
+    config, _ = parse_training(words)
+    text = None if files == "none" else replace(TEXT, validation_files=())
+    with pytest.raises(ConfigError, match=f"{flag}: got true while validate_every is 0"):
+        chosen(config, given_for_choice(words), text, 600.0, machine)
+    assert not machine.tried
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rampup_batch_size 2",
+        "--rampup_batch_size 3",
+        "--rampup_batch_size 8",
+        "--rampup_batch_size 64",
+        "--rampup_batch_size 3 --rampup_increment 2",
+        "--rampup_batch_size 16 --rampup_increment 8",
+        "--rampup_batch_size 2 --rampup_increment 1000",
+        "--rampup_batch_size 4 --micro_batch_size 2 --widening 2",
+        "--rampup_batch_size 6 --rampup_increment 3 --widening 3",
+        "--rampup_batch_size 6 --global_batch_size 12",
+        "--rampup_batch_size 3 --rampup_increment 3 --global_batch_size 12",
+    ],
+)
+def test_a_batch_is_chosen_that_the_one_that_a_run_begins_with_grows_to(words):
+    config, _ = choose_by_words(*words.split(), "--rampup_tokens", "1000000")
+    validate(config)
+    given = dict(zip(words.split()[::2], map(int, words.split()[1::2])))
+    for flag, value in given.items():
+        found = flag.removeprefix("--")
+        assert value in [getattr(each, found, None) for each in (config.training, config.execution)]
+    assert config.tokens_per_step >= 1024 and config.training.steps > 1
+
+
+def test_a_batch_grows_to_about_what_is_chosen_without_a_ramp():
+    alone = choose_by_words()[0].training.global_batch_size
+    for first in (
+        ("--rampup_batch_size", "2"),
+        ("--rampup_batch_size", "3", "--rampup_increment", "1"),
+    ):
+        found = choose_by_words(*first, "--rampup_tokens", "1000000")[0].training.global_batch_size
+        assert found == pytest.approx(alone, rel=0.3)
+    steep = ("--rampup_batch_size", "1", "--rampup_increment", "1", "--rampup_tokens", "1000000")
+    config, _ = choose_by_words(*steep, "--sequence_length", "16", "--layers", "2")
+    assert config.training.global_batch_size == 1 + 64
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        ("--rampup_batch_size 3 --micro_batch_size 2", "so a stage of 3 sequences; .* = 2"),
+        ("--rampup_batch_size 4", "rampup_tokens: got none with rampup_batch_size = 4"),
+        ("--rampup_batch_size 8 --global_batch_size 8", "fewer than global_batch_size = 8"),
+        ("--rampup_batch_size 5 --global_batch_size 8", "global_batch_size = 8 is reached by"),
+    ],
+)
+def test_a_ramp_that_no_choice_goes_with_is_refused_with_the_command_line(words, problem):
+    tokens = [] if "got none" in problem else ["--rampup_tokens", "1000000"]
+    with pytest.raises(ConfigError, match=problem):
+        parse_training(["--minutes", "10", *words.split(), *tokens])
 
 
 def test_several_replicas_are_refused_for_what_they_are():

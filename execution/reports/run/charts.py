@@ -32,6 +32,11 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
             ("smooth_tokens_per_second", "tokens/s, smoothed", "line", ""),
         ),
     ),
+    (
+        "MFU, without validation and saving",
+        "percent",
+        (("mfu", "of each step", "faint", ""), ("smooth_mfu", "MFU, smoothed", "line", "")),
+    ),
     ("Host memory of the first process", "bytes", (("memory_bytes", "memory", "line", ""),)),
     ("Loss scale", "number", (("loss_scale", "loss scale", "line", ""),)),
     ("Skipped steps so far", "number", (("skipped", "skipped", "line", ""),)),

@@ -25,12 +25,13 @@ COLUMNS = (
     "global_batch_size",
     "gradient_norm",
     "step_seconds",
+    "mfu",
     "memory_bytes",
     "loss_scale",
     "skipped",
 )
 """Fields of `metrics.jsonl` that are kept."""
-DERIVED = ("smooth_loss", "tokens_per_second", "smooth_tokens_per_second")
+DERIVED = ("smooth_loss", "tokens_per_second", "smooth_tokens_per_second", "smooth_mfu")
 NAMES = (*AXES, *COLUMNS, *DERIVED)
 STEPS_HELD = 32 * POINTS
 """Steps of which the numbers are held. When there are more, those stay that are a column's extremes
@@ -65,7 +66,7 @@ class Curves:
 
     def _clear(self) -> None:
         self._count = 0
-        self._loss, self._speed = RunningMean(), RunningMean()
+        self._loss, self._speed, self._mfu = RunningMean(), RunningMean(), RunningMean()
         self._step, self._tokens = 0.0, 0.0
 
     def __len__(self) -> int:
@@ -91,6 +92,7 @@ class Curves:
             seconds = steps * values["step_seconds"]
             values["tokens_per_second"] = tokens / seconds if seconds > 0 else math.nan
             values["smooth_tokens_per_second"] = self._speed.add(values["tokens_per_second"])
+            values["smooth_mfu"] = self._mfu.add(values["mfu"])
             self._step, self._tokens = values["step"], values["tokens"]
             if self._count == STEPS_HELD:
                 self._thin()

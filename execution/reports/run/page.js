@@ -32,6 +32,7 @@
   function told(value, unit) {
     if (unit === "si") return scaled(value, 1000, ["", "k", "M", "G", "T", "P"]);
     if (unit === "bytes") return scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+    if (unit === "percent") return plain(100 * value, 3) + " %";
     if (unit === "time") {
       if (value < 120) return plain(value, 3) + " s";
       if (value < 7200) return plain(value / 60, 3) + " min";

@@ -128,6 +128,7 @@ def _results(run: RunFiles) -> "list[tuple[str, str]]":
             "tokens/s",
             si(last("smooth_tokens_per_second")) if last("smooth_tokens_per_second") > 0 else "–",
         ),
+        ("MFU", _number(last("smooth_mfu"), ".1%")),
         ("time", duration(last("seconds")) if last("seconds") >= 0 else "–"),
     ]
 

@@ -48,7 +48,8 @@ def _div_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
 
 def _fmod_vjp(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor) -> Grads:
     # y = lhs - rhs * trunc(lhs / rhs), and the truncated quotient is constant almost everywhere.
-    return sum_to(dy, lhs.shape), sum_to(mul(dy, div(sub(y, lhs), rhs)), rhs.shape)
+    # It is negated last: unsigned integers have no negative ones to divide.
+    return sum_to(dy, lhs.shape), sum_to(mul(dy, negate(div(sub(lhs, y), rhs))), rhs.shape)
 
 
 def division_by_zero() -> ZeroDivisionError:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from popxl.ops.arithmetic import division_by_zero, integer_bounds
 
-from popxl_engine.kernels.dtypes import LIMITED, from_ordered, ordered
+from popxl_engine.kernels.dtypes import LIMITED, as_signed, computable, from_ordered, ordered
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Updates, as_float32, update
 
@@ -133,9 +133,11 @@ def pow_grad(
     dy: torch.Tensor, t: torch.Tensor, e: torch.Tensor, y: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Gradients for base and exponent; the exponent's is 0 where the base is 0."""
+    own = dy.dtype
+    dy, t, e, y = map(computable, (dy, t, e, y))
     dt = dy * torch.where(e == 0, torch.zeros_like(y), e * torch.pow(t, e - 1))
     de = dy * torch.where(t == 0, torch.zeros_like(y), y * torch.log(t))
-    return dt, de
+    return dt.to(own), de.to(own)
 
 
 @kernel("maximum")
@@ -146,14 +148,26 @@ def maximum(*ts: torch.Tensor) -> torch.Tensor:
     return from_ordered(functools.reduce(torch.maximum, map(ordered, ts)), ts[0].dtype)
 
 
+def shared(dy: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """dy in so many equal shares, truncated for integers."""
+    if dy.is_floating_point():
+        return dy / among
+    return torch.div(dy.to(torch.int64), among, rounding_mode="trunc").to(dy.dtype)
+
+
+def only_where(chosen: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """t, and zeros elsewhere."""
+    return torch.where(chosen, as_signed(t), 0).view(t.dtype)
+
+
 @kernel("maximum_grad")
 def maximum_grad(
     dy: torch.Tensor, y: torch.Tensor, ts: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
     """dy to the operands that equal the maximum, in equal shares."""
-    largest = [t == y for t in ts]
-    share = dy / torch.stack([m.expand(y.shape) for m in largest]).sum(0)
-    return tuple(torch.where(m, share, torch.zeros_like(share)) for m in largest)
+    largest = [as_signed(t) == as_signed(y) for t in ts]
+    share = shared(dy, torch.stack([m.expand(y.shape) for m in largest]).sum(0))
+    return tuple(only_where(m, share) for m in largest)
 
 
 @kernel("scale")
@@ -186,6 +200,8 @@ def clip(t: torch.Tensor, min: float, max: float) -> torch.Tensor:
 @kernel("clip_grad")
 def clip_grad(dy: torch.Tensor, t: torch.Tensor, min: float, max: float) -> torch.Tensor:
     """dy where t is inside."""
+    if not t.is_floating_point():  # a bound may be outside of the type
+        return only_where(as_signed(clip(t, min, max)) == as_signed(t), dy)
     return torch.where((t >= min) & (t <= max), dy, torch.zeros_like(dy))
 
 

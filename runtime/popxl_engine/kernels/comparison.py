@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import torch
 
-from popxl_engine.kernels.dtypes import LIMITED, ordered
+from popxl_engine.kernels.dtypes import computable, ordered
 from popxl_engine.kernels.registry import kernel
 
 
 def _true(t: torch.Tensor) -> torch.Tensor:
     """Where t is not zero."""
-    return t if t.dtype == torch.bool else (t.to(torch.int64) if t.dtype in LIMITED else t) != 0
+    return t if t.dtype == torch.bool else computable(t) != 0
 
 
 @kernel("equal")

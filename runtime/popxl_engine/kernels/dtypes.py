@@ -60,13 +60,18 @@ def as_signed(t: torch.Tensor) -> torch.Tensor:
     return t.view(SIGNED[t.dtype]) if t.dtype in SIGNED else t
 
 
+def computable(t: torch.Tensor) -> torch.Tensor:
+    """Unsigned integers without torch arithmetic in int64; others as they are."""
+    return t.to(torch.int64) if t.dtype in LIMITED else t
+
+
 def ordered(t: torch.Tensor) -> torch.Tensor:
     """Unsigned integers that torch does not compare as int64 of the same order; others as they
     are. `from_ordered` goes back.
     """
     if t.dtype == torch.uint64:
         return t.view(torch.int64) ^ torch.iinfo(torch.int64).min
-    return t.to(torch.int64) if t.dtype in LIMITED else t
+    return computable(t)
 
 
 def from_ordered(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

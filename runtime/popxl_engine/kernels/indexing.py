@@ -81,16 +81,19 @@ def gather_grad(
     flat = indices.reshape(-1).to(torch.int64)
     slices = dy.reshape((*shape[:axis], flat.numel(), *shape[axis + 1 :]))
     total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype
-    slices = slices.to(total)
+    slices = as_signed(slices.to(total))
     if zero_OOR:
         inside = _inside(flat, shape[axis])
         slices = torch.where(
-            _along(inside, axis, len(shape)), slices, torch.zeros((), dtype=total, device=dy.device)
+            _along(inside, axis, len(shape)),
+            slices,
+            torch.zeros((), dtype=slices.dtype, device=dy.device),
         )
     flat = flat.clamp(0, shape[axis] - 1)
     return (
-        torch.zeros(tuple(shape), dtype=total, device=dy.device)
+        torch.zeros(tuple(shape), dtype=slices.dtype, device=dy.device)
         .index_add_(axis, flat, slices)
+        .view(total)
         .to(dy.dtype)
     )
 
@@ -122,8 +125,9 @@ def add_along_axis(
 ) -> torch.Tensor:
     """torch.scatter_add into zeros; 16-bit types in float32."""
     total = torch.float32 if dy.dtype in LOW_PRECISION else dy.dtype
-    result = torch.zeros(tuple(shape), dtype=total, device=dy.device)
-    return result.scatter_add_(axis, indices.to(torch.int64), dy.to(total)).to(dy.dtype)
+    added = as_signed(dy.to(total))
+    result = torch.zeros(tuple(shape), dtype=added.dtype, device=dy.device)
+    return result.scatter_add_(axis, indices.to(torch.int64), added).view(total).to(dy.dtype)
 
 
 @kernel("topk")

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from popxl_engine.kernels.dtypes import LIMITED, from_ordered, ordered
+from popxl_engine.kernels.arithmetic import only_where, shared
+from popxl_engine.kernels.dtypes import as_signed, computable, from_ordered, ordered
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import as_float32
 
@@ -29,7 +30,7 @@ def reduction(name: str, fn: Reduction, by_order: bool = False) -> None:
     """
 
     def widened(t: torch.Tensor) -> torch.Tensor:
-        return ordered(t) if by_order else t.to(torch.int64) if t.dtype in LIMITED else t
+        return ordered(t) if by_order else computable(t)
 
     def narrowed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return from_ordered(t, dtype) if by_order else t.to(dtype)
@@ -120,9 +121,10 @@ def extremum_grad(
 ) -> torch.Tensor:
     """dy to the elements that equal y, in equal shares."""
     axes = axes_of(t, axis)
-    chosen = t == aligned(y, t, axes, keepdims)
-    share = aligned(dy, t, axes, keepdims) / chosen.sum(axes, keepdim=True) if axes else dy
-    return torch.where(chosen, share, torch.zeros_like(share))
+    chosen = as_signed(t) == as_signed(aligned(y, t, axes, keepdims))
+    if axes:
+        dy = shared(aligned(dy, t, axes, keepdims), chosen.sum(axes, keepdim=True))
+    return only_where(chosen, dy)
 
 
 @kernel("prod_grad")
@@ -131,12 +133,12 @@ def prod_grad(dy: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -> 
     axes = axes_of(t, axis)
     if not axes:
         return dy.clone()
-    flat = as_float32(merged(t, axes))
+    flat = as_float32(computable(merged(t, axes)))
     one = torch.ones_like(flat[..., :1])
     before = torch.cumprod(torch.cat([one, flat[..., :-1]], -1), -1)
     after = torch.cumprod(torch.cat([one, flat[..., 1:].flip(-1)], -1), -1).flip(-1)
     kept = [a for a in range(t.dim()) if a not in axes]
-    result = before * after * dy.reshape([t.shape[a] for a in kept] + [1])
+    result = before * after * computable(dy).reshape([t.shape[a] for a in kept] + [1])
     return unmerged(result, t, axes).to(t.dtype)
 
 
@@ -154,8 +156,10 @@ def median_grad(dy: torch.Tensor, t: torch.Tensor, axis: Axis, keepdims: bool) -
     if not axes:
         return dy.clone()
     flat = merged(t, axes)
-    chosen = flat.median(-1, keepdim=True).indices
-    return unmerged(torch.zeros_like(flat).scatter(-1, chosen, dy.reshape(chosen.shape)), t, axes)
+    chosen = ordered(flat).median(-1, keepdim=True).indices
+    zeros = torch.zeros_like(as_signed(flat))
+    found = zeros.scatter(-1, chosen, as_signed(dy).reshape(chosen.shape))
+    return unmerged(found, t, axes).view(t.dtype)
 
 
 @kernel("l2_grad")
@@ -187,14 +191,14 @@ def argmin(t: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
 @kernel("cumsum")
 def cumsum(t: torch.Tensor, dim: int | None) -> torch.Tensor:
     """Running sum."""
-    wide = t.to(torch.int64) if t.dtype in LIMITED else as_float32(t)
+    wide = as_float32(computable(t))
     return torch.cumsum(wide, dim or 0, dtype=wide.dtype).to(t.dtype)
 
 
 @kernel("cumsum_grad")
 def cumsum_grad(dy: torch.Tensor, dim: int) -> torch.Tensor:
     """Running sum from the end."""
-    return torch.cumsum(as_float32(dy).flip(dim), dim).flip(dim).to(dy.dtype)
+    return torch.cumsum(as_float32(computable(dy)).flip(dim), dim).flip(dim).to(dy.dtype)
 
 
 @kernel("lamb_square")

@@ -59,7 +59,7 @@ def slice_grad(
     """Zeros with dy in place."""
     result = torch.zeros(tuple(shape), dtype=dy.dtype, device=dy.device)
     view, reversed_axes = select(result, resolve_slices(shape, start, stop, step, axis))
-    view.copy_(dy.flip(reversed_axes) if reversed_axes else dy)
+    view.copy_(as_signed(dy).flip(reversed_axes).view(dy.dtype) if reversed_axes else dy)
     return result
 
 

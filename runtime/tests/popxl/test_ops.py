@@ -32,6 +32,7 @@ from popxl.errors import DTypeError, GraphError
 from popxl.opdef import OPS, call_arguments, map_tensors, op_cost
 from popxl.testing import get_all_int_dtypes
 from popxl.transforms.autodiff import autodiff
+from popxl_engine.checks import refused
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import KERNELS, OVERWRITES, kernel_for
 
@@ -323,6 +324,56 @@ def test_gradients_in_narrow_types_are_near_those_in_float64(
             slack * tolerance,
             slack * tolerance * size,
         )
+
+
+def integer_gradients(
+    sample: Sample, dtype: popxl.dtype
+) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+    """Results of a sample in an integer type, and gradients of its operands; None where the op, or
+    its gradient, is refused.
+    """
+    case, plain = make_case(sample, dtype), build(make_case(sample)).graph
+    try:
+        graph = build(case).graph
+        provided, wanted = (
+            [t for t, of in zip(found, floats) if of.dtype.is_floating_point and t.dtype is dtype]
+            for found, floats in ((graph.outputs, plain.outputs), (graph.inputs, plain.inputs))
+        )
+        info = autodiff(graph, provided, wanted)
+    except (DTypeError, ValueError):  # GraphError, and numbers that are no integers
+        return None
+    if any(refused(graph)) or any(refused(info.graph)):
+        return None
+    results = run(graph, [t.clone() for t in case.tensors])
+    known = dict(zip(graph.outputs, results))
+    known.update(zip(graph.inputs, case.tensors))
+    rng = np.random.default_rng(sample.seed + 1)
+    given = [
+        torch.from_numpy(rng.integers(1, 7, c.fwd_tensor.shape)).to(torch_dtype(dtype))
+        if c.connection_type.name == "FwdGrad"
+        else known[c.fwd_tensor]
+        for c in info.expected_inputs
+    ]
+    return results, run(info.graph, given)
+
+
+@pytest.mark.quick_every(8)
+@over([s for s in DIFFERENTIABLE if s.dtype is popxl.float32])
+def test_gradients_of_all_integers_are_integers_and_the_same_up_to_wrapping(
+    sample: Sample,
+) -> None:
+    expected = integer_gradients(sample, popxl.int64)
+    for dtype in get_all_int_dtypes():
+        found, what = integer_gradients(sample, dtype), f"gradient of {sample.op} of {dtype.name}"
+        assert (found is None) == (expected is None), what
+        if found is None or expected is None:
+            continue
+        # what is beyond the type was wrapped before a gradient, of a power, took its logarithm
+        fits = all(torch.equal(t.to(torch.int64), u) for t, u in zip(found[0], expected[0]))
+        for value, wanted in zip(found[1], expected[1]):
+            assert value.dtype == torch_dtype(dtype), f"{what}: computed {value.dtype}"
+            wrapped = wanted.to(value.dtype)
+            assert not fits or torch.equal(value, wrapped), f"{what}: {value}, not {wrapped}"
 
 
 @of_each(sorted(n for n, d in OPS.items() if d.differentiable and not d.effects & INDIRECT))

@@ -315,6 +315,14 @@ def test_only_losses_that_were_measured_as_the_newest_are_compared(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("named", ["1", ["1"], [[1]], -1, True, None])
+def test_special_tokens_that_are_no_tokens_are_damage(tmp_path, named):
+    weights = iter([("head.weight", np.zeros(3, np.float32))])
+    write_weights(tmp_path, preset("tiny"), weights, {"eos_token_id": named})
+    with pytest.raises(ManifestError, match="for special_tokens.eos_token_id; expected a whole"):
+        read_manifest(tmp_path / MANIFEST)
+
+
 @pytest.mark.parametrize("fingerprint", ["1", "null", '["a"]'])
 def test_a_fingerprint_of_a_validation_that_is_no_text_is_damage(tmp_path, fingerprint):
     write_weights(tmp_path, preset("tiny"), iter([("head.weight", np.zeros(3, np.float32))]))

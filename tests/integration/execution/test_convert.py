@@ -284,7 +284,18 @@ def small_gpt2(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "named, found", [(5, 5), (256, 256), (257, 0), (-1, 0), ([5, 6], 0), (True, 0), (None, 0)]
+    "named, found",
+    [
+        (5, 5),
+        (256, 256),
+        (257, 0),
+        (-1, 0),
+        ([5, 6], 5),
+        ([5, 257], 0),
+        ([], 0),
+        (True, 0),
+        (None, 0),
+    ],
 )
 def test_documents_end_with_the_token_that_their_configuration_names(tmp_path, named, found):
     theirs = small_gpt2(tmp_path / "theirs")
@@ -316,6 +327,28 @@ def test_an_export_has_the_end_of_texts_that_the_import_had(tmp_path, named, add
     if added is not None:
         told = json.loads((tmp_path / "back/tokenizer_config.json").read_text())
         assert (told.get("bos_token"), told.get("eos_token")) == (added.get(begin), added.get(end))
+
+
+@pytest.mark.parametrize(
+    "begin, end, kept",
+    [(3, [5, 6], (3, [5, 6])), (3, 5, (3, 5)), ([3, 4], [5], ([3, 4], [5])), (300, [5, 300], (1, 1))],
+    ids=["llama 3", "one", "lists", "no tokens"],
+)  # fmt: skip
+def test_an_export_begins_and_ends_texts_as_the_import_did(tmp_path, begin, end, kept):
+    theirs = small_gpt2(tmp_path / "theirs")
+    change(theirs, bos_token_id=begin, eos_token_id=end)
+    texts = {1: "<|endoftext|>", 3: "<|begin_of_text|>", 5: "<|end_of_text|>", 6: "<|eot_id|>"}
+    tokens = [{"id": number, "content": text} for number, text in texts.items()]
+    (theirs / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    main(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    main(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
+    values = json.loads((tmp_path / "back/config.json").read_text())
+    assert (values["bos_token_id"], values["eos_token_id"]) == kept
+    told = json.loads((tmp_path / "back/tokenizer_config.json").read_text())
+    first = [texts[tokens[0] if isinstance(tokens, list) else tokens] for tokens in kept]
+    assert [told["bos_token"], told["eos_token"]] == first
+    ends = find_trained(tmp_path / "ours").ends
+    assert ends == ([] if end == [5, 300] else end if isinstance(end, list) else [end])
 
 
 def test_what_keeps_a_model_from_transformers_is_told_by_its_setting(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from popxl_gpt.config import NotFiniteError, UserError
 from popxl_gpt.data import example
@@ -19,7 +20,7 @@ from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo import generate as command
 from popxl_gpt.demo.generate import generate
-from popxl_gpt.execution.checkpoint import _sha256
+from popxl_gpt.execution.checkpoint import SavedRun, _sha256, find_trained
 from popxl_gpt.execution.manifest import manifest_text, read_manifest
 from popxl_gpt.execution.sampling import Sampling
 from tests import warm
@@ -173,6 +174,22 @@ def test_a_chat_answers_each_line_and_remembers_what_was_said(run):
     said = f"the cat\n{first}\nthe dog\n"
     second = generate(run, [said], tokens=12, stop=["."], sampling=Sampling(temperature=0))[0]
     assert output == f"{first}\n{second}\n"
+
+
+def test_a_text_ends_at_the_tokens_that_a_checkpoint_names(run, capsys, monkeypatch):
+    greedy = {"tokens": 12, "sampling": Sampling(temperature=0)}
+    (whole,) = generate(run, "the cat", **greedy)
+    tokenizer = find_trained(run).folder.parent / "tokenizer.json"
+    texts = Tokenizer.from_file(str(tokenizer))
+    last = texts.encode(whole).ids[-1]
+    monkeypatch.setattr(SavedRun, "ends", [269, last])
+    (short,) = generate(run, "the cat", **greedy)
+    assert len(short) < len(whole) and whole.startswith(short)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
+    told = printed(capsys, run, "--chat", "--temperature", 0)
+    monkeypatch.setattr(SavedRun, "ends", [])
+    (answer,) = generate(run, "the cat\n", **greedy)
+    assert len(told.rstrip("\n")) < len(answer)
 
 
 @pytest.mark.parametrize("given", [b"\xff\n", b"a\xe2\x82\n"])

@@ -263,6 +263,16 @@ def test_the_end_of_a_document_ends_a_text(tokenizer, name, end):
     assert texts == ["", ""] and ended == [0, 1]
 
 
+def test_a_text_ends_at_any_of_several_tokens(tokenizer):
+    config = small(vocabulary_size=300)
+    for end in (7, 9):
+        weights = random_weights(config.model)
+        weights["head.norm.weight"][:] = 0
+        weights["head.norm.bias"][:] = weights["embedding.word.weight"][end] * 100
+        run = config, tokenizer, [[1]], 9, Sampling(temperature=0), weights
+        assert written(*run, ends=[7, 9]) == [""] != written(*run, ends=[8])
+
+
 def test_logits_that_are_not_finite_end_with_the_place_where_they_began(tokenizer):
     config = small(vocabulary_size=300)
     weights = random_weights(config.model)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import stand_ins
 from helpers.quick import cases
 from popxl_engine.native import build, compiling
 from popxl_engine.native import library as native
@@ -27,28 +28,19 @@ needs_compiler = pytest.mark.skipif(
 )
 
 COMPILER = """
-for word; do
-  [ "$word" = "$REFUSED" ] && exit 1
-  [ "$before" = -o ] && to=$word
-  before=$word
-done
 echo "$@" >> "$(dirname "$0")/calls"
 $SLOWLY
 [ -z "$FAILS" ] || { echo "cannot do this" >&2; exit 1; }
 if [ -n "$COPIED" ]; then cp "$COPIED" "$to"; else echo code > "$to"; sleep 0.05; echo more >> "$to"; fi
 """
-"""Does SLOWLY, then writes some text or the library that COPIED names; refuses the flag that
-REFUSED names.
-"""
+"""Does SLOWLY, then writes some text or the library that COPIED names."""
 UNITS = compiling.units_in(build.KERNEL_SOURCES.folder)
 CALLS = len(UNITS) + 1
 
 
 @pytest.fixture
 def compiler(tmp_path: Path) -> list[str]:
-    script = tmp_path / "my compiler"
-    script.write_text(COMPILER)
-    return ["sh", str(script)]
+    return stand_ins.compiler(tmp_path, COMPILER)
 
 
 def calls(tmp_path: Path) -> list[list[str]]:
