@@ -131,7 +131,8 @@ def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     small = torch.floor(x * 2.0**24 + lower * 2.0**-13) * 2.0**-24
     normal = lower.add_(x.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
     normal = torch.where(x.isnan(), x, normal)
-    return torch.where(x.abs() < 2.0**-14, small, normal).to(torch.float16)
+    is_small = (x.abs() < 2.0**-14) & (x != 0)  # of zeros the sum of bits keeps the sign
+    return torch.where(is_small, small, normal).to(torch.float16)
 
 
 class Updates:

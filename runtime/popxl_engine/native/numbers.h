@@ -91,7 +91,8 @@ inline float16 cut(float x, uint16_t noise) {
   const float small = std::floor(x * 0x1p24f + float(lower) * 0x1p-13f) * 0x1p-24f;
   const float normal = is_nan(x) ? x : bits_as<float>((bits_as<uint32_t>(x) + lower) & ~0x1fffu);
   float16 result;
-  narrow(std::fabs(x) < 0x1p-14f ? small : normal, result);
+  // of zeros the sum of bits keeps the sign
+  narrow(std::fabs(x) < 0x1p-14f && x != 0.0f ? small : normal, result);
   return result;
 }
 
