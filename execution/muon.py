@@ -32,7 +32,8 @@ class MuonStep(addons.Module):
         o = orthogonal(u) * 0.2 * sqrt(max(rows, columns)); var -= lr * (o + weight_decay*var)
 
     Args:
-        parameter: says how it is cut over replicas, and of how many matrices it is.
+        parameter: says how it is cut over replicas, and of how many matrices it is, whose longer
+            sides are equal.
         dtype: in which the momentum is gathered and multiplied.
     """
 
@@ -53,22 +54,27 @@ class MuonStep(addons.Module):
         loss_scaling: float | Tensor,
         global_norm: Tensor | None = None,
         global_norm_max: float | None = None,
+        update_if: Tensor,
     ) -> None:
         """One step. Arguments as of `AdamOptimizerStep`; ``var`` may be a shard."""
         first = self._momentum(var, moment_dtype)
-        scale = popxl.constant(1.0, popxl.float32) / loss_scaling
+        scale = popxl.constant(1 - momentum, popxl.float32) / loss_scaling
         if global_norm is not None and global_norm_max is not None:
             limit = popxl.constant(global_norm_max, popxl.float32)
             scale = scale * (limit / ops.maximum(global_norm, limit))
-        grad = ops.cast(grad, popxl.float32) * scale
-        ops.var_updates.accumulate_moving_average_(first, grad, f=momentum)
-        ahead = ops.cast(first, popxl.float32) * momentum + grad * (1 - momentum)
+        grad, before = ops.cast(grad, popxl.float32) * scale, ops.cast(first, popxl.float32)
+        after = ops.scaled_add(grad, before, b=momentum)
+        ahead = ops.scaled_add(grad, after, b=momentum)
+        ops.var_updates.copy_var_update_(first, ops.where(update_if, after, before))
 
         whole = self._gathered(ops.cast(ahead, self.dtype), var)  # [rows, columns]
-        update = self._own(self._moved(whole), var)
+        update = self._own(self._moved(whole, update_if), var)
+        kept: float | Tensor = 1.0
         if weight_decay:
-            update = update + ops.cast(var, popxl.float32) * weight_decay
-        ops.scaled_add_(var, update, b=-lr)
+            one = popxl.constant(1.0, popxl.float32)
+            kept = ops.where(update_if, one - lr * weight_decay, one)
+        # zero times a rate below zero is -0.0: added to a weight, it changes no bit
+        ops.scaled_add_(var, update, a=kept, b=lr * -self._length())
 
     def _momentum(self, var: Tensor, dtype: popxl.dtype) -> Tensor:
         """Zeros, sharded as the variable is."""
@@ -124,11 +130,20 @@ class MuonStep(addons.Module):
             first = end
         return parts
 
-    def _moved(self, whole: Tensor) -> Tensor:
-        """What matrices side by side move by for a rate of one, float32: [rows, columns] -> the
-        same.
-        """
-        axis = self.parameter.tp1_axis or 0
+    def _length(self) -> float:
+        """What `newton_schulz` of each matrix is multiplied by for a rate of one."""
+        p, axis = self.parameter, self.parameter.tp1_axis or 0
+        cut, side = p.shape[axis], p.shape[1 - axis]
+        longer = {max(side, cut * size // sum(p.blocks)) for size in p.blocks}
+        assert len(longer) == 1, (
+            f"MuonStep: got matrices whose longer sides are {sorted(longer)}; expected equal ones. "
+            "Make parameters of them."
+        )
+        return RMS * math.sqrt(longer.pop())
+
+    def _moved(self, whole: Tensor, update_if: Tensor) -> Tensor:
+        """`newton_schulz` of matrices side by side, or zeros: [rows, columns] -> the same."""
+        axis, zero = self.parameter.tp1_axis or 0, popxl.constant(0.0, self.dtype)
         moved = []
         for part, blocks in self._parts(whole, axis):
             rows, columns = part.shape
@@ -136,9 +151,8 @@ class MuonStep(addons.Module):
                 matrices = part.reshape((blocks, rows // blocks, columns))
             else:
                 matrices = part.reshape((rows, blocks, columns // blocks)).transpose((1, 0, 2))
-            length = RMS * math.sqrt(max(matrices.shape[1:]))
-            update = ops.cast(newton_schulz(matrices), popxl.float32) * length
             order = (0, 1, 2) if axis == 0 else (1, 0, 2)
+            update = ops.where(update_if, newton_schulz(matrices), zero)
             moved.append(update.transpose(order).reshape((rows, columns)))
         return _concat(moved, axis)
 

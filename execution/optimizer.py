@@ -38,7 +38,8 @@ class Optimizer:
     """Learning rates of parameters over that of the step."""
     is_clipped: bool
     conditional: frozenset[str]
-    """Parameters whose graphs have the condition of an update as an input; none in plain PopXL."""
+    """Parameters whose graphs have the condition of an update as an input; with AdamW none in plain
+    PopXL."""
 
     @classmethod
     def of(
@@ -55,12 +56,13 @@ class Optimizer:
         graphs, factories, multipliers, conditional = {}, NamedVariableFactories(), {}, set()
         for name, parameter in table.items():
             tensors = weights[name], gradients[name].spec
-            if is_by_muon(config.training, parameter):
+            is_matrix = is_by_muon(config.training, parameter)
+            if is_matrix:
                 state, graph = _muon(*tensors, parameter, layout, config)
             else:
                 state, graph = _adamw(*tensors, parameter, layout, config.training)
-                if update_condition():
-                    conditional.add(name)
+            if is_matrix or update_condition():
+                conditional.add(name)
             graphs[name] = graph
             multipliers[name] = rate_multiplier(config.training, parameter)
             factories.insert(name, state, overwrite=True)
@@ -154,6 +156,7 @@ def _muon(
         momentum=config.training.muon_momentum,
         moment_dtype=data_type(config.training.moment_precision),
         **_common(parameter, config.training),
+        update_if=TensorSpec((), popxl.bool),
     )
 
 

@@ -146,6 +146,23 @@ def where(condition: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> torc
     return torch.where(condition.to(torch.bool), as_signed(lhs), as_signed(rhs)).view(lhs.dtype)
 
 
+@kernel("where", device="cpu", over="lhs")
+def where_by_one(
+    condition: torch.Tensor,
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`where` that copies what one condition chooses, if it is not in its place already."""
+    is_one = condition.numel() == 1 and condition.ndim <= lhs.ndim
+    if not is_one or rhs.shape not in (lhs.shape, ()):
+        return where(condition, lhs, rhs)
+    chosen = lhs if condition.to(torch.bool) else rhs
+    if into is None:
+        return lhs.new_empty(lhs.shape).copy_(chosen)
+    return into if chosen is lhs else into.copy_(rhs)
+
+
 @kernel("onehot")
 def onehot(t: torch.Tensor, num_classes: int, values: torch.Tensor, axis: int) -> torch.Tensor:
     """Compare with every class, choose a value."""

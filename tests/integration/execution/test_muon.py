@@ -11,13 +11,14 @@ from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils import runtime
-from tests.integration.gpt_oracle import distance
+from tests.integration.gpt_oracle import distance, random_weights
 from tests.integration.plain_muon import newton_schulz
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly
 from tests.integration.runs import TRAINED, train, train_session
-from tests.integration.skipping import GRID
+from tests.integration.skipping import GRID, POISON, run, state_of
 
 EXACT = {"precision": "float32", "stochastic_rounding": False, "dropout": 0.0}
 EVEN = {"heads": 4, "vocabulary_size": 40}
@@ -76,6 +77,19 @@ def test_shards_and_whole_matrices_give_the_same_bits():
     assert [r.loss for r in results] == [r.loss for r in again]
     for name, array in weights.items():
         np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_step_left_out_keeps_the_sign_of_zeros(precision, poisoned):
+    config = override(TRAINED, precision=precision, weight_decay=0.1, optimizer="muon")
+    session = pretraining(config)
+    weights = random_weights(config.model)
+    mixed = {n: np.where(np.abs(w) < np.median(np.abs(w)), -0.0, w) for n, w in weights.items()}
+    write_whole_weights(session, config, mixed.items())
+    before = state_of(session)
+    (result,) = run(session, config, 0, [POISON])
+    assert result.is_skipped and state_of(session) == before
 
 
 @pytest.mark.slow

@@ -76,6 +76,8 @@ LAYOUTS = {
     "tp1": override(TRAINED, tensor_parallel_1=2),
     "tp2": override(EXACT, tensor_parallel_2=2),
     "all": override(TRAINED, **GRID),
+    "all, muon": override(EXACT, **GRID, optimizer="muon"),
+    "muon, moments in bfloat16": override(TRAINED, optimizer="muon", moment_precision="bfloat16"),
     "dp and tp2, float16": override(TRAINED, **DP_TP2, precision="float16", loss_scaling=64.0),
     "dp and tp1, whole": override(EXACT, **DP_TP1, replicated_tensor_sharding=False),
 }

@@ -123,6 +123,12 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             for s in shapes
             for step in (0.0, 2.0, torch.tensor(3.0), np.float32(1))
         ],
+        "where": [
+            (torch.tensor(condition), random(*s, dtype=dtype), rhs)
+            for s in shapes
+            for condition in (True, False, [0.5], [0.0])
+            for rhs in (random(*s, dtype=dtype, seed=1), torch.tensor(-0.0, dtype=dtype))
+        ],
         "dropout": [
             (with_special(random(*s, dtype=dtype)), torch.tensor([7, 11], dtype=torch.uint32), p)
             for s in shapes
@@ -242,6 +248,18 @@ def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(
         given = clones(call)
         result = NATIVE[name](*given, into=given[place])
         assert result is given[place] and same(result, NATIVE[name](*call))
+
+
+@pytest.mark.parametrize(
+    "condition, left, right",
+    [((3, 7), (3, 7), (3, 7)), ((1, 1), (7,), (7,)), ((1,), (7, 1), (1, 7)), ((1,), (1,), (1, 1))],
+)
+def test_a_choice_that_is_not_in_the_place_of_an_operand_is_torchs(
+    condition: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    chosen, lhs, rhs = random(*condition) > 0, random(*left), random(*right, seed=1)
+    expected = torch.where(chosen, lhs, rhs)
+    assert same(NATIVE["where"](chosen, lhs.clone(), rhs, into=lhs), expected)
 
 
 @needs_compiler
@@ -683,6 +701,19 @@ def test_adamw_rounds_narrow_weights_with_the_noise_of_the_plain_kernel(
     expected = round_to(dtype, exact, Noise(seed, offset + exact.numel()), offset)
     assert torch.equal(found, expected)
     assert not torch.equal(found, exact.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_adamw_without_gradients_and_decay_keeps_the_bits_of_narrow_weights(
+    dtype: torch.dtype,
+) -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    before, zeros = every[every.isfinite()], torch.zeros(int(every.isfinite().sum()))
+    weight, seed = before.clone(), torch.tensor([3, 9], dtype=torch.uint32)
+    rest = (zeros, None, zeros.clone(), zeros.clone(), torch.tensor(4.0))
+    with Updates.rounded_stochastically(lambda: seed):
+        adamw_(weight, *rest, -1e-2, 0.9, 0.99, 1e-6, 0.0)
+    assert torch.equal(weight.view(torch.int16), before.view(torch.int16))
 
 
 @needs_compiler
