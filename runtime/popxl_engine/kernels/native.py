@@ -102,7 +102,7 @@ def newton_schulz(
     t: torch.Tensor, coefficients: Coefficients, steps: int, eps: float
 ) -> torch.Tensor:
     """Matrix by matrix, in its own type."""
-    rows, columns = t.shape[-2:]
+    t, (rows, columns) = t.contiguous(), t.shape[-2:]
     is_small = 0 < min(rows, columns) <= LARGEST.get(t.dtype, 0) and t.numel() > 0
     multiplies = t.dtype != torch.bfloat16 or native.has_tiles()
     if not is_small or not native.takes(t) or not multiplies:
