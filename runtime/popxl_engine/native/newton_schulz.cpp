@@ -3,19 +3,14 @@
 //
 // Of products that are symmetric half is multiplied and the rest is copied. Threads share every
 // product, and meet after each. Every sum is taken in one order, whatever the number of threads.
-#include <cmath>
-#include <utility>
+#include "newton_schulz.h"
 
-#include "lanes.h"
-#include "pieces.h"
-#include "workers.h"
+#include <utility>
 
 namespace {
 
 constexpr int64_t ROWS = 6;     // whose sums, of two vectors each, stay in registers
 constexpr int64_t SIDE = 32;    // of blocks that are multiplied or copied whole
-constexpr int64_t BLOCK = 16;   // of a copy from rows to columns
-constexpr int64_t SHARED = 64;  // rows from which on threads share a matrix
 static_assert(SIDE % LANES == 0, "blocks are of whole vectors");
 
 // Rows that begin in different sets of the cache, with room for whole tiles. What lies beyond rows
@@ -79,29 +74,13 @@ void multiply(const Worker& worker, const Matrix& lhs, const Matrix& rhs, const 
           multiply_tile(lhs, rhs, result, is_symmetric, i, j);
 }
 
-// Calls copy(i, j) for a worker's rows i of a matrix and all of its columns, in small blocks: one
-// side may lie column by column.
-template <class Copy>
-void in_blocks(const Worker& worker, const Matrix& of, Copy copy) {
-  for (int64_t block = 0; block < of.columns; block += BLOCK)
-    for (int64_t i = worker.first(of.rows); i < worker.end(of.rows); ++i)
-      for (int64_t j = block; j < std::min(block + BLOCK, of.columns); ++j) copy(i, j);
-}
-
-// Matrices of one size, and what is needed for one of them at a time.
-struct Iteration {
-  int64_t few, many;
-  int64_t row_step, column_step;  // of operand and result
-  float a, b, c, epsilon;
-  int64_t steps;
-  bool by_gram_matrix;
+// What is needed for one matrix at a time.
+struct Iteration : Matrices {
+  bool by_gram_matrix = false;
   Matrix x, transposed, y, square, polynomial, next, whole, other;
   float* squares;
 
-  Iteration(float* scratch, int64_t rows, int64_t columns)
-      : few(std::min(rows, columns)), many(std::max(rows, columns)) {
-    row_step = rows <= columns ? columns : 1;
-    column_step = rows <= columns ? 1 : columns;
+  Iteration(const Matrices& matrices, float* scratch) : Matrices(matrices) {
     const auto taken = [&](int64_t rows, int64_t columns) {
       const Matrix made{scratch, rows, columns};
       scratch += made.size();
@@ -115,16 +94,10 @@ struct Iteration {
   int64_t scratch() const { return squares + few - x.at; }
 
   // X over its norm, and its transpose.
-  void load(const Worker& worker, const float* from) {
-    in_blocks(worker, x,
-              [&](int64_t i, int64_t j) { x.row(i)[j] = from[i * row_step + j * column_step]; });
-    for (int64_t i = worker.first(few); i < worker.end(few); ++i)
-      squares[i] = squares_of(x.row(i), many);
-    worker.barrier.wait();
-    double sum = 0.0;
-    for (int64_t i = 0; i < few; ++i) sum += squares[i];
-    const float norm = std::sqrt(float(sum)) + epsilon;
-    in_blocks(worker, x, [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j] /= norm; });
+  void begin(const Worker& worker, const float* from) {
+    const float norm = load(worker, x, from, squares);
+    in_blocks(worker, few, many,
+              [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j] /= norm; });
     worker.barrier.wait();
   }
 
@@ -136,7 +109,7 @@ struct Iteration {
   // The product of all steps' polynomials so far becomes one more's.
   void extend(const Worker& worker, bool is_first) {
     if (is_first)
-      in_blocks(worker, whole,
+      in_blocks(worker, few, few,
                 [&](int64_t i, int64_t j) { whole.row(i)[j] = polynomial.row(i)[j]; });
     else
       multiply(worker, polynomial, whole, {other});
@@ -166,7 +139,7 @@ struct Iteration {
       worker.barrier.wait();
       if (step == steps) break;
       std::swap(x, y);
-      in_blocks(worker, x, [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j]; });
+      in_blocks(worker, few, many, [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j]; });
       worker.barrier.wait();
       multiply(worker, x, transposed, {square});
       worker.barrier.wait();
@@ -174,16 +147,14 @@ struct Iteration {
   }
 
   void operator()(const Worker& worker, const float* from, float* to) {
-    load(worker, from);
+    begin(worker, from);
     multiply(worker, x, transposed, {square});
     worker.barrier.wait();
     if (by_gram_matrix)
       on_gram_matrix(worker);
     else
       step_by_step(worker);
-    in_blocks(worker, y,
-              [&](int64_t i, int64_t j) { to[i * row_step + j * column_step] = y.row(i)[j]; });
-    worker.barrier.wait();
+    store(worker, y, to);
   }
 };
 
@@ -195,19 +166,13 @@ extern "C" {
 void newton_schulz_f32(const float* x, float* y, float* scratch, int64_t count, int64_t rows,
                        int64_t columns, float a, float b, float c, float epsilon, int64_t steps,
                        int64_t by_gram_matrix, int threads) {
-  Iteration iteration(scratch, rows, columns);
-  iteration.a = a, iteration.b = b, iteration.c = c;
-  iteration.epsilon = epsilon, iteration.steps = steps;
+  Iteration iteration({rows, columns, a, b, c, epsilon, steps}, scratch);
   iteration.by_gram_matrix = by_gram_matrix;
-  if (iteration.few < SHARED) threads = 1;
-  on_workers(threads, [&](const Worker& worker) {
-    Iteration own = iteration;  // each swaps by itself
-    for (int64_t n = 0; n < count; ++n) own(worker, x + n * rows * columns, y + n * rows * columns);
-  });
+  iterate(iteration, x, y, count, threads);
 }
 
 // Elements of float32 that one matrix needs beside its operands.
 int64_t newton_schulz_scratch_f32(int64_t rows, int64_t columns, int) {
-  return Iteration(nullptr, rows, columns).scratch();
+  return Iteration({rows, columns}, nullptr).scratch();
 }
 }

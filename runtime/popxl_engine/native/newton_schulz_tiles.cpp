@@ -5,19 +5,14 @@
 // product, and meet after each. Every sum is taken in one order, whatever the number of threads.
 #include "products.h"
 #ifdef HAS_TILES
-#include <cmath>
 #include <utility>
 
-#include "lanes.h"
-#include "workers.h"
+#include "newton_schulz.h"
 
 namespace products {
 namespace {
 
 static_assert(PANEL == LANES && SIDE == WIDTH, "a row of a panel is two vectors");
-
-constexpr int64_t BLOCK = 16;   // of a copy from rows to columns
-constexpr int64_t SHARED = 64;  // rows from which on threads share a matrix
 
 int64_t in_panels(int64_t length) { return ceil_div(length, PANEL) * PANEL; }
 
@@ -84,20 +79,13 @@ void multiply_packed(const Worker& worker, const bfloat16* left, const bfloat16*
     }
 }
 
-// Matrices of one size, and what is needed for one of them at a time.
-struct Iteration {
-  int64_t few, many;
-  int64_t row_step, column_step;  // of operand and result
-  float a, b, c, epsilon;
-  int64_t steps;
+// What is needed for one matrix at a time.
+struct Iteration : Matrices {
   Panelled x, y, square, polynomial;
   bfloat16 *left, *right;
   float* squares;
 
-  Iteration(bfloat16* scratch, int64_t rows, int64_t columns)
-      : few(std::min(rows, columns)), many(std::max(rows, columns)) {
-    row_step = rows <= columns ? columns : 1;
-    column_step = rows <= columns ? 1 : columns;
+  Iteration(const Matrices& matrices, bfloat16* scratch) : Matrices(matrices) {
     const int64_t short_side = in_panels(few), long_side = in_panels(many);
     scratch += -(reinterpret_cast<intptr_t>(scratch) / 2) & (PANEL - 1);  // tiles are aligned
     const auto taken = [&](int64_t count) { return std::exchange(scratch, scratch + count); };
@@ -114,32 +102,15 @@ struct Iteration {
   }
 
   // X over its norm, amid zeros.
-  void load(const Worker& worker, const bfloat16* from) {
+  void begin(const Worker& worker, const bfloat16* from) {
     for (int64_t i = worker.first(x.rows); i < worker.end(x.rows); ++i)
-      std::fill_n(x.row(i) + (i < few ? many : 0), x.columns - (i < few ? many : 0), bfloat16{});
-    in_blocks(worker, [&](int64_t i, int64_t j) {
-      x.row(i)[j] = from[i * row_step + j * column_step];
-    });
-    for (int64_t i = worker.first(few); i < worker.end(few); ++i)
-      squares[i] = squares_of(x.row(i), many);
-    worker.barrier.wait();
-    double sum = 0.0;
-    for (int64_t i = 0; i < few; ++i) sum += squares[i];
-    const float norm = std::sqrt(float(sum)) + epsilon;
+      std::fill(x.row(i) + (i < few ? many : 0), x.row(i) + x.columns, bfloat16{});
+    const float norm = load(worker, x, from, squares);
     for (int64_t i = worker.first(few); i < worker.end(few); ++i)
       in_lanes(many, [&](auto none, int64_t j) {
-        store(load_as<decltype(none)>(x.row(i) + j) / norm, x.row(i) + j);
+        ::store(load_as<decltype(none)>(x.row(i) + j) / norm, x.row(i) + j);
       });
     worker.barrier.wait();
-  }
-
-  // Calls copy(i, j) for a worker's rows i and all columns, in small blocks: one side may lie
-  // column by column.
-  template <class Copy>
-  void in_blocks(const Worker& worker, Copy copy) const {
-    for (int64_t block = 0; block < many; block += BLOCK)
-      for (int64_t i = worker.first(few); i < worker.end(few); ++i)
-        for (int64_t j = block; j < std::min(block + BLOCK, many); ++j) copy(i, j);
   }
 
   // A matrix times its own transpose, where what is packed for one side serves both but for AMX.
@@ -165,12 +136,9 @@ struct Iteration {
 
   void operator()(const Worker& worker, const bfloat16* from, bfloat16* to) {
     const Tiles tiles;
-    load(worker, from);
+    begin(worker, from);
     for (int64_t n = 0; n < steps; ++n) step(worker);
-    in_blocks(worker, [&](int64_t i, int64_t j) {
-      to[i * row_step + j * column_step] = x.row(i)[j];
-    });
-    worker.barrier.wait();
+    store(worker, x, to);
   }
 };
 
@@ -183,19 +151,13 @@ extern "C" {
 void newton_schulz_bf16(const bfloat16* x, bfloat16* y, bfloat16* scratch, int64_t count,
                         int64_t rows, int64_t columns, float a, float b, float c, float epsilon,
                         int64_t steps, int64_t, int threads) {
-  products::Iteration iteration(scratch, rows, columns);
-  iteration.a = a, iteration.b = b, iteration.c = c;
-  iteration.epsilon = epsilon, iteration.steps = steps;
-  if (iteration.few < products::SHARED) threads = 1;
-  on_workers(threads, [&](const Worker& worker) {
-    products::Iteration own = iteration;  // each swaps by itself
-    for (int64_t n = 0; n < count; ++n) own(worker, x + n * rows * columns, y + n * rows * columns);
-  });
+  const products::Iteration iteration({rows, columns, a, b, c, epsilon, steps}, scratch);
+  iterate(iteration, x, y, count, threads);
 }
 
 // Elements of bfloat16 that one matrix needs beside its operands.
 int64_t newton_schulz_scratch_bf16(int64_t rows, int64_t columns, int) {
-  return products::Iteration(nullptr, rows, columns).scratch();
+  return products::Iteration({rows, columns}, nullptr).scratch();
 }
 }
 #endif
