@@ -43,7 +43,6 @@ from popxl_gpt.execution.checkpoint_folder import (
     set_aside,
     validated_in,
 )
-from popxl_gpt.execution.hugging_face_config import END, several
 from popxl_gpt.execution.manifest import (
     FORMAT,
     FORMATS,
@@ -59,6 +58,7 @@ from popxl_gpt.execution.saved_state import (
     layers_of,
     scalars_of,
 )
+from popxl_gpt.execution.special_tokens import END, as_list
 from popxl_gpt.execution.tensor_files import (
     TensorFileError,
     damaged_tensors,
@@ -140,7 +140,7 @@ class SavedRun:
     @property
     def ends(self) -> "list[int]":
         """Those that texts end with."""
-        return several(self.special_tokens.get(END))
+        return as_list(self.special_tokens.get(END))
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""

@@ -20,14 +20,12 @@ from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.hugging_face_config import (
-    BEGIN,
-    END,
     config_of,
     family_in,
     model_in,
-    several,
     special_tokens_in,
 )
+from popxl_gpt.execution.special_tokens import BEGIN, END, as_list
 from popxl_gpt.execution.tensor_files import (
     TensorFileError,
     read_tensor,
@@ -260,7 +258,7 @@ def write_hugging_face(
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
         special = {
-            name: added.get(next(iter(several(tokens)), None))
+            name: added.get(next(iter(as_list(tokens)), None))
             for name, tokens in (("bos_token", begin), ("eos_token", end))
         }
         _write_json(folder / "tokenizer_config.json", _tokenizer_config(model, special))

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config import Model, UserError, from_mapping
+from popxl_gpt.execution.special_tokens import BEGIN, END, as_list
 from popxl_gpt.modelling.hugging_face import FAMILIES, GPT2, LLAMA, QWEN3, Family
 
 Values = dict[str, Any]
-SPECIAL_TOKENS = BEGIN, END = "bos_token_id", "eos_token_id"
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 """Names of the tanh form of GELU."""
 FIXED: "Mapping[str, Mapping[str, tuple[Any, ...]]]" = {
@@ -105,22 +105,17 @@ def special_tokens_in(values: Values, vocabulary: Any) -> "dict[str, int | list[
         return type(value) is int and type(vocabulary) is int and 0 <= value < vocabulary
 
     found: dict[str, int | list[int]] = {}
-    for name in SPECIAL_TOKENS:
+    for name in (BEGIN, END):
         value: Any = values.get(name)
         if is_token(value) or (isinstance(value, list) and value and all(map(is_token, value))):
             found[name] = value
     return found
 
 
-def several(tokens: "int | list[int] | None") -> "list[int]":
-    """The tokens that a configuration has under one name."""
-    return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
-
-
 def _end_of_text(values: Values, vocabulary: Any) -> int:
     """The token that ends documents, the first of several; 0 where none does."""
     ends = special_tokens_in(values, vocabulary).get(END)
-    return next(iter(several(ends)), 0)
+    return next(iter(as_list(ends)), 0)
 
 
 def _rotary(file: Path, values: Values, family: Family) -> Values:
