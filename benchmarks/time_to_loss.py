@@ -3,7 +3,7 @@ in plain PyTorch, on the same text, the same held-out bytes and the same cores.
 
     python benchmarks/time_to_loss.py                       # 1, 5 and 20 minutes; takes hours
     python benchmarks/time_to_loss.py --minutes 1 --seeds 1 --trials 4
-    python benchmarks/time_to_loss.py --ours "--config mini"
+    python benchmarks/time_to_loss.py --ours "--config mini" --start size=4x192x3
 
 Loss is bits per byte of the whole held-out text. The clock begins with the process: start-up and
 compiling count, measuring does not. Time drives each schedule. Every recipe is tuned by the same
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ PROBE_STEPS, PROBE_MINUTES = 12, 10.0
 """Of a probe, which tells start-up and speed of a mode: so many steps, or minutes at most."""
 BASELINES = ("nanogpt", "modern")
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
-SIZES = ("2x256x4", "4x192x6", "4x256x4", "6x256x4", "6x384x6")
+SIZES = ("2x128x2", "2x192x3", "2x256x4", "4x192x3", "4x192x6", "4x256x4", "6x256x4", "6x384x6")
 """layers x hidden_size x heads."""
 
 Settings = dict[str, Any]
@@ -103,6 +103,23 @@ SEARCHES = {
 
 class Ended(Exception):
     """The benchmark was told to end; what was done is kept."""
+
+
+def started(words: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> Settings:
+    """Points of axes, from words such as `size=4x192x3`.
+
+    Raises:
+        BenchmarkError: there is no such axis, or the axis has no such point.
+    """
+    found = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        points = {str(point): point for point in axes.get(name, ())}
+        if text not in points:
+            known = "; ".join(f"{axis}={'|'.join(map(str, axes[axis]))}" for axis in axes)
+            raise BenchmarkError(f"--start: got {word!r}; expected of {known}")
+        found[name] = points[text]
+    return found
 
 
 def neighbours(axis: Sequence[Any], value: Any) -> list[Any]:
@@ -160,6 +177,8 @@ class Bench:
             "curve_share": arguments.curve_share,
             "points": POINTS,
         }
+        for kind in arguments.recipes:
+            self.search(kind)  # what the command line says of it is checked before the first run
         self.until = time.monotonic() + arguments.stop_after if arguments.stop_after else None
         self.process: subprocess.Popen | None = None
         self.is_ended = False
@@ -167,10 +186,10 @@ class Bench:
             signal.signal(number, self._end)
 
     def search(self, kind: str) -> Search:
-        """A recipe's search; ours begins with what the flags say."""
+        """A recipe's search; ours begins with what its flags say, a baseline with `--start`."""
         search = SEARCHES[kind]
         if kind != "ours":
-            return search
+            return replace(search, start=search.start | started(self.arguments.start, search.axes))
         model, training = self.config.model, self.config.training
         size = f"{model.layers}x{model.hidden_size}x{model.heads}"
         given = {
@@ -380,6 +399,7 @@ def parse() -> argparse.Namespace:
     add("--trial_minutes", type=float, default=1.0)
     add("--steps", type=int, default=0, help="of each run at most; 0: what its minutes hold")
     add("--ours", default=OURS, help="flags of demo/pretraining.py (default: %(default)s)")
+    add("--start", nargs="+", default=[], metavar="NAME=VALUE", help="of the baselines' searches")
     add("--text", type=Path, default=TEXT, help="what data/prepare.py made (default: %(default)s)")
     add("--sequence_length", type=int, default=256)
     add("--curve_share", type=float, default=0.1, help="of the held-out text, for curves' points")

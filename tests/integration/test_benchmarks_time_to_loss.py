@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import time_to_loss, timed_runs
+from benchmarks.harness import BenchmarkError
 from benchmarks.modern_gpt import (
     Linear,
     ModernGPT,
@@ -21,7 +22,7 @@ from benchmarks.modern_gpt import (
     Muon,
     rotated,
 )
-from benchmarks.time_to_loss import Search, bars, steps_in, tuned
+from benchmarks.time_to_loss import SEARCHES, Search, bars, started, steps_in, tuned
 from benchmarks.timed_runs import Clock, Run, factor_at
 from popxl_gpt.config import override, preset, to_mapping
 from popxl_gpt.data import TokenDataset
@@ -278,6 +279,14 @@ def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_p
     again = run()
     assert len(again.stdout.splitlines()) == len(done.stdout.splitlines()) - 5, "nothing ran again"
     assert json.loads(again.stdout.splitlines()[-1])["results"] == figures["results"]
+
+
+def test_baselines_begin_at_the_points_that_the_command_line_says():
+    axes = SEARCHES["modern"].axes
+    assert started(["size=4x192x3", "batch=16"], axes) == {"size": "4x192x3", "batch": 16}
+    for word in ("size=1x1x1", "batch=3", "layers=4", "size"):
+        with pytest.raises(BenchmarkError, match=f"--start: got '{word}'; expected of rate="):
+            started([word], axes)
 
 
 def test_a_missing_text_is_told_with_its_remedy(tmp_path, capsys, monkeypatch):

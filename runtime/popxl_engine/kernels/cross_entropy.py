@@ -59,6 +59,43 @@ def logsumexp_and_pick(
     return total, pick(logits, indices) if logits.shape[1] else torch.zeros_like(total)
 
 
+@kernel("fused_softcap_logsumexp_and_pick")
+def softcap_logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor, cap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`logsumexp_and_pick` of bounded logits, some rows at a time."""
+    dtype = wide_type(logits.dtype)
+    total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
+    for rows in row_chunks(logits):
+        torch.logsumexp(bounded(logits[rows].to(dtype), cap), 1, out=total[rows])
+    picked = pick(logits, indices) if logits.shape[1] else torch.zeros_like(total)
+    return total, bounded(picked, cap)
+
+
+@kernel("fused_softcap_logsumexp_and_pick_grad")
+def softcap_logsumexp_and_pick_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logsumexp: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    cap: float,
+) -> torch.Tensor:
+    """The gradient of bounded logits times the slope of the bound, some rows at a time."""
+    result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    operands = (d_logsumexp, d_picked, logsumexp)
+    for rows in row_chunks(logits):
+        y = bounded(logits[rows].to(wide_type(logits.dtype)), cap)
+        dy = logsumexp_and_pick_grad(*(t[rows] for t in operands), y, indices[rows])
+        result[rows] = (dy * (1 - (y / cap) ** 2)).to(result.dtype)
+    return result
+
+
+def bounded(t: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(t / cap)."""
+    return torch.tanh(t / cap) * cap
+
+
 @kernel("logsumexp_and_pick_grad")
 def logsumexp_and_pick_grad(
     d_logsumexp: torch.Tensor,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from popxl_engine.kernels.compiled import one_pass
-from popxl_engine.kernels.cross_entropy import pick, row_chunks, wide_type
+from popxl_engine.kernels.cross_entropy import bounded, pick, row_chunks, wide_type
 from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import update
@@ -55,16 +55,33 @@ def logsumexp_and_pick(
     if not logits.numel():
         result: tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
         return result
+    return _totals(logits, None), pick(logits, indices)
+
+
+@kernel("fused_softcap_logsumexp_and_pick", device="cuda")
+def softcap_logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor, cap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of bounded logits, which are stored nowhere."""
+    if not logits.numel():
+        plain = KERNELS["fused_softcap_logsumexp_and_pick"]
+        result: tuple[torch.Tensor, torch.Tensor] = plain(logits, indices, cap)
+        return result
+    return _totals(logits, cap), bounded(pick(logits, indices), cap)
+
+
+def _totals(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
     total = torch.empty(logits.shape[0], dtype=wide_type(logits.dtype), device=logits.device)
     for rows in row_chunks(logits):
-        total[rows] = _logsumexp(logits[rows])
-    return total, pick(logits, indices)
+        total[rows] = _logsumexp(logits[rows], cap)
+    return total
 
 
 @one_pass
-def _logsumexp(logits: torch.Tensor) -> torch.Tensor:
+def _logsumexp(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
     """Of each row."""
-    return torch.logsumexp(logits.to(wide_type(logits.dtype)), 1)
+    y = logits.to(wide_type(logits.dtype))
+    return torch.logsumexp(y if cap is None else bounded(y, cap), 1)
 
 
 @kernel("logsumexp_and_pick_grad", device="cuda")
@@ -78,12 +95,36 @@ def logsumexp_and_pick_grad(
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index; zeros for rows of minus
     infinities.
     """
+    return _gradients(d_logsumexp, d_picked, logsumexp, logits, indices, None)
+
+
+@kernel("fused_softcap_logsumexp_and_pick_grad", device="cuda")
+def softcap_logsumexp_and_pick_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logsumexp: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    cap: float,
+) -> torch.Tensor:
+    """The same at bounded logits, times the slope of the bound."""
+    return _gradients(d_logsumexp, d_picked, logsumexp, logits, indices, cap)
+
+
+def _gradients(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logsumexp: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    cap: float | None,
+) -> torch.Tensor:
     result = rows_on_boundaries(logits.shape[0], logits.shape[1], logits)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)
     classes = indices.to(torch.int64)
     for rows in row_chunks(logits) if logits.numel() else ():
         result[rows] = _logits_gradient(
-            logits[rows], shift[rows], d_logsumexp[rows], d_picked[rows], classes[rows]
+            logits[rows], shift[rows], d_logsumexp[rows], d_picked[rows], classes[rows], cap
         )
     return result
 
@@ -95,8 +136,12 @@ def _logits_gradient(
     scale: torch.Tensor,
     picked: torch.Tensor,
     classes: torch.Tensor,
+    cap: float | None,
 ) -> torch.Tensor:
     """The gradient for some rows; what is none of the classes is picked nowhere."""
-    probs = torch.exp(logits.to(shift.dtype) - shift[:, None]) * scale[:, None]
+    y = logits.to(shift.dtype)
+    y = y if cap is None else bounded(y, cap)
     columns = torch.arange(logits.shape[1], device=logits.device)
-    return (probs + torch.where(columns == classes[:, None], picked[:, None], 0)).to(logits.dtype)
+    dy = torch.exp(y - shift[:, None]) * scale[:, None]
+    dy = dy + torch.where(columns == classes[:, None], picked[:, None], 0)
+    return (dy if cap is None else dy * (1 - (y / cap) ** 2)).to(logits.dtype)

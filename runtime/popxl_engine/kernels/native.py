@@ -2,13 +2,14 @@
 does not take.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels import generator
-from popxl_engine.kernels.cross_entropy import pick
+from popxl_engine.kernels.cross_entropy import bounded, pick
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import as_float32
@@ -138,9 +139,26 @@ def logsumexp_and_pick(
     if not native.takes_rows(logits) or not logits.numel():
         result: tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
         return result
+    return _logsumexp("logsumexp", logits), pick(logits, indices)
+
+
+@kernel("fused_softcap_logsumexp_and_pick", device="cpu")
+def softcap_logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor, cap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of bounded logits, which are stored nowhere."""
+    if not native.takes_rows(logits) or not logits.numel():
+        plain = KERNELS["fused_softcap_logsumexp_and_pick"]
+        result: tuple[torch.Tensor, torch.Tensor] = plain(logits, indices, cap)
+        return result
+    total = _logsumexp("softcap_logsumexp", logits, cap)
+    return total, bounded(pick(logits, indices), cap)
+
+
+def _logsumexp(name: str, logits: torch.Tensor, *cap: float) -> torch.Tensor:
     total = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    native.call("logsumexp", (logits.dtype,), logits, logits.stride(0), total, *logits.shape)
-    return total, pick(logits, indices)
+    native.call(name, (logits.dtype,), logits, logits.stride(0), total, *cap, *logits.shape)
+    return total
 
 
 @kernel("logsumexp_and_pick_grad", device="cpu", over="logits")
@@ -154,12 +172,41 @@ def logsumexp_and_pick_grad(
 ) -> torch.Tensor:
     """exp(logits - logsumexp) * d_logsumexp, plus d_picked at the index."""
     numbers = (d_logsumexp, d_picked, logsumexp)
-    if (
-        not native.takes_rows(logits)
-        or not logits.numel()
-        or any(t.dtype != torch.float32 for t in numbers)
-    ):
-        return KERNELS["logsumexp_and_pick_grad"](d_logsumexp, d_picked, logsumexp, logits, indices)
+    if not _takes_gradients(logits, *numbers):
+        return KERNELS["logsumexp_and_pick_grad"](*numbers, logits, indices)
+    return _logits_gradient("logsumexp_grad", numbers, logits, indices, into)
+
+
+@kernel("fused_softcap_logsumexp_and_pick_grad", device="cpu", over="logits")
+def softcap_logsumexp_and_pick_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logsumexp: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    cap: float,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same at bounded logits, times the slope of the bound."""
+    numbers = (d_logsumexp, d_picked, logsumexp)
+    if not _takes_gradients(logits, *numbers):
+        return KERNELS["fused_softcap_logsumexp_and_pick_grad"](*numbers, logits, indices, cap)
+    return _logits_gradient("softcap_logsumexp_grad", numbers, logits, indices, into, cap)
+
+
+def _takes_gradients(logits: torch.Tensor, *numbers: torch.Tensor) -> bool:
+    takes = native.takes_rows(logits) and logits.numel() > 0
+    return takes and all(t.dtype == torch.float32 for t in numbers)
+
+
+def _logits_gradient(
+    name: str,
+    numbers: Sequence[torch.Tensor],
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    into: torch.Tensor | None,
+    *cap: float,
+) -> torch.Tensor:
     result = torch.empty_like(logits) if into is None else into
     scales, picked, totals = (t.contiguous() for t in numbers)
     wide = indices.to(torch.int64).contiguous()
@@ -167,7 +214,7 @@ def logsumexp_and_pick_grad(
         (logits, logits.stride(0), totals, scales, picked, wide),
         (result, result.stride(0)),
     )
-    native.call("logsumexp_grad", (logits.dtype,), *factors, *gradient, *logits.shape)
+    native.call(name, (logits.dtype,), *factors, *gradient, *cap, *logits.shape)
     return result
 
 

@@ -36,6 +36,8 @@ SIGNATURES = {
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("pnpnn", 1),
     "logsumexp_grad": ("pnpppppnnn", 1),
+    "softcap_logsumexp": ("pnpfnn", 1),
+    "softcap_logsumexp_grad": ("pnpppppnfnn", 1),
     "adamw": ("pnpnpnpn" + "nnnn" + "dddddddn", 0),
     "adamw_8bit": ("pnpnpp" + "nnnn" + "dddddddn", 0),
     "newton_schulz": ("pppnnnffffnn", 1),

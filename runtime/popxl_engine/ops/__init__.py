@@ -7,7 +7,7 @@ it writes. Its kernel has the same name and parameters, in `popxl_engine.kernels
 `definition.fused_op` in its family's file.
 """
 
-from popxl_engine.ops import accumulate, adamw, attention, gemm, views
+from popxl_engine.ops import accumulate, adamw, attention, cross_entropy, gemm, views
 from popxl_engine.ops.definition import FUSED_OPS
 
-__all__ = ["FUSED_OPS", "accumulate", "adamw", "attention", "gemm", "views"]
+__all__ = ["FUSED_OPS", "accumulate", "adamw", "attention", "cross_entropy", "gemm", "views"]

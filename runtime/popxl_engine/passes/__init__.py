@@ -32,6 +32,7 @@ from popxl_engine.passes.emulate_views import emulate_views
 from popxl_engine.passes.flash_attention import flash_attention
 from popxl_engine.passes.fuse_embedding_grad import fuse_embedding_grad
 from popxl_engine.passes.fuse_grad_norm import fuse_grad_norm
+from popxl_engine.passes.fuse_softcap import fuse_softcap
 from popxl_engine.passes.gemm import fuse_gemm_bias, fuse_masked_scores, tile_gemm
 from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
 from popxl_engine.passes.narrow_logits import narrow_logits
@@ -86,6 +87,7 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("fuse_accumulated_column_sum", fuse_accumulated_column_sum, per_graph=True),
     Pass("fuse_adamw", fuse_adamw, per_graph=True),
     Pass("tile_gemm", tile_gemm, per_graph=True),
+    Pass("fuse_softcap", _in_each(fuse_softcap), leaves_dead_code=True),
     Pass("narrow_logits", _in_each(narrow_logits), leaves_dead_code=True),
     Pass("pack_qkv_grads", _in_each(pack_qkv_grads), _keeps_probs),
     Pass("recompute_probs", _in_each(recompute_probs), _keeps_probs, leaves_dead_code=True),

@@ -7,6 +7,9 @@ from popxl.tensor import TensorSpec
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.ir import Block, Instr, Value
 
+LOSSES = ("logsumexp_and_pick", "fused_softcap_logsumexp_and_pick")
+GRADIENTS = ("logsumexp_and_pick_grad", "fused_softcap_logsumexp_and_pick_grad")
+
 
 def narrow_logits(block: Block) -> Block:
     """log-sum-exp and its gradient read 16-bit logits themselves: the same numbers, without float32
@@ -16,8 +19,8 @@ def narrow_logits(block: Block) -> Block:
     """
     replaced: dict[Instr, Instr] = {}
     for instr in block.instrs:
-        is_gradient = instr.is_op("logsumexp_and_pick_grad")
-        if not is_gradient and not instr.is_op("logsumexp_and_pick"):
+        is_gradient = any(map(instr.is_op, GRADIENTS))
+        if not is_gradient and not any(map(instr.is_op, LOSSES)):
             continue
         uses = block.find(DefUse)
         logits = uses.upcast_source(instr.arguments["logits"])

@@ -361,6 +361,48 @@ def scatter_add_rows_(draw: Draw) -> Sample:
     return Sample(row_operands(draw), lambda t, **rest: (t + table_rows(t, **rest),))
 
 
+# Cross entropy of bounded logits
+
+
+def loss_of_bounded(logits, indices, cap):
+    """Log-sum-exp, and the bounded logit at the index."""
+    y, wide = cap * torch.tanh(logits / cap), indices.long()
+    is_inside = (wide >= 0) & (wide < logits.shape[1])
+    picked = y.gather(1, torch.where(is_inside, wide, 0)[:, None])[:, 0] * is_inside
+    return torch.logsumexp(y, 1), picked
+
+
+def softcap_logsumexp_and_pick(draw: Draw) -> Sample:
+    rows, classes = draw.size(), draw.size()
+    return Sample(
+        {
+            "logits": draw.normal(rows, classes) * 3,
+            "indices": torch.tensor(
+                [draw.random.randint(-1, classes) for _ in range(rows)], dtype=torch.int32
+            ),
+            "cap": draw.one_of(1.5, 30.0),
+        },
+        loss_of_bounded,
+    )
+
+
+def softcap_logsumexp_and_pick_grad(draw: Draw) -> Sample:
+    of = softcap_logsumexp_and_pick(draw).arguments
+    rows = len(of["indices"])
+    first, second = (draw.normal(rows, dtype=F32) for _ in range(2))
+    total = loss_of_bounded(of["logits"].double(), of["indices"], of["cap"])[0].float()
+
+    def oracle(d_logsumexp, d_picked, logsumexp, logits, indices, cap):
+        at = logits.detach().requires_grad_()
+        results = loss_of_bounded(at, indices, cap)
+        return torch.autograd.grad(results, at, (d_logsumexp, d_picked))
+
+    return Sample(
+        {"d_logsumexp": first, "d_picked": second, "logsumexp": total, **of},
+        oracle,
+    )
+
+
 # AdamW
 
 
@@ -419,6 +461,8 @@ MAKERS: dict[str, Callable[[Draw], Sample]] = {
         accumulate_column_sum_,
         accumulate_gather_grad_,
         scatter_add_rows_,
+        softcap_logsumexp_and_pick,
+        softcap_logsumexp_and_pick_grad,
         adamw_,
         adamw_where_,
         refresh_view_,

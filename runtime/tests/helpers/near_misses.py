@@ -10,6 +10,7 @@ from helpers.pass_programs import Build, normal
 from popxl import Tensor, ops
 from popxl.ops import var_updates
 from popxl.ops.normalisation import softmax_grad
+from popxl.ops.transformer import softcap, softcap_grad
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 
 SWAPPED = (0, 1, 3, 2)
@@ -350,6 +351,58 @@ def loss(name: str) -> list[Tensor]:
     if name == "narrow logits are written":
         return [total, ops.cast(d, dtype), y]
     return [total, ops.cast(d, popxl.float16 if name == "cast to another type" else dtype)]
+
+
+def bounded_loss(name: str) -> list[Tensor]:
+    """A cross entropy of bounded logits, with one thing otherwise."""
+    x = var(6, 11)
+    labels = popxl.variable(np.array([0, 10, 3, 3, 7, 1], np.int32))
+    logits = x * 2.0
+    y = softcap(logits, 2.0)
+    other = softcap(logits * 0.5, 2.0)
+    seen = ops.identity(y) if name.startswith("a copy") else y
+    if name == "a copy is written":
+        ops.add_(seen, seen)
+    total, picked = logsumexp_and_pick(seen, labels)
+    if name == "logits are written":
+        ops.add_(logits, logits)
+    if name == "bounded logits are written":
+        ops.add_(y, y)
+    of = other if name == "a gradient of others" else seen
+    gradient = logsumexp_and_pick_grad(total, picked, total, of, labels)
+    if name == "the sum is written":
+        ops.add_(total, total)
+    dy = ops.cos(gradient) if name == "another gradient" else gradient
+    at = other if name == "a slope of others" else seen
+    slope = softcap_grad(dy, at, 3.0 if name == "another bound" else 2.0)
+    results = [total, picked, slope, other]
+    if name == "bounded logits are read":
+        results.append(ops.exp(y))
+    if name == "logits are written":
+        results.append(logits)
+    if name == "a gradient that is read":
+        results.append(ops.exp(gradient))
+    if name == "bounded logits are a gradient":
+        results.append(softcap_grad(y, other, 2.0))
+    if name == "a second gradient":
+        again = logsumexp_and_pick_grad(picked, total, total, y, labels)
+        results.append(softcap_grad(again, y, 2.0))
+    return results
+
+
+def bounded_logits_leave_a_loop(ir: popxl.Ir) -> list[Tensor]:
+    """A cross entropy in a loop whose body gives its bounded logits."""
+    logits, before = var(6, 11), var(6, 11, seed=1)
+    labels = popxl.variable(np.array([0, 10, 3, 3, 7, 1], np.int32))
+    graph = ir.create_empty_graph("bounded")
+    with graph:
+        x, _, at = (popxl.graph_input(t.shape, t.dtype) for t in (logits, before, labels))
+        y = softcap(x, 2.0)
+        total, picked = logsumexp_and_pick(y, at)
+        gradient = logsumexp_and_pick_grad(total, picked, total, y, at)
+        popxl.graph_output(y)
+        popxl.graph_output(softcap_grad(gradient, y, 2.0))
+    return list(ops.repeat(graph, 2, logits, before, inputs_dict={at: labels}))
 
 
 # Attention
@@ -742,6 +795,13 @@ NEAR_MISSES: dict[str, Build] = {
         "narrow logits are written", "wide logits are written", "a gradient that is multiplied",
         "cast to another type",
     ),
+    **every(
+        bounded_loss, "a copy", "a copy is written", "logits are written", "the sum is written",
+        "bounded logits are written", "a gradient of others", "another gradient", "another bound",
+        "a slope of others", "bounded logits are read", "a gradient that is read",
+        "bounded logits are a gradient", "a second gradient",
+    ),
+    "bounded loss: bounded logits leave a loop": bounded_logits_leave_a_loop,
     **every(attention, *CHANGED),
     **every(gradient, *CHANGED),
     "attention: key first, dy a transpose": of(key_first),

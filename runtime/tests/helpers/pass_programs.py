@@ -12,6 +12,7 @@ from popxl import Tensor, ops
 from popxl.extensions import attention as attend_op
 from popxl.ops import var_updates
 from popxl.ops.normalisation import softmax_grad
+from popxl.ops.transformer import softcap, softcap_grad
 from popxl.transforms.autodiff import autodiff
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 
@@ -282,6 +283,15 @@ def loss(between: Between, x: Tensor, labels: Tensor) -> Outputs:
     return [total, picked, ops.cast(gradient, x.dtype)]
 
 
+def bounded_loss(between: Between, x: Tensor, labels: Tensor) -> Outputs:
+    y = between(x * 2.0)
+    bounded = between(softcap(between(ops.cast(y, popxl.float32)), 2.0))
+    total, picked = between(*logsumexp_and_pick(bounded, labels))
+    gradient = between(logsumexp_and_pick_grad(total, picked, total, bounded, labels))
+    slope = between(softcap_grad(gradient, bounded, 2.0))
+    return [total, picked, ops.cast(slope, x.dtype)]
+
+
 CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
 
 
@@ -434,6 +444,9 @@ PATTERNS: dict[str, Pattern] = {
         guarded_adam, {**ADAM, "condition": np.array(False)}, ("grad",), MOMENTS, kept=("v", "step")
     ),
     "loss": Pattern(loss, {"x": normal(6, 11), "labels": np.array([0, 10, 3, 3, 7, 1], np.int32)}),
+    "bounded loss": Pattern(
+        bounded_loss, {"x": normal(6, 11), "labels": np.array([0, 10, 3, 3, 7, 1], np.int32)}
+    ),
     "attention": Pattern(attention, HEADS, ("q", "k", "v")),
     "attention, dropping": Pattern(attention_dropping, {**HEADS, **SEED}, ("q", "k", "v")),
     "attention op": Pattern(attention_op, HEADS),

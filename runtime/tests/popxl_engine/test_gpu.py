@@ -104,20 +104,26 @@ LABELS = torch.tensor([3, 0, -1, 10, 11, 5, 2], dtype=torch.int32)
 """Some of which are none of eleven classes."""
 
 
+BOTH_LOSSES = pytest.mark.parametrize(
+    "name, cap", [("logsumexp_and_pick", ()), ("fused_softcap_logsumexp_and_pick", (2.5,))]
+)
+
+
+@BOTH_LOSSES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_a_gpus_cross_entropy_is_the_plain_one(dtype, monkeypatch):
+def test_a_gpus_cross_entropy_is_the_plain_one(dtype, name, cap, monkeypatch):
     monkeypatch.setattr(cross_entropy, "CHUNK", 30)  # several chunks
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 11, generator=random).mul(4).to(dtype)
     logits[4] = float("-inf")
     table, plain = ALTERNATES["cuda"], KERNELS
-    total, picked = table["logsumexp_and_pick"](logits, LABELS)
-    for found, expected in zip((total, picked), plain["logsumexp_and_pick"](logits, LABELS)):
+    total, picked = table[name](logits, LABELS, *cap)
+    for found, expected in zip((total, picked), plain[name](logits, LABELS, *cap)):
         assert found.dtype == expected.dtype
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     scales, shares = (torch.randn(7, generator=random).to(total.dtype) for _ in range(2))
-    arguments = (scales, shares, total, logits, LABELS)
-    found, expected = (of["logsumexp_and_pick_grad"](*arguments) for of in (table, plain))
+    arguments = (scales, shares, total, logits, LABELS, *cap)
+    found, expected = (of[f"{name}_grad"](*arguments) for of in (table, plain))
     torch.testing.assert_close(
         found, expected, rtol=1e-6 if dtype is not torch.bfloat16 else 1e-2, atol=1e-6
     )
@@ -136,15 +142,16 @@ class Launches(TorchDispatchMode):
 
 
 @pytest.mark.slow
+@BOTH_LOSSES
 @pytest.mark.parametrize("kernels", [ALTERNATES["cuda"], KERNELS], ids=["gpu", "plain"])
-def test_a_large_cross_entropy_asks_little_of_a_gpu(kernels):
+def test_a_large_cross_entropy_asks_little_of_a_gpu(kernels, name, cap):
     with fake_gpu():
         logits, row = torch.empty(8192, 50257, dtype=torch.bfloat16), torch.empty(8192)
         indices = torch.empty(8192, dtype=torch.int32)
         with Launches() as launches:
-            kernels["logsumexp_and_pick"](logits, indices)
-            kernels["logsumexp_and_pick_grad"](row, row, row, logits, indices)
-    assert launches.count < 1000
+            kernels[name](logits, indices, *cap)
+            kernels[f"{name}_grad"](row, row, row, logits, indices, *cap)
+    assert launches.count < 1500
 
 
 @pytest.mark.parametrize("first, count", [(0, 1), (1, 1000), (2**33 + 5, 300)])
@@ -238,8 +245,10 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
     key = generator.key(torch.tensor([3, 77], dtype=torch.uint32))
     calls = (
         (gpu._mean, (a, b.to(torch.bfloat16), step)),
-        (gpu._logsumexp, (logits,)),
-        (gpu._logits_gradient, (logits, row, row, row, classes)),
+        (gpu._logsumexp, (logits, None)),
+        (gpu._logsumexp, (logits, 2.5)),
+        (gpu._logits_gradient, (logits, row, row, row, classes, None)),
+        (gpu._logits_gradient, (logits, row, row, row, classes, 2.5)),
         (generator.words_at_once, (key, 2**33 + 5, 300)),
         (adamw.moments, (a, b, b.square(), 0.9, 0.95)),
         (adamw.updated_weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),

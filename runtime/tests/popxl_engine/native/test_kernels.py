@@ -203,6 +203,8 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
         "adamw_8bit_": [eight_bit_update(s, dtype) for s in shapes],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
+        "fused_softcap_logsumexp_and_pick": [],
+        "fused_softcap_logsumexp_and_pick_grad": [],
     }
     for rows, classes in ((1, 1), (4, 9), (3, 20011), (2000, 17)):
         logits = random(rows, classes, dtype=dtype)
@@ -211,11 +213,11 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
         if rows > 3:
             logits[1, classes // 2], logits[2, -1] = float("nan"), float("inf")
         indices = torch.arange(rows, dtype=torch.int32) * 7 % (classes + 2) - 1  # some outside
-        calls["logsumexp_and_pick"].append((logits, indices))
-        total = KERNELS["logsumexp_and_pick"](logits, indices)[0]
-        calls["logsumexp_and_pick_grad"].append(
-            (random(rows), random(rows, seed=5), total, logits, indices)
-        )
+        for name, cap in (("logsumexp_and_pick", ()), ("fused_softcap_logsumexp_and_pick", (9.0,))):
+            calls[name].append((logits, indices, *cap))
+            total = KERNELS[name](logits, indices, *cap)[0]
+            gradients = (random(rows), random(rows, seed=5))
+            calls[f"{name}_grad"].append((*gradients, total, logits, indices, *cap))
     return calls
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from popxl.errors import ShapeError
 from popxl.op_records import OPS, as_specs, call_arguments
 from popxl.tensor import TensorSpec
-from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
+from popxl_engine.kernels.registry import ALTERNATES, KERNELS, OVERWRITES, kernel_for
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Updates
 from popxl_engine.ops import FUSED_OPS
 from popxl_engine.ops.adamw import AdamW
@@ -130,12 +130,12 @@ def test_every_op_has_a_maker_of_samples_and_a_name_that_programs_do_not_use() -
 
 
 def parameters_of(kernel: Any) -> list[str]:
-    """A kernel's, where ``*operands`` stands for the record of AdamW's."""
+    """A kernel's without its result's place; ``*operands`` stands for the record of AdamW's."""
     found: list[str] = []
     for name, parameter in inspect.signature(kernel).parameters.items():
         is_rest = parameter.kind is inspect.Parameter.VAR_POSITIONAL
         found += AdamW._fields if is_rest else [name]
-    return found
+    return found[:-1] if kernel in OVERWRITES else found
 
 
 @over_ops

@@ -1,0 +1,65 @@
+"""The parts of a cross entropy that touch every logit, with logits that are bounded on the way."""
+
+from popxl import dtypes
+from popxl.op_records import Cost
+from popxl.tensor import TensorSpec
+
+from popxl_engine.ops.definition import check, flops_of, fused_op
+
+
+def softcap_logsumexp_and_pick_cost(
+    y: tuple[TensorSpec, TensorSpec], logits: TensorSpec, indices: TensorSpec, cap: float
+) -> Cost:
+    """The bound, and the rest."""
+    bounded = flops_of("softcap", logits, logits, cap)
+    return Cost(flops=bounded + flops_of("logsumexp_and_pick", y[0], logits, indices))
+
+
+@fused_op(cost=softcap_logsumexp_and_pick_cost)
+def softcap_logsumexp_and_pick(
+    logits: TensorSpec, indices: TensorSpec, cap: float
+) -> tuple[TensorSpec, TensorSpec]:
+    """`logsumexp_and_pick` of `softcap(logits, cap)`, which is stored nowhere.
+
+    Shapes: logits [n, c], indices [n] -> [n], [n], float32 or wider.
+    """
+    fits = logits.rank == 2 and indices.shape == logits.shape[:1]
+    name = "softcap_logsumexp_and_pick"
+    check(fits, name, "logits [n, c] and indices [n]", logits=logits, indices=indices)
+    wide = dtypes.float64 if logits.dtype is dtypes.float64 else dtypes.float32
+    return TensorSpec(indices.shape, wide), TensorSpec(indices.shape, wide)
+
+
+def softcap_logsumexp_and_pick_grad_cost(
+    y: TensorSpec,
+    d_logsumexp: TensorSpec,
+    d_picked: TensorSpec,
+    logsumexp: TensorSpec,
+    logits: TensorSpec,
+    indices: TensorSpec,
+    cap: float,
+) -> Cost:
+    """The bound once more, both gradients."""
+    rest = (d_logsumexp, d_picked, logsumexp, logits, indices)
+    flops = flops_of("softcap", logits, logits, cap) + flops_of("softcap_grad", y, y, y, cap)
+    return Cost(flops=flops + flops_of("logsumexp_and_pick_grad", y, *rest))
+
+
+@fused_op(cost=softcap_logsumexp_and_pick_grad_cost)
+def softcap_logsumexp_and_pick_grad(
+    d_logsumexp: TensorSpec,
+    d_picked: TensorSpec,
+    logsumexp: TensorSpec,
+    logits: TensorSpec,
+    indices: TensorSpec,
+    cap: float,
+) -> TensorSpec:
+    """Gradient of `softcap_logsumexp_and_pick` with respect to the logits.
+
+    Shapes: d_logsumexp, d_picked, logsumexp and indices [n], logits [n, c] -> [n, c].
+    """
+    rows = (d_logsumexp, d_picked, logsumexp, indices)
+    fits = logits.rank == 2 and all(t.shape == logits.shape[:1] for t in rows)
+    name = "softcap_logsumexp_and_pick_grad"
+    check(fits, name, "logits [n, c] and the others [n]", logits=logits, logsumexp=logsumexp)
+    return TensorSpec(logits.shape, logits.dtype)
