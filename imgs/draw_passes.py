@@ -48,6 +48,7 @@ STEPS = (
     ({}, "cpu", ()),
     ({"precision": "bfloat16", "micro_batch_size": 8, "dropout": 0.1}, "cpu", ()),
     ({"recomputation": False, "dropout": 0.1}, "cpu", ("recompute_probs",)),
+    ({"logit_softcap": 15.0}, "cpu", ()),
     ({}, "cuda", ()),
 )
 """Changes to the preset, the device, and passes that are left out."""
