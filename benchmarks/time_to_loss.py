@@ -81,7 +81,7 @@ class Search:
 
 SEARCHES = {
     "ours": Search(
-        start={"schedule": "wsd", "warmup": 0.02, "decay": 0.5, "lowest": 0.0},
+        start={"schedule": "wsd", "warmup": 0.02, "decay": 0.4, "lowest": 0.0},
         axes={
             "learning_rate": (1e-3, 2e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2),
             "global_batch_size": (4, 8, 16, 32),

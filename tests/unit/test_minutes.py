@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, ConfigError, Training, UserError, preset, validate
+from popxl_gpt.config import (
+    Config,
+    ConfigError,
+    Training,
+    UserError,
+    override,
+    preset,
+    validate,
+)
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.demo.run_clock import RunClock
-from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, chosen, text_of
+from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, choice, chosen, text_of
 
 TRAINING = Training(
     steps=1000, decay_steps=400, schedule="wsd", warmup_steps=10, learning_rate=1.0, minimum_learning_rate=0.1
@@ -103,10 +111,10 @@ def test_a_decay_keeps_its_share_where_the_steps_of_a_run_become_known():
 
 
 class Machine:
-    """One on which a step takes what its products do."""
+    """One on which a step takes what its products do, in bfloat16 so many times as fast."""
 
-    def __init__(self, speed: float):
-        self.speed, self.tried = speed, []
+    def __init__(self, speed: float, narrow: float = 1.0):
+        self.speed, self.narrow, self.tried = speed, narrow, []
 
     def __call__(self, config: Config) -> Trial:
         self.tried.append(config)
@@ -114,7 +122,8 @@ class Machine:
         matrices = 12 * model.layers * model.hidden_size**2
         products = matrices + model.vocabulary_size * model.hidden_size
         attention = 12 * model.layers * model.sequence_length * model.hidden_size
-        return Trial(2.0, (6 * products + attention) * config.tokens_per_step / self.speed)
+        speed = self.speed * (self.narrow if model.precision == "bfloat16" else 1.0)
+        return Trial(2.0, (6 * products + attention) * config.tokens_per_step / speed)
 
 
 TEXT = Text(
@@ -144,6 +153,28 @@ def test_more_time_and_a_faster_machine_give_larger_models_with_larger_batches()
     assert rates == sorted(rates, reverse=True)
     fast = choose(600, speed=6e12).config
     assert fast.model.hidden_size > choose(600).config.model.hidden_size
+
+
+@pytest.mark.parametrize("narrow, precision", [(2.5, "bfloat16"), (0.4, "float32")])
+def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narrow, precision):
+    monkeypatch.setattr(choice, "_has_bfloat16", lambda: True)
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    given, machine = {"input_files"}, Machine(6e10, narrow)
+    found = chosen(config, given, TEXT, 600.0, machine).config
+    assert found.model.precision == precision
+    assert {each.model.precision for each in machine.tried} == {"bfloat16", "float32"}
+    if precision == "bfloat16":
+        alone = override(config, precision="bfloat16")
+        expected = chosen(alone, {*given, "precision"}, TEXT, 600.0, Machine(6e10, narrow)).config
+        assert found.model == expected.model
+
+
+def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):
+    monkeypatch.setattr(choice, "_has_bfloat16", lambda: False)
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    machine = Machine(6e10, narrow=9.0)
+    assert chosen(config, {"input_files"}, TEXT, 600.0, machine).config.model.precision == "float32"
+    assert {each.model.precision for each in machine.tried} == {"float32"}
 
 
 def test_data_say_vocabulary_tokenizer_and_what_is_held_out():
