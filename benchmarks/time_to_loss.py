@@ -106,20 +106,41 @@ class Ended(Exception):
 
 
 def started(words: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> Settings:
-    """Points of axes, from words such as `size=4x192x3`.
-
-    Raises:
-        BenchmarkError: there is no such axis, or the axis has no such point.
-    """
+    """Those points of the axes that words tell, such as `size=4x192x3`."""
     found = {}
     for word in words:
         name, _, text = word.partition("=")
-        points = {str(point): point for point in axes.get(name, ())}
-        if text not in points:
-            known = "; ".join(f"{axis}={'|'.join(map(str, axes[axis]))}" for axis in axes)
-            raise BenchmarkError(f"--start: got {word!r}; expected of {known}")
-        found[name] = points[text]
+        for point in axes.get(name, ()):
+            if text == point or not isinstance(point, str) and _number(text) == point:
+                found[name] = point
     return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def check_start(words: Sequence[str], recipes: Sequence[str]) -> None:
+    """Whether each word is a point of some baseline's.
+
+    Raises:
+        BenchmarkError: it is of none.
+    """
+    searched = {kind: SEARCHES[kind].axes for kind in recipes if kind in BASELINES}
+    for word in words:
+        if not any(started([word], axes) for axes in searched.values()):
+            known = "; ".join(
+                f"{kind}: {name}={'|'.join(map(str, axis))}"
+                for kind, axes in searched.items()
+                for name, axis in axes.items()
+            )
+            raise BenchmarkError(
+                f"--start: got {word!r}; expected a point of a baseline ({known or 'none is run'})."
+                " Give one of these, or leave it out."
+            )
 
 
 def neighbours(axis: Sequence[Any], value: Any) -> list[Any]:
@@ -177,8 +198,7 @@ class Bench:
             "curve_share": arguments.curve_share,
             "points": POINTS,
         }
-        for kind in arguments.recipes:
-            self.search(kind)  # what the command line says of it is checked before the first run
+        check_start(arguments.start, arguments.recipes)
         self.until = time.monotonic() + arguments.stop_after if arguments.stop_after else None
         self.process: subprocess.Popen | None = None
         self.is_ended = False

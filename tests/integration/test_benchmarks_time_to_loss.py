@@ -22,7 +22,16 @@ from benchmarks.modern_gpt import (
     Muon,
     rotated,
 )
-from benchmarks.time_to_loss import SEARCHES, Search, bars, started, steps_in, tuned
+from benchmarks.time_to_loss import (
+    BASELINES,
+    SEARCHES,
+    Search,
+    bars,
+    check_start,
+    started,
+    steps_in,
+    tuned,
+)
 from benchmarks.timed_runs import Clock, Run, factor_at
 from popxl_gpt.config import override, preset, to_mapping
 from popxl_gpt.data import TokenDataset
@@ -282,11 +291,18 @@ def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_p
 
 
 def test_baselines_begin_at_the_points_that_the_command_line_says():
-    axes = SEARCHES["modern"].axes
-    assert started(["size=4x192x3", "batch=16"], axes) == {"size": "4x192x3", "batch": 16}
-    for word in ("size=1x1x1", "batch=3", "layers=4", "size"):
-        with pytest.raises(BenchmarkError, match=f"--start: got '{word}'; expected of rate="):
-            started([word], axes)
+    words = ["size=4x192x3", "batch=16", "rate=2e-3"]
+    found = {kind: started(words, SEARCHES[kind].axes) for kind in BASELINES}
+    both = {"size": "4x192x3", "batch": 16}
+    assert found == {"nanogpt": {**both, "rate": 0.002}, "modern": both}
+    check_start(words, list(SEARCHES))
+    for word in ("size=1x1x1", "batch=3", "layers=4", "size", "rate=no"):
+        with pytest.raises(
+            BenchmarkError, match=f"--start: got '{word}'; expected .*modern: rate="
+        ):
+            check_start([word], list(SEARCHES))
+    with pytest.raises(BenchmarkError, match="none is run"):
+        check_start(words, ["ours"])
 
 
 def test_a_missing_text_is_told_with_its_remedy(tmp_path, capsys, monkeypatch):

@@ -163,10 +163,9 @@ def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narr
     found = chosen(config, given, TEXT, 600.0, machine).config
     assert found.model.precision == precision
     assert {each.model.precision for each in machine.tried} == {"bfloat16", "float32"}
-    if precision == "bfloat16":
-        alone = override(config, precision="bfloat16")
-        expected = chosen(alone, {*given, "precision"}, TEXT, 600.0, Machine(6e10, narrow)).config
-        assert found.model == expected.model
+    alone = override(config, precision=precision)
+    expected = chosen(alone, {*given, "precision"}, TEXT, 600.0, Machine(6e10, narrow)).config
+    assert found.model == expected.model
 
 
 def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):

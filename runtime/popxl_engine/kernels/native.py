@@ -9,7 +9,7 @@ import torch
 from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels import generator
-from popxl_engine.kernels.cross_entropy import bounded, pick
+from popxl_engine.kernels.cross_entropy import pick
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import as_float32
@@ -152,7 +152,7 @@ def softcap_logsumexp_and_pick(
         result: tuple[torch.Tensor, torch.Tensor] = plain(logits, indices, cap)
         return result
     total = _logsumexp("softcap_logsumexp", logits, cap)
-    return total, bounded(pick(logits, indices), cap)
+    return total, softcap(pick(logits, indices), cap)
 
 
 def _logsumexp(name: str, logits: torch.Tensor, *cap: float) -> torch.Tensor:

@@ -252,6 +252,21 @@ def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(
         assert result is given[place] and same(result, NATIVE[name](*call))
 
 
+@needs_compiler
+def test_a_bound_within_the_loss_gives_the_bits_of_one_before_it() -> None:
+    logits, cap = random(64, 1000, scale=20), 15.0
+    indices = torch.arange(64, dtype=torch.int32) * 17 - 1  # the first and some last are outside
+    d, e = random(64, seed=1), random(64, seed=2)
+    bounded = NATIVE["softcap"](logits, cap)
+    apart = NATIVE["logsumexp_and_pick"](bounded, indices)
+    within = NATIVE["fused_softcap_logsumexp_and_pick"](logits, indices, cap)
+    assert all(map(same, within, apart))
+    gradient = NATIVE["logsumexp_and_pick_grad"](d, e, apart[0], bounded, indices)
+    gradient = NATIVE["softcap_grad"](gradient, bounded, cap)
+    name = "fused_softcap_logsumexp_and_pick_grad"
+    assert same(NATIVE[name](d, e, within[0], logits, indices, cap), gradient)
+
+
 @pytest.mark.parametrize(
     "condition, left, right",
     [((3, 7), (3, 7), (3, 7)), ((1, 1), (7,), (7,)), ((1,), (7, 1), (1, 7)), ((1,), (1,), (1, 1))],
