@@ -72,6 +72,8 @@ ROWS = {
     "rms_norm_grad": (0, 1),
     "logsumexp_and_pick": (0, 1),
     "logsumexp_and_pick_grad": (0, 1, 2, 3, 4),
+    "fused_softcap_logsumexp_and_pick": (0, 1),
+    "fused_softcap_logsumexp_and_pick_grad": (0, 1, 2, 3, 4),
 }
 """Of kernels that work row by row: which operands have rows. Of several results of norms the first
 one has.
@@ -84,6 +86,8 @@ def by_rows(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[Any,
     weight, bias = random(columns, seed=4), random(columns, seed=5)
     indices = torch.arange(rows, dtype=torch.int32) * 7 % (columns + 2) - 1  # some outside
     sums = KERNELS["logsumexp_and_pick"](x, indices)[0]
+    bounded_sums = KERNELS["fused_softcap_logsumexp_and_pick"](x, indices, 4.0)[0]
+    slopes = (random(rows), random(rows, seed=5))
     return {
         "swiglu": (wide,),
         "swiglu_grad": (dy, wide),
@@ -98,7 +102,9 @@ def by_rows(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[Any,
         "rms_norm": (x, weight, 0.1),
         "rms_norm_grad": (dy, x, weight, 0.1),
         "logsumexp_and_pick": (apart(x), indices),
-        "logsumexp_and_pick_grad": (random(rows), random(rows, seed=5), sums, apart(x), indices),
+        "logsumexp_and_pick_grad": (*slopes, sums, apart(x), indices),
+        "fused_softcap_logsumexp_and_pick": (apart(x), indices, 4.0),
+        "fused_softcap_logsumexp_and_pick_grad": (*slopes, bounded_sums, apart(x), indices, 4.0),
     }
 
 
