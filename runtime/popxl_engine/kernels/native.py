@@ -9,7 +9,7 @@ import torch
 from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels import generator
-from popxl_engine.kernels.cross_entropy import pick
+from popxl_engine.kernels.cross_entropy import pick, row_chunks
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import as_float32
@@ -147,6 +147,13 @@ def softcap_logsumexp_and_pick(
     logits: torch.Tensor, indices: torch.Tensor, cap: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of bounded logits, which are stored nowhere."""
+    if _is_float16(logits):
+        parts = [
+            softcap_logsumexp_and_pick(logits[rows].float(), indices[rows], cap)
+            for rows in row_chunks(logits)
+        ]
+        total, picked = map(torch.cat, zip(*parts))
+        return total, picked
     if not native.takes_rows(logits) or not logits.numel():
         plain = KERNELS["fused_softcap_logsumexp_and_pick"]
         result: tuple[torch.Tensor, torch.Tensor] = plain(logits, indices, cap)
@@ -189,9 +196,21 @@ def softcap_logsumexp_and_pick_grad(
 ) -> torch.Tensor:
     """The same at bounded logits, times the slope of the bound."""
     numbers = (d_logsumexp, d_picked, logsumexp)
+    if _is_float16(logits):
+        result = torch.empty_like(logits) if into is None else into
+        for rows in row_chunks(logits):
+            wide, of_rows = logits[rows].float(), [t[rows] for t in numbers]
+            gradient = softcap_logsumexp_and_pick_grad(*of_rows, wide, indices[rows], cap)
+            result[rows] = gradient
+        return result
     if not _takes_gradients(logits, *numbers):
         return KERNELS["fused_softcap_logsumexp_and_pick_grad"](*numbers, logits, indices, cap)
     return _logits_gradient("softcap_logsumexp_grad", numbers, logits, indices, into, cap)
+
+
+def _is_float16(logits: torch.Tensor) -> bool:
+    """Whether rows of these go to the library as float32, some at a time."""
+    return logits.dtype == torch.float16 and logits.numel() > 0 and native.library() is not None
 
 
 def _takes_gradients(logits: torch.Tensor, *numbers: torch.Tensor) -> bool:
