@@ -47,29 +47,37 @@ def pick(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return torch.where(inside, logits.gather(1, at[:, None])[:, 0].to(wide_type(logits.dtype)), 0)
 
 
-@kernel("logsumexp_and_pick")
-def logsumexp_and_pick(
-    logits: torch.Tensor, indices: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row by row, in float32 at least."""
-    dtype = wide_type(logits.dtype)
-    total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
-    for rows in row_chunks(logits):
-        torch.logsumexp(logits[rows].to(dtype), 1, out=total[rows])
-    return total, pick(logits, indices) if logits.shape[1] else torch.zeros_like(total)
+def bounded(t: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """cap * tanh(t / cap); without a cap t itself."""
+    return t if cap is None else torch.tanh(t / cap) * cap
 
 
-@kernel("fused_softcap_logsumexp_and_pick")
-def softcap_logsumexp_and_pick(
-    logits: torch.Tensor, indices: torch.Tensor, cap: float
+def losses(
+    logits: torch.Tensor, indices: torch.Tensor, cap: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`logsumexp_and_pick` of bounded logits, some rows at a time."""
+    """Log-sum-exp and pick of bounded logits, some rows at a time, in float32 at least."""
     dtype = wide_type(logits.dtype)
     total = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
     for rows in row_chunks(logits):
         torch.logsumexp(bounded(logits[rows].to(dtype), cap), 1, out=total[rows])
     picked = pick(logits, indices) if logits.shape[1] else torch.zeros_like(total)
     return total, bounded(picked, cap)
+
+
+@kernel("logsumexp_and_pick")
+def logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of logits as they are."""
+    return losses(logits, indices)
+
+
+@kernel("fused_softcap_logsumexp_and_pick")
+def softcap_logsumexp_and_pick(
+    logits: torch.Tensor, indices: torch.Tensor, cap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of bounded logits, which are stored nowhere."""
+    return losses(logits, indices, cap)
 
 
 @kernel("fused_softcap_logsumexp_and_pick_grad")
@@ -89,11 +97,6 @@ def softcap_logsumexp_and_pick_grad(
         dy = logsumexp_and_pick_grad(*(t[rows] for t in operands), y, indices[rows])
         result[rows] = (dy * (1 - (y / cap) ** 2)).to(result.dtype)
     return result
-
-
-def bounded(t: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap * tanh(t / cap)."""
-    return torch.tanh(t / cap) * cap
 
 
 @kernel("logsumexp_and_pick_grad")

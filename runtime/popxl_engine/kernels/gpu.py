@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from popxl_engine.kernels.compiled import one_pass
-from popxl_engine.kernels.cross_entropy import bounded, pick, row_chunks, wide_type
+from popxl_engine.kernels.cross_entropy import bounded, losses, pick, row_chunks, wide_type
 from popxl_engine.kernels.linalg import rows_on_boundaries
-from popxl_engine.kernels.registry import KERNELS, kernel
+from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import update
 from popxl_engine.kernels.var_updates import is_plain, working
 
@@ -52,10 +52,7 @@ def logsumexp_and_pick(
     logits: torch.Tensor, indices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Many rows at a time, in float32 at least."""
-    if not logits.numel():
-        result: tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
-        return result
-    return _totals(logits, None), pick(logits, indices)
+    return _losses(logits, indices, None)
 
 
 @kernel("fused_softcap_logsumexp_and_pick", device="cuda")
@@ -63,25 +60,24 @@ def softcap_logsumexp_and_pick(
     logits: torch.Tensor, indices: torch.Tensor, cap: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of bounded logits, which are stored nowhere."""
+    return _losses(logits, indices, cap)
+
+
+def _losses(
+    logits: torch.Tensor, indices: torch.Tensor, cap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     if not logits.numel():
-        plain = KERNELS["fused_softcap_logsumexp_and_pick"]
-        result: tuple[torch.Tensor, torch.Tensor] = plain(logits, indices, cap)
-        return result
-    return _totals(logits, cap), bounded(pick(logits, indices), cap)
-
-
-def _totals(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+        return losses(logits, indices, cap)
     total = torch.empty(logits.shape[0], dtype=wide_type(logits.dtype), device=logits.device)
     for rows in row_chunks(logits):
         total[rows] = _logsumexp(logits[rows], cap)
-    return total
+    return total, bounded(pick(logits, indices), cap)
 
 
 @one_pass
 def _logsumexp(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
     """Of each row."""
-    y = logits.to(wide_type(logits.dtype))
-    return torch.logsumexp(y if cap is None else bounded(y, cap), 1)
+    return torch.logsumexp(bounded(logits.to(wide_type(logits.dtype)), cap), 1)
 
 
 @kernel("logsumexp_and_pick_grad", device="cuda")
@@ -139,8 +135,7 @@ def _logits_gradient(
     cap: float | None,
 ) -> torch.Tensor:
     """The gradient for some rows; what is none of the classes is picked nowhere."""
-    y = logits.to(shift.dtype)
-    y = y if cap is None else bounded(y, cap)
+    y = bounded(logits.to(shift.dtype), cap)
     columns = torch.arange(logits.shape[1], device=logits.device)
     dy = torch.exp(y - shift[:, None]) * scale[:, None]
     dy = dy + torch.where(columns == classes[:, None], picked[:, None], 0)

@@ -9,7 +9,7 @@ import torch
 from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels import generator
-from popxl_engine.kernels.cross_entropy import pick, row_chunks
+from popxl_engine.kernels.cross_entropy import losses, pick, row_chunks
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import as_float32
@@ -137,8 +137,7 @@ def logsumexp_and_pick(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Row by row, in float32."""
     if not native.takes_rows(logits) or not logits.numel():
-        result: tuple[torch.Tensor, torch.Tensor] = KERNELS["logsumexp_and_pick"](logits, indices)
-        return result
+        return losses(logits, indices)
     return _logsumexp("logsumexp", logits), pick(logits, indices)
 
 
@@ -155,11 +154,8 @@ def softcap_logsumexp_and_pick(
         total, picked = map(torch.cat, zip(*parts))
         return total, picked
     if not native.takes_rows(logits) or not logits.numel():
-        plain = KERNELS["fused_softcap_logsumexp_and_pick"]
-        result: tuple[torch.Tensor, torch.Tensor] = plain(logits, indices, cap)
-        return result
-    total = _logsumexp("softcap_logsumexp", logits, cap)
-    return total, softcap(pick(logits, indices), cap)
+        return losses(logits, indices, cap)
+    return _logsumexp("softcap_logsumexp", logits, cap), softcap(pick(logits, indices), cap)
 
 
 def _logsumexp(name: str, logits: torch.Tensor, *cap: float) -> torch.Tensor:
@@ -200,8 +196,7 @@ def softcap_logsumexp_and_pick_grad(
         result = torch.empty_like(logits) if into is None else into
         for rows in row_chunks(logits):
             wide, of_rows = logits[rows].float(), [t[rows] for t in numbers]
-            gradient = softcap_logsumexp_and_pick_grad(*of_rows, wide, indices[rows], cap)
-            result[rows] = gradient
+            result[rows] = softcap_logsumexp_and_pick_grad(*of_rows, wide, indices[rows], cap)
         return result
     if not _takes_gradients(logits, *numbers):
         return KERNELS["fused_softcap_logsumexp_and_pick_grad"](*numbers, logits, indices, cap)

@@ -247,6 +247,17 @@ void rms_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* g
   column_sums(parts, gradient, 0.0f, 1.0f, pieces, columns, threads);
 }
 
+// cap * tanh(x / cap), and its slope from that.
+auto softcap(float cap) {
+  return [cap](auto at) { return hyperbolic_tangent(at / cap) * cap; };
+}
+auto softcap_slope(float cap) {
+  return [cap](auto at) {
+    const auto share = at / cap;
+    return fused(share, share * -1.0f, 1.0f);
+  };
+}
+
 // Logits as they are.
 struct Unbounded {
   template <class N>
@@ -259,19 +270,16 @@ struct Unbounded {
   }
 };
 
-// Logits x as cap * tanh(x / cap); the gradient is at what that gives.
+// Logits with a softcap; the gradient is at what that gives.
 struct Softcap {
   float cap;
   template <class N>
   N operator()(N x) const {
-    return each(x, [cap = cap](auto at) { return hyperbolic_tangent(at / cap) * cap; });
+    return each(x, softcap(cap));
   }
   template <class N>
   N gradient(N dy, N bounded) const {
-    return dy * each(bounded, [cap = cap](auto at) {
-      const auto share = at / cap;
-      return fused(share, share * -1.0f, 1.0f);
-    });
+    return dy * each(bounded, softcap_slope(cap));
   }
 };
 
@@ -362,14 +370,11 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
     pointwise_grad(dy, x, dx, count, threads, relu2_slope);                                       \
   }                                                                                               \
   void softcap_##NAME(const T* x, T* y, float cap, int64_t count, int threads) {                  \
-    pointwise(x, y, count, threads, [=](auto at) { return hyperbolic_tangent(at / cap) * cap; }); \
+    pointwise(x, y, count, threads, softcap(cap));                                                \
   }                                                                                               \
   void softcap_grad_##NAME(const T* dy, const T* y, T* dx, float cap, int64_t count,              \
                            int threads) {                                                         \
-    pointwise_grad(dy, y, dx, count, threads, [=](auto at) {                                      \
-      const auto share = at / cap;                                                                \
-      return fused(share, share * -1.0f, 1.0f);                                                   \
-    });                                                                                           \
+    pointwise_grad(dy, y, dx, count, threads, softcap_slope(cap));                                \
   }                                                                                               \
   void swiglu_##NAME(const T* x, T* y, int64_t rows, int64_t columns, int threads) {              \
     swiglu(x, y, rows, columns, threads);                                                         \

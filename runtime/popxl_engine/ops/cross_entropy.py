@@ -1,16 +1,16 @@
 """The parts of a cross entropy that touch every logit, with logits that are bounded on the way."""
 
-from popxl import dtypes
-from popxl.op_records import Cost
+from typing import Any
+
+from popxl.op_records import OPS, Cost, as_specs
 from popxl.tensor import TensorSpec
 
 from popxl_engine.ops.definition import check, flops_of, fused_op
 
 
-def softcap_logsumexp_and_pick_cost(
-    y: tuple[TensorSpec, TensorSpec], logits: TensorSpec, indices: TensorSpec, cap: float
-) -> Cost:
-    """The bound, and the rest."""
+def softcap_logsumexp_and_pick_cost(y: Any, logits: TensorSpec, *rest: Any) -> Cost:
+    """The bound, and the loss."""
+    indices, cap = rest
     bounded = flops_of("softcap", logits, logits, cap)
     return Cost(flops=bounded + flops_of("logsumexp_and_pick", y[0], logits, indices))
 
@@ -18,30 +18,18 @@ def softcap_logsumexp_and_pick_cost(
 @fused_op(cost=softcap_logsumexp_and_pick_cost)
 def softcap_logsumexp_and_pick(
     logits: TensorSpec, indices: TensorSpec, cap: float
-) -> tuple[TensorSpec, TensorSpec]:
+) -> tuple[TensorSpec, ...]:
     """`logsumexp_and_pick` of `softcap(logits, cap)`, which is stored nowhere.
 
     Shapes: logits [n, c], indices [n] -> [n], [n], float32 or wider.
     """
-    fits = logits.rank == 2 and indices.shape == logits.shape[:1]
-    name = "softcap_logsumexp_and_pick"
-    check(fits, name, "logits [n, c] and indices [n]", logits=logits, indices=indices)
-    wide = dtypes.float64 if logits.dtype is dtypes.float64 else dtypes.float32
-    return TensorSpec(indices.shape, wide), TensorSpec(indices.shape, wide)
+    return as_specs(OPS["logsumexp_and_pick"].infer(logits, indices))
 
 
-def softcap_logsumexp_and_pick_grad_cost(
-    y: TensorSpec,
-    d_logsumexp: TensorSpec,
-    d_picked: TensorSpec,
-    logsumexp: TensorSpec,
-    logits: TensorSpec,
-    indices: TensorSpec,
-    cap: float,
-) -> Cost:
+def softcap_logsumexp_and_pick_grad_cost(y: TensorSpec, *operands: Any) -> Cost:
     """The bound once more, both gradients."""
-    rest = (d_logsumexp, d_picked, logsumexp, logits, indices)
-    flops = flops_of("softcap", logits, logits, cap) + flops_of("softcap_grad", y, y, y, cap)
+    *rest, cap = operands
+    flops = flops_of("softcap", y, y, cap) + flops_of("softcap_grad", y, y, y, cap)
     return Cost(flops=flops + flops_of("logsumexp_and_pick_grad", y, *rest))
 
 

@@ -151,7 +151,7 @@ def test_a_large_cross_entropy_asks_little_of_a_gpu(kernels, name, cap):
         with Launches() as launches:
             kernels[name](logits, indices, *cap)
             kernels[f"{name}_grad"](row, row, row, logits, indices, *cap)
-    assert launches.count < 1500
+    assert launches.count < (1500 if cap else 1000)
 
 
 @pytest.mark.parametrize("first, count", [(0, 1), (1, 1000), (2**33 + 5, 300)])
