@@ -29,7 +29,7 @@ PathText = Annotated[str, IsPath()]
 ARCHITECTURE = (
     "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
     "rotary_base", "token_shift", "qk_norm", "value_embeddings", "activation", "biases",
-    "tied_head", "logit_softcap",
+    "tied_head", "logit_softcap", "convolution_size",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those that may be none."""
 
@@ -69,6 +69,11 @@ class Model:
     token_shift: bool = False
     """Add to the vector of each word that of the word before it, times a factor per channel that is
     trained.
+    """
+    convolution_size: Count = 1
+    """Tokens that short convolutions in front of attention and feed-forward layers see, the token
+    itself among them: they add those before it, times a factor per channel that is trained; 1:
+    none.
     """
     qk_norm: bool = False
     """Normalise queries and keys of each head by an RMS norm, before they are turned."""
@@ -153,6 +158,11 @@ class Model:
         return self.key_value != self.heads
 
     @property
+    def has_convolutions(self) -> bool:
+        """Whether there are short convolutions."""
+        return self.convolution_size > 1
+
+    @property
     def has_position_table(self) -> bool:
         """Whether positions are learned vectors."""
         return self.position_embedding == "learned"
@@ -208,7 +218,7 @@ class Training:
     """Added to the root of Adam's second moment."""
     weight_decay: PositiveOrZero = 0.1
     """Decoupled weight decay of matrices, times the learning rate per step; gains, biases and the
-    token shift's factors have none.
+    factors of token shift and convolutions have none.
     """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""

@@ -72,8 +72,8 @@ class CachedPass(ForwardGraphs):
     layout: Layout
     sizes: CacheSizes
     tokens: int
-    keys: popxl.RemoteBuffer
-    values: popxl.RemoteBuffer
+    cache: tuple[popxl.RemoteBuffer, ...]
+    """What each layer keeps: keys, values, and what its two convolutions have before the next."""
     words: popxl.HostToDeviceStream
     """Of each text the word before, and so many more."""
     logits: popxl.DeviceToHostStream
@@ -118,15 +118,17 @@ def _passes(
     """For one token of each text, and for those of a prompt; they share weights and cache."""
     model = config.model
     heads = model.key_value // config.execution.tensor_parallel_1
-    cached = TensorSpec(
-        (sizes.texts, heads, sizes.columns, model.head_size), data_type(model.precision)
-    )
-    keys, values = (_cache(cached, model.layers) for _ in range(2))
+    dtype = data_type(model.precision)
+    specs = [TensorSpec((sizes.texts, heads, sizes.columns, model.head_size), dtype)] * 2
+    if model.has_convolutions:
+        width = model.hidden_size // config.execution.tensor_parallel_2
+        specs += [TensorSpec((sizes.texts, model.convolution_size - 1, width), dtype)] * 2
+    cache = tuple(_cache(spec, model.layers) for spec in specs)
     word: CachedPass | None = None
     for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
-        graphs = _graphs(config, layout, cached, tokens, word)
+        graphs = _graphs(config, layout, specs, tokens, word)
         passed = CachedPass(
-            config, *graphs, layout, sizes, tokens, keys, values, stream, outputs["logits"]
+            config, *graphs, layout, sizes, tokens, cache, stream, outputs["logits"]
         )
         word, prompt = word or passed, passed
     assert word is not None
@@ -143,18 +145,24 @@ def _cache(layer: TensorSpec, layers: int) -> popxl.RemoteBuffer:
 
 
 def _graphs(
-    config: Config, layout: Layout, cached: TensorSpec, tokens: int, other: CachedPass | None
+    config: Config,
+    layout: Layout,
+    cached: Sequence[TensorSpec],
+    tokens: int,
+    other: CachedPass | None,
 ) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
     """Embedding, decoder and head on so many tokens of each text.
 
     Args:
+        cached: what a layer keeps.
         other: a pass whose weights they share.
     """
-    model, texts = config.model, cached.shape[0]
+    model, (keys, values, *recent) = config.model, cached
+    texts, _, columns, _ = keys.shape
     width = model.hidden_size // config.execution.tensor_parallel_2
     words = TensorSpec((texts * tokens,), popxl.int32)
-    x = TensorSpec((texts * tokens, width), cached.dtype)
-    mask = TensorSpec((texts, 1, tokens, cached.shape[2]), cached.dtype)
+    x = TensorSpec((texts * tokens, width), keys.dtype)
+    mask = TensorSpec((texts, 1, tokens, columns), keys.dtype)
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
     positions = words if model.has_position_table else None
     before = words if model.token_shift else None
@@ -163,7 +171,12 @@ def _graphs(
         (
             CachedDecoderBlock(model, layout),
             model.layers,
-            (x, cached, cached, mask, column, words if model.value_embeddings else None),
+            (
+                *(x, keys, values, mask, column),
+                words if model.value_embeddings else None,
+                words if model.has_convolutions else None,
+                recent,
+            ),
         ),
         (LogitsHead(model, layout), 1, (x, last)),
     )
@@ -193,17 +206,19 @@ def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
     with popxl.in_sequence(True):
         rows = ops.host_load(step.words).reshape((step.sizes.texts, step.tokens + 1))
         words, before = (t.reshape((-1,)) for t in (rows[:, 1:], rows[:, :-1]))
-        x, mask = run.once(embedding_phase, words, before, column, padding)
-        beside = [words] if step.config.model.value_embeddings else []
+        x, mask, positions = run.once(embedding_phase, words, before, column, padding)
+        model = step.config.model
+        beside = [words] if model.value_embeddings else []
+        beside += [positions] if model.has_convolutions else []
         x = run.per_layer(decoder_phase, x, mask, column, beside)
         run.once(head_phase, x)
 
 
 def embedding_phase(
     step: CachedPass, words: Tensor, before: Tensor, column: Tensor, padding: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Words, and the word before each, to activations [texts * tokens, H/tp2], and what attention
-    adds to its scores, [texts, 1, tokens, columns].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Words, and the word before each, to activations [texts * tokens, H/tp2], what attention adds
+    to its scores, [texts, 1, tokens, columns], and positions in the texts, int32 [texts * tokens].
     """
     graphs, sizes, model = step.embedding, step.sizes, step.config.model
     own = popxl.constant(np.arange(step.tokens, dtype=np.int32), popxl.int32) + column
@@ -225,23 +240,24 @@ def embedding_phase(
         ops.greater(first.reshape(shape), columns),
     )
     hidden, seen = (popxl.constant(value, x.dtype) for value in (-np.inf, 0.0))
-    return x, ops.where(is_hidden, hidden, seen)
+    return x, ops.where(is_hidden, hidden, seen), numbers
 
 
 def decoder_phase(
     step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor, beside: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Layer n, whose keys and values come and go with its weights. Returns n + 1 and its result.
+    """Layer n, whose cache comes and goes with its weights. Returns n + 1 and its result.
 
     Args:
-        beside: the words, for value embeddings.
+        beside: the words, for value embeddings, and positions, for convolutions.
     """
     graphs = step.decoder
     weights = graphs.fwd_all_gather(graphs.fwd_load(n))
-    keys, values = (ops.remote_load(buffer, n) for buffer in (step.keys, step.values))
-    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column, *beside)
-    ops.remote_store(step.keys, n, keys)
-    ops.remote_store(step.values, n, values)
+    kept = [ops.remote_load(buffer, n) for buffer in step.cache]
+    keys, values, *recent = kept
+    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column, *beside, *recent)
+    for buffer, tensor in zip(step.cache, kept):
+        ops.remote_store(buffer, n, tensor)
     return n + 1, x
 
 

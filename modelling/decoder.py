@@ -9,10 +9,13 @@ from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Table, nested
+from popxl_gpt.modelling.short_convolution import CachedShortConvolution, ShortConvolution
 
 
 class DecoderBlock(Layer):
-    """Attention and feed-forward, each behind a norm and added to its input."""
+    """Attention and feed-forward, each behind a norm, and a short convolution where the model has
+    them, and added to its input.
+    """
 
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
@@ -20,15 +23,23 @@ class DecoderBlock(Layer):
         self.attention = Attention(model, layout)
         self.feed_forward_norm = Norm(model, layout)
         self.feed_forward = FeedForward(model, layout)
+        if model.has_convolutions:
+            self.attention_convolution = ShortConvolution(model, layout)
+            self.feed_forward_convolution = ShortConvolution(model, layout)
 
     @staticmethod
     def parameters(model: Model) -> Table:
         """All of one block."""
+        convolutions = {}
+        if model.has_convolutions:
+            names = ("attention_convolution", "feed_forward_convolution")
+            convolutions = {name: ShortConvolution.parameters(model) for name in names}
         return nested(
             attention_norm=Norm.parameters(model),
             attention=Attention.parameters(model),
             feed_forward_norm=Norm.parameters(model),
             feed_forward=FeedForward.parameters(model),
+            **convolutions,
         )
 
     # [N, H/tp2], identical over tp1
@@ -43,7 +54,7 @@ class DecoderBlock(Layer):
         Without a seed nothing is dropped.
 
         Args:
-            positions: of tokens in their documents, int32 [N]: each attends to its own alone.
+            positions: of tokens in their documents, int32 [N]: each sees its own alone.
             words: the tokens, int32 [N], for value embeddings.
         """
         seeds = (
@@ -51,9 +62,15 @@ class DecoderBlock(Layer):
             if seed is None or self.model.dropout == 0.0
             else ops.split_random_seed(seed, 3)
         )
-        y = self.attention(self.attention_norm(x), seeds[0], positions, words)
+        y = self.attention_norm(x)
+        if self.model.has_convolutions:
+            y = self.attention_convolution(y, positions)
+        y = self.attention(y, seeds[0], positions, words)
         x = x + self.dropout(y, seeds[1], "attention_tp2_position")
-        y = self.feed_forward(self.feed_forward_norm(x))
+        y = self.feed_forward_norm(x)
+        if self.model.has_convolutions:
+            y = self.feed_forward_convolution(y, positions)
+        y = self.feed_forward(y)
         x = x + self.dropout(y, seeds[2], "feed_forward_tp2_position")
         return (x, *(ops.identity(t) for t in (positions, words) if t is not None))
 
@@ -66,6 +83,9 @@ class CachedDecoderBlock(DecoderBlock):
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout)
         self.attention = CachedAttention(model, layout)
+        if model.has_convolutions:
+            self.attention_convolution = CachedShortConvolution(model, layout)
+            self.feed_forward_convolution = CachedShortConvolution(model, layout)
 
     def build(  # type: ignore[override]
         self,
@@ -75,7 +95,19 @@ class CachedDecoderBlock(DecoderBlock):
         mask: Tensor,
         first: Tensor,
         words: Tensor | None = None,
+        positions: Tensor | None = None,
+        before: tuple[TensorByRef, ...] = (),
     ) -> Tensor:
-        """[N, H/tp2] -> [N, H/tp2], identical over tp1. Other arguments as of `CachedAttention`."""
-        x = x + self.attention(self.attention_norm(x), keys, values, mask, first, words)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        """[N, H/tp2] -> [N, H/tp2], identical over tp1. Other arguments as of `CachedAttention`.
+
+        Args:
+            positions, before: of the two convolutions, as of `CachedShortConvolution`.
+        """
+        y = self.attention_norm(x)
+        if self.model.has_convolutions:
+            y = self.attention_convolution(y, positions, before[0])
+        x = x + self.attention(y, keys, values, mask, first, words)
+        y = self.feed_forward_norm(x)
+        if self.model.has_convolutions:
+            y = self.feed_forward_convolution(y, positions, before[1])
+        return x + self.feed_forward(y)

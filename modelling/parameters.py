@@ -49,7 +49,7 @@ class Parameter:
     @property
     def decays(self) -> bool:
         """Whether weight decay applies: matrices alone have it, no gains, factors and biases."""
-        return len(self.shape) > 1
+        return len(self.shape) > 1 and self.role is not Role.GAIN
 
     def groups(self, tp1: int, tp2: int) -> tuple[int, int]:
         """Into how many pieces the tensor is cut over (tp1, tp2)."""

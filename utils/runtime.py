@@ -152,6 +152,28 @@ def rotary(x: popxl.Tensor, sin: popxl.Tensor, cos: popxl.Tensor) -> popxl.Tenso
     return turned.reshape(x.shape)
 
 
+def short_convolution(
+    x: popxl.Tensor, weight: popxl.Tensor, positions: popxl.Tensor
+) -> popxl.Tensor:
+    """Each row, and those before it in its sequence times factors, the nearest first, one op where
+    PopXL has it.
+
+    Shapes: x [rows, features], weight [distances, features], positions in the sequences, int32
+    [rows] -> [rows, features].
+    """
+    if hasattr(extensions, "short_convolution"):
+        return extensions.short_convolution(x, weight, positions)
+    rows, width = x.shape
+    nothing = popxl.constant(np.zeros((1, width)), x.dtype)
+    y, before = x, x
+    for distance in range(1, min(weight.shape[0], rows - 1) + 1):
+        before = ops.concat([nothing, before[:-1]])
+        is_outside = ops.greater(popxl.constant(distance, popxl.int32), positions)
+        own = ops.where(is_outside.reshape((rows, 1)), popxl.constant(0, x.dtype), before)
+        y = y + own * weight[distance - 1]
+    return y
+
+
 def seed_spec(count: int) -> popxl.TensorSpec:
     """One random seed, or so many in one tensor, for equal parts of what they drop units of.
 

@@ -24,7 +24,7 @@ from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
-from popxl.ops.transformer import rotary, softcap, swiglu
+from popxl.ops.transformer import rotary, short_convolution, softcap, swiglu
 from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import kind_of_device, measure, multiply_ceiling, plan, sequence
@@ -100,6 +100,7 @@ __all__ = [
     "sequence",
     "set_run_count",
     "shard_count",
+    "short_convolution",
     "softcap",
     "stack_seeds",
     "swiglu",

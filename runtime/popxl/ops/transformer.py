@@ -1,6 +1,7 @@
 """What transformer layers compute beside attention. Programs call these by `popxl.extensions`."""
 
-from popxl.errors import ShapeError
+from popxl.dtypes import int32
+from popxl.errors import DTypeError, ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.arithmetic import add, mul, negate, sub
 from popxl.ops.checks import check_computes_in_one_dtype, check_floating
@@ -122,3 +123,69 @@ def rotary_vjp(
 
 
 rotary.cost(lambda y, t, sin, cos, inverse: Cost(flops=3 * y.nelms))
+
+
+@op
+def short_convolution(
+    t: Tensor, weight: Tensor, positions: Tensor, transposed: bool = False
+) -> TensorSpec:
+    """Add to each row those before it, times a factor per channel for each distance: row r becomes
+    t[r] + sum over i from 1 to min(k, positions[r], r) of weight[i - 1] * t[r - i].
+
+    Rows of several sequences stand one after the other; a position says how many rows of its
+    sequence are before a row. Computed in float32 or wider.
+
+    Shapes: t [n, c] and weight [k, c] of one floating-point type, positions int32 [n] -> t's.
+    Args:
+        transposed: add rows after it, to which it would be added: what is linear in t, transposed.
+    Raises:
+        ShapeError: for other shapes.
+        DTypeError: from sessions, if t and weight differ in their dtypes or are not floating point;
+            if positions are not int32.
+    Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351 (with such
+    residual convolutions of 4 tokens in all layers).
+    """
+    check_floating("short_convolution", t=t)
+    check_computes_in_one_dtype("short_convolution", t=t, weight=weight)
+    fits = t.rank == weight.rank == 2 and t.shape[1] == weight.shape[1]
+    if not fits or positions.shape != t.shape[:1]:
+        raise ShapeError(
+            f"short_convolution: got t {t.spec}, weight {weight.spec} and positions "
+            f"{positions.spec}; expected [n, c], [k, c] and [n]. Reshape them."
+        )
+    if positions.dtype is not int32:
+        raise DTypeError(
+            f"short_convolution: got positions {positions.spec}; expected int32. Cast them."
+        )
+    return t.spec
+
+
+@short_convolution.vjp
+def short_convolution_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, positions: Tensor, transposed: bool
+) -> tuple[Tensor | None, ...]:
+    """The other way round, and the weight's in one op."""
+    earlier, later = (dy, t) if transposed else (t, dy)
+    return (
+        short_convolution(dy, weight, positions, not transposed),
+        short_convolution_weight_grad(later, earlier, positions, weight.shape[0]),
+        None,
+    )
+
+
+@op(differentiable=False)
+def short_convolution_weight_grad(
+    dy: Tensor, t: Tensor, positions: Tensor, size: int
+) -> TensorSpec:
+    """Gradient of the weight [size, c] of `short_convolution`: row i - 1 is the sum of dy[r] *
+    t[r - i] over the rows r that have i before them.
+    """
+    return TensorSpec((size, t.shape[1]), t.dtype)
+
+
+short_convolution.cost(
+    lambda y, t, weight, positions, transposed: Cost(flops=2 * weight.shape[0] * y.nelms)
+)
+short_convolution_weight_grad.cost(
+    lambda dweight, dy, t, positions, size: Cost(flops=2 * size * t.nelms)
+)

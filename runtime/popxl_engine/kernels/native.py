@@ -93,6 +93,33 @@ def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool)
     return result
 
 
+@kernel("short_convolution", device="cpu")
+def short_convolution(
+    t: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor, transposed: bool
+) -> torch.Tensor:
+    """Row by row."""
+    if not native.takes(t, weight) or not positions.is_contiguous():
+        return KERNELS["short_convolution"](t, weight, positions, transposed)
+    result, sizes = torch.empty_like(t), (*t.shape, weight.shape[0])
+    operands = t, as_float32(weight), positions, result
+    native.call("short_convolution", (t.dtype,), *operands, *sizes, int(transposed))
+    return result
+
+
+@kernel("short_convolution_weight_grad", device="cpu")
+def short_convolution_weight_grad(
+    dy: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, size: int
+) -> torch.Tensor:
+    """Row by row, added up in float32."""
+    is_whole = t.numel() and size and dy.dtype == t.dtype
+    if not is_whole or not native.takes(dy, t) or not positions.is_contiguous():
+        return KERNELS["short_convolution_weight_grad"](dy, t, positions, size)
+    result = t.new_empty(size, t.shape[1], dtype=torch.float32)
+    operands = dy, t, positions, result
+    native.call("short_convolution_weight_grad", (t.dtype,), *operands, *t.shape, size)
+    return result.to(t.dtype)
+
+
 LARGEST = {torch.float32: 512, torch.bfloat16: 2048}
 """Rows of a matrix, the smaller side, up to which `native.newton_schulz` is faster than products of
 PyTorch's libraries."""

@@ -63,3 +63,34 @@ def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool)
     cosine = as_float32(cos)[:, None]
     rotated = torch.stack([first * cosine - second * by, second * cosine + first * by], 3)
     return rotated.reshape(t.shape).to(t.dtype)
+
+
+@kernel("short_convolution")
+def short_convolution(
+    t: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor, transposed: bool
+) -> torch.Tensor:
+    """A pass over the rows for each distance."""
+    x, factors = as_float32(t), as_float32(weight)
+    result = x.clone()
+    for i, own in enumerate(factors[: max(0, len(x) - 1)], start=1):
+        source, target = (x[i:], result[:-i]) if transposed else (x[:-i], result[i:])
+        target += (source * own).where(_has_before(positions, i), 0.0)
+    return result.to(t.dtype)
+
+
+@kernel("short_convolution_weight_grad")
+def short_convolution_weight_grad(
+    dy: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, size: int
+) -> torch.Tensor:
+    """A sum over the rows for each distance."""
+    slopes, x = as_float32(dy), as_float32(t)
+    result = x.new_zeros(size, t.shape[1])
+    for i in range(1, min(size, len(x) - 1) + 1):
+        products = slopes[i:] * x[:-i]
+        result[i - 1] = products.where(_has_before(positions, i), 0.0).sum(0)
+    return result.to(t.dtype)
+
+
+def _has_before(positions: torch.Tensor, distance: int) -> torch.Tensor:
+    """Of each row from that distance on: whether its sequence has one so far before, [n, 1]."""
+    return (positions[distance:] >= distance)[:, None]

@@ -340,6 +340,60 @@ void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const 
   });
 }
 
+// Rows, and the `size` before each of its sequence times factors; transposed: after.
+template <class T>
+void short_convolution(const T* x, const float* weight, const int32_t* positions, T* y,
+                       int64_t rows, int64_t columns, int64_t size, bool is_transposed,
+                       int threads) {
+  in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
+    std::vector<int64_t> distances(size);
+    for (int64_t r = first; r < end; ++r) {
+      int64_t count = 0;
+      for (int64_t i = 1; i <= size; ++i) {
+        const int64_t later = is_transposed ? r + i : r;
+        if (later < rows && later >= i && positions[later] >= i) distances[count++] = i;
+      }
+      const int64_t* const own = distances.data();
+      const int64_t ahead = is_transposed ? columns : -columns;
+      const T* const row = x + r * columns;
+      T* const to = y + r * columns;
+      in_lanes(columns, [=](auto n, int64_t c) {
+        using N = decltype(n);
+        N sum = load_as<N>(row + c);
+        for (int64_t j = 0; j < count; ++j)
+          sum = fused(load_as<N>(row + own[j] * ahead + c),
+                      load_as<N>(weight + (own[j] - 1) * columns + c), sum);
+        store(sum, to + c);
+      });
+    }
+  });
+}
+
+// gradient: [size, columns]. Up to 16 pieces of rows sum it up for themselves.
+template <class T>
+void short_convolution_weight_grad(const T* dy, const T* x, const int32_t* positions,
+                                   float* gradient, int64_t rows, int64_t columns, int64_t size,
+                                   int threads) {
+  const int64_t piece = std::max<int64_t>(1, (rows + 15) / 16), pieces = ceil_div(rows, piece);
+  std::vector<float> sums(pieces * size * columns);
+  float* const parts = sums.data();
+  in_pieces(rows, piece, threads, [=](int64_t first, int64_t end) {
+    float* const part = parts + first / piece * size * columns;
+    for (int64_t r = first; r < end; ++r) {
+      const T *slopes = dy + r * columns, *row = x + r * columns;
+      for (int64_t i = 1; i <= size && i <= r && i <= positions[r]; ++i) {
+        const T* const before = row - i * columns;
+        float* const to = part + (i - 1) * columns;
+        in_lanes(columns, [=](auto n, int64_t c) {
+          using N = decltype(n);
+          store(fused(load_as<N>(slopes + c), load_as<N>(before + c), load_as<N>(to + c)), to + c);
+        });
+      }
+    }
+  });
+  column_sums(parts, gradient, 0.0f, 1.0f, pieces, size * columns, threads);
+}
+
 template <class T>
 void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int64_t count,
              int threads) {
@@ -415,6 +469,16 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
   void rms_norm_grad_##NAME(const T* dy, const T* x, const float* weight, T* dx, float* gradient, \
                             float epsilon, int64_t rows, int64_t columns, int threads) {          \
     rms_norm_grad(dy, x, weight, dx, gradient, epsilon, rows, columns, threads);                  \
+  }                                                                                               \
+  void short_convolution_##NAME(const T* x, const float* weight, const int32_t* positions, T* y,  \
+                                int64_t rows, int64_t columns, int64_t size,                      \
+                                int64_t is_transposed, int threads) {                             \
+    short_convolution(x, weight, positions, y, rows, columns, size, is_transposed, threads);      \
+  }                                                                                               \
+  void short_convolution_weight_grad_##NAME(const T* dy, const T* x, const int32_t* positions,    \
+                                            float* gradient, int64_t rows, int64_t columns,       \
+                                            int64_t size, int threads) {                          \
+    short_convolution_weight_grad(dy, x, positions, gradient, rows, columns, size, threads);      \
   }                                                                                               \
   void dropout_##NAME(const T* x, T* y, uint64_t key, int64_t threshold, float scale,             \
                       int64_t count, int threads) {                                               \

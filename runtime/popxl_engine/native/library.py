@@ -26,6 +26,8 @@ SIGNATURES = {
     "swiglu": ("ppnn", 1),
     "swiglu_grad": ("pppnn", 1),
     "rotary": ("pnpppnnnn", 1),
+    "short_convolution": ("ppppnnnn", 1),
+    "short_convolution_weight_grad": ("ppppnnn", 1),
     "accumulate": ("ppffn", 1),
     "squares": ("ppn", 1),
     "column_sums": ("ppffnn", 1),

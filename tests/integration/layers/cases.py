@@ -103,6 +103,17 @@ def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tenso
     return y @ w[f"{prefix}down.weight"] + bias(w, f"{prefix}down.bias")
 
 
+def convolved(model: Model, w: Weights, x: Tensor, prefix: str) -> Tensor:
+    if model.convolution_size == 1:
+        return x
+    positions = torch.arange(len(x))[:, None] % model.sequence_length
+    before = [
+        torch.where(positions < distance, 0.0, x.roll(distance, 0) * factors)
+        for distance, factors in enumerate(w[f"{prefix}weight"], start=1)
+    ]
+    return x + sum(before)
+
+
 def decoder(
     model: Model,
     w: Weights,
@@ -113,11 +124,12 @@ def decoder(
     # keep: factors of the probabilities, [B, h, S, S], and of what each of the two branches adds,
     # [N, H]
     shares, first, second = keep or (None, 1.0, 1.0)
-    normal = norm(model, w, x, "attention_norm.")
+    normal = convolved(model, w, norm(model, w, x, "attention_norm."), "attention_convolution.")
     x = x + first * attention(model, w, normal, "attention.", shares, words)
-    return x + second * feed_forward(
-        model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward."
+    normal = convolved(
+        model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward_convolution."
     )
+    return x + second * feed_forward(model, w, normal, "feed_forward.")
 
 
 def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
@@ -176,6 +188,7 @@ CHOICES = {
     "grouped queries": {"key_value_heads": 2, "qk_norm": True},
     "value embeddings": {"value_embeddings": True, "key_value_heads": 2},
     "token shift": {"token_shift": True},
+    "short convolutions": {"convolution_size": 3},
     "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},
 }
 """Settings of a model beside GPT-2's."""

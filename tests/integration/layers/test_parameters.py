@@ -68,11 +68,13 @@ def test_names_and_shapes_are_those_of_hugging_face():
 
 def test_fresh_weights_follow_their_roles():
     model = dataclasses.replace(MODEL, hidden_size=256, layers=8, vocabulary_size=2000)
-    model = dataclasses.replace(model, token_shift=True)
+    model = dataclasses.replace(model, token_shift=True, convolution_size=4)
     for name, parameter in model_table(model).items():
         role, array = parameter.role, parameter.initial(name, seed=3)
         if role is Role.BIAS:
             assert not array.any(), name
+        elif "convolution" in name:
+            assert array.shape == (3, 256) and not array.any(), name
         elif role is Role.GAIN:
             assert (array == 1).all(), name
         elif name == "embedding.shift.weight":
@@ -145,8 +147,13 @@ def test_fresh_weights_depend_on_the_seed_and_the_name_alone():
     assert not np.array_equal(first[name], first["decoder.0.attention.qkv.weight"])
 
 
-@pytest.mark.parametrize("others", [{}, {"token_shift": True, "value_embeddings": True}], ids=str)
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"token_shift": True, "value_embeddings": True, "convolution_size": 4}],
+    ids=str,
+)
 def test_exactly_the_matrices_decay(others):
     table = model_table(dataclasses.replace(MODEL, **others))
     decaying = {name for name, parameter in table.items() if parameter.decays}
-    assert decaying == {name for name, parameter in table.items() if len(parameter.shape) == 2}
+    two_axes = {name for name, parameter in table.items() if len(parameter.shape) == 2}
+    assert decaying == {name for name in two_axes if "convolution" not in name}

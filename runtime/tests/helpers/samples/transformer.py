@@ -1,5 +1,6 @@
 """Samples of what transformer layers compute beside attention."""
 
+import numpy as np
 import popxl
 import torch
 from popxl.errors import DTypeError, ShapeError
@@ -37,6 +38,26 @@ def softcap(t, cap):
     return cap * (e - 1) / (e + 1)
 
 
+def short_convolution(t, weight, positions, transposed=False):
+    """Row by row; transposed by autograd."""
+    if transposed:
+        return torch.autograd.functional.vjp(
+            lambda x: short_convolution(x, weight, positions), torch.zeros_like(t), t, True
+        )[1]
+    rows = []
+    for r, row in enumerate(t):
+        before = range(1, min(len(weight), int(positions[r]), r) + 1)
+        rows.append(row + sum(weight[i - 1] * t[r - i] for i in before))
+    return torch.stack(rows)
+
+
+def short_convolution_weight_grad(dy, t, positions, size):
+    leaf = torch.zeros(size, t.shape[1], dtype=torch.float64, requires_grad=True)
+    y = short_convolution(torch.from_numpy(t), leaf, positions)
+    return torch.autograd.grad(y, leaf, torch.from_numpy(dy))
+
+
+POSITIONS = np.array([0, 1, 2, 3, 4, 0, 1, 0, 9], np.int32)
 TABLES = {"sin": (3, 2), "cos": (3, 2)}
 SAMPLES = [
     Sample("swiglu", operands=((3, 8),), autograd=swiglu),
@@ -56,6 +77,32 @@ SAMPLES = [
         oracle=lambda dy, y, cap: dy * (1 - (y / cap) ** 2),
     ),
     Sample("rotary", operands={"t": (3, 4), **TABLES}, autograd=rotary),
+    *(
+        Sample(
+            "short_convolution",
+            operands={
+                "t": Operand((9, 5), layout=layout),
+                "weight": (size, 5),
+                "positions": POSITIONS,
+            },
+            attrs={"transposed": transposed},
+            autograd=short_convolution,
+        )
+        for size, transposed, layout in (
+            (3, False, "contiguous"),
+            (3, True, "strided"),
+            (12, False, "transposed"),
+        )
+    ),
+    *(
+        Sample(
+            "short_convolution_weight_grad",
+            operands=((9, 5), (9, 5), POSITIONS),
+            attrs={"size": size},
+            oracle=short_convolution_weight_grad,
+        )
+        for size in (2, 12)
+    ),
     Sample(
         "rotary",
         operands={"t": Operand((6, 12), layout="strided"), **TABLES},
@@ -64,6 +111,20 @@ SAMPLES = [
     ),
 ]
 REFUSALS = [
+    *(
+        Refusal("short_convolution", operands=operands, error=ShapeError, says="[n, c], [k, c]")
+        for operands in (
+            ((4, 3), (2, 2), Operand((4,), dtype=popxl.int32)),
+            ((4, 3), (2, 3), Operand((3,), dtype=popxl.int32)),
+            ((4, 3), (3,), Operand((4,), dtype=popxl.int32)),
+        )
+    ),
+    Refusal(
+        "short_convolution",
+        operands=((4, 3), (2, 3), Operand((4,), dtype=popxl.uint32)),
+        error=DTypeError,
+        says="expected int32",
+    ),
     Refusal("softcap", operands=((3,),), attrs={"cap": 0.0}, error=ValueError, says="above 0"),
     Refusal("swiglu", operands=((3, 5),), error=ShapeError, says="a gate and as many values"),
     Refusal("swiglu", operands=((2, 3, 4),), error=ShapeError, says="a gate and as many values"),

@@ -110,7 +110,10 @@ def by_rows(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[Any,
 
 def others(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[Any, ...]]:
     x = numbers(rows, columns, dtype=dtype, seed=1)
+    positions = torch.arange(rows, dtype=torch.int32) % 5
     calls: dict[str, tuple[Any, ...]] = {
+        "short_convolution": (x, random(3, columns, dtype=dtype), positions, columns % 2 == 0),
+        "short_convolution_weight_grad": (random(rows, columns, dtype=dtype), x, positions, 3),
         "dropout": (x, torch.tensor([7, 11], dtype=torch.uint32), 0.3),
         "sumsquare": (x, None, False),
         "sum_to": (x, (columns,), ()),
@@ -207,6 +210,7 @@ ROUNDED_ONCE = (
     "softcap",
     "softcap_grad",
     "rotary",
+    "short_convolution",
     "layer_norm",
     "rms_norm",
     "dropout",

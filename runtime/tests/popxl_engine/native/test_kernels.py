@@ -72,6 +72,11 @@ def eight_bit_update(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, .
     return *state, torch.tensor(3.0), 1e-2, 0.9, 0.99, 1e-6, 0.1, 0.5, None
 
 
+def some_positions(count: int) -> torch.Tensor:
+    """Of sequences of 40."""
+    return torch.arange(count, dtype=torch.int32) % 40
+
+
 def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
     """Calls of each kernel: small, empty, uneven, longer than a piece, with special numbers."""
     shapes = [(5,), (0,), (1,), (3, 7), (2, 33, 1031)]
@@ -117,6 +122,27 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
                 (random(12, 210, dtype=dtype)[:, :140], 6, 35, True),
                 (random(0, 8, dtype=dtype), 1, 2, True),
             )
+        ],
+        "short_convolution": [
+            (
+                random(*s, dtype=dtype),
+                random(k, s[1], dtype=dtype, scale=0.1),
+                some_positions(s[0]),
+                t,
+            )
+            for s in ((1, 1), (3, 4), (0, 4), (67, 1031), (300, 70))
+            for k in (1, 3, 7)
+            for t in (False, True)
+        ],
+        "short_convolution_weight_grad": [
+            (
+                random(*s, dtype=dtype, seed=1, scale=0.1),
+                random(*s, dtype=dtype, scale=0.1),
+                some_positions(s[0]),
+                k,
+            )
+            for s in ((1, 1), (3, 4), (0, 4), (67, 1031), (300, 70))
+            for k in (1, 3, 7)
         ],
         "accumulate_mean_": [
             (random(*s), random(*s, dtype=dtype, seed=1), step)

@@ -1,0 +1,67 @@
+"""Short convolutions. N rows (micro_batch * sequence), H hidden size, T tokens that they see before
+each. tp1, tp2: replica groups.
+"""
+
+import numpy as np
+import popxl
+from popxl import Tensor, TensorByRef, ops
+
+from popxl_gpt.config import Model
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Parameter, Role, Table
+from popxl_gpt.utils.runtime import short_convolution
+
+
+class ShortConvolution(Layer):
+    """Each token, and those shortly before it times a factor per channel that is trained. Starts as
+    the identity.
+
+    Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351 (its layers A
+    and C).
+    """
+
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout, self.parameters(model))
+
+    @staticmethod
+    def parameters(model: Model) -> Table:
+        """Factors of the tokens before, the nearest first, [T, H]."""
+        shape = (model.convolution_size - 1, model.hidden_size)
+        return {"weight": Parameter(shape=shape, role=Role.GAIN, tp2_axis=1)}
+
+    # [N, H/tp2], int32 [N]
+    def build(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """[N, H/tp2] -> [N, H/tp2].
+
+        Args:
+            positions: of tokens in their documents, int32 [N], beyond whose beginning nothing is
+                seen; none: rows are whole sequences.
+        """
+        if positions is None:
+            rows = np.arange(x.shape[0], dtype=np.int32) % self.model.sequence_length
+            positions = popxl.constant(rows, popxl.int32, "positions")
+        return short_convolution(x, self.parameter("weight"), positions)
+
+
+class CachedShortConvolution(ShortConvolution):
+    """On some tokens of each text, C at a time; the last T before these are kept."""
+
+    def build(  # type: ignore[override]
+        self, x: Tensor, positions: Tensor, before: TensorByRef
+    ) -> Tensor:
+        """[B*C, H/tp2] -> [B*C, H/tp2]. Writes what the next tokens have before them.
+
+        Args:
+            positions: of the tokens in their texts, int32 [B*C].
+            before: [B, T, H/tp2].
+        """
+        texts, kept, width = before.shape
+        rows = ops.concat([before, x.reshape((texts, -1, width))], 1)  # [B, T+C, H/tp2]
+        ops.var_updates.copy_var_update_(before, rows[:, -kept:])
+        nothing = popxl.constant(np.zeros((texts, kept), np.int32))  # their results are not used
+        numbers = ops.concat([nothing, positions.reshape((texts, -1))], 1)
+        y = short_convolution(
+            rows.reshape((-1, width)), self.parameter("weight"), numbers.reshape((-1,))
+        )
+        return y.reshape(rows.shape)[:, kept:].reshape(x.shape)
