@@ -73,7 +73,7 @@ class CachedPass(ForwardGraphs):
     sizes: CacheSizes
     tokens: int
     cache: tuple[popxl.RemoteBuffer, ...]
-    """What each layer keeps: keys, values, and what its two convolutions have before the next."""
+    """What each layer keeps: keys, values, and what its convolutions have before the next."""
     words: popxl.HostToDeviceStream
     """Of each text the word before, and so many more."""
     logits: popxl.DeviceToHostStream
@@ -122,7 +122,11 @@ def _passes(
     specs = [TensorSpec((sizes.texts, heads, sizes.columns, model.head_size), dtype)] * 2
     if model.has_convolutions:
         width = model.hidden_size // config.execution.tensor_parallel_2
-        specs += [TensorSpec((sizes.texts, model.convolution_size - 1, width), dtype)] * 2
+        projected = (
+            model.heads // config.execution.tensor_parallel_1 + 2 * heads
+        ) * model.head_size
+        kept = sizes.texts, model.convolution_size - 1
+        specs += [TensorSpec((*kept, features), dtype) for features in (width, projected, width)]
     cache = tuple(_cache(spec, model.layers) for spec in specs)
     word: CachedPass | None = None
     for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):

@@ -19,6 +19,7 @@ from popxl_gpt.modelling.linear import Linear
 from popxl_gpt.modelling.norm import HeadNorm
 from popxl_gpt.modelling.parameters import Table, nested
 from popxl_gpt.modelling.rotary import Tables, rotary_tables
+from popxl_gpt.modelling.short_convolution import CachedShortConvolution, ShortConvolution
 from popxl_gpt.modelling.value_embedding import ValueEmbedding
 from popxl_gpt.utils.runtime import attention, rotary
 
@@ -36,6 +37,8 @@ class Attention(Layer):
         qkv, output = self._tables(model)
         self.qkv = Linear(model, layout, qkv, "tp2 to tp1")
         self.output = Linear(model, layout, output, "tp1 to tp2")
+        if model.has_convolutions:
+            self.convolution = ShortConvolution(model, layout, self._convolution(model))
         if model.qk_norm:
             self.query_norm = HeadNorm(model, layout)
             self.key_norm = HeadNorm(model, layout)
@@ -49,8 +52,10 @@ class Attention(Layer):
         """
         qkv, output = Attention._tables(model)
         others = {}
+        if model.has_convolutions:
+            others["convolution"] = Attention._convolution(model)
         if model.qk_norm:
-            others = {name: HeadNorm.parameters(model) for name in ("query_norm", "key_norm")}
+            others |= {name: HeadNorm.parameters(model) for name in ("query_norm", "key_norm")}
         if model.value_embeddings:
             others["value_embedding"] = ValueEmbedding.parameters(model)
         return nested(qkv=qkv, output=output, **others)
@@ -58,12 +63,22 @@ class Attention(Layer):
     @staticmethod
     def _tables(model: Model) -> "tuple[Table, Table]":
         hidden, std = model.hidden_size, model.initial_std
-        shared = model.heads // model.key_value  # queries of a key
-        qkv = (hidden, (model.heads + 2 * model.key_value) * model.head_size)
+        width, blocks = Attention._side_by_side(model)
         return (
-            Linear.parameters(model, qkv, "tp2 to tp1", std=std, blocks=(shared, 1, 1)),
+            Linear.parameters(model, (hidden, width), "tp2 to tp1", std=std, blocks=blocks),
             Linear.parameters(model, (hidden, hidden), "tp1 to tp2", std=residual_std(model)),
         )
+
+    @staticmethod
+    def _convolution(model: Model) -> Table:
+        width, blocks = Attention._side_by_side(model)
+        return ShortConvolution.parameters(model, width, tp1_axis=1, blocks=blocks)
+
+    @staticmethod
+    def _side_by_side(model: Model) -> "tuple[int, tuple[int, ...]]":
+        """Features of queries, keys and values, and their shares."""
+        shared = model.heads // model.key_value  # queries of a key
+        return (model.heads + 2 * model.key_value) * model.head_size, (shared, 1, 1)
 
     # [B*S, H/tp2], identical over tp1
     def build(
@@ -76,13 +91,13 @@ class Attention(Layer):
         """[B*S, H/tp2] -> [B*S, H/tp2], identical over tp1. Without a seed nothing is dropped.
 
         Args:
-            positions: of tokens in their documents, int32 [B*S]: each attends to its own alone.
+            positions: of tokens in their documents, int32 [B*S]: each sees its own alone.
             words: the tokens, int32 [B*S], for value embeddings.
         """
         sequence = self.model.sequence_length
         tables = self._rotary_tables(sequence)
         # [B, h, S, D] and twice [B, k, S, D]
-        query, key, value = self._query_key_value(x, sequence, tables, words)
+        query, key, value = self._query_key_value(x, sequence, tables, words, positions)
         if self.model.dropout == 0.0:
             seed = None
         # probabilities are split over tp1 and identical over tp2, and so are their masks
@@ -104,10 +119,17 @@ class Attention(Layer):
         return rotary_tables(self.model, positions, self.dtype)
 
     def _query_key_value(
-        self, x: Tensor, sequence: int, tables: Tables | None, words: Tensor | None
+        self,
+        x: Tensor,
+        sequence: int,
+        tables: Tables | None,
+        words: Tensor | None,
+        *convolution: Tensor | None,
     ) -> "tuple[Tensor, Tensor, Tensor]":
         """[B*S, H/tp2] -> [B, h, S, D] and two of [B, k, S, D], identical over tp2."""
         qkv = self.qkv(x)  # [B*S, (h+2*k)*D], identical over tp2
+        if self.model.has_convolutions:
+            qkv = self.convolution(qkv, *convolution)
         shared = self.model.heads // self.model.key_value
         unit = qkv.shape[1] // (shared + 2)
         query, key, value = ops.split(qkv, [shared * unit, unit, unit], axis=1)
@@ -183,6 +205,11 @@ class CachedAttention(Attention):
     c-th key and value.
     """
 
+    def __init__(self, model: Model, layout: Layout):
+        super().__init__(model, layout)
+        if model.has_convolutions:
+            self.convolution = CachedShortConvolution(model, layout, self._convolution(model))
+
     def build(  # type: ignore[override]
         self,
         x: Tensor,
@@ -191,6 +218,8 @@ class CachedAttention(Attention):
         mask: Tensor,
         first: Tensor,
         words: Tensor | None = None,
+        positions: Tensor | None = None,
+        before: tuple[TensorByRef, ...] = (),
     ) -> Tensor:
         """[B*C, H/tp2] -> [B*C, H/tp2], identical over tp1. Writes the tokens' own keys and values.
 
@@ -199,6 +228,7 @@ class CachedAttention(Attention):
             mask: what is added to scores, [B, 1, C, P].
             first: the first token's column, int32 scalar.
             words: the tokens, int32 [B*C], for value embeddings.
+            positions, before: where the model has convolutions, as of `CachedShortConvolution`.
         """
         column, tokens = first.reshape((1,)), mask.shape[2]
         tables = self._rotary_tables(mask.shape[3])
@@ -206,7 +236,7 @@ class CachedAttention(Attention):
             sin, cos = (ops.dynamic_slice(t, column, [0], [tokens], True) for t in tables)
             tables = sin, cos
         # [B, h, C, D] and twice [B, k, C, D]
-        query, key, value = self._query_key_value(x, tokens, tables, words)
+        query, key, value = self._query_key_value(x, tokens, tables, words, positions, *before)
         keys = ops.dynamic_update_(keys, column, key, [2], [tokens], True)
         values = ops.dynamic_update_(values, column, value, [2], [tokens], True)
         # queries that share a key stand one after the other: keys are read as they are

@@ -24,8 +24,9 @@ class DecoderBlock(Layer):
         self.feed_forward_norm = Norm(model, layout)
         self.feed_forward = FeedForward(model, layout)
         if model.has_convolutions:
-            self.attention_convolution = ShortConvolution(model, layout)
-            self.feed_forward_convolution = ShortConvolution(model, layout)
+            table = self._convolution(model)
+            self.attention_convolution = ShortConvolution(model, layout, table)
+            self.feed_forward_convolution = ShortConvolution(model, layout, table)
 
     @staticmethod
     def parameters(model: Model) -> Table:
@@ -33,7 +34,7 @@ class DecoderBlock(Layer):
         convolutions = {}
         if model.has_convolutions:
             names = ("attention_convolution", "feed_forward_convolution")
-            convolutions = {name: ShortConvolution.parameters(model) for name in names}
+            convolutions = {name: DecoderBlock._convolution(model) for name in names}
         return nested(
             attention_norm=Norm.parameters(model),
             attention=Attention.parameters(model),
@@ -41,6 +42,10 @@ class DecoderBlock(Layer):
             feed_forward=FeedForward.parameters(model),
             **convolutions,
         )
+
+    @staticmethod
+    def _convolution(model: Model) -> Table:
+        return ShortConvolution.parameters(model, model.hidden_size, tp2_axis=1)
 
     # [N, H/tp2], identical over tp1
     def build(
@@ -84,8 +89,9 @@ class CachedDecoderBlock(DecoderBlock):
         super().__init__(model, layout)
         self.attention = CachedAttention(model, layout)
         if model.has_convolutions:
-            self.attention_convolution = CachedShortConvolution(model, layout)
-            self.feed_forward_convolution = CachedShortConvolution(model, layout)
+            table = self._convolution(model)
+            self.attention_convolution = CachedShortConvolution(model, layout, table)
+            self.feed_forward_convolution = CachedShortConvolution(model, layout, table)
 
     def build(  # type: ignore[override]
         self,
@@ -101,13 +107,13 @@ class CachedDecoderBlock(DecoderBlock):
         """[N, H/tp2] -> [N, H/tp2], identical over tp1. Other arguments as of `CachedAttention`.
 
         Args:
-            positions, before: of the two convolutions, as of `CachedShortConvolution`.
+            positions, before: of the block's convolutions, as of `CachedShortConvolution`.
         """
         y = self.attention_norm(x)
         if self.model.has_convolutions:
             y = self.attention_convolution(y, positions, before[0])
-        x = x + self.attention(y, keys, values, mask, first, words)
+        x = x + self.attention(y, keys, values, mask, first, words, positions, before[1:2])
         y = self.feed_forward_norm(x)
         if self.model.has_convolutions:
-            y = self.feed_forward_convolution(y, positions, before[1])
+            y = self.feed_forward_convolution(y, positions, before[2])
         return x + self.feed_forward(y)

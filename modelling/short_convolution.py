@@ -1,5 +1,7 @@
-"""Short convolutions. N rows (micro_batch * sequence), H hidden size, T tokens that they see before
-each. tp1, tp2: replica groups.
+"""Short convolutions.
+
+N rows (micro_batch * sequence), F features, f of a replica, T tokens before each that are seen.
+tp1, tp2: replica groups.
 """
 
 import numpy as np
@@ -8,7 +10,6 @@ from popxl import Tensor, TensorByRef, ops
 
 from popxl_gpt.config import Model
 from popxl_gpt.modelling.layer import Layer
-from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
 from popxl_gpt.utils.runtime import short_convolution
 
@@ -17,22 +18,34 @@ class ShortConvolution(Layer):
     """Each token, and those shortly before it times a factor per channel that is trained. Starts as
     the identity.
 
-    Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351 (its layers A
-    and C).
+    Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351 (its layers A,
+    B and C).
     """
 
-    def __init__(self, model: Model, layout: Layout):
-        super().__init__(model, layout, self.parameters(model))
-
     @staticmethod
-    def parameters(model: Model) -> Table:
-        """Factors of the tokens before, the nearest first, [T, H]."""
-        shape = (model.convolution_size - 1, model.hidden_size)
-        return {"weight": Parameter(shape=shape, role=Role.GAIN, tp2_axis=1)}
+    def parameters(
+        model: Model,
+        features: int,
+        tp1_axis: int | None = None,
+        tp2_axis: int | None = None,
+        blocks: tuple[int, ...] = (1,),
+    ) -> Table:
+        """Factors of the tokens before, the nearest first, [T, F]; other arguments as of
+        `Parameter`.
+        """
+        return {
+            "weight": Parameter(
+                shape=(model.convolution_size - 1, features),
+                role=Role.GAIN,
+                tp1_axis=tp1_axis,
+                tp2_axis=tp2_axis,
+                blocks=blocks,
+            )
+        }
 
-    # [N, H/tp2], int32 [N]
+    # [N, f], int32 [N]
     def build(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """[N, H/tp2] -> [N, H/tp2].
+        """[N, f] -> [N, f].
 
         Args:
             positions: of tokens in their documents, int32 [N], beyond whose beginning nothing is
@@ -50,14 +63,14 @@ class CachedShortConvolution(ShortConvolution):
     def build(  # type: ignore[override]
         self, x: Tensor, positions: Tensor, before: TensorByRef
     ) -> Tensor:
-        """[B*C, H/tp2] -> [B*C, H/tp2]. Writes what the next tokens have before them.
+        """[B*C, f] -> [B*C, f]. Writes what the next tokens have before them.
 
         Args:
             positions: of the tokens in their texts, int32 [B*C].
-            before: [B, T, H/tp2].
+            before: [B, T, f].
         """
         texts, kept, width = before.shape
-        rows = ops.concat([before, x.reshape((texts, -1, width))], 1)  # [B, T+C, H/tp2]
+        rows = ops.concat([before, x.reshape((texts, -1, width))], 1)  # [B, T+C, f]
         ops.var_updates.copy_var_update_(before, rows[:, -kept:])
         nothing = popxl.constant(np.zeros((texts, kept), np.int32))  # their results are not used
         numbers = ops.concat([nothing, positions.reshape((texts, -1))], 1)

@@ -67,6 +67,7 @@ def attention(
     sequence, heads, size = model.sequence_length, model.heads, model.head_size
     shared = heads // model.key_value
     projected = x @ w[f"{prefix}qkv.weight"] + bias(w, f"{prefix}qkv.bias")  # [B*S, (h+2k)*D]
+    projected = convolved(model, w, projected, f"{prefix}convolution.")
     if words is not None:
         mix, width = w[f"{prefix}value_embedding.mix"], model.key_value * size
         others, values = projected[:, :-width], projected[:, -width:]

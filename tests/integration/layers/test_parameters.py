@@ -74,7 +74,7 @@ def test_fresh_weights_follow_their_roles():
         if role is Role.BIAS:
             assert not array.any(), name
         elif "convolution" in name:
-            assert array.shape == (3, 256) and not array.any(), name
+            assert len(array) == 3 and not array.any(), name
         elif role is Role.GAIN:
             assert (array == 1).all(), name
         elif name == "embedding.shift.weight":
