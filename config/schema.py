@@ -72,8 +72,8 @@ class Model:
     """
     convolution_size: Count = 1
     """Tokens that short convolutions see, the token itself among them: in front of attention and
-    feed-forward layers, and in queries, keys and values, they add those before it, times a factor
-    per channel that is trained; 1: none.
+    feed-forward layers, and in queries, keys and values, they add those before it, each times a
+    factor per channel that is trained; 1: none.
     """
     qk_norm: bool = False
     """Normalise queries and keys of each head by an RMS norm, before they are turned."""

@@ -6,7 +6,7 @@ many at a time, or one token of each text. Both branches of the program use the 
 memory in the same order, so that weights that do not fit come as in training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,9 @@ from popxl_gpt.execution.layer_graphs import layer_weights
 from popxl_gpt.execution.phase_graphs import PhaseGraphs
 from popxl_gpt.execution.pretraining import make_ir
 from popxl_gpt.execution.transfers import first_row
-from popxl_gpt.execution.variables import make_weights
+from popxl_gpt.execution.variables import make_weights, write
 from popxl_gpt.modelling import Layout
-from popxl_gpt.modelling.decoder import CachedDecoderBlock
+from popxl_gpt.modelling.decoder import CONVOLUTIONS, CachedDecoderBlock, DecoderBlock
 from popxl_gpt.modelling.embedding import Embedding, none_before_first
 from popxl_gpt.modelling.head import TIED, LogitsHead
 from popxl_gpt.utils.runtime import (
@@ -72,8 +72,10 @@ class CachedPass(ForwardGraphs):
     layout: Layout
     sizes: CacheSizes
     tokens: int
-    cache: tuple[popxl.RemoteBuffer, ...]
-    """What each layer keeps: keys, values, and what its convolutions have before the next."""
+    cache: Mapping[str, popxl.RemoteBuffer]
+    """What each layer keeps: keys, values, and by the name of each convolution the rows before the
+    next.
+    """
     words: popxl.HostToDeviceStream
     """Of each text the word before, and so many more."""
     logits: popxl.DeviceToHostStream
@@ -93,8 +95,11 @@ def cached_session(config: Config, sizes: CacheSizes) -> addons.TaskSession:
             is_prompt=((), popxl.bool),
         )
         outputs = addons.OutputStreams(logits=((sizes.texts, vocabulary), popxl.float32))
-        word, prompt = _passes(config, Layout.of(ir, config.execution), sizes, inputs, outputs)
+        layout = Layout.of(ir, config.execution)
+        cache, kept = _cache(_kept_specs(config, sizes), config.model.layers)
+        word, prompt = _passes(config, layout, sizes, cache, inputs, outputs)
         state = make_weights(word, "generation")
+        state.cache = kept
         with popxl.in_sequence(True):
             is_prompt, column, padding = (
                 ops.host_load(inputs[name]) for name in ("is_prompt", "column", "padding")
@@ -112,25 +117,14 @@ def _passes(
     config: Config,
     layout: Layout,
     sizes: CacheSizes,
+    cache: Mapping[str, popxl.RemoteBuffer],
     inputs: addons.InputStreams,
     outputs: addons.OutputStreams,
 ) -> tuple[CachedPass, CachedPass]:
     """For one token of each text, and for those of a prompt; they share weights and cache."""
-    model = config.model
-    heads = model.key_value // config.execution.tensor_parallel_1
-    dtype = data_type(model.precision)
-    specs = [TensorSpec((sizes.texts, heads, sizes.columns, model.head_size), dtype)] * 2
-    if model.has_convolutions:
-        width = model.hidden_size // config.execution.tensor_parallel_2
-        projected = (
-            model.heads // config.execution.tensor_parallel_1 + 2 * heads
-        ) * model.head_size
-        kept = sizes.texts, model.convolution_size - 1
-        specs += [TensorSpec((*kept, features), dtype) for features in (width, projected, width)]
-    cache = tuple(_cache(spec, model.layers) for spec in specs)
     word: CachedPass | None = None
     for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
-        graphs = _graphs(config, layout, specs, tokens, word)
+        graphs = _graphs(config, layout, sizes, tokens, word)
         passed = CachedPass(
             config, *graphs, layout, sizes, tokens, cache, stream, outputs["logits"]
         )
@@ -139,34 +133,47 @@ def _passes(
     return word, prompt
 
 
-def _cache(layer: TensorSpec, layers: int) -> popxl.RemoteBuffer:
-    """A row for each layer, zeros at first: what is hidden has no weight, but NaN has."""
-    buffer = addons.create_remote_buffer(layer, layers)
-    zeros = np.broadcast_to(np.zeros((), layer.dtype.as_numpy()), layer.shape)
-    for n in range(layers):
-        popxl.remote_variable(zeros, buffer, n, layer.dtype)
-    return buffer
+def _kept_specs(config: Config, sizes: CacheSizes) -> dict[str, TensorSpec]:
+    """What one layer keeps on a replica, by name."""
+    model, execution = config.model, config.execution
+    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
+    column = (model.key_value // tp1, sizes.columns, model.head_size)
+    shapes: dict[str, tuple[int, ...]] = {"keys": column, "values": column}
+    if model.has_convolutions:
+        table = DecoderBlock.parameters(model)
+        shapes |= {name: table[f"{name}.weight"].shard_shape(tp1, tp2) for name in CONVOLUTIONS}
+    dtype = data_type(model.precision)
+    return {name: TensorSpec((sizes.texts, *shape), dtype) for name, shape in shapes.items()}
+
+
+def _cache(
+    specs: Mapping[str, TensorSpec], layers: int
+) -> tuple[dict[str, popxl.RemoteBuffer], addons.NamedTensors]:
+    """A buffer of each kind, with a row for each layer, and the rows. They are zeros at first: what
+    is hidden has no weight, but NaN has.
+    """
+    buffers, rows = {}, {}
+    for name, spec in specs.items():
+        buffers[name] = addons.create_remote_buffer(spec, layers)
+        zeros = np.broadcast_to(np.zeros((), spec.dtype.as_numpy()), spec.shape)
+        for n in range(layers):
+            rows[f"{name}.{n}"] = popxl.remote_variable(zeros, buffers[name], n, spec.dtype)
+    return buffers, addons.NamedTensors.from_dict(rows)
 
 
 def _graphs(
-    config: Config,
-    layout: Layout,
-    cached: Sequence[TensorSpec],
-    tokens: int,
-    other: CachedPass | None,
+    config: Config, layout: Layout, sizes: CacheSizes, tokens: int, other: CachedPass | None
 ) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
     """Embedding, decoder and head on so many tokens of each text.
 
     Args:
-        cached: what a layer keeps.
         other: a pass whose weights they share.
     """
-    model, (keys, values, *recent) = config.model, cached
-    texts, _, columns, _ = keys.shape
-    width = model.hidden_size // config.execution.tensor_parallel_2
+    model, texts, kept = config.model, sizes.texts, _kept_specs(config, sizes)
+    dtype, width = kept["keys"].dtype, model.hidden_size // config.execution.tensor_parallel_2
     words = TensorSpec((texts * tokens,), popxl.int32)
-    x = TensorSpec((texts * tokens, width), keys.dtype)
-    mask = TensorSpec((texts, 1, tokens, columns), keys.dtype)
+    x = TensorSpec((texts * tokens, width), dtype)
+    mask = TensorSpec((texts, 1, tokens, sizes.columns), dtype)
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
     positions = words if model.has_position_table else None
     before = words if model.token_shift else None
@@ -176,10 +183,10 @@ def _graphs(
             CachedDecoderBlock(model, layout),
             model.layers,
             (
-                *(x, keys, values, mask, column),
+                *(x, kept["keys"], kept["values"], mask, column),
                 words if model.value_embeddings else None,
                 words if model.has_convolutions else None,
-                recent,
+                tuple(kept[name] for name in CONVOLUTIONS if name in kept),
             ),
         ),
         (LogitsHead(model, layout), 1, (x, last)),
@@ -257,11 +264,13 @@ def decoder_phase(
     """
     graphs = step.decoder
     weights = graphs.fwd_all_gather(graphs.fwd_load(n))
-    kept = [ops.remote_load(buffer, n) for buffer in step.cache]
-    keys, values, *recent = kept
-    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column, *beside, *recent)
-    for buffer, tensor in zip(step.cache, kept):
-        ops.remote_store(buffer, n, tensor)
+    kept = {name: ops.remote_load(buffer, n) for name, buffer in step.cache.items()}
+    rows = [kept[name] for name in CONVOLUTIONS if name in kept]
+    (x,) = graphs.fwd.bind(weights).call(
+        x, kept["keys"], kept["values"], mask, column, *beside, *rows
+    )
+    for name, tensor in kept.items():
+        ops.remote_store(step.cache[name], n, tensor)
     return n + 1, x
 
 
@@ -345,6 +354,8 @@ class CachedModel:
 
     def where_not_finite(self) -> str:
         """Where a number of the last run was not finite first; all processes must call it."""
+        rows = self.session.state.cache.tensors  # what failed has left its numbers there
+        write(self.session, {row: np.zeros(row.shape_on_host) for row in rows})
         with find_not_finite(self.session) as found:
             self._read()
         own = [

@@ -25,8 +25,8 @@ from popxl_gpt.utils.runtime import attention, rotary
 
 
 class Attention(Layer):
-    """Multi-head attention; heads are split over tp1. Its query sequence may be worked off in
-    pieces.
+    """Multi-head attention; heads are split over tp1. Queries, keys and values may go through a
+    short convolution, and the query sequence may be worked off in pieces.
 
     Sources: Ainslie et al. 2023, arXiv:2305.13245 (keys and values that several queries share);
     Henry et al. 2020, arXiv:2010.04245 (normalised queries and keys).
@@ -124,12 +124,16 @@ class Attention(Layer):
         sequence: int,
         tables: Tables | None,
         words: Tensor | None,
-        *convolution: Tensor | None,
+        *of_convolution: Tensor | None,
     ) -> "tuple[Tensor, Tensor, Tensor]":
-        """[B*S, H/tp2] -> [B, h, S, D] and two of [B, k, S, D], identical over tp2."""
+        """[B*S, H/tp2] -> [B, h, S, D] and two of [B, k, S, D], identical over tp2.
+
+        Args:
+            of_convolution: what it takes beside queries, keys and values.
+        """
         qkv = self.qkv(x)  # [B*S, (h+2*k)*D], identical over tp2
         if self.model.has_convolutions:
-            qkv = self.convolution(qkv, *convolution)
+            qkv = self.convolution(qkv, *of_convolution)
         shared = self.model.heads // self.model.key_value
         unit = qkv.shape[1] // (shared + 2)
         query, key, value = ops.split(qkv, [shared * unit, unit, unit], axis=1)

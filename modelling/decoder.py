@@ -11,10 +11,13 @@ from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Table, nested
 from popxl_gpt.modelling.short_convolution import CachedShortConvolution, ShortConvolution
 
+CONVOLUTIONS = ("attention_convolution", "attention.convolution", "feed_forward_convolution")
+"""Of a block whose model has them, in the order in which they run."""
+
 
 class DecoderBlock(Layer):
-    """Attention and feed-forward, each behind a norm, and a short convolution where the model has
-    them, and added to its input.
+    """Attention and feed-forward, each behind a norm and, where the model has them, a short
+    convolution; each is added to its input.
     """
 
     def __init__(self, model: Model, layout: Layout):
@@ -107,7 +110,7 @@ class CachedDecoderBlock(DecoderBlock):
         """[N, H/tp2] -> [N, H/tp2], identical over tp1. Other arguments as of `CachedAttention`.
 
         Args:
-            positions, before: of the block's convolutions, as of `CachedShortConvolution`.
+            positions, before: of `CONVOLUTIONS`, as of `CachedShortConvolution`.
         """
         y = self.attention_norm(x)
         if self.model.has_convolutions:

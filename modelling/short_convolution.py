@@ -15,8 +15,8 @@ from popxl_gpt.utils.runtime import short_convolution
 
 
 class ShortConvolution(Layer):
-    """Each token, and those shortly before it times a factor per channel that is trained. Starts as
-    the identity.
+    """Adds to each token those shortly before it, each times a factor per channel that is trained.
+    Starts as the identity.
 
     Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351 (its layers A,
     B and C).

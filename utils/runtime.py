@@ -164,14 +164,15 @@ def short_convolution(
     if hasattr(extensions, "short_convolution"):
         return extensions.short_convolution(x, weight, positions)
     rows, width = x.shape
-    nothing = popxl.constant(np.zeros((1, width)), x.dtype)
-    y, before = x, x
+    nothing = popxl.constant(np.zeros((1, width), np.float32))
+    y = before = ops.cast(x, popxl.float32)
+    factors = ops.cast(weight, popxl.float32)
     for distance in range(1, min(weight.shape[0], rows - 1) + 1):
         before = ops.concat([nothing, before[:-1]])
         is_outside = ops.greater(popxl.constant(distance, popxl.int32), positions)
-        own = ops.where(is_outside.reshape((rows, 1)), popxl.constant(0, x.dtype), before)
-        y = y + own * weight[distance - 1]
-    return y
+        own = ops.where(is_outside.reshape((rows, 1)), popxl.constant(0.0, popxl.float32), before)
+        y = y + own * factors[distance - 1]
+    return ops.cast(y, x.dtype)
 
 
 def seed_spec(count: int) -> popxl.TensorSpec:

@@ -312,7 +312,7 @@ class _Chooser:
             2 ** int(math.log2(max(1, ROWS // length))),
         )
         rate = RATE * math.sqrt(RATE_WIDTH / hidden)
-        kept = 32 * layers * hidden * batch * length  # bytes of activations, about
+        kept = 42 * layers * hidden * batch * length  # bytes of activations, about
         return self._changed(
             config,
             global_batch_size=batch,

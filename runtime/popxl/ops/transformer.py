@@ -137,13 +137,13 @@ def short_convolution(
 
     Shapes: t [n, c] and weight [k, c] of one floating-point type, positions int32 [n] -> t's.
     Args:
-        transposed: add rows after it, to which it would be added: what is linear in t, transposed.
+        transposed: add to row r weight[i - 1] * t[r + i] of each row that r would be added to.
     Raises:
         ShapeError: for other shapes.
         DTypeError: from sessions, if t and weight differ in their dtypes or are not floating point;
             if positions are not int32.
-    Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351 (with such
-    residual convolutions of 4 tokens in all layers).
+    Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351, whose
+    convolutions weigh the row itself, too.
     """
     check_floating("short_convolution", t=t)
     check_computes_in_one_dtype("short_convolution", t=t, weight=weight)

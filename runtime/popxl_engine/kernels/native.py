@@ -111,8 +111,9 @@ def short_convolution_weight_grad(
     dy: torch.Tensor, t: torch.Tensor, positions: torch.Tensor, size: int
 ) -> torch.Tensor:
     """Row by row, added up in float32."""
-    is_whole = t.numel() and size and dy.dtype == t.dtype
-    if not is_whole or not native.takes(dy, t) or not positions.is_contiguous():
+    is_empty = not t.numel() or not size
+    fits = dy.dtype == t.dtype and native.takes(dy, t) and positions.is_contiguous()
+    if is_empty or not fits:
         return KERNELS["short_convolution_weight_grad"](dy, t, positions, size)
     result = t.new_empty(size, t.shape[1], dtype=torch.float32)
     operands = dy, t, positions, result

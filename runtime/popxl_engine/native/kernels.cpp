@@ -340,7 +340,8 @@ void logsumexp_grad(const T* logits, int64_t stride, const float* totals, const 
   });
 }
 
-// Rows, and the `size` before each of its sequence times factors; transposed: after.
+// To each row are added up to `size` rows before it in its sequence, each times a row of the weight;
+// transposed: rows after it.
 template <class T>
 void short_convolution(const T* x, const float* weight, const int32_t* positions, T* y,
                        int64_t rows, int64_t columns, int64_t size, bool is_transposed,
@@ -369,7 +370,8 @@ void short_convolution(const T* x, const float* weight, const int32_t* positions
   });
 }
 
-// gradient: [size, columns]. Up to 16 pieces of rows sum it up for themselves.
+// gradient, [size, columns]: row i - 1 is the sum of dy times x of i rows before. Up to 16 pieces of
+// rows sum it up for themselves.
 template <class T>
 void short_convolution_weight_grad(const T* dy, const T* x, const int32_t* positions,
                                    float* gradient, int64_t rows, int64_t columns, int64_t size,

@@ -14,14 +14,16 @@ from popxl_gpt.config import Config, UserError, override
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference import evaluation, token_losses
 from popxl_gpt.execution.initial_weights import initial_weights
 from popxl_gpt.execution.model_size import flops_per_token, parameter_count
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
-from popxl_gpt.execution.variables import copy_weights, write_whole_weights
+from popxl_gpt.execution.variables import copy_weights, read_gradients, write_whole_weights
 from popxl_gpt.modelling import Role, model_table
+from popxl_gpt.utils import runtime
 from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
 from tests.integration.layers import cases as formulas
 from tests.integration.plain_muon import newton_schulz
@@ -40,6 +42,7 @@ MODELS = {
         "activation": "swiglu",
         "feed_forward_size": 40,
         "key_value_heads": 2,
+        "convolution_size": 2,
     },
     "rotary, qk_norm, untied head": {
         "position_embedding": "rotary",
@@ -171,22 +174,53 @@ def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, lay
             logits = model.append([text[-1] for text in texts])
 
 
-def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn():
+@pytest.mark.slow
+def test_a_text_beyond_the_positions_is_read_again_without_what_convolutions_kept():
+    config = small_model("rotary, qk_norm, untied head", max_positions=16)
+    weights = random_weights(config.model)
+    seen = [list(text) for text in np.random.default_rng(2).integers(0, 37, (2, 16))]
+    model = CachedModel(config, 2, 16, 20)
+    write_whole_weights(model.session, model.config, weights.items())
+    with model.session:
+        logits = model.start(seen)
+        for _ in range(20):
+            for text, row in zip(seen, logits, strict=True):
+                single = override(config, sequence_length=len(text), attention_serialisation=1)
+                expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
+                np.testing.assert_allclose(row, expected, atol=3e-5)
+                text.append(int(row.argmax()))
+            logits = model.append([text[-1] for text in seen])
+            seen = [text[-8:] if len(text) > 16 else text for text in seen]
+
+
+@pytest.mark.parametrize("has_op", [True, False], ids=["op", "plain PopXL"])
+def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn(has_op, monkeypatch):
+    if not has_op:
+        monkeypatch.delattr(runtime.extensions, "short_convolution")
     config = small_model("rotary, qk_norm, untied head", document_attention=True, **LAYOUTS["all"])
     words, labels = random_batch(config)
     words[words == config.model.end_of_text] = 1
     words[:, 4] = config.model.end_of_text
-    weights, session = random_weights(config.model), evaluation(config)
-    write_whole_weights(session, config, weights.items())
-    with session:
-        losses = token_losses(session, config, words, labels)
+    weights = leaves(random_weights(config.model))
+    evaluating, training = evaluation(config), pretraining(config)
+    for session in (evaluating, training):
+        write_whole_weights(session, config, random_weights(config.model).items())
+    with evaluating:
+        losses = token_losses(evaluating, config, words, labels)
+    parts = []
     for part in (slice(0, 5), slice(5, None)):
         inside = words[:, part].shape[1]
         alone = override(config, sequence_length=inside, attention_serialisation=1)
-        expected = token_losses_by_formula(alone, doubles(weights), words[:, part], labels[:, part])
+        expected = token_losses_by_formula(alone, weights, words[:, part], labels[:, part])
         np.testing.assert_allclose(
-            losses[:, part].reshape(-1), expected.numpy(), rtol=2e-5, atol=2e-5
+            losses[:, part].reshape(-1), expected.detach().numpy(), rtol=2e-5, atol=2e-5
         )
+        parts.append(expected)
+    torch.cat(parts).mean().backward()
+    with training:
+        run_steps(training, config, words, labels, [0.0])
+    for n, gradient in read_gradients(training, config).items():
+        assert distance(gradient, weights[n].grad.numpy()) < TOLERANCE, n
 
 
 @pytest.mark.slow
@@ -288,8 +322,9 @@ def test_sizes_are_those_of_the_parameters_and_of_their_products():
     hidden, wide = model.hidden_size, model.feed_forward
     matrices = 3 * hidden**2 + 3 * hidden * wide  # half as many keys and values as queries
     biases = 2 * hidden + 2 * wide + 2 * hidden
+    factors = hidden + 2 * hidden + hidden  # of convolutions: one of them of queries, keys, values
     table = model.vocabulary_size * hidden
-    expected = model.layers * (matrices + biases + 2 * hidden) + table + hidden
+    expected = model.layers * (matrices + biases + factors + 2 * hidden) + table + hidden
     assert parameter_count(model) == expected + model.positions * hidden
     attention = 2 * hidden * model.sequence_length
     products = model.layers * (matrices + attention) + table

@@ -273,10 +273,14 @@ def test_a_text_ends_at_any_of_several_tokens(tokenizer):
         assert written(*run, ends=[7, 9]) == [""] != written(*run, ends=[8])
 
 
-def test_logits_that_are_not_finite_end_with_the_place_where_they_began(tokenizer):
-    config = small(vocabulary_size=300)
+@pytest.mark.parametrize("convolution_size", [1, 3])
+@pytest.mark.parametrize("weight", ["attention.qkv", "attention.output", "feed_forward.down"])
+def test_logits_that_are_not_finite_end_with_the_place_where_they_began(
+    weight, convolution_size, tokenizer
+):
+    config = small(vocabulary_size=300, convolution_size=convolution_size)
     weights = random_weights(config.model)
-    weights["decoder.1.feed_forward.down.weight"] *= 1e38
+    weights[f"decoder.1.{weight}.weight"][:] = 3e38
     with pytest.raises(NotFiniteError) as told:
         written(config, tokenizer, [[1]], 9, Sampling(), weights)
     assert "logits: got numbers that are not finite after 0 tokens" in str(told.value)

@@ -279,6 +279,26 @@ def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(
 
 
 @needs_compiler
+@pytest.mark.parametrize("kernels", [NATIVE, KERNELS], ids=["compiled", "plain"])
+def test_a_convolution_reads_nothing_of_other_sequences(kernels: dict[str, Any]) -> None:
+    x, weight = random(6, 40), random(3, 40)
+    positions = torch.tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32)
+    for spoiled in (slice(0, 3), slice(3, 6)):
+        bad = x.clone()
+        bad[spoiled] = float("nan")
+        kept = [r for r in range(6) if not spoiled.start <= r < spoiled.stop]
+        for transposed in (False, True):
+            convolved = kernels["short_convolution"]
+            found, expected = (convolved(t, weight, positions, transposed) for t in (bad, x))
+            assert torch.equal(found[kept], expected[kept])
+    before = x.clone()
+    before[2] = float("nan")  # what is never before another
+    gradient = kernels["short_convolution_weight_grad"]
+    found, expected = (gradient(x, t, positions, 3) for t in (before, x))
+    assert torch.equal(found, expected)
+
+
+@needs_compiler
 def test_a_bound_within_the_loss_gives_the_bits_of_one_before_it() -> None:
     logits, cap = random(64, 1000, scale=20), 15.0
     indices = torch.arange(64, dtype=torch.int32) * 17 - 1  # the first and some last are outside
