@@ -54,10 +54,9 @@ def test_encoded_examples_are_what_protobuf_reads(rows):
     st.dictionaries(st.text(max_size=4), IDS, max_size=3),
 )
 def test_decode_reads_what_protobuf_writes_among_other_features(ids, others):
-    features = {name: (value, "int") for name, value in others.items() if name != "input_ids"}
-    payload = serialised(
-        **features, weight=([0.5], "float"), text=([b"a"], "byte"), input_ids=(ids, "int")
-    )
+    features = {name: (value, "int") for name, value in others.items()}
+    features |= {"weight": ([0.5], "float"), "text": ([b"a"], "byte"), "input_ids": (ids, "int")}
+    payload = serialised(**features)
     assert example.decode(payload, "here")[0].tolist() == ids
 
 
