@@ -140,8 +140,8 @@ def short_convolution(
         transposed: add to row r weight[i - 1] * t[r + i] of each row that r would be added to.
     Raises:
         ShapeError: for other shapes.
-        DTypeError: from sessions, if t and weight differ in their dtypes or are not floating point;
-            if positions are not int32.
+        DTypeError: for positions that are not int32; from sessions, if t and weight differ in their
+            dtypes or are not floating point.
     Source: Allen-Zhu 2025, "Physics of Language Models: Part 4.1", arXiv:2512.17351, whose
     convolutions weigh the row itself, too.
     """
