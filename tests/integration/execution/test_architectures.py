@@ -151,6 +151,21 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
         convert(["to_hugging_face", str(place), str(tmp_path / "theirs")])
 
 
+def check_logits_and_append(
+    config: Config,
+    weights: "dict[str, np.ndarray]",
+    texts: "list[list[int]]",
+    logits: np.ndarray,
+) -> None:
+    """Logits of what follows each text, by the formula; appends to each text the likeliest."""
+    for text, row in zip(texts, logits, strict=True):
+        sizes = {"sequence_length": len(text), "head_serialisation": 1}
+        single = override(config, **sizes, attention_serialisation=1)
+        expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
+        np.testing.assert_allclose(row, expected, atol=3e-5)
+        text.append(int(row.argmax()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
@@ -165,12 +180,7 @@ def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, lay
     with model.session:
         logits = model.start(texts)
         for _ in range(5):
-            for text, row in zip(texts, logits, strict=True):
-                sizes = {"sequence_length": len(text), "head_serialisation": 1}
-                single = override(config, **sizes, attention_serialisation=1)
-                expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
-                np.testing.assert_allclose(row, expected, atol=3e-5)
-                text.append(int(row.argmax()))
+            check_logits_and_append(config, weights, texts, logits)
             logits = model.append([text[-1] for text in texts])
 
 
@@ -184,11 +194,7 @@ def test_a_text_beyond_the_positions_is_read_again_without_what_convolutions_kep
     with model.session:
         logits = model.start(seen)
         for _ in range(20):
-            for text, row in zip(seen, logits, strict=True):
-                single = override(config, sequence_length=len(text), attention_serialisation=1)
-                expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
-                np.testing.assert_allclose(row, expected, atol=3e-5)
-                text.append(int(row.argmax()))
+            check_logits_and_append(config, weights, seen, logits)
             logits = model.append([text[-1] for text in seen])
             seen = [text[-8:] if len(text) > 16 else text for text in seen]
 
