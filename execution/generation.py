@@ -134,7 +134,7 @@ def _passes(
 
 
 def _kept_specs(config: Config, sizes: CacheSizes) -> dict[str, TensorSpec]:
-    """What one layer keeps on a replica, by name."""
+    """What one layer keeps on a replica, by name, in the order in which its block takes them."""
     model, execution = config.model, config.execution
     tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
     column = (model.key_value // tp1, sizes.columns, model.head_size)
@@ -170,7 +170,8 @@ def _graphs(
         other: a pass whose weights they share.
     """
     model, texts, kept = config.model, sizes.texts, _kept_specs(config, sizes)
-    dtype, width = kept["keys"].dtype, model.hidden_size // config.execution.tensor_parallel_2
+    keys, values, *rows_before = kept.values()
+    dtype, width = keys.dtype, model.hidden_size // config.execution.tensor_parallel_2
     words = TensorSpec((texts * tokens,), popxl.int32)
     x = TensorSpec((texts * tokens, width), dtype)
     mask = TensorSpec((texts, 1, tokens, sizes.columns), dtype)
@@ -183,10 +184,10 @@ def _graphs(
             CachedDecoderBlock(model, layout),
             model.layers,
             (
-                *(x, kept["keys"], kept["values"], mask, column),
+                *(x, keys, values, mask, column),
                 words if model.value_embeddings else None,
                 words if model.has_convolutions else None,
-                tuple(kept[name] for name in CONVOLUTIONS if name in kept),
+                tuple(rows_before),
             ),
         ),
         (LogitsHead(model, layout), 1, (x, last)),
@@ -264,13 +265,11 @@ def decoder_phase(
     """
     graphs = step.decoder
     weights = graphs.fwd_all_gather(graphs.fwd_load(n))
-    kept = {name: ops.remote_load(buffer, n) for name, buffer in step.cache.items()}
-    rows = [kept[name] for name in CONVOLUTIONS if name in kept]
-    (x,) = graphs.fwd.bind(weights).call(
-        x, kept["keys"], kept["values"], mask, column, *beside, *rows
-    )
-    for name, tensor in kept.items():
-        ops.remote_store(step.cache[name], n, tensor)
+    kept = [ops.remote_load(buffer, n) for buffer in step.cache.values()]
+    keys, values, *rows_before = kept
+    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column, *beside, *rows_before)
+    for buffer, tensor in zip(step.cache.values(), kept):
+        ops.remote_store(buffer, n, tensor)
     return n + 1, x
 
 

@@ -5,6 +5,7 @@ size. tp1, tp2: replica groups.
 """
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import popxl
@@ -32,13 +33,15 @@ class Attention(Layer):
     Henry et al. 2020, arXiv:2010.04245 (normalised queries and keys).
     """
 
+    convolution_type: ClassVar[type[ShortConvolution]] = ShortConvolution
+
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
         qkv, output = self._tables(model)
         self.qkv = Linear(model, layout, qkv, "tp2 to tp1")
         self.output = Linear(model, layout, output, "tp1 to tp2")
         if model.has_convolutions:
-            self.convolution = ShortConvolution(model, layout, self._convolution(model))
+            self.convolution = self.convolution_type(model, layout, self._convolution(model))
         if model.qk_norm:
             self.query_norm = HeadNorm(model, layout)
             self.key_norm = HeadNorm(model, layout)
@@ -209,10 +212,7 @@ class CachedAttention(Attention):
     c-th key and value.
     """
 
-    def __init__(self, model: Model, layout: Layout):
-        super().__init__(model, layout)
-        if model.has_convolutions:
-            self.convolution = CachedShortConvolution(model, layout, self._convolution(model))
+    convolution_type = CachedShortConvolution
 
     def build(  # type: ignore[override]
         self,

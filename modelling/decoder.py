@@ -1,5 +1,7 @@
 """Decoder block. N rows (micro_batch * sequence), H hidden size. tp1, tp2: replica groups."""
 
+from typing import ClassVar
+
 from popxl import Tensor, TensorByRef, ops
 
 from popxl_gpt.config import Model
@@ -20,16 +22,19 @@ class DecoderBlock(Layer):
     convolution; each is added to its input.
     """
 
+    attention_type: ClassVar[type[Attention]] = Attention
+    convolution_type: ClassVar[type[ShortConvolution]] = ShortConvolution
+
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
         self.attention_norm = Norm(model, layout)
-        self.attention = Attention(model, layout)
+        self.attention = self.attention_type(model, layout)
         self.feed_forward_norm = Norm(model, layout)
         self.feed_forward = FeedForward(model, layout)
         if model.has_convolutions:
             table = self._convolution(model)
-            self.attention_convolution = ShortConvolution(model, layout, table)
-            self.feed_forward_convolution = ShortConvolution(model, layout, table)
+            self.attention_convolution = self.convolution_type(model, layout, table)
+            self.feed_forward_convolution = self.convolution_type(model, layout, table)
 
     @staticmethod
     def parameters(model: Model) -> Table:
@@ -88,13 +93,8 @@ class CachedDecoderBlock(DecoderBlock):
     no units.
     """
 
-    def __init__(self, model: Model, layout: Layout):
-        super().__init__(model, layout)
-        self.attention = CachedAttention(model, layout)
-        if model.has_convolutions:
-            table = self._convolution(model)
-            self.attention_convolution = CachedShortConvolution(model, layout, table)
-            self.feed_forward_convolution = CachedShortConvolution(model, layout, table)
+    attention_type = CachedAttention
+    convolution_type = CachedShortConvolution
 
     def build(  # type: ignore[override]
         self,
