@@ -6,10 +6,10 @@ between instances have such a limit, and ask it in slices. Who waits within anot
 that on: one that nobody asks for long counts too little.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,23 +34,10 @@ class Deadline:
 
     def left(self) -> float:
         """Seconds that are left: none at 0 or below."""
-        return self._ask(LONGEST_SECONDS)
-
-    def charge(self, work: Callable[..., T], *arguments: Any) -> T:
-        """What a function returns that waits in one piece, such as for the address of a host: all
-        of its time counts.
-        """
-        self.left()
-        try:
-            return work(*arguments)
-        finally:
-            self._ask(math.inf)
-
-    def _ask(self, longest: float) -> float:
         now = time.monotonic()
-        self._left -= min(now - self._asked, longest)
+        self._left -= min(now - self._asked, LONGEST_SECONDS)
         self._asked = now
-        return self._left if self._within is None else min(self._left, self._within._ask(longest))
+        return self._left if self._within is None else min(self._left, self._within.left())
 
     def slice(self) -> float:
         """How long to wait before the next question. TimeoutError: no time is left."""
@@ -58,6 +45,24 @@ class Deadline:
         if left <= 0:
             raise TimeoutError("timed out")
         return min(left, SLICE_SECONDS)
+
+    def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """What a function returns that waits in one piece, such as for the address of a host. A
+        thread of its own calls it. TimeoutError: not in time; the thread is left behind.
+        """
+        found: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                found.set_result(work(*arguments))
+            except BaseException as error:
+                found.set_exception(error)
+
+        thread = threading.Thread(target=call, name="work", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(self.slice())
+        return found.result()
 
 
 def join(thread: threading.Thread, seconds: float) -> None:

@@ -121,8 +121,12 @@ def connect(address: Address, secret: bytes | None, deadline: Deadline) -> socke
 def _connect(address: Address, secret: bytes | None, within: Deadline) -> socket.socket:
     if isinstance(address, Path):
         return _connect_to(socket.AF_UNIX, address, secret, within)
+    try:
+        places = within.run(_resolved, address)
+    except TimeoutError:
+        raise socket.gaierror(socket.EAI_AGAIN, "its name is still being looked up") from None
     problem = None
-    for family, place in within.charge(_resolved, address):
+    for family, place in places:
         try:
             return _connect_to(family, place, secret, within)
         except Stranger:
