@@ -87,7 +87,7 @@ def to_hugging_face(options: Export) -> int:
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
     tokenizer = saved.folder.parent / TOKENIZER
     with _made(out, HUGGING_FACE, options.overwrite) as folder:
-        architecture = write_hugging_face(
+        family = write_hugging_face(
             folder,
             model,
             weights,
@@ -102,7 +102,13 @@ def to_hugging_face(options: Export) -> int:
             "note: documents of one sequence attended to themselves alone (document_attention). "
             "transformers has no such setting: give the model one document in a sequence."
         )
-    print(f"Load it with transformers.{architecture}.from_pretrained({str(out)!r}).")
+    if family.code is None:
+        print(f"Load it with transformers.{family.architecture}.from_pretrained({str(out)!r}).")
+    else:
+        print(
+            "Load it with transformers.AutoModelForCausalLM.from_pretrained("
+            f"{str(out)!r}, trust_remote_code=True), which runs {family.code.name} beside it."
+        )
     return 0
 
 

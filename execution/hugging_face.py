@@ -1,7 +1,7 @@
-"""Folders of Hugging Face's models: `config.json`, safetensors in one file or several, and the
-tokenizer's files.
+"""Folders of Hugging Face's models: `config.json`, safetensors in one file or several, the
+tokenizer's files and, where transformers has not the model's class, its code.
 
-Weights pass through memory a tensor at a time. Nothing is unpickled.
+Weights pass through memory a tensor at a time. Nothing is unpickled, and no folder's code is run.
 """
 
 import json
@@ -33,7 +33,7 @@ from popxl_gpt.execution.tensor_files import (
     write_tensors,
 )
 from popxl_gpt.modelling import model_table
-from popxl_gpt.modelling.hugging_face import FAMILIES, HEAD, Family, family_of
+from popxl_gpt.modelling.hugging_face import HEAD, Family, family_of
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -41,7 +41,7 @@ INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
 OWN_FILES = (
     r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
-    r"tokenizer(_config)?\.json"
+    r"tokenizer(_config)?\.json|modeling_popxl_gpt\.py"
 )
 """Pattern of the files that `write_hugging_face` makes."""
 LARGEST_JSON = 2**26
@@ -203,8 +203,8 @@ def write_hugging_face(
     tokenizer: Path | None,
     file_bytes: int,
     special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
-) -> str:
-    """Fill a folder with a model that transformers loads. Returns the name of its class there.
+) -> Family:
+    """Fill a folder with a model that transformers loads. Returns what it is there.
 
     Args:
         weights: whole, by our names.
@@ -212,12 +212,8 @@ def write_hugging_face(
         file_bytes: another file of weights is begun after so many.
         special_tokens: that texts begin and end with, as `config.json` names them; those that it
             does not name are the tokenizer's, or the model's.
-    Raises:
-        UserError: the model is of no family that transformers has.
     """
     family = family_of(model)
-    if family is None:
-        raise _no_family(model)
     table, total, where = model_table(model), 0, {}
     shards: list[dict[str, np.ndarray]] = [{}]
     names: list[Path] = []
@@ -255,6 +251,8 @@ def write_hugging_face(
     begin = special_tokens.get(BEGIN, own)
     end = special_tokens.get(END, model.end_of_text or own)  # 0: the model does not tell
     _write_json(folder / CONFIG, config_of(model, family, kind, begin, end))
+    if family.code is not None:
+        shutil.copyfile(family.code, folder / family.code.name)
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
         special = {
@@ -262,7 +260,7 @@ def write_hugging_face(
             for name, tokens in (("bos_token", begin), ("eos_token", end))
         }
         _write_json(folder / "tokenizer_config.json", _tokenizer_config(model, special))
-    return family.architecture
+    return family
 
 
 def _tokenizer_config(model: Model, special: "dict[str, str | None]") -> "dict[str, Any]":
@@ -285,31 +283,6 @@ def _added_tokens(tokenizer: Path) -> "dict[int | None, str]":
             "its content and id. Copy the file again."
         )
     return {token["id"]: token["content"] for token in tokens}
-
-
-def _no_family(model: Model) -> UserError:
-    """What keeps a model from the family that it is nearest to."""
-    apart = {
-        family.model_type: [
-            _setting(model, name)
-            for name, value in family.settings.items()
-            if getattr(model, name) != value
-        ]
-        for family in FAMILIES.values()
-    }
-    nearest = min(apart, key=lambda name: len(apart[name]))
-    return UserError(
-        f"to_hugging_face: got a model with {', '.join(apart[nearest])}, which {nearest}, the "
-        f"nearest of {', '.join(apart)}, has not; expected what one of them has. Use the model "
-        "with this program."
-    )
-
-
-def _setting(model: Model, name: str) -> str:
-    """What a model is of a family's settings, as the settings of a run say it."""
-    if name == "shares_keys":
-        return f"key_value_heads {model.key_value_heads}"
-    return f"{name} {getattr(model, name)}"
 
 
 def _write_json(path: Path, values: "dict[str, Any]") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from popxl_gpt.config import Model, UserError, from_mapping
 from popxl_gpt.execution.special_tokens import BEGIN, END, as_list
-from popxl_gpt.modelling.hugging_face import FAMILIES, GPT2, LLAMA, QWEN3, Family
+from popxl_gpt.modelling.hugging_face import FAMILIES, GPT2, LLAMA, OWN, QWEN3, Family
 
 Values = dict[str, Any]
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
@@ -25,6 +25,7 @@ FIXED: "Mapping[str, Mapping[str, tuple[Any, ...]]]" = {
         "attention_bias": (False,),
         "use_sliding_window": (False,),
     },
+    OWN.model_type: {},
 }
 """What our model is: of each setting what it may be, the default of transformers first."""
 _LLAMA_SIZES = {
@@ -57,8 +58,31 @@ SIZES: "Mapping[str, Mapping[str, tuple[str, Any]]]" = {
         "key_value_heads": ("num_key_value_heads", 32),
         "feed_forward_size": ("intermediate_size", 22016),
     },
+    OWN.model_type: {
+        "vocabulary_size": ("vocab_size", 50257),
+        "sequence_length": ("max_position_embeddings", 1024),
+        "hidden_size": ("hidden_size", 768),
+        "layers": ("num_hidden_layers", 12),
+        "heads": ("num_attention_heads", 12),
+        "key_value_heads": ("num_key_value_heads", 12),
+        "feed_forward_size": ("intermediate_size", 3072),
+        "tied_head": ("tie_word_embeddings", True),
+        "norm": ("norm", "layer_norm"),
+        "layer_norm_eps": ("norm_eps", 1e-5),
+        "position_embedding": ("position_embedding", "learned"),
+        "rotary_base": ("rotary_base", 10000.0),
+        "token_shift": ("token_shift", False),
+        "convolution_size": ("convolution_size", 1),
+        "qk_norm": ("qk_norm", False),
+        "value_embeddings": ("value_embeddings", False),
+        "activation": ("activation", "gelu"),
+        "biases": ("biases", True),
+        "logit_softcap": ("logit_softcap", 0.0),
+    },
 }
 """Our settings, their names for them, and the defaults of transformers."""
+CONFIGURATION = "PopxlGPTConfig"
+"""Our family's class of it, in the file of its code."""
 QWEN3_HEAD = 128
 """Features of a head of Qwen3, where its configuration does not tell."""
 
@@ -88,7 +112,9 @@ def model_in(file: Path, values: Values) -> Model:
         for ours, (theirs, default) in SIZES[family.model_type].items()
     }
     rest: Values = {"end_of_text": _end_of_text(values, sizes["vocabulary_size"])}
-    if family is not GPT2:
+    if family is OWN:
+        rest["dropout"] = 0.0
+    elif family is not GPT2:
         rest |= _rotary(file, values, family)
     try:
         return from_mapping({"model": {**settings, **sizes, **rest}}).model
@@ -176,10 +202,17 @@ def config_of(
     if family is GPT2:
         dropped = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
         return {**values, **dict.fromkeys(dropped, model.dropout)}
+    values["num_key_value_heads"] = model.key_value
+    values["intermediate_size"] = model.feed_forward
+    if family.code is not None:
+        module = family.code.stem
+        classes = {
+            "AutoConfig": f"{module}.{CONFIGURATION}",
+            "AutoModelForCausalLM": f"{module}.{family.architecture}",
+        }
+        return {**values, "auto_map": classes}
     return {
         **values,
-        "num_key_value_heads": model.key_value,
-        "intermediate_size": model.feed_forward,
         "head_dim": model.head_size,
         "rope_theta": model.rotary_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rotary_base},

@@ -1,11 +1,12 @@
-"""Families of models at Hugging Face that are ours with some settings: what these are, and how
-their state dicts hold our parameters.
+"""Families of models at Hugging Face that are ours with some settings, and one of our own for all
+others: what these are, and how their state dicts hold our parameters.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ class Family:
     """
     is_transposed: bool
     """Whether linear weights lie [out, in]."""
+    code: Path | None = None
+    """A file to put beside the weights, which has the class; none: transformers has it."""
 
     def fits(self, model: Model) -> bool:
         """Whether a model of ours is one of the family."""
@@ -152,12 +155,43 @@ QWEN3 = Family(
     },
     is_transposed=True,
 )
-FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN3)}
+_OWN_MODULES = (
+    *("embedding.word", "embedding.shift", "embedding.position"),
+    *(
+        f"decoder.#.{name}"
+        for name in (
+            "attention_norm",
+            "attention_convolution",
+            "attention.qkv",
+            "attention.convolution",
+            "attention.query_norm",
+            "attention.key_norm",
+            "attention.value_embedding",
+            "attention.output",
+            "feed_forward_norm",
+            "feed_forward_convolution",
+            "feed_forward.up",
+            "feed_forward.down",
+        )
+    ),
+    "head.norm",
+)
+OWN = Family(
+    model_type="popxl_gpt",
+    architecture="PopxlGPTForCausalLM",
+    prefix="",
+    settings={},
+    modules={**{name: (name,) for name in _OWN_MODULES}, "head.output": (OUTSIDE,)},
+    is_transposed=False,
+    code=Path(__file__).with_name("modeling_popxl_gpt.py"),
+)
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN3, OWN)}
+"""Of several that a model is of, the first one is its."""
 
 
-def family_of(model: Model) -> Family | None:
-    """The family that a model of ours is of; None: of none."""
-    return next((family for family in FAMILIES.values() if family.fits(model)), None)
+def family_of(model: Model) -> Family:
+    """The family that a model of ours is of."""
+    return next(family for family in FAMILIES.values() if family.fits(model))
 
 
 def hugging_face_name(name: str) -> str:

@@ -11,7 +11,6 @@ import torch
 from helpers.quick import cases
 
 from popxl_gpt.config import Config, UserError, override
-from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.host import run_steps
@@ -147,8 +146,6 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
         SavedRun(place, small(heads=4, steps=2, optimizer="muon"))
     with pytest.raises(UserError, match="--init_from: got .* with .*, not"):
         initial_weights(place, small(heads=4))
-    with pytest.raises(UserError, match="the nearest of gpt2, llama, qwen3, has not"):
-        convert(["to_hugging_face", str(place), str(tmp_path / "theirs")])
 
 
 def check_logits_and_append(

@@ -14,7 +14,6 @@ from popxl_gpt.data import BatchLoader, SyntheticDataset
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.generation import CachedModel
-from popxl_gpt.execution.hugging_face import write_hugging_face
 from popxl_gpt.execution.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.modelling import model_table
@@ -240,13 +239,3 @@ def test_a_run_begins_with_a_llama_and_its_model_loads_in_transformers(tmp_path)
     convert(["to_hugging_face", str(tmp_path / "run"), str(tmp_path / "back")])
     trained = type(model).from_pretrained(tmp_path / "back")
     assert not torch.equal(trained.lm_head.weight, model.lm_head.weight)
-
-
-def test_a_model_of_no_family_is_not_written(tmp_path):
-    config = small(**OURS, value_embeddings=True, logit_softcap=5.0)
-    weights = iter(random_weights(config.model).items())
-    with pytest.raises(
-        UserError, match="with value_embeddings True, logit_softcap 5.0, which llama"
-    ):
-        write_hugging_face(tmp_path, config.model, weights, None, 10**9)
-    assert not list(tmp_path.iterdir())

@@ -1,0 +1,339 @@
+"""A GPT that none of transformers' own families is, for transformers: whoever exports such a model
+puts this file beside its weights, and `AutoModelForCausalLM.from_pretrained(folder,
+trust_remote_code=True)` runs it.
+
+Plain PyTorch, which knows nothing of the rest of the repository. No keys and values are kept: for
+each new token the whole text is computed. Nothing is dropped.
+"""
+
+# B batch, S sequence, H hidden size, A heads, K heads of keys and values, D = H / A, V vocabulary.
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+
+class PopxlGPTConfig(PretrainedConfig):
+    """Sizes and choices: what transformers has no name for has the name of the setting that it was
+    trained with.
+    """
+
+    model_type = "popxl_gpt"
+
+    vocab_size: int = 50257
+    max_position_embeddings: int = 1024
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int = 12
+    intermediate_size: int = 3072
+    tie_word_embeddings: bool = True
+    norm: str = "layer_norm"
+    norm_eps: float = 1e-5
+    position_embedding: str = "learned"
+    rotary_base: float = 10000.0
+    token_shift: bool = False
+    convolution_size: int = 1
+    qk_norm: bool = False
+    value_embeddings: bool = False
+    activation: str = "gelu"
+    biases: bool = True
+    logit_softcap: float = 0.0
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+class Beside(NamedTuple):
+    """What every block gets beside its input."""
+
+    words: Tensor
+    """int [B, S]."""
+    positions: Tensor
+    """Of the words in their texts, int [B, S]."""
+    mask: Tensor
+    """Whether a word sees another one, bool [B, 1, S, S]."""
+    angles: tuple[Tensor, Tensor] | None
+    """Cosines and sines of rotary positions, [B, S, 1, D/2] each."""
+
+
+class Weight(nn.Module):
+    """A tensor, and a bias for the last axis."""
+
+    def __init__(self, *shape: int, has_bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[-1])) if has_bias else None
+
+
+class Linear(Weight):
+    """Weights lie [in, out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        y = x @ self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class RMSNorm(Weight):
+    """x over the root of its mean square, along the last axis."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__(size)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).to(x.dtype)
+
+
+class LayerNorm(Weight):
+    """x less its mean, over the root of its variance, along the last axis."""
+
+    def __init__(self, size: int, eps: float, has_bias: bool):
+        super().__init__(size, has_bias=has_bias)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+def norm(config: PopxlGPTConfig) -> nn.Module:
+    """Of the activations between blocks."""
+    if config.norm == "rms_norm":
+        return RMSNorm(config.hidden_size, config.norm_eps)
+    return LayerNorm(config.hidden_size, config.norm_eps, config.biases)
+
+
+class ShortConvolution(Weight):
+    """Adds to each token those shortly before it, each times a factor per channel; those of row n
+    are of the token n + 1 before.
+    """
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[B, S, features], int [B, S] -> [B, S, features]."""
+        y = x
+        for distance, factors in enumerate(self.weight[: x.shape[1] - 1], 1):
+            before = F.pad(x, (0, 0, distance, 0))[:, : x.shape[1]]
+            y = y + before * factors * (positions >= distance).unsqueeze(-1)
+        return y
+
+
+class Nothing(nn.Module):
+    """In place of a short convolution."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+
+def convolution(config: PopxlGPTConfig, features: int) -> nn.Module:
+    """A short one, where the model has them."""
+    size = config.convolution_size
+    return ShortConvolution(size - 1, features) if size > 1 else Nothing()
+
+
+class ValueEmbedding(Weight):
+    """Values, and vectors of the words themselves, each times a factor."""
+
+    def __init__(self, words: int, width: int):
+        super().__init__(words, width)
+        self.mix = nn.Parameter(torch.empty(2))
+
+    def forward(self, values: Tensor, words: Tensor) -> Tensor:
+        """[B, S, K*D], int [B, S] -> [B, S, K*D]."""
+        return values * self.mix[0] + self.weight[words] * self.mix[1]
+
+
+class Embedding(nn.Module):
+    """Vectors of words, of the words before them and of their positions."""
+
+    def __init__(self, config: PopxlGPTConfig):
+        super().__init__()
+        hidden = config.hidden_size
+        self.word = nn.Embedding(config.vocab_size, hidden)
+        self.shift = Weight(hidden) if config.token_shift else None
+        has_table = config.position_embedding == "learned"
+        self.position = nn.Embedding(config.max_position_embeddings, hidden) if has_table else None
+
+    def forward(self, words: Tensor, positions: Tensor) -> Tensor:
+        """int [B, S], int [B, S] -> [B, S, H]."""
+        x = self.word(words)
+        if self.shift is not None:
+            before = F.pad(x, (0, 0, 1, 0))[:, :-1] * (positions > 0).unsqueeze(-1)
+            x = x + before * self.shift.weight
+        return x if self.position is None else x + self.position(positions)
+
+
+class Attention(nn.Module):
+    """Causal attention; features of queries, keys and values stand side by side."""
+
+    def __init__(self, config: PopxlGPTConfig):
+        super().__init__()
+        self.config = config
+        self.keys = config.num_key_value_heads * config.head_size
+        width = config.hidden_size + 2 * self.keys
+        self.qkv = Linear(config.hidden_size, width, has_bias=config.biases)
+        self.output = Linear(config.hidden_size, config.hidden_size, has_bias=config.biases)
+        self.convolution = convolution(config, width)
+        if config.qk_norm:
+            self.query_norm = RMSNorm(config.head_size, config.norm_eps)
+            self.key_norm = RMSNorm(config.head_size, config.norm_eps)
+        if config.value_embeddings:
+            self.value_embedding = ValueEmbedding(config.vocab_size, self.keys)
+
+    def forward(self, x: Tensor, beside: Beside) -> Tensor:
+        """[B, S, H] -> [B, S, H]."""
+        config, (batch, sequence, hidden) = self.config, x.shape
+        qkv = self.convolution(self.qkv(x), beside.positions)
+        q, k, v = qkv.split([hidden, self.keys, self.keys], dim=-1)
+        if config.value_embeddings:
+            v = self.value_embedding(v, beside.words)
+        q, k, v = (t.view(batch, sequence, -1, config.head_size) for t in (q, k, v))
+        if config.qk_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if beside.angles is not None:
+            q, k = (rotated(t, *beside.angles) for t in (q, k))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, A, S, D], twice [B, K, S, D]
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=beside.mask)
+        return self.output(y.transpose(1, 2).reshape(batch, sequence, hidden))
+
+
+def angles_of(config: PopxlGPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines by which features of heads turn: features i and i + D/2 by
+    rotary_base ** (-2i / D) radians per position, int [B, S] -> [B, S, 1, D/2] each.
+
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
+    """
+    size = config.head_size
+    speeds = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    table = torch.outer(torch.arange(positions.shape[1], dtype=torch.float64), speeds)
+    cos, sin = (t.float().to(positions.device)[positions] for t in (table.cos(), table.sin()))
+    return cos.unsqueeze(2), sin.unsqueeze(2)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys, [B, S, A, D], turned."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, config: PopxlGPTConfig):
+        super().__init__()
+        self.activation, wide = config.activation, config.intermediate_size
+        first = 2 * wide if config.activation == "swiglu" else wide
+        self.up = Linear(config.hidden_size, first, has_bias=config.biases)
+        self.down = Linear(wide, config.hidden_size, has_bias=config.biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        y = self.up(x)
+        if self.activation == "swiglu":
+            gate, values = y.chunk(2, dim=-1)
+            return self.down(F.silu(gate) * values)
+        gelu = self.activation == "gelu"
+        return self.down(F.gelu(y, approximate="tanh") if gelu else F.relu(y).square())
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to its input."""
+
+    def __init__(self, config: PopxlGPTConfig):
+        super().__init__()
+        self.attention_norm = norm(config)
+        self.attention_convolution = convolution(config, config.hidden_size)
+        self.attention = Attention(config)
+        self.feed_forward_norm = norm(config)
+        self.feed_forward_convolution = convolution(config, config.hidden_size)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, beside: Beside) -> Tensor:
+        """[B, S, H] -> [B, S, H]."""
+        y = self.attention_convolution(self.attention_norm(x), beside.positions)
+        x = x + self.attention(y, beside)
+        y = self.feed_forward_convolution(self.feed_forward_norm(x), beside.positions)
+        return x + self.feed_forward(y)
+
+
+class Head(nn.Module):
+    """The norm in front of the logits."""
+
+    def __init__(self, config: PopxlGPTConfig):
+        super().__init__()
+        self.norm = norm(config)
+
+
+class PopxlGPTForCausalLM(PreTrainedModel, GenerationMixin):
+    """The model; parameters have the names of the checkpoint that it was made of, but the head's
+    matrix of its own.
+    """
+
+    config_class = PopxlGPTConfig
+    _no_split_modules = ["Block"]
+
+    def __init__(self, config: PopxlGPTConfig):
+        super().__init__(config)
+        self.embedding = Embedding(config)
+        self.decoder = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.head = Head(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The words' vectors."""
+        return self.embedding.word
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **others: object,
+    ) -> CausalLMOutput:
+        """Logits of the next words, float32 [B, S, V], of int [B, S].
+
+        Args:
+            attention_mask: int [B, S], zero for tokens that are no text.
+            labels: int [B, S], the words themselves, of which those that are -100 do not count: the
+                result has the mean loss of each word after those before it.
+        """
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        beside = self._beside(input_ids, real)
+        x = self.embedding(input_ids, beside.positions)
+        for block in self.decoder:
+            x = block(x, beside)
+        tied, cap = self.config.tie_word_embeddings, self.config.logit_softcap
+        matrix = self.embedding.word.weight if tied else self.lm_head.weight
+        logits = F.linear(self.head.norm(x), matrix).float()
+        if cap:
+            logits = cap * torch.tanh(logits / cap)
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def _beside(self, words: Tensor, real: Tensor) -> Beside:
+        positions = (real.cumsum(1) - 1).clamp(min=0)
+        each = torch.ones(words.shape[1], words.shape[1], dtype=torch.bool, device=words.device)
+        mask = (real.bool()[:, None, None] & each.tril()) | each.diag().diag()
+        has_angles = self.config.position_embedding == "rotary"
+        angles = angles_of(self.config, positions) if has_angles else None
+        return Beside(words, positions, mask, angles)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: object
+    ) -> dict[str, Tensor | None]:
+        """The whole text, each time."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
