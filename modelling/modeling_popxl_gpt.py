@@ -279,6 +279,7 @@ class PopxlGPTForCausalLM(PreTrainedModel, GenerationMixin):
     matrix of its own.
     """
 
+    config: PopxlGPTConfig
     config_class = PopxlGPTConfig
     _no_split_modules = ["Block"]
 
@@ -332,7 +333,7 @@ class PopxlGPTForCausalLM(PreTrainedModel, GenerationMixin):
         angles = angles_of(self.config, positions) if has_angles else None
         return Beside(words, positions, mask, angles)
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: object
     ) -> dict[str, Tensor | None]:
         """The whole text, each time."""
