@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    prepare real text, train a small GPT on it for four to five minutes, show what it learned"
+	@echo "make demo    prepare real text, train a small GPT on it for three to five minutes, show what it learned"
 	@echo "make shakespeare TEXT=FILE   train nanoGPT's small model of characters on a text"
 	@echo "make test    every test that needs no GPU"
 	@echo "make check   format, lint, types and the fast tests"
