@@ -351,12 +351,6 @@ def test_an_export_begins_and_ends_texts_as_the_import_did(tmp_path, begin, end,
     assert ends == ([] if end == [5, 300] else end if isinstance(end, list) else [end])
 
 
-def test_what_keeps_a_model_from_transformers_is_told_by_its_setting(tmp_path):
-    model = preset("mini", key_value_heads=2).model
-    with pytest.raises(UserError, match="got a model with key_value_heads 2, which gpt2, the near"):
-        write_hugging_face(tmp_path, model, iter(()), None, 10**9)
-
-
 def test_settings_that_the_weights_are_not_for_are_told_by_name(tmp_path):
     theirs = small_gpt2(tmp_path / "theirs")
     model = replace(HuggingFaceFolder(theirs).model, key_value_heads=1, feed_forward_size=9)
