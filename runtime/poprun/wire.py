@@ -53,6 +53,10 @@ class Stranger(Unreachable):
     """Something is there that does not belong to this run."""
 
 
+class _LookUpTimeout(TimeoutError):
+    """The look-up of a name did not end in time."""
+
+
 def listen(address: Address, everywhere: bool = False) -> socket.socket:
     """A socket that others can connect to. OSError: the address is in use, or is not this
     machine's.
@@ -108,9 +112,10 @@ def connect(address: Address, secret: bytes | None, deadline: Deadline) -> socke
             return _connect(address, secret, deadline)
         except Stranger:
             raise
-        except TimeoutError:
+        except TimeoutError as error:
             if deadline.left() > 0 or not problem:  # the last attempt may have had no time
-                problem = "what listens there says nothing"
+                is_unknown = isinstance(error, _LookUpTimeout)
+                problem = str(error) if is_unknown else "what listens there says nothing"
         except OSError as error:
             problem = error.strerror or str(error)
         if deadline.left() <= 0:
@@ -124,7 +129,7 @@ def _connect(address: Address, secret: bytes | None, within: Deadline) -> socket
     try:
         places = within.run(_resolved, address)
     except TimeoutError:
-        raise socket.gaierror(socket.EAI_AGAIN, "its name is still being looked up") from None
+        raise _LookUpTimeout("its name is still being looked up") from None
     problem = None
     for family, place in places:
         try:
