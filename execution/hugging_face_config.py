@@ -39,6 +39,12 @@ _LLAMA_SIZES = {
     "layer_norm_eps": ("rms_norm_eps", 1e-6),
     "tied_head": ("tie_word_embeddings", False),
 }
+_CHOICES = (
+    *("norm", "position_embedding", "rotary_base", "token_shift", "convolution_size"),
+    *("qk_norm", "value_embeddings", "activation", "biases", "logit_softcap"),
+)
+"""Settings that our own family's configuration has by our names."""
+_DEFAULTS = Model()
 SIZES: "Mapping[str, Mapping[str, tuple[str, Any]]]" = {
     GPT2.model_type: {
         "vocabulary_size": ("vocab_size", 50257),
@@ -67,17 +73,8 @@ SIZES: "Mapping[str, Mapping[str, tuple[str, Any]]]" = {
         "key_value_heads": ("num_key_value_heads", 12),
         "feed_forward_size": ("intermediate_size", 3072),
         "tied_head": ("tie_word_embeddings", True),
-        "norm": ("norm", "layer_norm"),
         "layer_norm_eps": ("norm_eps", 1e-5),
-        "position_embedding": ("position_embedding", "learned"),
-        "rotary_base": ("rotary_base", 10000.0),
-        "token_shift": ("token_shift", False),
-        "convolution_size": ("convolution_size", 1),
-        "qk_norm": ("qk_norm", False),
-        "value_embeddings": ("value_embeddings", False),
-        "activation": ("activation", "gelu"),
-        "biases": ("biases", True),
-        "logit_softcap": ("logit_softcap", 0.0),
+        **{name: (name, getattr(_DEFAULTS, name)) for name in _CHOICES},
     },
 }
 """Our settings, their names for them, and the defaults of transformers."""
