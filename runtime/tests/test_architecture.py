@@ -89,6 +89,8 @@ ROOMS = (
         ("popxl_gpt.config", "popxl_gpt.utils", "popxl", "popxl_addons"),
         ("numpy", "safetensors"),
     ),
+    # What an exported model takes with it: transformers imports it, the application only copies it.
+    Room("popxl_gpt.modelling.modeling_popxl_gpt", (), ("torch", "transformers")),
     Room(
         "popxl_gpt.execution",
         (
@@ -450,7 +452,11 @@ def run_python(text: str, timeout: int = 60) -> subprocess.CompletedProcess[str]
 
 
 def modules_of(*packages: str) -> str:
-    names = [name for name, source in sources().items() if source.package in packages]
+    names = [
+        name
+        for name, source in sources().items()
+        if source.package in packages and "torch" not in room_of(name).others
+    ]
     return "".join(f"import {name}\n" for name in names)
 
 

@@ -23,38 +23,19 @@ from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import copy_weights, read_gradients, write_whole_weights
 from popxl_gpt.modelling import Role, model_table
 from popxl_gpt.utils import runtime
+from tests.integration.architectures import (
+    MODELS,
+    doubles,
+    leaves,
+    logits_by_formula,
+    small_model,
+    token_losses_by_formula,
+)
 from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
-from tests.integration.layers import cases as formulas
 from tests.integration.plain_muon import newton_schulz
 from tests.integration.runs import batches, own_gradients_of, train, train_session
 
 TOLERANCE = 1e-5
-MODELS = {
-    "no biases, relu2": {
-        "biases": False,
-        "activation": "relu2",
-        "token_shift": True,
-        "convolution_size": 3,
-    },
-    "rms_norm, swiglu, grouped queries": {
-        "norm": "rms_norm",
-        "activation": "swiglu",
-        "feed_forward_size": 40,
-        "key_value_heads": 2,
-        "convolution_size": 2,
-    },
-    "rotary, qk_norm, untied head": {
-        "position_embedding": "rotary",
-        "rotary_base": 100.0,
-        "token_shift": True,
-        "convolution_size": 4,
-        "qk_norm": True,
-        "value_embeddings": True,
-        "attention_serialisation": 3,
-        "tied_head": False,
-        "logit_softcap": 3.0,
-    },
-}
 LAYOUTS = {
     "one": {},
     "together": {
@@ -65,44 +46,6 @@ LAYOUTS = {
     },
     "all": {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
 }
-
-
-def small_model(name: str, **changes: object) -> Config:
-    return small(**{"heads": 4, **MODELS[name], **changes})
-
-
-def of(weights: "dict[str, torch.Tensor]", prefix: str) -> "dict[str, torch.Tensor]":
-    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-
-
-def logits_by_formula(
-    config: Config, weights: "dict[str, torch.Tensor]", words: np.ndarray
-) -> torch.Tensor:
-    """Logits of texts as long as the model's sequences, [B*S, V]."""
-    model, ids = config.model, torch.from_numpy(words).reshape(-1).long()
-    x = formulas.embedding(model, of(weights, "embedding."), ids)
-    for n in range(model.layers):
-        beside = ids if model.value_embeddings else None
-        x = formulas.decoder(model, of(weights, f"decoder.{n}."), x, beside)
-    head = {"word.weight": weights["embedding.word.weight"], **of(weights, "head.")}
-    return formulas.logits(model, head, x, torch.arange(len(ids)))
-
-
-def token_losses_by_formula(
-    config: Config, weights: "dict[str, torch.Tensor]", words: np.ndarray, labels: np.ndarray
-) -> torch.Tensor:
-    """Losses of a batch, [B*S]."""
-    logits = logits_by_formula(config, weights, words)
-    target = torch.from_numpy(labels).reshape(-1).long()
-    return torch.nn.functional.cross_entropy(logits, target, reduction="none")
-
-
-def doubles(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
-    return {n: torch.from_numpy(w).double() for n, w in weights.items()}
-
-
-def leaves(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
-    return {n: w.requires_grad_() for n, w in doubles(weights).items()}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
 from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
-from tests.integration.execution.test_architectures import (
+from tests.integration.architectures import (
     MODELS,
     doubles,
     logits_by_formula,
