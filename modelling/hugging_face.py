@@ -174,14 +174,17 @@ _OWN_MODULES = (
             "feed_forward.down",
         )
     ),
-    "head.norm",
 )
 OWN = Family(
     model_type="popxl_gpt",
     architecture="PopxlGPTForCausalLM",
     prefix="",
     settings={},
-    modules={**{name: (name,) for name in _OWN_MODULES}, "head.output": (OUTSIDE,)},
+    modules={
+        **{name: (name,) for name in _OWN_MODULES},
+        "head.norm": ("norm",),
+        "head.output": (OUTSIDE,),
+    },
     is_transposed=False,
     code=Path(__file__).with_name("modeling_popxl_gpt.py"),
 )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutput
 
 
@@ -42,6 +43,7 @@ class PopxlGPTConfig(PretrainedConfig):
     activation: str = "gelu"
     biases: bool = True
     logit_softcap: float = 0.0
+    initializer_range: float = 0.02
 
     @property
     def head_size(self) -> int:
@@ -151,6 +153,15 @@ class ValueEmbedding(Weight):
         return values * self.mix[0] + self.weight[words] * self.mix[1]
 
 
+class TokenShift(Weight):
+    """Adds to each token the one before it, times a factor per channel."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[B, S, features], int [B, S] -> [B, S, features]."""
+        before = F.pad(x, (0, 0, 1, 0))[:, :-1] * (positions > 0).unsqueeze(-1)
+        return x + before * self.weight
+
+
 class Embedding(nn.Module):
     """Vectors of words, of the words before them and of their positions."""
 
@@ -158,7 +169,7 @@ class Embedding(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.word = nn.Embedding(config.vocab_size, hidden)
-        self.shift = Weight(hidden) if config.token_shift else None
+        self.shift = TokenShift(hidden) if config.token_shift else None
         has_table = config.position_embedding == "learned"
         self.position = nn.Embedding(config.max_position_embeddings, hidden) if has_table else None
 
@@ -166,8 +177,7 @@ class Embedding(nn.Module):
         """int [B, S], int [B, S] -> [B, S, H]."""
         x = self.word(words)
         if self.shift is not None:
-            before = F.pad(x, (0, 0, 1, 0))[:, :-1] * (positions > 0).unsqueeze(-1)
-            x = x + before * self.shift.weight
+            x = self.shift(x, positions)
         return x if self.position is None else x + self.position(positions)
 
 
@@ -246,7 +256,7 @@ class FeedForward(nn.Module):
         return self.down(F.gelu(y, approximate="tanh") if gelu else F.relu(y).square())
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
     def __init__(self, config: PopxlGPTConfig):
@@ -266,35 +276,41 @@ class Block(nn.Module):
         return x + self.feed_forward(y)
 
 
-class Head(nn.Module):
-    """The norm in front of the logits."""
-
-    def __init__(self, config: PopxlGPTConfig):
-        super().__init__()
-        self.norm = norm(config)
-
-
 class PopxlGPTForCausalLM(PreTrainedModel, GenerationMixin):
-    """The model; parameters have the names of the checkpoint that it was made of, but the head's
-    matrix of its own.
+    """The model; parameters have the names of the checkpoint that it was made of, but the head's:
+    transformers takes a module `head` for the tied `lm_head`.
     """
 
     config: PopxlGPTConfig
     config_class = PopxlGPTConfig
+    supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
+    _tied_weights_keys = {"lm_head.weight": "embedding.word.weight"}
 
     def __init__(self, config: PopxlGPTConfig):
         super().__init__(config)
         self.embedding = Embedding(config)
         self.decoder = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.head = Head(config)
-        if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.norm = norm(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
         """The words' vectors."""
         return self.embedding.word
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fresh weights, of a model that is made of its configuration alone."""
+        super()._init_weights(module)
+        if isinstance(module, Linear | ValueEmbedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if isinstance(module, Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, ShortConvolution | TokenShift):
+            nn.init.zeros_(module.weight)
+        if isinstance(module, ValueEmbedding):
+            nn.init.ones_(module.mix)
 
     def forward(
         self,
@@ -309,20 +325,20 @@ class PopxlGPTForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: int [B, S], zero for tokens that are no text.
             labels: int [B, S], the words themselves, of which those that are -100 do not count: the
                 result has the mean loss of each word after those before it.
+            others: `num_items_in_batch`, by which the sum of losses is divided in place of the
+                number of words here.
         """
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         beside = self._beside(input_ids, real)
         x = self.embedding(input_ids, beside.positions)
         for block in self.decoder:
             x = block(x, beside)
-        tied, cap = self.config.tie_word_embeddings, self.config.logit_softcap
-        matrix = self.embedding.word.weight if tied else self.lm_head.weight
-        logits = F.linear(self.head.norm(x), matrix).float()
+        logits, cap = self.lm_head(self.norm(x)).float(), self.config.logit_softcap
         if cap:
             logits = cap * torch.tanh(logits / cap)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **others)
         return CausalLMOutput(loss=loss, logits=logits)
 
     def _beside(self, words: Tensor, real: Tensor) -> Beside:

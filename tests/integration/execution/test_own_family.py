@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from helpers.quick import Later
 
 from popxl_gpt.config import Config, override
@@ -114,6 +115,81 @@ def test_what_is_saved_by_transformers_is_read(exported, tmp_path):
     own_family.PopxlGPTForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "again")
     again = dict(HuggingFaceFolder(tmp_path / "again").weights())
     assert all(np.array_equal(again[name], array) for name, array in weights.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"": "cpu"},
+        {"embedding": "cpu", "norm": "cpu", "lm_head": "cpu", "decoder": "disk"},
+        {"embedding": "disk", "norm": "disk", "lm_head": "disk", "decoder": "cpu"},
+        "auto",
+    ],
+    ids=["whole", "layers on disk", "all but layers on disk", "auto"],
+)
+def test_wherever_parts_lie_it_is_the_same_model(exported, tmp_path, places):
+    _, _, folder = exported
+    text = torch.tensor(TEXTS[:1])
+    model = own_family.PopxlGPTForCausalLM.from_pretrained(
+        folder, device_map=places, offload_folder=tmp_path / "offloaded"
+    )
+    with torch.no_grad():
+        expected = own_family.PopxlGPTForCausalLM.from_pretrained(folder)(text).logits
+        torch.testing.assert_close(model(text).logits, expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_fresh_weights_make_a_model_that_knows_nothing(exported):
+    _, _, folder = exported
+    config = own_family.PopxlGPTConfig.from_pretrained(folder)
+    torch.manual_seed(0)
+    model = own_family.PopxlGPTForCausalLM(config)
+    text = torch.tensor(TEXTS[:1])
+    assert model(text, labels=text).loss.item() == pytest.approx(np.log(37), rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.gradient_checkpointing_enable"
+)  # the name that both versions know
+def test_a_step_of_transformers_trainer_is_the_formula_s_and_comes_back(exported, tmp_path):
+    """Over the two gradients of sequences of unequal lengths, with recomputation."""
+    config, weights, folder = exported
+    texts = [TEXTS[0], TEXTS[2]]
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "trainer"),
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        max_steps=1,
+        max_grad_norm=0.0,
+        optim="sgd",
+        learning_rate=0.5,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    model = own_family.PopxlGPTForCausalLM.from_pretrained(folder)
+    model.gradient_checkpointing_enable()
+    data = [{"input_ids": text, "labels": text} for text in texts]
+    trainer = transformers.Trainer(model, options, train_dataset=data)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "after"))
+    ours = {name: w.requires_grad_() for name, w in doubles(weights).items()}
+    total = torch.zeros(())
+    for text in texts:
+        single = override(config, sequence_length=len(text), max_positions=16)
+        rows = logits_by_formula(single, ours, np.array(text))[:-1]
+        labels = torch.tensor(text[1:])
+        total = total + torch.nn.functional.cross_entropy(rows, labels, reduction="sum")
+    (total / sum(len(text) - 1 for text in texts)).backward()
+    found = dict(HuggingFaceFolder(tmp_path / "after").weights())
+    assert found.keys() == ours.keys()
+    for name, weight in ours.items():
+        expected = (weight - 0.5 * weight.grad).detach().numpy()
+        np.testing.assert_allclose(found[name], expected, atol=2e-6, err_msg=name)
 
 
 USE = """
