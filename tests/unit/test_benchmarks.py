@@ -371,7 +371,7 @@ import sys
 sys.argv, sys.path[0] = ["overhead.py", "--rounds", "1"], sys.argv[1]
 from benchmarks import overhead
 small = 'preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)'
-for name, large in (("START", 'preset("test")'), ("BUILD", 'preset("gpt3_175B_pod256")')):
+for name, large in (("START", 'preset("demo")'), ("BUILD", 'preset("gpt3_175B_pod256")')):
     program = getattr(overhead, name)
     assert large in program
     setattr(overhead, name, program.replace(large, small))
