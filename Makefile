@@ -100,4 +100,5 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@echo "Installing what requirements.txt pins into $(VENV); the first time this takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -r requirements.txt
+	@$(BIN)/python -c 'from popxl_engine.native import build; build.begin(); build.load()'  # no run waits for kernels
 	@touch $@

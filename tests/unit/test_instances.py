@@ -15,7 +15,7 @@ from popxl_gpt.execution.instances import code_hashes
     "name",
     [
         "execution/phases.py",
-        "popxl_engine/native/kernels.cpp",
+        "popxl_engine/native/elementwise.cpp",
         "version of torch",
         "version of numpy",
     ],

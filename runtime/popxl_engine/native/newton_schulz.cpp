@@ -9,8 +9,8 @@
 
 namespace {
 
-constexpr int64_t ROWS = 6;     // whose sums, of two vectors each, stay in registers
-constexpr int64_t SIDE = 32;    // of blocks that are multiplied or copied whole
+constexpr int64_t ROWS = 6;   // whose sums, of two vectors each, stay in registers
+constexpr int64_t SIDE = 32;  // of blocks that are multiplied or copied whole
 static_assert(SIDE % LANES == 0, "blocks are of whole vectors");
 
 // Rows that begin in different sets of the cache, with room for whole tiles. What lies beyond rows
@@ -139,7 +139,8 @@ struct Iteration : Matrices {
       worker.barrier.wait();
       if (step == steps) break;
       std::swap(x, y);
-      in_blocks(worker, few, many, [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j]; });
+      in_blocks(worker, few, many,
+                [&](int64_t i, int64_t j) { transposed.row(j)[i] = x.row(i)[j]; });
       worker.barrier.wait();
       multiply(worker, x, transposed, {square});
       worker.barrier.wait();

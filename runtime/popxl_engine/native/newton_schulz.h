@@ -19,8 +19,8 @@ static void in_blocks(const Worker& worker, int64_t rows, int64_t columns, Copy 
       for (int64_t j = block; j < std::min(block + BLOCK, columns); ++j) copy(i, j);
 }
 
-// Matrices of one size, turned so that they have no more rows than columns, and the numbers of their
-// iteration.
+// Matrices of one size, turned so that they have no more rows than columns, and the numbers of
+// their iteration.
 struct Matrices {
   int64_t few, many, row_step, column_step;
   float a, b, c, epsilon;
@@ -32,15 +32,18 @@ struct Matrices {
         many(std::max(rows, columns)),
         row_step(rows <= columns ? columns : 1),
         column_step(rows <= columns ? 1 : columns),
-        a(a), b(b), c(c), epsilon(epsilon), steps(steps) {}
+        a(a),
+        b(b),
+        c(c),
+        epsilon(epsilon),
+        steps(steps) {}
 
   // Copies a matrix to the rows of x, and returns its norm plus epsilon. squares: room for a number
   // of each row.
   template <class Rows, class T>
   float load(const Worker& worker, const Rows& x, const T* from, float* squares) const {
-    in_blocks(worker, few, many, [&](int64_t i, int64_t j) {
-      x.row(i)[j] = from[i * row_step + j * column_step];
-    });
+    in_blocks(worker, few, many,
+              [&](int64_t i, int64_t j) { x.row(i)[j] = from[i * row_step + j * column_step]; });
     for (int64_t i = worker.first(few); i < worker.end(few); ++i)
       squares[i] = squares_of(x.row(i), many);
     worker.barrier.wait();
@@ -51,9 +54,8 @@ struct Matrices {
 
   template <class Rows, class T>
   void store(const Worker& worker, const Rows& x, T* to) const {
-    in_blocks(worker, few, many, [&](int64_t i, int64_t j) {
-      to[i * row_step + j * column_step] = x.row(i)[j];
-    });
+    in_blocks(worker, few, many,
+              [&](int64_t i, int64_t j) { to[i * row_step + j * column_step] = x.row(i)[j]; });
     worker.barrier.wait();
   }
 };

@@ -1,6 +1,7 @@
 // Threads that share one product after the other.
 //
-// They meet in loops of their own, as OpenMP's waiting threads sleep before so small a product ends.
+// They meet in loops of their own, as OpenMP's waiting threads sleep before so small a product
+// ends.
 #pragma once
 #include <algorithm>
 #include <atomic>
