@@ -94,7 +94,7 @@ def begin() -> None:
     if _is_off() or compiler is None:
         return
     kernels = KERNEL_SOURCES if _shipped() is None else None
-    for sources in (allocator(), kernels):  # which wait for one another: the short one before
+    for sources in (allocator(), kernels):  # one after the other: the short one first
         if sources is not None:
             _begin_one(sources, compiler)
 

@@ -1,4 +1,4 @@
-// What is done to each element, or to few side by side, in one pass over memory.
+// Elementwise functions, and those of a few elements, each in one pass over memory.
 //
 // Functions take pointers to contiguous operands, sizes, numbers and the number of threads. A name
 // ends in the element types of its operands: _f32, _bf16.

@@ -1,8 +1,8 @@
 // Logarithms of sums of exponentials, and their gradients, in one pass over memory. Every row's sum
 // is taken in one order, so the number of threads does not change a bit.
 //
-// Functions take pointers to operands; rows of logits have a stride, sizes, numbers and the number
-// of threads. A name ends in the element types of its operands: _f32, _bf16.
+// Functions take pointers to contiguous operands, sizes, numbers and the number of threads; rows of
+// logits have a stride. A name ends in the element types of its operands: _f32, _bf16.
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// Numbers below a bound that they come near.
+// The soft bound of logits.
 #pragma once
 #include "lanes.h"
 
