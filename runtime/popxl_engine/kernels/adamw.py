@@ -7,7 +7,13 @@ import torch
 
 from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.registry import kernel
-from popxl_engine.kernels.rounding import Noise, as_float32, update_noise, update_part
+from popxl_engine.kernels.rounding import (
+    Noise,
+    as_float32,
+    rounded,
+    update_noise,
+    update_part,
+)
 from popxl_engine.kernels.var_updates import adam_updater, factor
 from popxl_engine.native import library as native
 from popxl_engine.ops.adamw import STATE, AdamW
@@ -60,6 +66,8 @@ def _update(of: AdamW, condition: torch.Tensor | None = None) -> torch.Tensor:
     starts = {noise.start for noise in noises if noise is not None}
     if in_one_pass and len(starts) <= 1:
         return _native(state, of.grad, (times, float(of.step), lr, *numbers), noises, *starts)
+    if len(starts) <= 1 and _is_done_at_once(of, lr, numbers, noises, condition):
+        return var
     options: Options = dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay"), (lr, *numbers)))
     update = (
         _fused
@@ -75,6 +83,20 @@ def _update(of: AdamW, condition: torch.Tensor | None = None) -> torch.Tensor:
         part = [t[start : start + size] for t in flat]
         update(part, g if is_one else g * times, step, options, noises, start, condition)
     return var
+
+
+def _is_done_at_once(
+    of: AdamW, lr: Any, numbers: Sequence[float], noises: Noises, condition: torch.Tensor | None
+) -> bool:
+    """Whether what is compiled for a GPU has done the step."""
+    if not _step_at_once.is_for(of.var):
+        return False
+    weight, *both = (t.view(-1) for t in (of.var, of.first, of.second))
+    scale = None if of.scale is None else factor(of.scale)
+    keys = [None if noise is None else noise.key_there for noise in noises]
+    start = next((noise.start for noise in noises if noise is not None), 0)
+    operands = (of.grad.reshape(-1), scale, of.step.reshape(()), (lr, *numbers), keys, start)
+    return _step_at_once.attempt(weight, both, *operands, condition)[0]
 
 
 def _strided(of: AdamW, condition: torch.Tensor | None) -> torch.Tensor:
@@ -127,15 +149,43 @@ def _step_by_step(
 
 
 @one_pass
-def moments(
+def _step_at_once(
+    weight: torch.Tensor,
+    moments: Sequence[torch.Tensor],
+    grad: torch.Tensor,
+    scale: Any,
+    step: torch.Tensor,
+    numbers: Sequence[Any],
+    keys: Sequence[torch.Tensor | None],
+    start: int,
+    condition: torch.Tensor | None,
+) -> None:
+    """The same in one pass over memory, for compilers.
+
+    Args:
+        numbers: rate, beta1, beta2, epsilon and decay.
+        keys: of the noises of weight and moments.
+        start: of each noise.
+    """
+    (m, v), (lr, beta1, beta2, epsilon, decay) = moments, numbers
+    g = grad.to(torch.float32) if scale is None else grad.to(torch.float32) * scale
+    places = torch.arange(weight.numel(), dtype=torch.int64, device=weight.device) + start
+    first, second = moments_of(g, m, v, beta1, beta2)
+    first = rounded(m.dtype, first, keys[1], places)
+    second = rounded(v.dtype, second, keys[2], places)
+    u = weight_after(weight, first, second, step, lr, beta1, beta2, epsilon, decay)
+    for t, new in ((m, first), (v, second), (weight, rounded(weight.dtype, u, keys[0], places))):
+        t.copy_(new if condition is None else torch.where(condition, new, t))
+
+
+def moments_of(
     g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, beta1: float, beta2: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both moments with a gradient in them, float32."""
     return as_float32(m) * beta1 + g * (1 - beta1), as_float32(v) * beta2 + g.square() * (1 - beta2)
 
 
-@one_pass
-def updated_weight(
+def weight_after(
     weight: torch.Tensor,
     m: torch.Tensor,
     v: torch.Tensor,
@@ -149,6 +199,9 @@ def updated_weight(
     """The weight after its step, float32."""
     u = adam_updater(as_float32(m), as_float32(v), None, step, None, beta1, beta2, epsilon)
     return as_float32(weight) * (1 - lr * decay) - lr * u
+
+
+moments, updated_weight = one_pass(moments_of), one_pass(weight_after)
 
 
 def _native(

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils._triton import has_triton
@@ -17,7 +17,8 @@ logger = logging.getLogger("popxl")
 
 KEPT = "TORCHINDUCTOR_CACHE_DIR"
 """torch's environment variable for the folder of what it compiles."""
-Function = TypeVar("Function", bound=Callable[..., Any])
+VARIANTS = 64
+"""Of types and layouts that a function is compiled for."""
 
 
 @cache
@@ -44,33 +45,68 @@ def _keep_code_private() -> None:
         os.environ[KEPT] = str(build.private_folder() / "torch")
 
 
-def one_pass(fn: Function) -> Function:
-    """A function of tensors that is compiled for those on a GPU. Sizes may differ from call to
-    call.
+class OnePass:
+    """A function of tensors that is compiled for those on a GPU, and called there.
 
-    It returns new tensors, or writes to one at its end: where it cannot be compiled, the plain one
-    begins again.
+    It returns new tensors, or writes to its operands at its end: where it cannot be compiled, the
+    plain one begins again.
+
+    Args:
+        plain: the function itself.
+        of_any_size: sizes may differ from call to call; else each size is compiled for itself, and
+            divided by as a constant.
     """
-    fast: list[Callable[..., Any]] = []
 
-    @wraps(fn)
-    def run(first: torch.Tensor, *rest: Any) -> Any:
-        if not (first.is_cuda and compiles()):
-            return fn(first, *rest)
-        if not fast:
-            _keep_code_private()
-            fast.append(torch.compile(fn, dynamic=True))
+    def __init__(self, plain: Callable[..., Any], of_any_size: bool):
+        self.plain, self._dynamic = plain, True if of_any_size else None
+        self._fast: Callable[..., Any] | None = None
+        self._has_failed = False
+        wraps(plain)(self)
+
+    def __call__(self, first: torch.Tensor, *rest: Any) -> Any:
+        """The result, by either."""
+        is_done, result = self.attempt(first, *rest)
+        return result if is_done else self.plain(first, *rest)
+
+    def attempt(self, first: torch.Tensor, *rest: Any) -> tuple[bool, Any]:
+        """(whether what is compiled did it, the result). Else nothing has changed: for steps that
+        the plain function would take much memory for.
+        """
+        if not self.is_for(first):
+            return False, None
         try:
-            return fast[0](first, *rest)
+            return True, self._compiled()(first, *rest)
         except Exception as error:
-            if not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+            known = torch._dynamo.exc  # there by now; to import it takes a second
+            if not isinstance(error, (known.TorchDynamoException, known.FailOnRecompileLimitHit)):
                 raise
+            cause = str(getattr(error, "inner_exception", error)).strip()
             logger.warning(
                 "kernels: got '%s' while compiling %s; expected a C compiler and Python's "
                 "headers. It runs in several passes.",
-                *(str(error).strip().partition("\n")[0], fn.__name__),
+                *(cause.partition("\n")[0], self.plain.__name__),
             )
-            fast[0] = fn
-            return fn(first, *rest)
+            self._has_failed = True
+            return False, None
 
-    return run  # type: ignore[return-value]
+    def is_for(self, first: torch.Tensor) -> bool:
+        """Whether it is compiled for a tensor, as far as is known."""
+        return not self._has_failed and first.is_cuda and compiles()
+
+    def _compiled(self) -> Callable[..., Any]:
+        if self._fast is None:
+            _keep_code_private()
+            config = torch._dynamo.config
+            config.recompile_limit = max(config.recompile_limit, VARIANTS)
+            self._fast = torch.compile(self.plain, dynamic=self._dynamic, fullgraph=True)
+        return self._fast
+
+
+def one_pass(plain: Callable[..., Any]) -> OnePass:
+    """A function of tensors of any size as one pass over a GPU's memory, see `OnePass`."""
+    return OnePass(plain, of_any_size=True)
+
+
+def one_pass_of_each_size(plain: Callable[..., Any]) -> OnePass:
+    """The same, for a program's few sizes, by which there is much to divide."""
+    return OnePass(plain, of_any_size=False)

@@ -110,11 +110,16 @@ def words_at_once(key: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """`squares64` of some counters as one expression, for compilers: key int64 scalar -> int64
     [count].
     """
+    return words_of(torch.arange(count, dtype=torch.int64, device=key.device) + first, key)
+
+
+def words_of(counters: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Squares64 of each counter: int64."""
 
     def swapped(x: torch.Tensor) -> torch.Tensor:
         return (x << 32) | ((x >> 32) & MASK_32)
 
-    y = (torch.arange(count, dtype=torch.int64, device=key.device) + first) * key
+    y = counters * key
     z = y + key
     x = swapped(y * y + y)
     x = swapped(x * x + z)

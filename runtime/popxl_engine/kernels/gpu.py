@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from popxl_engine.kernels.compiled import one_pass
+from popxl_engine.kernels.compiled import one_pass, one_pass_of_each_size
 from popxl_engine.kernels.cross_entropy import bounded, losses, pick, row_chunks, wide_type
 from popxl_engine.kernels.linalg import rows_on_boundaries
 from popxl_engine.kernels.registry import kernel
@@ -74,7 +74,7 @@ def _losses(
     return total, bounded(pick(logits, indices), cap)
 
 
-@one_pass
+@one_pass_of_each_size
 def _logsumexp(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
     """Of each row."""
     return torch.logsumexp(bounded(logits.to(wide_type(logits.dtype)), cap), 1)
@@ -119,14 +119,19 @@ def _gradients(
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)
     classes = indices.to(torch.int64)
     for rows in row_chunks(logits) if logits.numel() else ():
-        result[rows] = _logits_gradient(
-            logits[rows], shift[rows], d_logsumexp[rows], d_picked[rows], classes[rows], cap
+        _become_gradient(
+            *(t[rows] for t in (result, logits, shift, d_logsumexp, d_picked, classes)), cap
         )
     return result
 
 
-@one_pass
-def _logits_gradient(
+@one_pass_of_each_size
+def _become_gradient(result: torch.Tensor, *operands: Any) -> None:
+    """`logits_gradient` where it belongs: no copy."""
+    result.copy_(logits_gradient(*operands))
+
+
+def logits_gradient(
     logits: torch.Tensor,
     shift: torch.Tensor,
     scale: torch.Tensor,

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from popxl_engine.kernels import compiled, generator
 from popxl_engine.kernels.generator import draws, key_here
 
 TORCH_HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -28,14 +29,27 @@ class Noise:
     of draws. (The shift is Cranley and Patterson's rotation, 1976, SIAM J. Numer. Anal. 13.)
 
     Args:
-        seed: uint32 [2], on the device where the bits are needed.
+        seed: uint32 [2], on the host or on the device where the bits are needed.
         length: elements from index 0 on that bits may be asked for.
         start: index in that tensor of the first element of the one that is updated; for a shard not
             zero.
+        device: where the bits are needed; None: where the seed is.
     """
 
-    def __init__(self, seed: torch.Tensor, length: int, start: int = 0) -> None:
-        self._seed, self._length, self.start = seed, length, start
+    def __init__(
+        self,
+        seed: torch.Tensor,
+        length: int,
+        start: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self._given, self._length, self.start = seed, length, start
+        self._device = seed.device if device is None else device
+
+    @cached_property
+    def _seed(self) -> torch.Tensor:
+        """On the device, for which nobody waits."""
+        return self._given.to(self._device, non_blocking=True)
 
     @cached_property
     def _base(self) -> torch.Tensor:
@@ -45,7 +59,14 @@ class Noise:
     @property
     def key(self) -> int:
         """The generator's key, for a library that draws by itself; the seed is on the host."""
-        return key_here(self._seed)
+        return key_here(self._given)
+
+    @property
+    def key_there(self) -> torch.Tensor:
+        """The generator's key on the device: int64 scalar."""
+        if not self._given.is_cpu:
+            return generator.key(self._seed)
+        return torch.tensor(self.key, device="cpu").to(self._device, non_blocking=True)
 
     def parts(self, count: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What bits of elements offset .. offset + count - 1 are sums of: a period's, and each
@@ -98,7 +119,12 @@ def round_to(
         return x.to(dtype)
     if isinstance(noise, torch.Tensor):
         noise = Noise(noise, offset + x.numel())
-    round_part = _to_bfloat16 if dtype == torch.bfloat16 else _to_float16
+    round_part = _rounding(dtype)
+    if _rounded_at_once.is_for(x):
+        is_done, result = _rounded_at_once.attempt(x.reshape(-1), dtype, noise.key_there, offset)
+        if is_done:
+            at_once: torch.Tensor = result.view(x.shape)
+            return at_once
     if x.is_cuda:
         return round_part(x.reshape(-1), noise.bits(x.numel(), offset)).view(x.shape)
     result = torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -106,6 +132,43 @@ def round_to(
     for part, bits in noise.blocks(source.numel(), offset):
         flat[part] = round_part(source[part], bits)
     return result
+
+
+def _rounding(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """How float32 becomes a 16-bit type with 16 random bits for each element."""
+    return _to_bfloat16 if dtype == torch.bfloat16 else _to_float16
+
+
+@compiled.one_pass
+def _rounded_at_once(
+    x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor, offset: int
+) -> torch.Tensor:
+    """`rounded` of a flat tensor whose first element has an index in what the key is for."""
+    places = torch.arange(x.numel(), dtype=torch.int64, device=x.device) + offset
+    return rounded(dtype, x, key, places)
+
+
+def rounded(
+    dtype: torch.dtype, x: torch.Tensor, key: torch.Tensor | None, places: torch.Tensor
+) -> torch.Tensor:
+    """`round_to` as one expression, for compilers: what x is rounded to, float32 [n], with the
+    `Noise` of a key, int64 scalar, for elements of indices int64 [n].
+    """
+    if key is None or dtype not in TORCH_HALF_DTYPES:
+        return x.to(dtype)
+    return _rounding(dtype)(x, bits_at(key, places))
+
+
+def bits_at(key: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """`Noise`'s bits of elements of some indices, as one expression: int16."""
+    within, periods = places % PERIOD, places // PERIOD
+    words = generator.words_of(within >> 2, key)  # of four times 16 bits
+    base = (words >> ((within & 3) << 4)) & 0xFFFF
+    drawn = PERIOD // 2 + periods
+    words = generator.words_of(drawn >> 1, key)  # of twice 32 bits
+    shift = (words >> ((drawn & 1) << 5)) & 0xFFFF
+    sums = (base + shift) & 0xFFFF
+    return (sums - ((sums & 0x8000) << 1)).to(torch.int16)
 
 
 def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -185,9 +248,8 @@ def drawn_noise(t: torch.Tensor, streams: int = 1) -> list[Noise | None]:
     if Updates.next_seed is None:
         return [None] * streams
     seed, start = Updates.next_seed()
-    # nobody waits for a GPU
-    seeds = (_child(seed, n).to(t.device, non_blocking=True) for n in range(streams))
-    return [Noise(child, start + t.numel(), start) for child in seeds]
+    seeds = (_child(seed, n) for n in range(streams))
+    return [Noise(child, start + t.numel(), start, t.device) for child in seeds]
 
 
 def _child(seed: torch.Tensor, n: int) -> torch.Tensor:

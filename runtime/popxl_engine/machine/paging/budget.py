@@ -100,13 +100,16 @@ class RowMemory:
             self.is_parked = False
 
     def _cut(self) -> None:
-        """Take memory for the rows that stay."""
+        """Take memory for the rows that stay. To PyTorch each is on its own: its compiler refuses
+        to write to tensors of several types that share memory.
+        """
         memory = Arena(self._fixed_bytes, self._device)
         for extent in memory.extents:
             for one in extent.after:
                 one.wait()
         for row in self._staying:
-            row.set_memory(memory.bytes[row.start : row.start + row.size])
+            part = memory.bytes[row.start : row.start + row.size]
+            row.set_memory(self._device.window(part, _noted_by_nobody) if row.size else part)
 
     def fetched(self, row: Row | Staying) -> torch.Tensor:
         """A copy of a row's bytes on the host, while the memory is given up."""
@@ -124,6 +127,10 @@ class RowMemory:
 
     def _store_of(self, row: Row | Staying) -> Store:
         return self.cache.store if isinstance(row, Row) else self._store[0]
+
+
+def _noted_by_nobody() -> None:
+    """A row that stays is given back with all the others."""
 
 
 def close(stores: Sequence[Store]) -> None:

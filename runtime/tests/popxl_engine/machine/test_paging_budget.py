@@ -13,10 +13,14 @@ import torch
 from helpers.row_programs import ENTRIES, program
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import file_traffic, keep_remote_memory_in_files, limit_device_memory
-from popxl_engine.machine.device import Processor
+from popxl_engine.machine.device import PROCESSOR, Processor
 from popxl_engine.machine.paging import Cache
 from popxl_engine.machine.paging import budget as budgets
-from popxl_engine.machine.paging.row import Row
+from popxl_engine.machine.paging.arena import Arena
+from popxl_engine.machine.paging.budget import RowMemory
+from popxl_engine.machine.paging.host import HostStore
+from popxl_engine.machine.paging.row import Row, Staying
+from popxl_engine.machine.paging.store import BLOCK
 
 LIMIT = 80_000
 KINDS = pytest.mark.parametrize("kind", ["files", "device"])
@@ -241,3 +245,27 @@ def test_memory_with_a_row_that_somebody_has_is_not_given_up(tmp_path):
     rows._memory.park()
     assert rows._memory.is_parked
     np.testing.assert_equal(read(session, variables), values)
+
+
+def test_rows_that_stay_share_no_memory_that_pytorch_knows_of():
+    """Its compiler refuses to write to tensors of several types in one storage."""
+    rows = [
+        Staying(i * BLOCK, BLOCK, (4,), dtype)
+        for i, dtype in enumerate((torch.bfloat16, torch.float32, torch.float32))
+    ]
+    rows.append(Staying(3 * BLOCK, 0, (0,), torch.float32))
+    arena = Arena(0, PROCESSOR)
+    cache = Cache([], arena, HostStore(0, PROCESSOR))
+    memory = RowMemory(cache, 0, rows, lambda *_: HostStore(4 * BLOCK, PROCESSOR), PROCESSOR)
+    try:
+        tensors = [row.tensor for row in rows[:3]]
+        assert len({t.untyped_storage()._cdata for t in tensors}) == 3
+        for n, t in enumerate(tensors):
+            t.fill_(n + 1)
+        assert [t.tolist() for t in tensors] == [[n + 1] * 4 for n in range(3)]
+        del tensors, t
+        memory.park()
+        memory.resume()
+        assert [row.tensor.tolist() for row in rows] == [[1] * 4, [2] * 4, [3] * 4, []]
+    finally:
+        cache.close()
