@@ -134,7 +134,7 @@ class Engine:
                 after_upload[replica.index] = self._program(
                     replica, self._after_upload, self._parts.after_upload
                 )
-        with torch.no_grad(), self.device.running(), self.machine.turn():
+        with torch.no_grad(), self._on_device(), self.machine.turn():
             if after_upload:  # not in a run, whose rows come in an order that is known
                 run_lockstep(after_upload, self.fabric)
             with self.machine.run(), self._around_run():
@@ -159,8 +159,15 @@ class Engine:
         for replica in self.machine.replicas:
             replica.begin({}, {}, rng_path.of_run(self.run_count))
             programs[replica.index] = self._program(replica, self._before_download, ops)
-        with torch.no_grad(), self.device.running(), self.machine.turn():
+        with torch.no_grad(), self._on_device(), self.machine.turn():
             run_lockstep(programs, self.fabric)
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Around a run. The interpreter makes its tensors where PyTorch's default is."""
+        interprets = self.program is None
+        with self.device.running(), self.device.where if interprets else nullcontext():
+            yield
 
     def _program(
         self, replica: Replica, program: Program | None, ops: Collection[Op]

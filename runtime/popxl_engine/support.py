@@ -11,6 +11,7 @@ from popxl.opdef import Op
 
 from popxl_engine.interpreter import group_members, kernel_apart
 from popxl_engine.kernels.collectives import READS, pairing
+from popxl_engine.kernels.registry import Kernel
 from popxl_engine.machine.arrival import Arrival
 
 
@@ -39,6 +40,18 @@ def uploader(device: torch.device) -> Callable[[np.ndarray], torch.Tensor]:
     if device.type == "cpu":
         return to_device
     return lambda value: torch.from_numpy(np.array(value)).to(device, non_blocking=True)
+
+
+def making_on(device: torch.device, kernel: Kernel) -> Kernel:
+    """A kernel that has no operands to tell it where its results are to be: on a device."""
+    if device.type == "cpu":
+        return kernel
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        with device:
+            return kernel(*args, **kwargs)
+
+    return make
 
 
 def downloaded(t: torch.Tensor) -> np.ndarray:

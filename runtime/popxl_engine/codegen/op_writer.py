@@ -20,6 +20,7 @@ from popxl_engine.support import (
     clone,
     copied,
     downloaded,
+    making_on,
     to_host,
     uploader,
     viewed,
@@ -160,9 +161,10 @@ class OpWriter:
         if definition.name in ("remote_load", "remote_store"):
             yield self._transfer(instr)
             return
-        kernel = self.source.bind(
-            f"k_{definition.name}", kernel_for(definition, self.source.kernels)
-        )
+        plain = kernel_for(definition, self.source.kernels)
+        if not definition.effects and not any(values_in(instr.arguments.values())):
+            plain = making_on(self.source.device, plain)
+        kernel = self.source.bind(f"k_{definition.name}", plain)
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
             return

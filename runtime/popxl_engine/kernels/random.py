@@ -63,7 +63,7 @@ def random_uniform(
     seed_tensor: torch.Tensor, shape: tuple[int, ...], low: float, high: float, dtype: Dtype
 ) -> torch.Tensor:
     """The upper 24 bits of each draw, scaled."""
-    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
+    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=seed_tensor.device)
     flat, limit = result.view(-1), _largest_below(high, result.dtype)
     for part, bits in generator.blocks(seed_tensor, flat.numel(), result.device):
         steps = ((bits >> 8) & 0xFFFFFF).to(torch.float64)
@@ -84,7 +84,7 @@ def random_normal(
     seed_tensor: torch.Tensor, shape: tuple[int, ...], mean: float, std: float, dtype: Dtype
 ) -> torch.Tensor:
     """Box-Muller on pairs of draws."""
-    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype))
+    result = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=seed_tensor.device)
     flat = result.view(-1)
     for part, values in generator.blocks(
         seed_tensor, flat.numel(), result.device, of_pairs=_box_muller

@@ -36,14 +36,13 @@ def guard_cuda():
 
 @contextmanager
 def fake_gpu():
-    """Inside, new tensors are on a GPU that is not there."""
+    """Inside, tensors may be on a GPU that is not there."""
     if not torch.cuda.is_available():
         guard_cuda()
     with ExitStack() as stack:
         # nothing runs them
         stack.enter_context(mock.patch.object(compiled, "compiles", lambda: False))
         stack.enter_context(FakeTensorMode())
-        stack.enter_context(CUDA)
         yield
 
 
@@ -54,10 +53,10 @@ class Replica:
         self.index, self.rng_path, self.traffic, self.given = index, 0, Traffic(), 0
 
     def host_load(self, stream):
-        return torch.empty(stream.shape, dtype=torch_dtype(stream.dtype))
+        return torch.empty(stream.shape, dtype=torch_dtype(stream.dtype), device=CUDA)
 
     def remote_load(self, buffer, offset):
-        return torch.empty(buffer.tensor_shape, dtype=torch_dtype(buffer.tensor_dtype))
+        return torch.empty(buffer.tensor_shape, dtype=torch_dtype(buffer.tensor_dtype), device=CUDA)
 
     def host_store(self, stream, t):
         self.given += 1
@@ -84,7 +83,7 @@ def run_on_fake_gpu(ir):
         state = [
             np.zeros(t.shape, t.dtype.as_numpy())
             if v.host
-            else torch.empty(t.shape, dtype=torch_dtype(t.dtype))
+            else torch.empty(t.shape, dtype=torch_dtype(t.dtype), device=CUDA)
             for t, v in block.state.items()
         ]
         replicas = [Replica(i) for i in range(ir.replication_factor)]

@@ -13,7 +13,7 @@ import popxl
 import pytest
 import torch
 from helpers.copies import Copies
-from helpers.fake_gpu import fake_gpu, run_on_fake_gpu
+from helpers.fake_gpu import CUDA, fake_gpu, run_on_fake_gpu
 from helpers.op_cases import build, make_case
 from helpers.op_families import FAMILIES, QUICK, family_program
 from helpers.op_programs import build as build_program
@@ -24,10 +24,20 @@ from popxl import ops
 from popxl.extensions import bfloat16, plan
 from popxl.opdef import call_arguments, map_tensors
 from popxl_engine.interpreter import constant_tensor
-from popxl_engine.kernels import adamw, cross_entropy, generator, gpu
+from popxl_engine.kernels import adamw, cross_entropy, generator, gpu, linalg
+from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
-from popxl_engine.kernels.rounding import Noise, Updates, update_noise
+from popxl_engine.kernels.rounding import (
+    PERIOD,
+    Noise,
+    Updates,
+    bits_at,
+    round_to,
+    rounded,
+    update_noise,
+)
+from popxl_engine.support import making_on
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -51,7 +61,8 @@ def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample
             args, kwargs = call_arguments(op.definition, arguments)
             try:
                 with Copies() as copies:
-                    result = kernel_for(op.definition, "cuda")(*args, **kwargs)
+                    run = kernel_for(op.definition, "cuda")
+                    result = (run if op.inputs else making_on(CUDA, run))(*args, **kwargs)
             except DataDependentOutputException:
                 assert op.definition.name in WAIT
                 continue
@@ -78,7 +89,7 @@ def test_programs_mix_no_devices_and_wait_for_no_number(family, dtype, replicas,
 
 
 def empty(t):
-    return torch.empty(t.shape, dtype=torch_dtype(t.dtype))
+    return torch.empty(t.shape, dtype=torch_dtype(t.dtype), device=CUDA)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -146,8 +157,9 @@ class Launches(TorchDispatchMode):
 @pytest.mark.parametrize("kernels", [ALTERNATES["cuda"], KERNELS], ids=["gpu", "plain"])
 def test_a_large_cross_entropy_asks_little_of_a_gpu(kernels, name, cap):
     with fake_gpu():
-        logits, row = torch.empty(8192, 50257, dtype=torch.bfloat16), torch.empty(8192)
-        indices = torch.empty(8192, dtype=torch.int32)
+        with CUDA:
+            logits, row = torch.empty(8192, 50257, dtype=torch.bfloat16), torch.empty(8192)
+            indices = torch.empty(8192, dtype=torch.int32)
         with Launches() as launches:
             kernels[name](logits, indices, *cap)
             kernels[f"{name}_grad"](row, row, row, logits, indices, *cap)
@@ -162,10 +174,50 @@ def test_words_drawn_at_once_are_those_drawn_step_by_step(first, count):
     assert torch.equal(generator.words_at_once(key, first, count), expected)
 
 
+@pytest.mark.parametrize("first, count", [(0, 5), (3, 70_001), (2**33 + PERIOD - 3, 9)])
+def test_noise_drawn_at_once_is_that_drawn_period_by_period(first, count):
+    noise = Noise(torch.tensor([3, 77], dtype=torch.uint32), first + count)
+    found = bits_at(noise.key_there, torch.arange(first, first + count))
+    assert torch.equal(found, noise.bits(count, first))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_at_once_has_the_bits_of_rounding_part_by_part(dtype):
+    x = torch.randn(70_001, generator=torch.Generator().manual_seed(0))
+    x[:4] = torch.tensor([torch.nan, torch.inf, -0.0, 1e-7])
+    noise = Noise(torch.tensor([3, 77], dtype=torch.uint32), 5 + x.numel(), 5)
+    found = rounded(dtype, x, noise.key_there, torch.arange(5, 5 + x.numel()))
+    expected = round_to(dtype, x, noise, 5)
+    assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
+    assert torch.equal(rounded(dtype, x[1:], None, torch.arange(1)), x[1:].to(dtype))
+
+
+NUMBERS = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+
+
+def step_by_step(state, grad, scale, step, lr, noises, condition=None):
+    """What a GPU's update does where nothing is compiled."""
+    adamw._step_by_step(
+        state, grad.float() * scale, step, {"lr": lr, **NUMBERS}, noises, 0, condition
+    )
+
+
+def at_once(state, grad, scale, step, lr, noises, condition=None):
+    """What is compiled of it."""
+    keys = [None if noise is None else noise.key_there for noise in noises]
+    weight, *moments = state
+    numbers = (lr, *NUMBERS.values())
+    adamw._step_at_once.plain(weight, moments, grad, scale, step, numbers, keys, 3, condition)
+
+
+WAYS = pytest.mark.parametrize("way", [step_by_step, at_once])
+
+
+@WAYS
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
-def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypatch):
+def test_a_gpus_adamw_is_the_fused_one(weights, moments, rounds, way, monkeypatch):
     random = torch.Generator().manual_seed(0)
     weight, grad = (torch.randn(70_001, generator=random).to(weights) for _ in range(2))
     m, v = grad.float().mul(0.1).to(moments), grad.float().square().to(moments)
@@ -183,13 +235,12 @@ def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypat
             state[0], grad, scale, state[1], state[2], step, minus_lr, 0.9, 0.95, 1e-8, 0.1
         )
 
-    def step_by_step(state, scale, step, minus_lr):
-        options = {"lr": -minus_lr, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+    def on_a_gpu(state, scale, step, minus_lr):
         noises = [update_noise(t) for t in state]
-        monkeypatch.setattr(Noise, "blocks", whole)  # as on a GPU
-        adamw._step_by_step(state, grad.float() * scale, step, options, noises, 0)
+        monkeypatch.setattr(Noise, "blocks", whole)
+        way(state, grad, scale, step, -minus_lr, noises)
 
-    for found, expected in zip(updated(step_by_step), updated(fused)):
+    for found, expected in zip(updated(on_a_gpu), updated(fused)):
         near = found.float().sub(expected.float()).abs() <= 1e-6 * expected.float().abs().clamp(
             min=1e-3
         )
@@ -199,9 +250,10 @@ def test_adamw_step_by_step_is_the_fused_one(weights, moments, rounds, monkeypat
         torch.testing.assert_close(found, expected)  # the others are neighbours
 
 
+@WAYS
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_adamw_step_by_step_changes_no_bit_where_its_condition_is_false(weights, moments):
+def test_a_gpus_adamw_changes_no_bit_where_its_condition_is_false(weights, moments, way):
     random = torch.Generator().manual_seed(0)
     weight, grad = (torch.randn(1000, generator=random).to(weights) for _ in range(2))
     weight[:10], grad[:500] = -0.0, torch.nan
@@ -211,24 +263,63 @@ def test_adamw_step_by_step_changes_no_bit_where_its_condition_is_false(weights,
         torch.rand(1000, generator=random).to(moments),
     ]
     before = [t.clone() for t in state]
-    options = {
-        "lr": torch.tensor(1e-3),
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-    }
     for taken in (False, True):
         seeds = iter([(torch.tensor([i, 7], dtype=torch.uint32), 3) for i in range(3)])
         with Updates.drawing(lambda: next(seeds)):
             noises = [update_noise(t) for t in state]
-        adamw._step_by_step(
-            state, grad.float(), torch.tensor(4.0), options, noises, 0, torch.tensor(taken)
-        )
+        numbers = (torch.tensor(x) for x in (1.0, 4.0, 1e-3))
+        way(state, grad, *numbers, noises, torch.tensor(taken))
         same = [
             torch.equal(t.view(torch.uint8), old.view(torch.uint8)) for t, old in zip(state, before)
         ]
         assert same == [not taken] * 3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows, inner, columns", [(37, 16, 43), (32, 5, 41), (33, 7, 40)])
+def test_a_product_by_aligned_parts_is_the_whole_one(rows, inner, columns, bias, monkeypatch):
+    monkeypatch.setattr(linalg, "WIDE", 32)
+    random = torch.Generator().manual_seed(0)
+    lhs, rhs, added = (
+        torch.randn(shape, generator=random) for shape in ((rows, inner), (columns, inner), columns)
+    )
+    b = added if bias else None
+    y = linalg.aligned_product(lhs, rhs.t(), b)
+    exact = lhs.double() @ rhs.double().t() + (added.double() if bias else 0)
+    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
+    assert y.stride(0) % 4 == 0 and y.stride(1) == 1
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_over_an_odd_number_of_classes_is_rounded_once(bias):
+    """The sum of two products is made in float32, which a fake tensor shows by its type."""
+    with fake_gpu(), CUDA, WideProducts() as wide:
+        g, table = (
+            torch.empty(shape, dtype=torch.bfloat16) for shape in ((300, 50257), (50257, 64))
+        )
+        y = linalg.matrix_product(g, table, torch.empty(64, dtype=torch.bfloat16) if bias else None)
+    assert (y.dtype, tuple(y.shape), y.device.type) == (torch.bfloat16, (300, 64), "cuda")
+    assert wide.products == [torch.float32, torch.float32]
+
+
+class WideProducts(TorchDispatchMode):
+    """Notes the types of the products made."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        if function._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_"):
+            self.products.append(result.dtype)
+        return result
+
+
+def rounded_at(x, key):
+    """To both types, as numbers that can be compared."""
+    places = torch.arange(x.numel()) + (2**33 + 5)
+    return [rounded(t, x, key, places).float() for t in (torch.bfloat16, torch.float16)]
 
 
 def whole(noise, count, offset):
@@ -247,10 +338,11 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
         (gpu._mean, (a, b.to(torch.bfloat16), step)),
         (gpu._logsumexp, (logits, None)),
         (gpu._logsumexp, (logits, 2.5)),
-        (gpu._logits_gradient, (logits, row, row, row, classes, None)),
-        (gpu._logits_gradient, (logits, row, row, row, classes, 2.5)),
+        (one_pass(gpu.logits_gradient), (logits, row, row, row, classes, None)),
+        (one_pass(gpu.logits_gradient), (logits, row, row, row, classes, 2.5)),
         (generator.words_at_once, (key, 2**33 + 5, 300)),
         (adamw.moments, (a, b, b.square(), 0.9, 0.95)),
+        (one_pass(rounded_at), (a, key)),
         (adamw.updated_weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
     )
     layouts = (
@@ -263,8 +355,8 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
 
     def all_of_them(operands, olds, values):
         for old, value in zip(olds, values):
-            gpu._become_mean.__wrapped__(old, value, step)
-        return [fn.__wrapped__(*args) for (fn, _), args in zip(calls, operands)]
+            gpu._become_mean.plain(old, value, step)
+        return [fn.plain(*args) for (fn, _), args in zip(calls, operands)]
 
     # One program, without vectors: nearly all of the time is the compiler's.
     quick = {"cpp.simdlen": 1, "cpp_cache_precompile_headers": False}

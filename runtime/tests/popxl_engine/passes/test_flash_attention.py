@@ -91,7 +91,7 @@ def test_on_a_gpu_rows_are_read_and_written_where_they_lie_and_sums_have_one_ord
     dtype: torch.dtype, width: int, kernel: str
 ) -> None:
     batch, heads, sequence = 2, 3, 37
-    with fake_gpu():
+    with fake_gpu(), CUDA:
         qkv = torch.empty(batch, sequence, 3 * heads * width, dtype=dtype)
         rows = [
             t.view(batch, sequence, heads, width)
