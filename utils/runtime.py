@@ -413,6 +413,15 @@ def session_device(name: str) -> str:
     return name
 
 
+def is_here(device: str) -> bool:
+    """Whether this machine has the device of a configuration."""
+    try:
+        session_device(device)
+    except UserError:
+        return False
+    return True
+
+
 def file_traffic(session: popxl.Session) -> Any | None:
     """What a session has moved between files and memory (`popxl.extensions.FileTraffic`); None
     where it has none.

@@ -7,7 +7,7 @@ import popdist
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.utils.runtime import data_type, gather, multiply_ceiling, planner
+from popxl_gpt.utils.runtime import data_type, gather, is_here, multiply_ceiling, planner
 
 SPEEDS = {
     "device_tflops": ("flops", 1e12),
@@ -29,7 +29,16 @@ def speeds(config: Config, options: PlanOptions) -> tuple[Any, tuple[str, ...]]:
     measured = tuple(flag for flag, value in given.items() if value is None)
     if not measured:
         return tools.Machine(**known), measured
-    return replace(tools.measure(data_type(config.model.precision)), **known), measured
+    device = config.execution.device if is_here(config.execution.device) else "cpu"
+    found = tools.measure(data_type(config.model.precision), device)
+    return replace(found, **known), measured
+
+
+def origin(config: Config, is_measured: bool) -> str:
+    """What a report says behind a speed: nothing of one that was given."""
+    if not is_measured:
+        return ""
+    return " (measured here)" if is_here(config.execution.device) else " (this CPU's: no GPU here)"
 
 
 def run_ceiling(config: Config) -> float | None:

@@ -128,7 +128,7 @@ class Backend(Protocol):
     def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
         """See `popxl.planning.sequence`."""
 
-    def measure(self, data_type: dtype) -> Machine:
+    def measure(self, data_type: dtype, device: str) -> Machine:
         """See `popxl.planning.measure`."""
 
     def multiply_ceiling(self, data_type: dtype, device: str, seconds: float) -> float:

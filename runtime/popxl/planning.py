@@ -62,15 +62,18 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
     return backend().sequence(ir, replica)
 
 
-def measure(data_type: dtype = float32) -> Machine:
+def measure(data_type: dtype = float32, device: str = "cpu") -> Machine:
     """The speeds of this machine, measured in about a second: of a loop that does nothing but
-    multiply, and of copies of memory. Without a compiler for the loop: of the best of a few
-    products.
+    multiply, and of copies of memory. Without a compiler for the loop, and on a GPU: of the best of
+    a few products. A GPU's remote memory is the host's.
 
     Args:
         data_type: of the products.
+        device: as a session's: "cpu", "cuda", or "cuda:N".
+    Raises:
+        ValueError: a device that is not there.
     """
-    return backend().measure(data_type)
+    return backend().measure(data_type, device)
 
 
 def multiply_ceiling(

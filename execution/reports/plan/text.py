@@ -4,6 +4,7 @@ import popdist
 
 from popxl_gpt.config import Execution
 from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.reports.machine import origin
 from popxl_gpt.execution.reports.plan.run_plan import RunPlan
 from popxl_gpt.execution.reports.text import layout_name, micro_batches, table
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
@@ -34,7 +35,7 @@ def _head(found: RunPlan) -> str:
         ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
     )
     told = ", ".join(
-        f"{name} {text}{' (measured here)' * (flag in found.measured)}"
+        name + " " + text + origin(found.config, flag in found.measured)
         for name, flag, text in speeds
     )
     return (

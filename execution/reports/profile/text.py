@@ -3,6 +3,7 @@
 from typing import Any
 
 from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.reports.machine import origin
 from popxl_gpt.execution.reports.profile.run_profile import RunProfile
 from popxl_gpt.execution.reports.text import micro_batches, table
 from popxl_gpt.utils.units import bytes_text, duration, si
@@ -42,7 +43,7 @@ def _head(found: RunProfile) -> str:
         ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
     )
     told = ", ".join(
-        f"{name} {text}{' (measured here)' * (flag in found.measured)}"
+        name + " " + text + origin(found.config, flag in found.measured)
         for name, flag, text in speeds
     )
     here, everywhere = len(record.replicas), config.execution.replication_factor

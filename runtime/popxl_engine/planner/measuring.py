@@ -1,6 +1,7 @@
 """Speeds of this machine: what a plan is timed with where nothing else is given."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,13 +11,18 @@ from popxl.plan import Machine
 
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.linalg import product
-from popxl_engine.machine.device import device_named
+from popxl_engine.machine.device import Device, device_named
+from popxl_engine.machine.paging.host import HostStore
 from popxl_engine.native import library
 
 WIDTHS = (512, 1024, 2048)
 """Of the products' matrices: large enough to keep every core busy, small enough to be done in a
 moment.
 """
+GPU_WIDTHS = (4096, 8192)
+"""The same for a GPU's."""
+AT_ONCE = 8
+"""Products or copies that a GPU is asked for before it is waited for."""
 COPIED_BYTES = 1 << 26
 READ_BYTES = 1 << 28
 """More than caches hold."""
@@ -26,19 +32,43 @@ SECONDS = 0.25
 """How long each speed is measured."""
 
 
-def measure(data_type: dtype = float32) -> Machine:
+def measure(data_type: dtype = float32, device: str = "cpu") -> Machine:
     """See `popxl.planning.measure`.
 
-    Products are bounded by the CPU's units that multiply, whatever program feeds them. Replicas of
-    one process share memory: a link is a copy. Remote rows are used where they lie: what a copy
+    Products of a CPU are bounded by its units that multiply, whatever program feeds them. Replicas
+    of one process share memory: a link is a copy. Remote rows are used where they lie: what a copy
     reads and what it writes both count.
     """
-    kind = torch_dtype(data_type)
+    kind, place = torch_dtype(data_type), device_named(device)
+    if place.where.type != "cpu":
+        return gpu_speeds(kind, place)
     flops = multiply_rate(kind, from_cache=False)
     copied = copy_rate()
     if not flops:  # no compiler: the best that is seen
         flops = max(product_rate(width, kind) for width in WIDTHS)
     return Machine(flops=flops, link=copied, remote=2 * copied)
+
+
+def gpu_speeds(data_type: torch.dtype, device: Device) -> Machine:
+    """Of the best of a few products, of a copy within the memory, and of copies from and to the
+    host's at the same time: there remote rows wait.
+    """
+    with device.running(), device.where:
+        flops = max(product_rate(width, data_type, device) for width in GPU_WIDTHS)
+        return Machine(flops=flops, link=copy_rate(device), remote=host_rate(device))
+
+
+def host_rate(device: Device) -> float:
+    """Bytes/s between a device and the host's memory, both ways together."""
+    store, memory = HostStore(2 * COPIED_BYTES, device), device.memory(2 * COPIED_BYTES).bytes
+
+    def exchange() -> None:
+        inward = threading.Thread(target=store.read, args=(0, memory[:COPIED_BYTES]))
+        inward.start()
+        store.write(COPIED_BYTES, memory[COPIED_BYTES:])
+        inward.join()
+
+    return 2 * COPIED_BYTES * _per_second(exchange)
 
 
 def multiply_ceiling(data_type: dtype, device: str, seconds: float) -> float:
@@ -99,24 +129,35 @@ def read_rate() -> float:
     return reads * READ_BYTES
 
 
-def copy_rate() -> float:
-    """Bytes/s that PyTorch's threads copy: read, and written as many."""
-    source, target = (torch.ones(COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
-    return COPIED_BYTES * _per_second(lambda: target.copy_(source))
+def copy_rate(device: Device | None = None) -> float:
+    """Bytes/s that PyTorch's threads, or a device, copy: read, and written as many."""
+    nbytes = COPIED_BYTES if device is None else READ_BYTES
+    source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
+    return nbytes * _per_second(lambda: target.copy_(source), device)
 
 
-def product_rate(width: int, data_type: torch.dtype) -> float:
-    """FLOP/s of products of square matrices."""
-    lhs, rhs = (torch.ones(width, width, dtype=data_type) for _ in range(2))
-    return 2 * width**3 * _per_second(lambda: product(lhs, rhs, data_type))
+def product_rate(width: int, data_type: torch.dtype, device: Device | None = None) -> float:
+    """FLOP/s of products of square matrices, on PyTorch's threads or a device."""
+    lhs, rhs = (torch.randn(width, width).to(data_type) for _ in range(2))
+    return 2 * width**3 * _per_second(lambda: product(lhs, rhs, data_type), device)
 
 
-def _per_second(work: Callable[[], object]) -> float:
-    """How often the fastest of many goes would fit into a second."""
-    work()
+def _per_second(work: Callable[[], object], device: Device | None = None) -> float:
+    """How often the fastest of many goes would fit into a second. A device that works behind the
+    program is waited for after some of them.
+    """
+    times = 1 if device is None else AT_ONCE
+
+    def go() -> None:
+        for _ in range(times):
+            work()
+        if device is not None and (fence := device.fence()) is not None:
+            fence.wait()
+
+    go()
     best, end = float("inf"), time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         begin = time.perf_counter()
-        work()
+        go()
         best = min(best, time.perf_counter() - begin)
-    return 1 / best
+    return times / best

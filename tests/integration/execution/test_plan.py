@@ -289,6 +289,25 @@ def test_speeds_that_are_not_given_are_measured_here():
     assert "links 2.50 GB/s," in plan_text(found) and "FLOP/s (measured here)" in plan_text(found)
 
 
+def test_a_plan_for_a_gpu_that_is_not_here_says_whose_speeds_it_has(monkeypatch):
+    there = override(configuration(), device="cuda:99")
+    speeds = {"flops": 1e12, "link": 1e9, "remote": 1e9}
+    asked = []
+
+    def measure(data_type, device):
+        asked.append(device)
+        return extensions.Machine(**speeds)
+
+    monkeypatch.setattr(extensions, "measure", measure)
+    found = make_run_plan(training_program, there, PlanOptions(plan=True, link_gbps=2.5))
+    assert asked == ["cpu"]
+    head = plan_text(found).splitlines()[1]
+    assert head == (
+        "device 1.00 TFLOP/s (this CPU's: no GPU here), links 2.50 GB/s, "
+        "remote memory 1.00 GB/s (this CPU's: no GPU here)"
+    )
+
+
 @pytest.mark.slow
 def test_the_text_has_a_line_for_each_phase_and_each_collective():
     found = planned(configuration((2, 2, 2)))

@@ -8,6 +8,7 @@ import torch
 from helpers.matrices import random
 from helpers.products import needs_tiles
 from popxl import extensions
+from popxl_engine.machine.device import PROCESSOR, Processor
 from popxl_engine.native import library
 from popxl_engine.planner import measuring
 
@@ -79,6 +80,41 @@ def test_programs_are_told_the_ceiling_of_a_processor_within_a_moment():
     assert extensions.multiply_ceiling(popxl.float16, "cpu", seconds=0.02) > 0
     with pytest.raises(ValueError, match="device: got 'tpu'"):
         extensions.multiply_ceiling(device="tpu")
+
+
+class Behind(Processor):
+    """A device that is done with nothing before it is waited for."""
+
+    def __init__(self):
+        self.asked, self.done, self.wait = 0, 0, lambda: setattr(self, "done", self.asked)
+
+    def fence(self):
+        return self
+
+    def ask(self):
+        self.asked += 1
+
+
+def test_a_devices_work_is_done_when_its_time_is_taken(monkeypatch):
+    device, times = Behind(), iter([0.0, 0.0, 0.0, 0.1, 0.1, 0.1, 0.2, 0.2])
+    unfinished = []
+
+    def clock():
+        unfinished.append(device.asked - device.done)
+        return next(times)
+
+    monkeypatch.setattr(measuring.time, "perf_counter", clock)
+    monkeypatch.setattr(measuring, "SECONDS", 0.15)
+    assert measuring._per_second(device.ask, device) == pytest.approx(measuring.AT_ONCE / 0.1)
+    assert unfinished == [0] * 8 and device.asked == 3 * measuring.AT_ONCE
+
+
+def test_a_gpus_speeds_are_those_of_products_and_copies_there(monkeypatch):
+    """On a processor that is measured as if it were one."""
+    for name, value in {"GPU_WIDTHS": (64,), "COPIED_BYTES": 4096, "SECONDS": 0.01}.items():
+        monkeypatch.setattr(measuring, name, value)
+    found = measuring.gpu_speeds(torch.float32, PROCESSOR)
+    assert min(found.flops, found.link, found.remote) > 0
 
 
 @pytest.mark.slow
