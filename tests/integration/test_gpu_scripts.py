@@ -1,5 +1,5 @@
 """The scripts for machines with a GPU, run on the processor, with no packages beyond torch, numpy
-and pyyaml.
+and pyyaml: this project is not installed, either.
 """
 
 import json
@@ -16,6 +16,7 @@ WITHOUT = """
 import runpy, sys
 for name in ("crc32c", "matplotlib", "pytest", "safetensors", "tfrecord", "tokenizers", "transformers", "wandb"):
     sys.modules[name] = None
+sys.meta_path = [finder for finder in sys.meta_path if "__editable__" not in finder.__module__]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
