@@ -6,6 +6,7 @@ import json
 import math
 import time
 import weakref
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -266,6 +267,23 @@ def test_the_fastest_by_trials_is_chosen_and_slower_plans_are_not_tried(monkeypa
     assert len(found.tried) + len(found.left_out) == 8
     text = choice.choice_text(found)
     assert "8 of them as one, activations kept: the fastest of" in text and "left out" in text
+
+
+@pytest.mark.slow
+def test_a_way_whose_trial_something_else_has_slowed_down_is_tried_again(monkeypatch):
+    Linear(monkeypatch)
+    seconds, counts = trial.Trials.seconds, Counter()
+
+    def slowed(self, config):
+        counts[config] += 1
+        is_first_of_the_best = counts[config] == 1 and config.execution.widening == 8
+        return seconds(self, config) * (1.4 if is_first_of_the_best else 1.0)
+
+    monkeypatch.setattr(trial.Trials, "seconds", slowed)
+    found = chosen(small(), monkeypatch)
+    assert found.config.execution.widening == 8
+    assert found.seconds == pytest.approx(Linear.exact(found.config))
+    assert max(counts.values()) == 2
 
 
 @pytest.mark.slow
