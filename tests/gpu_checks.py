@@ -62,9 +62,8 @@ Check = tuple[str, Callable[[], None]]
 NEAR = {"rtol": 2e-4, "atol": 2e-5}
 """Between kernels of two devices, in float32."""
 
-ONE_ROUNDING = 0.003
-"""Distance of a bfloat16 product from the exact one, as a part of it: 2**-9 at most in each number.
-"""
+ONE_ROUNDING = 2**-9
+"""Distance of a bfloat16 product from the exact one, as a part of it; two roundings are farther."""
 
 STREAMED = {torch.float32: 1e-5, torch.bfloat16: 0.012, torch.float16: 0.002}
 """Distance from exact results, as a part of them."""
@@ -288,11 +287,12 @@ def same_steps_of_adamw(device: Device) -> None:
     random = torch.Generator().manual_seed(0)
     old = torch.randn(4, 200_001, generator=random)
     old[3].square_()
-    for weights, moments in (
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float16, torch.float32),
+    for weights, moments, rounds in (
+        (torch.float32, torch.float32, True),
+        (torch.bfloat16, torch.float32, True),
+        (torch.bfloat16, torch.bfloat16, True),
+        (torch.bfloat16, torch.bfloat16, False),
+        (torch.float16, torch.float32, True),
     ):
         results = []
         for where in (torch.device("cpu"), device.where):
@@ -303,7 +303,8 @@ def same_steps_of_adamw(device: Device) -> None:
             scale, step, minus_lr = (torch.tensor(n).to(where) for n in (0.5, 4.0, -1e-2))
             seeds = iter((torch.tensor([n, 7], dtype=torch.uint32), 5) for n in range(6))
             operands = (weight, grad, scale, first, second, step, minus_lr, 0.9, 0.95, 1e-8, 0.1)
-            with Updates.drawing(lambda: next(seeds)):  # noqa: B023, it is called here
+            draws = Updates.drawing(lambda: next(seeds)) if rounds else nullcontext()  # noqa: B023
+            with draws:  # noqa: B023, it is called here
                 adamw_(*operands)
                 adamw_where_(torch.zeros((), dtype=torch.bool).to(where), *operands)
             results.append([t.cpu() for t in (weight, first, second)])

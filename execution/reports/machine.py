@@ -34,11 +34,17 @@ def speeds(config: Config, options: PlanOptions) -> tuple[Any, tuple[str, ...]]:
     return replace(found, **known), measured
 
 
-def origin(config: Config, is_measured: bool) -> str:
-    """What a report says behind a speed: nothing of one that was given."""
-    if not is_measured:
+def origin(config: Config, flag: str, measured: tuple[str, ...]) -> str:
+    """What a report says behind the speed of a flag: nothing of one that was given."""
+    execution = config.execution
+    if flag not in measured:
         return ""
-    return " (measured here)" if is_here(config.execution.device) else " (this CPU's: no GPU here)"
+    if not is_here(execution.device):
+        return " (this CPU's: no GPU here)"
+    on_gpus = execution.replication_factor > 1 and execution.device != "cpu" and is_here("cuda")
+    if flag == "link_gbps" and on_gpus:
+        return " (a copy within one GPU: give --link_gbps)"
+    return " (measured here)"
 
 
 def run_ceiling(config: Config) -> float | None:

@@ -65,7 +65,8 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
 def measure(data_type: dtype = float32, device: str = "cpu") -> Machine:
     """The speeds of this machine, measured in about a second: of a loop that does nothing but
     multiply, and of copies of memory. Without a compiler for the loop, and on a GPU: of the best of
-    a few products. A GPU's remote memory is the host's.
+    a few products. A GPU's remote memory is the host's, and its link a copy within it: give that
+    between several GPUs yourself.
 
     Args:
         data_type: of the products.

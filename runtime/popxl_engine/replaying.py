@@ -97,8 +97,7 @@ class ReplayedRows(Rows):
 
     def __init__(self, recorded: RecordedRows, device: torch.device):
         rows = recorded.rows
-        super().__init__(rows.shape, rows.dtype, rows.entries)
-        self._device = device
+        super().__init__(rows.shape, rows.dtype, rows.entries, device)
         self._rows.update({index: t.to(device) for index, t in recorded.found.items()})
         self.stored: set[int] = set()
 

@@ -35,7 +35,7 @@ def _head(found: RunPlan) -> str:
         ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
     )
     told = ", ".join(
-        name + " " + text + origin(found.config, flag in found.measured)
+        name + " " + text + origin(found.config, flag, found.measured)
         for name, flag, text in speeds
     )
     return (

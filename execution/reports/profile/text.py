@@ -43,7 +43,7 @@ def _head(found: RunProfile) -> str:
         ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
     )
     told = ", ".join(
-        name + " " + text + origin(found.config, flag in found.measured)
+        name + " " + text + origin(found.config, flag, found.measured)
         for name, flag, text in speeds
     )
     here, everywhere = len(record.replicas), config.execution.replication_factor

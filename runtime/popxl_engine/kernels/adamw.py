@@ -8,9 +8,10 @@ import torch
 from popxl_engine.kernels.compiled import one_pass
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import (
+    TORCH_HALF_DTYPES,
     Noise,
     as_float32,
-    rounded,
+    rounded_at,
     update_noise,
     update_part,
 )
@@ -88,8 +89,15 @@ def _update(of: AdamW, condition: torch.Tensor | None = None) -> torch.Tensor:
 def _is_done_at_once(
     of: AdamW, lr: Any, numbers: Sequence[float], noises: Noises, condition: torch.Tensor | None
 ) -> bool:
-    """Whether what is compiled for a GPU has done the step."""
-    if not _step_at_once.is_for(of.var):
+    """Whether what is compiled for a GPU has done the step. A compiler keeps moments that are
+    rounded to nearest in float32 until they are stored, and the weight's step is made of rounded
+    ones.
+    """
+    keeps_wide = any(
+        noise is None and t.dtype in TORCH_HALF_DTYPES
+        for t, noise in zip((of.first, of.second), noises[1:])
+    )
+    if keeps_wide or not _step_at_once.is_for(of.var):
         return False
     weight, *both = (t.view(-1) for t in (of.var, of.first, of.second))
     scale = None if of.scale is None else factor(of.scale)
@@ -171,10 +179,10 @@ def _step_at_once(
     g = grad.to(torch.float32) if scale is None else grad.to(torch.float32) * scale
     places = torch.arange(weight.numel(), dtype=torch.int64, device=weight.device) + start
     first, second = moments_of(g, m, v, beta1, beta2)
-    first = rounded(m.dtype, first, keys[1], places)
-    second = rounded(v.dtype, second, keys[2], places)
+    first = rounded_at(m.dtype, first, keys[1], places)
+    second = rounded_at(v.dtype, second, keys[2], places)
     u = weight_after(weight, first, second, step, lr, beta1, beta2, epsilon, decay)
-    for t, new in ((m, first), (v, second), (weight, rounded(weight.dtype, u, keys[0], places))):
+    for t, new in ((m, first), (v, second), (weight, rounded_at(weight.dtype, u, keys[0], places))):
         t.copy_(new if condition is None else torch.where(condition, new, t))
 
 

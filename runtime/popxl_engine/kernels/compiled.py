@@ -4,6 +4,7 @@ Triton is there.
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -18,7 +19,9 @@ logger = logging.getLogger("popxl")
 KEPT = "TORCHINDUCTOR_CACHE_DIR"
 """torch's environment variable for the folder of what it compiles."""
 VARIANTS = 64
-"""Of types and layouts that a function is compiled for."""
+"""Of types, layouts and sizes that a function is compiled for. Others run in several passes."""
+_SET = threading.local()
+"""PyTorch's limit of those, which each thread has for itself, once it is set."""
 
 
 @cache
@@ -53,12 +56,12 @@ class OnePass:
 
     Args:
         plain: the function itself.
-        of_any_size: sizes may differ from call to call; else each size is compiled for itself, and
+        of_any_size: sizes may differ from call to call; else it is compiled for each size, which is
             divided by as a constant.
     """
 
     def __init__(self, plain: Callable[..., Any], of_any_size: bool):
-        self.plain, self._dynamic = plain, True if of_any_size else None
+        self.plain, self._dynamic = plain, of_any_size
         self._fast: Callable[..., Any] | None = None
         self._has_failed = False
         wraps(plain)(self)
@@ -78,7 +81,9 @@ class OnePass:
             return True, self._compiled()(first, *rest)
         except Exception as error:
             known = torch._dynamo.exc  # there by now; to import it takes a second
-            if not isinstance(error, (known.TorchDynamoException, known.FailOnRecompileLimitHit)):
+            if isinstance(error, known.FailOnRecompileLimitHit):
+                return False, None
+            if not isinstance(error, known.TorchDynamoException):
                 raise
             cause = str(getattr(error, "inner_exception", error)).strip()
             logger.warning(
@@ -96,9 +101,10 @@ class OnePass:
     def _compiled(self) -> Callable[..., Any]:
         if self._fast is None:
             _keep_code_private()
-            config = torch._dynamo.config
-            config.recompile_limit = max(config.recompile_limit, VARIANTS)
             self._fast = torch.compile(self.plain, dynamic=self._dynamic, fullgraph=True)
+        if not hasattr(_SET, "limit"):
+            config = torch._dynamo.config
+            config.recompile_limit = _SET.limit = max(config.recompile_limit, VARIANTS)
         return self._fast
 
 

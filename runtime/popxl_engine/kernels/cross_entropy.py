@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import torch
 
-from popxl_engine.kernels import compiled
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.native import library as native
 
@@ -14,8 +13,6 @@ logits stay small.
 """
 LARGE_CHUNK = 1 << 25
 """The same on a GPU: few launches, each of which fills it; 128 MiB for each wide copy."""
-COMPILED_CHUNK = 1 << 30
-"""The same where passes over them are compiled, which make no copies."""
 ALIGNED_ROWS = 8
 """Rows of which a chunk on a GPU is a multiple, so that each begins on a boundary of 16 bytes."""
 
@@ -26,8 +23,7 @@ def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
     if logits.is_cpu or native.is_here(logits.device):
         step = max(1, CHUNK // columns)
     else:
-        chunk = COMPILED_CHUNK if compiled.compiles() and logits.is_cuda else LARGE_CHUNK
-        step = max(1, chunk // columns // ALIGNED_ROWS) * ALIGNED_ROWS
+        step = max(1, LARGE_CHUNK // columns // ALIGNED_ROWS) * ALIGNED_ROWS
     return (slice(first, first + step) for first in range(0, logits.shape[0], step))
 
 

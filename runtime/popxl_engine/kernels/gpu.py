@@ -68,9 +68,9 @@ def _losses(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not logits.numel():
         return losses(logits, indices, cap)
-    total = torch.empty(logits.shape[0], dtype=wide_type(logits.dtype), device=logits.device)
-    for rows in row_chunks(logits):
-        total[rows] = _logsumexp(logits[rows], cap)
+    is_done, total = _logsumexp.attempt(logits, cap)
+    if not is_done:  # its wide copies stay small
+        total = torch.cat([_logsumexp.plain(logits[rows], cap) for rows in row_chunks(logits)])
     return total, bounded(pick(logits, indices), cap)
 
 
@@ -118,10 +118,10 @@ def _gradients(
     result = rows_on_boundaries(logits.shape[0], logits.shape[1], logits)
     shift = torch.where(torch.isneginf(logsumexp), 0, logsumexp)
     classes = indices.to(torch.int64)
-    for rows in row_chunks(logits) if logits.numel() else ():
-        _become_gradient(
-            *(t[rows] for t in (result, logits, shift, d_logsumexp, d_picked, classes)), cap
-        )
+    operands = (result, logits, shift, d_logsumexp, d_picked, classes)
+    if logits.numel() and not _become_gradient.attempt(*operands, cap)[0]:
+        for rows in row_chunks(logits):
+            _become_gradient.plain(*(t[rows] for t in operands), cap)
     return result
 
 

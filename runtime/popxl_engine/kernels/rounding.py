@@ -143,12 +143,12 @@ def _rounding(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], torc
 def _rounded_at_once(
     x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor, offset: int
 ) -> torch.Tensor:
-    """`rounded` of a flat tensor whose first element has an index in what the key is for."""
+    """`rounded_at` of a flat tensor whose first element has an index in what the key is for."""
     places = torch.arange(x.numel(), dtype=torch.int64, device=x.device) + offset
-    return rounded(dtype, x, key, places)
+    return rounded_at(dtype, x, key, places)
 
 
-def rounded(
+def rounded_at(
     dtype: torch.dtype, x: torch.Tensor, key: torch.Tensor | None, places: torch.Tensor
 ) -> torch.Tensor:
     """`round_to` as one expression, for compilers: what x is rounded to, float32 [n], with the

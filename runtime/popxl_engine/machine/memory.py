@@ -16,8 +16,15 @@ class Rows:
     change (a memory-mapped file), or from a tensor that its owner gives up.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, entries: int):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        entries: int,
+        device: torch.device | None = None,
+    ):
         self.shape, self.dtype, self.entries = tuple(shape), dtype, entries
+        self._device = device or torch.device("cpu")
         self.row_bytes = torch.Size(self.shape).numel() * dtype.itemsize
         self._rows: dict[int, torch.Tensor] = {}
         self._zeros: set[int] = set()
@@ -43,7 +50,9 @@ class Rows:
         found = self._rows.get(index)
         if found is None:
             check_index(index, self.entries)
-            found = self._rows[index] = torch.empty(self.shape, dtype=self.dtype)
+            found = self._rows[index] = torch.empty(
+                self.shape, dtype=self.dtype, device=self._device
+            )
             if index in self._zeros:
                 found.view(torch.uint8).zero_()  # float8 has no fill
         return found

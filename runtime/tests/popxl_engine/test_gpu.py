@@ -25,7 +25,7 @@ from popxl.extensions import bfloat16, plan
 from popxl.opdef import call_arguments, map_tensors
 from popxl_engine.interpreter import constant_tensor
 from popxl_engine.kernels import adamw, cross_entropy, generator, gpu, linalg
-from popxl_engine.kernels.compiled import one_pass
+from popxl_engine.kernels.compiled import OnePass, one_pass
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import ALTERNATES, KERNELS, kernel_for
 from popxl_engine.kernels.rounding import (
@@ -34,7 +34,7 @@ from popxl_engine.kernels.rounding import (
     Updates,
     bits_at,
     round_to,
-    rounded,
+    rounded_at,
     update_noise,
 )
 from popxl_engine.support import making_on
@@ -186,10 +186,10 @@ def test_rounding_at_once_has_the_bits_of_rounding_part_by_part(dtype):
     x = torch.randn(70_001, generator=torch.Generator().manual_seed(0))
     x[:4] = torch.tensor([torch.nan, torch.inf, -0.0, 1e-7])
     noise = Noise(torch.tensor([3, 77], dtype=torch.uint32), 5 + x.numel(), 5)
-    found = rounded(dtype, x, noise.key_there, torch.arange(5, 5 + x.numel()))
+    found = rounded_at(dtype, x, noise.key_there, torch.arange(5, 5 + x.numel()))
     expected = round_to(dtype, x, noise, 5)
     assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
-    assert torch.equal(rounded(dtype, x[1:], None, torch.arange(1)), x[1:].to(dtype))
+    assert torch.equal(rounded_at(dtype, x[1:], None, torch.arange(1)), x[1:].to(dtype))
 
 
 NUMBERS = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
@@ -275,6 +275,60 @@ def test_a_gpus_adamw_changes_no_bit_where_its_condition_is_false(weights, momen
         assert same == [not taken] * 3
 
 
+@pytest.mark.parametrize("condition", [None, torch.tensor(True), torch.tensor(False)], ids=str)
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("start", [0, 5])
+def test_what_is_compiled_of_adamw_is_called_with_its_operands(
+    weights, start, condition, monkeypatch
+):
+    """On a processor, by the plain function in place of the compiled one."""
+    random = torch.Generator().manual_seed(0)
+    old = [torch.rand(300, generator=random) for _ in range(4)]
+    numbers = [torch.tensor(x) for x in (0.5, 4.0, -1e-2)]
+
+    def updated():
+        var, grad, first, second = (t.clone() for t in old)
+        state = [var.to(weights), first, second]
+        seeds = iter([(torch.tensor([1, 7], dtype=torch.uint32), start)])
+        operands = (state[0], grad, numbers[0], *state[1:], *numbers[1:], 0.9, 0.95, 1e-3, 0.1)
+        with Updates.drawing(lambda: next(seeds)):
+            if condition is None:
+                adamw.adamw_(*operands)
+            else:
+                adamw.adamw_where_(condition, *operands)
+        return state
+
+    expected, calls = updated(), []
+
+    def noted(*args):
+        calls.append(1)
+        return adamw._step_at_once.plain(*args)
+
+    monkeypatch.setattr(adamw.native, "updates", lambda *_: False)
+    monkeypatch.setattr(OnePass, "is_for", lambda self, first: True)
+    monkeypatch.setattr(OnePass, "_compiled", lambda self: noted)
+    found = updated()
+    assert bool(calls) == (condition is None or bool(condition))
+    for t, other in zip(found, expected):
+        torch.testing.assert_close(t, other, rtol=0.01 if t.dtype == weights else 1e-6, atol=1e-7)
+        assert (t.float() - other.float()).abs().le(1e-6).float().mean() > 0.99
+
+
+def test_moments_that_are_rounded_to_nearest_are_rounded_before_the_weight_is_made_of_them():
+    """Compilers keep them wide until they are stored, so that step is not made at once."""
+    state = [torch.ones(4, dtype=torch.bfloat16) for _ in range(3)]
+    of = adamw.AdamW(
+        state[0], torch.ones(4), None, *state[1:], torch.tensor(1.0), -0.1, 0.9, 0.9, 1e-8, 0.0
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OnePass, "is_for", lambda self, first: True)
+        patch.setattr(OnePass, "attempt", lambda self, *_: (True, None))
+        for moments, expected in ((torch.bfloat16, False), (torch.float32, True)):
+            both = {n: getattr(of, n).to(moments) for n in ("first", "second")}
+            given = (0.1, (0.9, 0.9, 1e-8, 0.0), [None] * 3, None)
+            assert adamw._is_done_at_once(of._replace(**both), *given) is expected
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows, inner, columns", [(37, 16, 43), (32, 5, 41), (33, 7, 40)])
 def test_a_product_by_aligned_parts_is_the_whole_one(rows, inner, columns, bias, monkeypatch):
@@ -316,10 +370,10 @@ class WideProducts(TorchDispatchMode):
         return result
 
 
-def rounded_at(x, key):
+def rounded_to_both(x, key):
     """To both types, as numbers that can be compared."""
     places = torch.arange(x.numel()) + (2**33 + 5)
-    return [rounded(t, x, key, places).float() for t in (torch.bfloat16, torch.float16)]
+    return [rounded_at(t, x, key, places).float() for t in (torch.bfloat16, torch.float16)]
 
 
 def whole(noise, count, offset):
@@ -342,7 +396,7 @@ def test_what_is_compiled_for_a_gpu_gives_the_same_numbers():
         (one_pass(gpu.logits_gradient), (logits, row, row, row, classes, 2.5)),
         (generator.words_at_once, (key, 2**33 + 5, 300)),
         (adamw.moments, (a, b, b.square(), 0.9, 0.95)),
-        (one_pass(rounded_at), (a, key)),
+        (one_pass(rounded_to_both), (a, key)),
         (adamw.updated_weight, (a, b, b.square(), step, torch.tensor(1e-3), 0.9, 0.95, 1e-8, 0.1)),
     )
     layouts = (

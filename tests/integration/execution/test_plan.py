@@ -21,6 +21,7 @@ from popxl_gpt.config import UserError, override, parse_command_line, preset, pr
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.model_size import flops_per_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.reports import machine
 from popxl_gpt.execution.reports.benchmark.options import Options
 from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
@@ -306,6 +307,20 @@ def test_a_plan_for_a_gpu_that_is_not_here_says_whose_speeds_it_has(monkeypatch)
         "device 1.00 TFLOP/s (this CPU's: no GPU here), links 2.50 GB/s, "
         "remote memory 1.00 GB/s (this CPU's: no GPU here)"
     )
+
+
+def test_a_link_that_was_measured_within_one_gpu_is_not_told_as_one_between_several(monkeypatch):
+    monkeypatch.setattr(machine, "is_here", lambda device: True)
+    one = override(configuration(), device="cuda")
+    two = override(configuration((2, 1, 1)), device="cuda")
+    measured = ("device_tflops", "link_gbps")
+    assert machine.origin(two, "link_gbps", measured) == (
+        " (a copy within one GPU: give --link_gbps)"
+    )
+    for config, flag in ((one, "link_gbps"), (two, "device_tflops")):
+        assert machine.origin(config, flag, measured) == " (measured here)"
+    assert machine.origin(override(two, device="cpu"), "link_gbps", measured) == " (measured here)"
+    assert machine.origin(two, "remote_gbps", measured) == ""
 
 
 @pytest.mark.slow

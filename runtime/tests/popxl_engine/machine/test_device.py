@@ -3,7 +3,9 @@ uploads, free memory.
 """
 
 import gc
+import threading
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,14 +15,16 @@ from helpers.fake_gpu import CUDA, fake_gpu
 from popxl import Ir
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import limit_device_memory
-from popxl_engine import residency
+from popxl_engine import engine, residency
 from popxl_engine.kernels import compiled
 from popxl_engine.kernels.linalg import matrix_product, product
 from popxl_engine.kernels.rounding import update_noise
 from popxl_engine.machine import device as device_module
 from popxl_engine.machine.device import Processor
+from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.paging import HostStore
 from popxl_engine.planner.row_usage import InUse
+from popxl_engine.replaying import RecordedRows, ReplayedRows
 from popxl_engine.stochastic import rounded
 from popxl_engine.support import making_on, uploader
 
@@ -188,6 +192,50 @@ def test_what_cannot_be_compiled_runs_step_by_step_and_is_told_of_once(monkeypat
         assert double(on_gpu(3)).tolist() == [2, 2, 2]
     (record,) = caplog.records
     assert "got 'Failed to find C compiler.' while compiling" in record.message
+
+
+def test_more_variants_than_are_compiled_run_step_by_step_and_the_others_go_on(monkeypatch, caplog):
+    def of_three(t):
+        if t.numel() != 3:
+            raise torch._dynamo.exc.FailOnRecompileLimitHit("too many")
+        return t * 2 + 100
+
+    monkeypatch.setattr(compiled, "compiles", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda fn, **_: of_three)
+    double = compiled.one_pass(lambda t: t * 2)
+    assert [double(on_gpu(n)).tolist()[0] for n in (3, 4, 3)] == [102, 2, 102]
+    assert not caplog.records
+
+
+def test_each_thread_may_compile_as_many_variants(monkeypatch):
+    found = []
+
+    def limit():
+        compiled.one_pass(lambda t: t)(on_gpu(3))
+        found.append(torch._dynamo.config.recompile_limit)
+
+    monkeypatch.setattr(compiled, "compiles", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda fn, **_: fn)
+    for _ in range(2):
+        thread = threading.Thread(target=limit)
+        thread.start()
+        thread.join()
+    assert found == [compiled.VARIANTS] * 2
+
+
+def test_only_an_interpreted_run_changes_the_default_device():
+    runs = object.__new__(engine.Engine)
+    runs.device = SimpleNamespace(where=torch.device("meta"), running=nullcontext)
+    for program, expected in ((None, "meta"), (object(), "cpu")):
+        runs.program = program
+        with runs._on_device():
+            assert torch.empty(1).device.type == expected
+
+
+def test_rows_of_a_phase_that_runs_again_are_on_its_device():
+    rows = ReplayedRows(RecordedRows(Rows((4,), torch.float32, 2), True), torch.device("meta"))
+    rows.store(0, torch.empty(4, device="meta"))
+    assert {rows.load(i).device.type for i in range(2)} == {"meta"}
 
 
 def test_an_error_of_what_was_compiled_is_raised(monkeypatch):
