@@ -97,8 +97,7 @@ def same_kernels(sample: object, device: Device) -> None:
         expected, got = (
             results_of(op, values, where) for where in (torch.device("cpu"), device.where)
         )
-        in_order = map(as_ordered, (op, op), (expected, got))
-        for here, there in zip(*in_order):
+        for here, there in zip(as_ordered(op, expected), as_ordered(op, got)):
             same_numbers(there.cpu(), here)
         values |= dict(zip(op.outputs, expected))
 
@@ -304,7 +303,7 @@ def same_steps_of_adamw(device: Device) -> None:
             seeds = iter((torch.tensor([n, 7], dtype=torch.uint32), 5) for n in range(6))
             operands = (weight, grad, scale, first, second, step, minus_lr, 0.9, 0.95, 1e-8, 0.1)
             draws = Updates.drawing(lambda: next(seeds)) if rounds else nullcontext()  # noqa: B023
-            with draws:  # noqa: B023, it is called here
+            with draws:
                 adamw_(*operands)
                 adamw_where_(torch.zeros((), dtype=torch.bool).to(where), *operands)
             results.append([t.cpu() for t in (weight, first, second)])

@@ -413,7 +413,7 @@ def session_device(name: str) -> str:
     return name
 
 
-def is_here(device: str) -> bool:
+def has_device(device: str) -> bool:
     """Whether this machine has the device of a configuration."""
     try:
         session_device(device)

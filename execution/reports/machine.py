@@ -7,7 +7,7 @@ import popdist
 
 from popxl_gpt.config import Config
 from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.utils.runtime import data_type, gather, is_here, multiply_ceiling, planner
+from popxl_gpt.utils.runtime import data_type, gather, has_device, multiply_ceiling, planner
 
 SPEEDS = {
     "device_tflops": ("flops", 1e12),
@@ -29,7 +29,7 @@ def speeds(config: Config, options: PlanOptions) -> tuple[Any, tuple[str, ...]]:
     measured = tuple(flag for flag, value in given.items() if value is None)
     if not measured:
         return tools.Machine(**known), measured
-    device = config.execution.device if is_here(config.execution.device) else "cpu"
+    device = config.execution.device if has_device(config.execution.device) else "cpu"
     found = tools.measure(data_type(config.model.precision), device)
     return replace(found, **known), measured
 
@@ -39,9 +39,9 @@ def origin(config: Config, flag: str, measured: tuple[str, ...]) -> str:
     execution = config.execution
     if flag not in measured:
         return ""
-    if not is_here(execution.device):
+    if not has_device(execution.device):
         return " (this CPU's: no GPU here)"
-    on_gpus = execution.replication_factor > 1 and execution.device != "cpu" and is_here("cuda")
+    on_gpus = execution.replication_factor > 1 and execution.device != "cpu" and has_device("cuda")
     if flag == "link_gbps" and on_gpus:
         return " (a copy within one GPU: give --link_gbps)"
     return " (measured here)"

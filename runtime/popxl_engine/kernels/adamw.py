@@ -99,12 +99,12 @@ def _is_done_at_once(
     )
     if keeps_wide or not _step_at_once.is_for(of.var):
         return False
-    weight, *both = (t.view(-1) for t in (of.var, of.first, of.second))
+    weight, *pair = (t.view(-1) for t in (of.var, of.first, of.second))
     scale = None if of.scale is None else factor(of.scale)
     keys = [None if noise is None else noise.key_there for noise in noises]
     start = next((noise.start for noise in noises if noise is not None), 0)
     operands = (of.grad.reshape(-1), scale, of.step.reshape(()), (lr, *numbers), keys, start)
-    return _step_at_once.attempt(weight, both, *operands, condition)[0]
+    return _step_at_once.attempt(weight, pair, *operands, condition)[0]
 
 
 def _strided(of: AdamW, condition: torch.Tensor | None) -> torch.Tensor:
@@ -159,7 +159,7 @@ def _step_by_step(
 @one_pass
 def _step_at_once(
     weight: torch.Tensor,
-    moments: Sequence[torch.Tensor],
+    pair: Sequence[torch.Tensor],
     grad: torch.Tensor,
     scale: Any,
     step: torch.Tensor,
@@ -171,29 +171,30 @@ def _step_at_once(
     """The same in one pass over memory, for compilers.
 
     Args:
+        pair: both moments.
         numbers: rate, beta1, beta2, epsilon and decay.
         keys: of the noises of weight and moments.
         start: of each noise.
     """
-    (m, v), (lr, beta1, beta2, epsilon, decay) = moments, numbers
+    (m, v), (lr, beta1, beta2, epsilon, decay) = pair, numbers
     g = grad.to(torch.float32) if scale is None else grad.to(torch.float32) * scale
     places = torch.arange(weight.numel(), dtype=torch.int64, device=weight.device) + start
-    first, second = moments_of(g, m, v, beta1, beta2)
+    first, second = _moments(g, m, v, beta1, beta2)
     first = rounded_at(m.dtype, first, keys[1], places)
     second = rounded_at(v.dtype, second, keys[2], places)
-    u = weight_after(weight, first, second, step, lr, beta1, beta2, epsilon, decay)
+    u = _updated_weight(weight, first, second, step, lr, beta1, beta2, epsilon, decay)
     for t, new in ((m, first), (v, second), (weight, rounded_at(weight.dtype, u, keys[0], places))):
         t.copy_(new if condition is None else torch.where(condition, new, t))
 
 
-def moments_of(
+def _moments(
     g: torch.Tensor, m: torch.Tensor, v: torch.Tensor, beta1: float, beta2: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both moments with a gradient in them, float32."""
     return as_float32(m) * beta1 + g * (1 - beta1), as_float32(v) * beta2 + g.square() * (1 - beta2)
 
 
-def weight_after(
+def _updated_weight(
     weight: torch.Tensor,
     m: torch.Tensor,
     v: torch.Tensor,
@@ -209,7 +210,7 @@ def weight_after(
     return as_float32(weight) * (1 - lr * decay) - lr * u
 
 
-moments, updated_weight = one_pass(moments_of), one_pass(weight_after)
+moments, updated_weight = one_pass(_moments), one_pass(_updated_weight)
 
 
 def _native(

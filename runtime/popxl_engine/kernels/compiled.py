@@ -20,7 +20,7 @@ KEPT = "TORCHINDUCTOR_CACHE_DIR"
 """torch's environment variable for the folder of what it compiles."""
 VARIANTS = 64
 """Of types, layouts and sizes that a function is compiled for. Others run in several passes."""
-_SET = threading.local()
+_OF_THREAD = threading.local()
 """PyTorch's limit of those, which each thread has for itself, once it is set."""
 
 
@@ -102,9 +102,9 @@ class OnePass:
         if self._fast is None:
             _keep_code_private()
             self._fast = torch.compile(self.plain, dynamic=self._dynamic, fullgraph=True)
-        if not hasattr(_SET, "limit"):
+        if not hasattr(_OF_THREAD, "limit"):
             config = torch._dynamo.config
-            config.recompile_limit = _SET.limit = max(config.recompile_limit, VARIANTS)
+            config.recompile_limit = _OF_THREAD.limit = max(config.recompile_limit, VARIANTS)
         return self._fast
 
 

@@ -11,7 +11,7 @@ from popxl.plan import Machine
 
 from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.linalg import product
-from popxl_engine.machine.device import Device, device_named
+from popxl_engine.machine.device import PROCESSOR, Device, device_named
 from popxl_engine.machine.paging.host import HostStore
 from popxl_engine.native import library
 
@@ -129,29 +129,29 @@ def read_rate() -> float:
     return reads * READ_BYTES
 
 
-def copy_rate(device: Device | None = None) -> float:
+def copy_rate(device: Device = PROCESSOR) -> float:
     """Bytes/s that PyTorch's threads, or a device, copy: read, and written as many."""
-    nbytes = COPIED_BYTES if device is None else READ_BYTES
+    nbytes = COPIED_BYTES if device is PROCESSOR else READ_BYTES
     source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
     return nbytes * _per_second(lambda: target.copy_(source), device)
 
 
-def product_rate(width: int, data_type: torch.dtype, device: Device | None = None) -> float:
+def product_rate(width: int, data_type: torch.dtype, device: Device = PROCESSOR) -> float:
     """FLOP/s of products of square matrices, on PyTorch's threads or a device."""
     lhs, rhs = (torch.randn(width, width).to(data_type) for _ in range(2))
     return 2 * width**3 * _per_second(lambda: product(lhs, rhs, data_type), device)
 
 
-def _per_second(work: Callable[[], object], device: Device | None = None) -> float:
+def _per_second(work: Callable[[], object], device: Device = PROCESSOR) -> float:
     """How often the fastest of many goes would fit into a second. A device that works behind the
     program is waited for after some of them.
     """
-    times = 1 if device is None else AT_ONCE
+    times = 1 if device is PROCESSOR else AT_ONCE
 
     def go() -> None:
         for _ in range(times):
             work()
-        if device is not None and (fence := device.fence()) is not None:
+        if (fence := device.fence()) is not None:
             fence.wait()
 
     go()

@@ -310,7 +310,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_says_whose_speeds_it_has(monkeypatch)
 
 
 def test_a_link_that_was_measured_within_one_gpu_is_not_told_as_one_between_several(monkeypatch):
-    monkeypatch.setattr(machine, "is_here", lambda device: True)
+    monkeypatch.setattr(machine, "has_device", lambda device: True)
     one = override(configuration(), device="cuda")
     two = override(configuration((2, 1, 1)), device="cuda")
     measured = ("device_tflops", "link_gbps")
