@@ -53,8 +53,9 @@ def build_custom_grad_graph(
     gradient = forward.ir.create_empty_graph(suffix_graph_name(forward.name, "grad"))
     with gradient:
         incoming = [_input_like(t, f"Gradient___{t.name}") for t in provided]
-        aux._values = {t: _input_like(t, t.name) for t in aux._kept}
+        aux._inputs = {t: _input_like(t, t.name) for t in aux._tensors}
         var_grad = _VarGrads({names[t]: t for t in required if t in names})
+        var_grad._variables = {name: t for t, name in names.items()}
         var_grad.inputs = tuple(t for t in required if t not in names)
         module._begin_gradient(aux, var_grad)
         result = module.build_grad(*incoming)
@@ -71,12 +72,12 @@ def build_custom_grad_graph(
         )
         for t in required:
             popxl.graph_output(_checked_gradient(where, t, results))
-    for t in aux._kept:
+    for t in aux._tensors:
         if t not in forward.outputs:
             add_activation(forward, t, "inputs alone in aux, because it cannot get more outputs")
     connections = [
         *(ExpectedConnection.of_gradient(t) for t in provided),
-        *(ExpectedConnection.of_value(t) for t in aux._kept),
+        *(ExpectedConnection.of_value(t) for t in aux._tensors),
     ]
     info = GradGraphInfo.make(
         gradient, forward, connections, [ExpectedConnection.of_gradient(t) for t in required]

@@ -242,19 +242,61 @@ def test_aux_is_read_and_var_grad_used_in_build_grad_alone(use):
             use(module, popxl.constant(1.0))
 
 
-@pytest.mark.parametrize("value", [3.0, np.ones(3, np.float32), None, []])
-def test_what_is_no_tensor_is_a_type_error_whatever_the_name(value):
-    class Wrong(Doubling):
+@pytest.mark.parametrize("value", [3.0, np.ones(3, np.float32), None, [], "reduce"])
+def test_aux_gives_back_any_value_and_var_grad_takes_tensors_alone(value):
+    class Keeping(Doubling):
         def build(self, x):
-            with pytest.raises(TypeError, match="expected a tensor"):
-                self.aux["x"] = value
+            self.aux["kept"] = value
             return super().build(x)
 
+        def build_grad(self, dy):
+            assert self.aux["kept"] is value
+            return super().build_grad(dy)
+
+    class Wrong(Doubling):
         def build_grad(self, dy):
             self.var_grad["unknown"] = value
             return dy
 
+    with popxl.Ir().main_graph:
+        _, graph = Keeping().create_graph(SPEC)
+        graph.autodiff()
+        assert len(graph.graph.outputs) == 3  # y, and the tensors x and w
+    check_doubled(gradients(Keeping()), "w", 1)
     refuses(Wrong(), TypeError, "expected a tensor")
+
+
+@pytest.mark.parametrize("names", [[0], [0, 2], [2, 0, 1]])
+def test_gradients_of_variables_that_nobody_asks_for_are_ignored(names):
+    """dx = 2 dy a b, da = sum(2 dy x b), db = sum(2 dy x a)."""
+
+    class Products(addons.Module):
+        def build(self, x):
+            a = self.add_variable_input("a", lambda: np.full(3, 3.0), x.dtype)
+            b = self.add_variable_input("b", lambda: np.full(3, 5.0), x.dtype)
+            self.aux["all"] = "x a b".split()
+            self.aux["x"], self.aux["a"], self.aux["b"] = x, a, b
+            return 2 * x * a * b
+
+        def build_grad(self, dy):
+            x, a, b = (self.aux[name] for name in self.aux["all"])
+            self.var_grad["a"] = ops.sum(2 * dy * x * b, axis=0)
+            self.var_grad["b"] = ops.sum(2 * dy * x * a, axis=0)
+            return 2 * dy * a * b
+
+    def build(ir):
+        x = popxl.variable(X)
+        facts, graph = Products().create_graph(x)
+        required = [graph.graph.inputs[i] for i in names]
+        gradient = graph.autodiff(grads_required=required)
+        bound = graph.bind(facts.init())
+        info = bound.call_with_info(x)
+        activations = gradient.grad_graph_info.inputs_dict(info)
+        return gradient.call(popxl.constant(np.ones_like(X)), args=activations)
+
+    expected = [np.full_like(X, 30.0), 10 * X.sum(0), 6 * X.sum(0)]
+    for found, i in zip(run_program(build), names, strict=True):
+        np.testing.assert_allclose(found, expected[i], rtol=1e-6)
 
 
 def test_var_grad_tells_which_gradients_are_required_and_gives_what_was_set():
