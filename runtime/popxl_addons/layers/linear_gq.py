@@ -10,26 +10,22 @@ from popxl.utils import to_numpy
 from popxl_addons.module import Module
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.ops.group_quantize_decompress.group_quantize_decompress import (
-    LEVELS,
     PACKED,
     group_quantize_compress_numpy,
     group_quantize_decompress,
 )
 from popxl_addons.utils import WeightsDict
 
-INITIAL_STD = 0.02
-LEVELS_STD = ((LEVELS**2 - 1) / 12) ** 0.5
-"""Standard deviation of levels that are equally likely."""
-
 
 class LinearGQ(Module):
     """``x @ weight + bias`` with a weight [in, out] that is kept packed, and unpacked whenever it
     is used.
 
-    Variables: ``weight`` [a, groups, group_size/4], uint16; ``group_scale`` and ``group_bias`` [a,
-    groups, 1]; ``bias`` [out]. Groups lie along the axis ``dim`` of [in, out]; a is the other axis.
-    Fresh weights are random levels around zero with a standard deviation of 0.02. The packed weight
-    has no gradient; the other variables and x do.
+    Variables: ``weight_compressed`` [a, groups, group_size/4], uint16;
+    ``weight_decompression_scale`` and ``weight_decompression_bias`` [a, groups, 1]; ``bias`` [out].
+    Groups lie along the axis ``dim`` of [in, out]; a is the other axis. All are zeros at first,
+    until a `torch_mapping` fills them. The packed weight has no gradient; the other variables and x
+    do.
 
     Args:
         replica_grouping: replicas that share the variables; default: all.
@@ -66,32 +62,18 @@ class LinearGQ(Module):
                 f"{self.dim} of a weight {list(shape)}; expected a multiple of {PACKED} that "
                 "divides them."
             )
-        groups, grouping = (rows, grouped // size), self.replica_grouping
-        step = INITIAL_STD / LEVELS_STD
-        self.weight = self.add_variable_input(
-            "weight",
-            lambda: np.random.randint(0, LEVELS**PACKED, (*groups, size // PACKED)).astype(
-                np.uint16
-            ),
-            popxl.uint16,
-            replica_grouping=grouping,
-        )
-        self.group_scale = self.add_variable_input(
-            "group_scale", lambda: np.full((*groups, 1), step), x.dtype, replica_grouping=grouping
-        )
-        self.group_bias = self.add_variable_input(
-            "group_bias",
-            lambda: np.full((*groups, 1), -step * (LEVELS - 1) / 2),
-            x.dtype,
-            replica_grouping=grouping,
-        )
-        y = x @ group_quantize_decompress(self.weight, self.group_scale, self.group_bias, self.dim)
-        if self.bias:
-            self.b = self.add_variable_input(
-                "bias", lambda: np.zeros(self.out_features), x.dtype, replica_grouping=grouping
+        groups = (rows, grouped // size)
+
+        def variable(name: str, shape: tuple[int, ...], dtype: popxl.dtype) -> Tensor:
+            return self.add_variable_input(
+                name, lambda: np.zeros(shape), dtype, replica_grouping=self.replica_grouping
             )
-            y = y + self.b
-        return y
+
+        weight = variable("weight_compressed", (*groups, size // PACKED), popxl.uint16)
+        scale = variable("weight_decompression_scale", (*groups, 1), x.dtype)
+        shift = variable("weight_decompression_bias", (*groups, 1), x.dtype)
+        y = x @ group_quantize_decompress(weight, scale, shift, self.dim)
+        return y + variable("bias", (self.out_features,), x.dtype) if self.bias else y
 
     @staticmethod
     def torch_mapping(
@@ -109,9 +91,9 @@ class LinearGQ(Module):
         weight = to_numpy(to_numpy(nn_layer.weight).T, dtype)
         size = group_size or weight.shape[dim]
         packed, scale, bias = group_quantize_compress_numpy(weight, size, dim)
-        weights = WeightsDict(
-            {variables.weight: packed, variables.group_scale: scale, variables.group_bias: bias}
-        )
+        weights = WeightsDict({variables.weight_compressed: packed})
+        weights[variables.weight_decompression_scale] = to_numpy(scale, dtype)
+        weights[variables.weight_decompression_bias] = to_numpy(bias, dtype)
         if nn_layer.bias is not None:
             weights[variables.bias] = to_numpy(nn_layer.bias, dtype)
         return weights

@@ -217,34 +217,46 @@ def test_linear_fp8_refuses_unknown_metrics_and_scales_out_of_range() -> None:
 
 
 def quantised(matrix: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Each group of neighbours along an axis, rounded to 16 levels from its least to its
-    largest.
+    """Each group of neighbours along an axis, rounded to 16 levels from its least to its largest,
+    where the least and the step are float16.
     """
     result = np.array(matrix, np.float64)
-    rows = result if axis in (-1, 1) else result.T
-    for row in rows:
+    along = np.moveaxis(result, axis, -1)
+    for row in (along[index] for index in np.ndindex(*along.shape[:-1])):
         for start in range(0, len(row), size):
             group = row[start : start + size]
-            low, step = group.min(), (group.max() - group.min()) / 15
-            group[:] = low + step * np.rint((group - low) / step) if step else low
+            low = float(np.float16(group.min()))
+            step = float(np.float16((group.max() - low) / 15))
+            group[:] = low + step * np.clip(np.rint((group - low) / step), 0, 15) if step else low
     return result
 
 
-@pytest.mark.parametrize("axis", [-1, 0, 1, -2])
+@pytest.mark.parametrize("of", [np.float32, np.float16, np.float64])
+@pytest.mark.parametrize(
+    "shape, axis",
+    [((8, 16), -1), ((8, 16), 0), ((8, 16), -2), ((16,), 0), ((2, 8, 3), 1), ((2, 8, 3, 4), -3)],
+)
 @pytest.mark.parametrize("size", [4, 8])
-def test_compression_keeps_sixteen_levels_of_each_group(axis: int, size: int) -> None:
-    matrix = normal(8, 16)
-    matrix[:, :8] = matrix[:8, :1]  # some groups have one value, and no width
-    packed, scale, bias = group_quantize_compress_numpy(matrix, size, axis)
-    others, along = (8, 16) if axis in (-1, 1) else (16, 8)
-    assert packed.dtype == np.uint16 and packed.shape == (others, along // size, size // 4)
-    assert (
-        scale.shape == bias.shape == (others, along // size, 1)
-        and scale.dtype == bias.dtype == np.float32
-    )
-    unpacked = group_quantize_decompress_numpy(packed, scale, bias, axis)
-    assert unpacked.dtype == np.float32
-    np.testing.assert_allclose(unpacked, quantised(matrix, size, axis), rtol=1e-5, atol=1e-6)
+def test_compression_keeps_sixteen_levels_of_each_group(
+    shape: tuple[int, ...], axis: int, size: int, of: Any
+) -> None:
+    array = normal(*shape).astype(of)
+    array.flat[: array.size // 2] = 0.25  # some groups have one value, and no width
+    packed, scale, bias = group_quantize_compress_numpy(array, size, axis)
+    others = tuple(np.delete(shape, axis))
+    assert packed.dtype == np.uint16
+    assert packed.shape == (*others, shape[axis] // size, size // 4)
+    assert scale.shape == bias.shape == (*others, shape[axis] // size, 1)
+    assert scale.dtype == bias.dtype == np.float16
+    nibbles = np.stack([packed >> shift & 15 for shift in (12, 8, 4, 0)], -1)
+    levels = nibbles.reshape(*packed.shape[:-1], size).astype(np.float64)
+    unpacked = (levels * scale + bias).reshape(*others, shape[axis])
+    expected = np.moveaxis(quantised(array, size, axis), axis, -1)
+    np.testing.assert_allclose(unpacked, expected, rtol=1e-12, atol=1e-12)
+    if array.ndim == 2:
+        wide = (scale.astype(np.float64), bias.astype(np.float64))
+        on_host = group_quantize_decompress_numpy(packed, *wide, axis)
+        np.testing.assert_array_equal(on_host, np.moveaxis(unpacked, -1, axis))
 
 
 def test_the_first_of_four_lies_in_the_highest_bits() -> None:
@@ -258,7 +270,8 @@ def test_the_first_of_four_lies_in_the_highest_bits() -> None:
 @pytest.mark.parametrize("axis", [-1, 0])
 @pytest.mark.parametrize("of", [np.float32, np.float16])
 def test_programs_unpack_what_the_host_does(axis: int, of: Any) -> None:
-    packed, scale, bias = group_quantize_compress_numpy(normal(8, 16).astype(of), 8, axis)
+    packed, scale, bias = group_quantize_compress_numpy(normal(8, 16), 8, axis)
+    scale, bias = scale.astype(of), bias.astype(of)
 
     def build(ir: popxl.Ir) -> list[popxl.Tensor]:
         return [
@@ -273,6 +286,7 @@ def test_programs_unpack_what_the_host_does(axis: int, of: Any) -> None:
 def test_shapes_and_data_that_do_not_fit_are_refused() -> None:
     packed, ones = np.zeros((2, 3, 4), np.uint16), np.ones((2, 3, 1), np.float32)
     infinite, matrix = np.array([[1, 2, np.inf, 4]]), np.ones((2, 8))
+    large = np.array([[1, 2, 65505.0, 4]])
     refusals: Any = (
         (
             lambda: group_quantize_decompress_numpy(packed[0], ones, ones, -1),
@@ -299,7 +313,12 @@ def test_shapes_and_data_that_do_not_fit_are_refused() -> None:
             TypeError,
             "expected floating point",
         ),
-        (lambda: group_quantize_compress_numpy(matrix[0], 4, -1), ValueError, "expected a matrix"),
+        (
+            lambda: group_quantize_compress_numpy(large, 4, -1),
+            ValueError,
+            "magnitudes up to 65505.0; expected finite numbers of at most 65504.0",
+        ),
+        (lambda: group_quantize_compress_numpy(matrix[0], 4, 1), ValueError, "one of its axes"),
         (lambda: group_quantize_compress_numpy(matrix, 4, 2), ValueError, "and one of its axes"),
         (
             lambda: group_quantize_compress_numpy(matrix, 6, -1),
@@ -329,6 +348,14 @@ def test_shapes_and_data_that_do_not_fit_are_refused() -> None:
                 LinearGQ(12, group_size=size).create_graph(popxl.TensorSpec((2, 8), popxl.float32))
 
 
+PACKED, SCALE, SHIFT = (
+    "weight_compressed",
+    "weight_decompression_scale",
+    "weight_decompression_bias",
+)
+"""Names of the layer's variables, in PopXL."""
+
+
 @pytest.mark.parametrize("axis, size", [(-1, 4), (0, 8), (-1, 0), (0, 0)])
 def test_linear_gq_is_linear_with_the_unpacked_weight(axis: int, size: int) -> None:
     reference = torch.nn.Linear(16, 12)
@@ -340,7 +367,7 @@ def test_linear_gq_is_linear_with_the_unpacked_weight(axis: int, size: int) -> N
     arrays |= {"x": normal(3, 16), "dy": normal(3, 12)}
     matrix = reference.weight.detach().numpy().T
     weight = quantised(matrix, size or matrix.shape[axis], axis)
-    y, dx, dscale, dshift, db = run_layer(layer, arrays, ["group_scale", "group_bias", "bias"])
+    y, dx, dscale, dshift, db = run_layer(layer, arrays, [SCALE, SHIFT, "bias"])
     x, dy = arrays["x"].astype(np.float64), arrays["dy"].astype(np.float64)
     near = {"rtol": 1e-4, "atol": 1e-5}
     np.testing.assert_allclose(y, x @ weight + reference.bias.detach().numpy(), **near)
@@ -348,20 +375,21 @@ def test_linear_gq_is_linear_with_the_unpacked_weight(axis: int, size: int) -> N
     np.testing.assert_allclose(db, dy.sum(0), **near)
     groups = (x.T @ dy if axis == -1 else (x.T @ dy).T).reshape(*dscale.shape[:2], -1)
     np.testing.assert_allclose(dshift, groups.sum(-1, keepdims=True), **near)
-    zero, one = np.zeros_like(arrays["group_bias"]), np.ones_like(arrays["group_scale"])
-    levels = group_quantize_decompress_numpy(arrays["weight"], one, zero, -1).reshape(groups.shape)
+    zero, one = np.zeros_like(arrays[SHIFT]), np.ones_like(arrays[SCALE])
+    levels = group_quantize_decompress_numpy(arrays[PACKED], one, zero, -1).reshape(groups.shape)
     np.testing.assert_allclose(dscale, (groups * levels).sum(-1, keepdims=True), **near)
 
 
-def test_fresh_weights_of_linear_gq_lie_around_zero() -> None:
+def test_fresh_variables_of_linear_gq_are_zeros() -> None:
     with popxl.Ir().main_graph:
-        facts, _ = LinearGQ(64, bias=False, group_size=16).create_graph(
-            popxl.TensorSpec((2, 128), popxl.float32)
+        facts, _ = LinearGQ(64, group_size=16).create_graph(
+            popxl.TensorSpec((2, 128), popxl.float16)
         )
-        made = facts.init()
-        assert sorted(made.to_dict()) == ["group_bias", "group_scale", "weight"]
-        values = [made[name].host_value for name in ("weight", "group_scale", "group_bias")]
-    weight = group_quantize_decompress_numpy(*values, -1)
-    assert (
-        weight.shape == (128, 64) and abs(weight.mean()) < 1e-3 and abs(weight.std() - 0.02) < 1e-3
-    )
+        made = {name: v.host_value for name, v in facts.init().to_dict().items()}
+    assert {name: (v.shape, v.dtype) for name, v in made.items()} == {
+        PACKED: ((128, 4, 4), np.uint16),
+        SCALE: ((128, 4, 1), np.float16),
+        SHIFT: ((128, 4, 1), np.float16),
+        "bias": ((64,), np.float16),
+    }
+    assert not any(v.any() for v in made.values())

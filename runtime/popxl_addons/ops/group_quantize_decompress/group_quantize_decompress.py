@@ -1,4 +1,4 @@
-"""Four-bit group quantisation of matrices: groups of a row share a scale and a bias.
+"""Four-bit group quantisation: groups of a row share a scale and a bias.
 
 A number is ``q * scale + bias`` with q from 0 to 15. Four q are packed into a uint16, the first in
 the highest bits.
@@ -62,41 +62,44 @@ def group_quantize_decompress_numpy(
 def group_quantize_compress_numpy(
     t: np.ndarray, group_size: int, dim: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pack a matrix: each group of neighbours along an axis is rounded to 16 levels from its
+    """Pack an array: each group of neighbours along an axis is rounded to 16 levels from its
     minimum to its maximum.
 
     Args:
-        t: floating point, two axes.
+        t: floating point, one or more axes.
         group_size: elements, a multiple of 4 that divides the axis.
-        dim: the axis along which elements are grouped. It becomes the last: [a, groups *
+        dim: the axis along which elements are grouped. It becomes the last: [..., groups *
             group_size].
     Returns:
-        (uint16 [a, groups, group_size/4], scale [a, groups, 1], bias [a, groups, 1]), the latter
-        two of t's dtype.
+        (uint16 [..., groups, group_size/4], scale [..., groups, 1], bias [..., groups, 1]), the
+        latter two in float16, whatever t's dtype.
     Raises:
-        ValueError: elements that are not finite, another number of axes, or a group size that does
+        ValueError: elements that are not finite in float16, no such axis, or a group size that does
             not fit.
         TypeError: another type of elements.
     """
     where = "group_quantize_compress_numpy"
-    if t.ndim != 2 or not -2 <= dim < 2:
+    if not -t.ndim <= dim < t.ndim:
         raise ValueError(
-            f"{where}: got shape {list(t.shape)} and dim {dim}; expected a matrix and one of "
+            f"{where}: got shape {list(t.shape)} and dim {dim}; expected an array and one of "
             "its axes."
         )
     if t.dtype.kind != "f":
         raise TypeError(f"{where}: got {t.dtype} data; expected floating point.")
-    if not np.isfinite(t).all():
-        raise ValueError(f"{where}: got NaN or infinities; expected finite numbers.")
+    if not (np.abs(t) <= np.finfo(np.float16).max).all():
+        raise ValueError(
+            f"{where}: got NaN, or magnitudes up to {np.abs(t).max()}; expected finite numbers of "
+            f"at most {np.finfo(np.float16).max}, as scales and biases are float16."
+        )
     rows = np.moveaxis(t, dim, -1)
     if group_size < PACKED or group_size % PACKED or rows.shape[-1] % group_size:
         raise ValueError(
             f"{where}: got group_size {group_size} for {rows.shape[-1]} elements on axis {dim}; "
             f"expected a multiple of {PACKED} that divides them."
         )
-    groups = rows.reshape(rows.shape[0], -1, group_size).astype(np.float64)
-    bias = groups.min(-1, keepdims=True).astype(t.dtype)
-    scale = ((groups.max(-1, keepdims=True) - bias) / (LEVELS - 1)).astype(t.dtype)
+    groups = rows.reshape(*rows.shape[:-1], -1, group_size).astype(np.float64)
+    bias = groups.min(-1, keepdims=True).astype(np.float16)
+    scale = ((groups.max(-1, keepdims=True) - bias) / (LEVELS - 1)).astype(np.float16)
     steps = np.divide(groups - bias, scale, out=np.zeros_like(groups), where=scale > 0)
     levels = np.clip(np.rint(steps), 0, LEVELS - 1).astype(np.uint16)
     words = levels.reshape(*groups.shape[:-1], -1, PACKED) * DIVISORS.astype(np.uint16)
