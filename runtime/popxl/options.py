@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from popart import VirtualGraphMode
+from popart import (
+    AccumulateOuterFragmentSettings,
+    AutomaticLossScalingSettings,
+    SubgraphCopyingStrategy,
+    TensorLocationSettings,
+    VirtualGraphMode,
+)
 
 EFFECTIVE = frozenset(
     {
@@ -69,6 +75,25 @@ class SessionOptions:
     explicitRecomputation: bool = True
     useHostCopyOps: bool = True
     virtualGraphMode: VirtualGraphMode = VirtualGraphMode.Manual
+    subgraphCopyingStrategy: SubgraphCopyingStrategy = SubgraphCopyingStrategy.OnEnterAndExit
+    accumulateOuterFragmentSettings: AccumulateOuterFragmentSettings = field(
+        default_factory=AccumulateOuterFragmentSettings
+    )
+    automaticLossScalingSettings: AutomaticLossScalingSettings = field(
+        default_factory=AutomaticLossScalingSettings
+    )
+    activationTensorLocationSettings: TensorLocationSettings = field(
+        default_factory=TensorLocationSettings
+    )
+    weightTensorLocationSettings: TensorLocationSettings = field(
+        default_factory=TensorLocationSettings
+    )
+    optimizerStateTensorLocationSettings: TensorLocationSettings = field(
+        default_factory=TensorLocationSettings
+    )
+    accumulatorTensorLocationSettings: TensorLocationSettings = field(
+        default_factory=TensorLocationSettings
+    )
 
     def check(self) -> None:
         """ValueError for a value that an option does not have."""

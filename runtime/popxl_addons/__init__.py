@@ -12,6 +12,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from popxl.tensor import HostTensor
+from popxl.transforms.autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo
+
 from popxl_addons import (
     array_munging,
     layers,
@@ -22,11 +25,28 @@ from popxl_addons import (
     testing_utils,
     transforms,
 )
+from popxl_addons.array_munging import (
+    handle_negative_axis,
+    pad_axis,
+    repeat,
+    repeat_axis,
+    repeat_shard,
+    shard,
+    shard2D,
+    split2D,
+    squeeze_safe,
+    tensor_parallel_input,
+    tensor_parallel_output,
+    unshard,
+    unshard2D,
+    unshard_arrays,
+)
 from popxl_addons.debugging import print_tensor, print_text
 from popxl_addons.dot_tree import DotTree
 from popxl_addons.graph import BoundGraph, GraphWithNamedArgs
 from popxl_addons.graph_cache import GraphCache
-from popxl_addons.module import Module
+from popxl_addons.graph_common import CalledGraphsGradInfo, GradGraphInfoLike, GraphLike
+from popxl_addons.module import Module, NameScopeMeta, create_grad_graph_info
 from popxl_addons.named_replica_grouping import (
     NamedReplicaGrouping,
     fill_none_group,
@@ -53,16 +73,23 @@ from popxl_addons.performance_utils import (
     total_FLOPs,
 )
 from popxl_addons.remote import (
+    NamedRemoteBuffers,
     create_remote_buffer,
+    load_remote,
     load_remote_graph,
     named_buffers,
     named_variable_buffers,
+    store_remote,
     store_remote_graph,
 )
 from popxl_addons.route_tensor import is_subgraph, route_tensor_into_graph
 from popxl_addons.seed_variable import seed_variable
 from popxl_addons.streams import InputStreams, OutputStreams
-from popxl_addons.task_session import TaskSession
+from popxl_addons.task_session import (
+    TaskSession,
+    initialise_memmap_dir_from_checkpoint,
+    write_variables_pb,
+)
 from popxl_addons.transforms import (
     BatchSerialResult,
     RemoteHandle,

@@ -64,8 +64,8 @@ class _VarGrads:
     dw``.
 
     ``"heads.weight" in self.var_grad`` tells whether a gradient is required under the name; one
-    that is set without being required is ignored. ``inputs`` are the forward graph's required inputs that are no variables, whose gradients
-    build_grad returns, in that order.
+    that is set without being required is ignored. ``inputs`` are the forward graph's required
+    inputs that are no variables, whose gradients build_grad returns, in that order.
 
     Raises:
         TypeError: a value that is no tensor.

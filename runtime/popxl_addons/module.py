@@ -27,7 +27,7 @@ from popxl_addons.variable_factory import (
     add_variable_input,
 )
 
-__all__ = ["Module", "create_grad_graph_info", "_Aux", "_VarGrads"]
+__all__ = ["Module", "NameScopeMeta", "create_grad_graph_info", "_Aux", "_VarGrads"]
 
 Key = str | int
 INLINING = ("error", "warning", "none")
@@ -52,7 +52,16 @@ def _scoped(build: Callable[..., Any]) -> Callable[..., Any]:
     return in_scope
 
 
-class Module(popxl.Module):
+class NameScopeMeta(type):
+    """Runs the ``build`` of every class in its module's name scope."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **kwargs: Any):
+        super().__init__(name, bases, members, **kwargs)
+        if "build" in members:
+            cls.build = _scoped(members["build"])
+
+
+class Module(popxl.Module, metaclass=NameScopeMeta):
     """Base of layers. ``build`` runs inline when the module is called, or in a graph of its own by
     `create_graph`.
 
@@ -69,11 +78,6 @@ class Module(popxl.Module):
     Raises:
         ValueError: ``cache`` together with ``build_grad``, or another ``grad_inlining_error``.
     """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "build" in cls.__dict__:
-            cls.build = _scoped(cls.__dict__["build"])  # type: ignore[method-assign]
 
     # What __init__ would set is set where it is first used: subclasses may set attributes before
     # it, or never call it.

@@ -139,12 +139,26 @@ from popxl.ops.shape import (
     transpose_,
 )
 from popxl.ops.utils import multiply_tuple
+from popxl.ops.windows import PadType
 from popxl.tensor_methods import Operators, OpTable
+
+_SHARED_MODULES = {
+    "argminmax": "reductions",
+    "batch_norm": "normalisation",
+    "negative_log_likelihood": "losses",
+    "pool": "pooling",
+    "random_seed": "random",
+    "roialign": "interpolation",
+    "var_updates.accumulate": "var_updates",
+    "var_updates.copy_var_update": "var_updates",
+    "var_updates.utils": "var_updates",
+}
+"""PopXL's modules of several ops, and the families here that have them."""
 
 
 def _name_modules() -> None:
-    """In PopXL each op has a module of its name, from which programs import it: here the one that
-    its family is in.
+    """In PopXL each op has a module of its name, or one that it shares with its relatives, from
+    which programs import it: here the one that its family is in.
     """
     for package in (sys.modules[__name__], collectives, var_updates):
         for name, op in vars(package).items():
@@ -152,6 +166,10 @@ def _name_modules() -> None:
             if family.startswith("popxl.ops.") and not name.startswith("_"):
                 sys.modules.setdefault(f"{package.__name__}.{name}", sys.modules[family])
     sys.modules[f"{collectives.__name__}.collectives"] = collectives
+    for path, family in _SHARED_MODULES.items():
+        parent, _, last = f"{__name__}.{path}".rpartition(".")
+        module = sys.modules[f"{parent}.{last}"] = sys.modules[f"{__name__}.{family}"]
+        setattr(sys.modules[parent], last, module)
 
 
 _name_modules()

@@ -147,3 +147,26 @@ def pipelined_execution(steps: int) -> Iterator[StageContext]:
     pipeline._check(steps)
     body = [op for op in graph.ops if op in pipeline._stages]
     repeat_ops(graph, sorted(body, key=pipeline._stages.__getitem__), steps, "pipeline")
+
+
+class _Scheduled:
+    """PopXL's record of a pipeline on several devices at once, which does not exist here."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        raise NotImplementedError(
+            f"{type(self).__name__}: got a pipeline to schedule by hand; expected "
+            "popxl_addons.pipelined_execution, which runs the stages of each micro-batch in order. "
+            "Stash with its stash_and_restore_tensor."
+        )
+
+
+class Pipelining(_Scheduled):
+    """Schedules stages over devices in PopXL. Refused here, see `pipelined_execution`."""
+
+
+class Stash(_Scheduled):
+    """Keeps a tensor for a later stage in PopXL. Refused here, see `StageContext`."""
+
+
+class Restore(_Scheduled):
+    """Gives a stashed tensor back in PopXL. Refused here, see `StageContext`."""

@@ -14,6 +14,7 @@ from popxl import ops
 from popxl.context import _execution_context, get_current_context
 from popxl.errors import GraphError
 from popxl.extensions import verify
+from popxl_addons.transforms.pipelining import Pipelining, Restore, Stash
 
 N, C = 2, 5
 W = [normal(C, C, seed=i) for i in range(3)]
@@ -375,3 +376,9 @@ def test_an_error_inside_a_pipeline_leaves_the_ops_where_they_are():
     assert [op.definition.name for op in main.ops] == ["add"]
     with main:
         popxl.variable(1.0) + 1
+
+
+def test_schedules_by_hand_are_refused_with_what_to_use():
+    for name in (Pipelining, Stash, Restore):
+        with pytest.raises(NotImplementedError, match="expected popxl_addons.pipelined_execution"):
+            name(popxl.Ir().main_graph)

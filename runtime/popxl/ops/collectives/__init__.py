@@ -5,6 +5,8 @@ parameter ``group`` and ``effects=("collective",)``; its kernel gets every membe
 returns every member's result.
 """
 
+from popart import CommGroup, CommGroupType
+
 from popxl.ops.collectives.reductions import CollectiveOperator, CollectiveOps, to_collective_op
 from popxl.ops.collectives.replicated import (
     replica_sharded_slice,
