@@ -9,8 +9,10 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from popxl_gpt.config.configuration_files import read_configuration
 from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
+from popxl_gpt.config.other_programs import hint_of
 from popxl_gpt.config.plain_files import is_file
 from popxl_gpt.config.presets import (
     build,
@@ -21,22 +23,11 @@ from popxl_gpt.config.presets import (
 )
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.texts import user_path
-from popxl_gpt.config.yaml_files import read_yaml
 
 RUN_CONFIG, RUN_METRICS = "config.yml", "metrics.jsonl"
 """Files in a run's folder."""
+YAML = (".yml", ".yaml")
 HELP_FLAGS = ("--help", "-h")
-ELSEWHERE = {
-    "batch_size": "global_batch_size", "block_size": "sequence_length", "ckpt": "checkpoint",
-    "context_length": "sequence_length", "dataset": "input_files", "dtype": "precision",
-    "eval_interval": "validate_every", "grad_clip": "max_norm", "lora_r": "lora_rank",
-    "lr": "learning_rate", "max_iters": "steps", "max_new_tokens": "tokens", "max_steps": "steps",
-    "min_lr": "minimum_learning_rate", "n_embd": "hidden_size", "n_head": "heads",
-    "n_layer": "layers", "num_heads": "heads", "num_layers": "layers", "num_samples": "samples",
-    "out_dir": "run_folder", "resume": "load", "seq_len": "sequence_length", "start": "prompt",
-    "warmup_iters": "warmup_steps",
-}  # fmt: skip
-"""What other programs that train and use GPTs call a flag: what it is here."""
 Record = TypeVar("Record")
 
 
@@ -81,8 +72,10 @@ def parse_command_line(
     try:
         if sections_of is None:
             named = default if words.config is None else words.config
-            file = _config_file(named)
-            mapping: Mapping[str, Any] = preset_mapping(named) if file is None else read_yaml(file)
+            file, entry = _config_file(named)
+            mapping: Mapping[str, Any] = (
+                preset_mapping(named) if file is None else read_configuration(file, entry)
+            )
         elif words.problems:
             raise ConfigError(words.problems)
         else:
@@ -200,13 +193,16 @@ def parse_options(
     return options(**found.values)
 
 
-def _config_file(name: str) -> Path | None:
-    """The file that `--config` names, where it ends in .yml or is a run's folder; None of a
-    preset.
+def _config_file(name: str) -> tuple[Path | None, str]:
+    """The file that `--config` names, where it ends in .yml or is a run's folder, and the name of
+    one of its configurations, where that follows a colon; no file of a preset.
     """
     if name and name not in preset_names() and is_file(Path(name, RUN_CONFIG)):
         name = os.path.join(name, RUN_CONFIG)
-    return user_path("--config", name) if name.endswith((".yml", ".yaml")) else None
+    file, _, entry = name.rpartition(":")
+    if not file.endswith(YAML):
+        file, entry = name, ""
+    return (user_path("--config", file) if file.endswith(YAML) else None), entry
 
 
 def _place_of_run(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,12 +308,8 @@ class _Words:
         if len(self.problems) < SHOWN:  # others are counted only
             leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
             known = {**leaf_names, **({"config": None} if self.has_presets else {})}
-            same = ELSEWHERE.get(flag)
-            hint = (
-                f"Did you mean '--{same}'?"
-                if same in known
-                else did_you_mean(flag, known).replace("mean '", "mean '--")
-            )
+            near = did_you_mean(flag, known).replace("mean '", "mean '--")
+            hint = hint_of(flag, known) or near
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
         while self.rest and not self.rest[0].startswith("--"):
             self.rest.pop(0)

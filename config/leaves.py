@@ -96,6 +96,8 @@ class Leaf:
             return None
         if self.kind is bool and _word(value) in TRUE_WORDS | FALSE_WORDS:
             return _word(value) in TRUE_WORDS
+        if _word(value) in self.choices:
+            return _word(value)
         if isinstance(value, str) and value in self.words:
             return value
         if self.is_list:

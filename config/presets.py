@@ -11,6 +11,7 @@ from popxl_gpt.config.bounded import shortened
 from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
 from popxl_gpt.config.schema import Config
+from popxl_gpt.config.shorthands import without_shorthands
 from popxl_gpt.config.validation import check_values, combination_problems
 from popxl_gpt.config.yaml_files import read_yaml
 
@@ -60,7 +61,11 @@ def preset_mapping(name: str, file: Path = PRESETS_FILE) -> dict[str, Any]:
     """A preset's sections with everything it inherits merged in, as it stands in the file,
     unchecked.
     """
-    presets = _presets(file)
+    return entry_mapping(name, _presets(file), file)
+
+
+def entry_mapping(name: str, presets: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The same of an entry of what a file holds."""
     chain: list[str] = []
     wanted: str | None = name
     while wanted is not None:
@@ -126,6 +131,10 @@ def build(
     found = list(problems)
     given = {**from_sections(mapping, found), **_from_leaves(values, found)}
     checked, wrong, names = check_values({**flatten(base or Config()), **given})
+    try:
+        checked = without_shorthands(checked, values.keys() - names, given.keys() - names)
+    except ValueError as error:
+        wrong = [*wrong, *error.args[0]]
     config = assemble(checked)
     found += wrong + combination_problems(config, names | bad)
     if found:

@@ -10,6 +10,7 @@ from typing import Any
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.schema import Config
+from popxl_gpt.config.shorthands import NAMES as SHORTHANDS
 from popxl_gpt.config.yaml_files import read_yaml, to_text
 
 NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
@@ -98,6 +99,9 @@ def numerics_hash(config: Config) -> str:
         del mapping[section]
     for section, name in NOT_NUMERIC_LEAVES:
         del mapping[section][name]
+    for section in ("training", "execution"):
+        for name in mapping[section].keys() & SHORTHANDS:
+            del mapping[section][name]
     mapping["model"] |= {
         "max_positions": config.model.positions,
         "feed_forward_size": config.model.feed_forward,

@@ -174,6 +174,10 @@ class Training:
 
     steps: Count = 1000
     """Optimizer steps of the whole run; the schedule ends there."""
+    epochs: Positive | None = None
+    """Passes over the training data, in place of steps: the run has as many steps as they take;
+    none: steps.
+    """
     minutes: Positive | None = None
     """Minutes that the run may take, with start-up, validation and the last checkpoint: the
     schedule wsd ends with them, whatever steps says. Without --config and --checkpoint.load the
@@ -206,6 +210,8 @@ class Training:
     """Last steps of the run, over which the schedule wsd falls; none: a fifth of steps."""
     warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises linearly to its highest value."""
+    warmup_proportion: Fraction | None = None
+    """Share of steps that warm up, in place of warmup_steps; none: warmup_steps."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """What updates the matrices of decoder blocks; embeddings, gains and biases are AdamW's."""
     muon_momentum: Fraction = 0.95
@@ -342,6 +348,10 @@ class Execution:
 
     micro_batch_size: Count = 1
     """Sequences per replica and step of gradient accumulation."""
+    gradient_accumulation_steps: Count | None = None
+    """Micro-batches per replica and optimizer step, in place of global_batch_size, which is their
+    sequences over all data-parallel replicas; none: global_batch_size.
+    """
     widening: Count = 1
     """Micro-batches that run as one: larger matrix products for more memory; the same numbers up to
     rounding.
@@ -440,6 +450,8 @@ class Logging:
     """
     log_every: Count = 1
     """Steps between progress lines."""
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    """Least level of messages on standard error; none: MODEL_LOG_LEVEL, or info without it."""
     tensorboard: bool = False
     """Write event files for TensorBoard to tensorboard/ in the run's folder."""
     wandb: bool = False

@@ -5,6 +5,7 @@ the command line: 010 is ten, 1e-5 and 1_000 are numbers; yes, on, 1:30 and 0x10
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,34 @@ from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.numbers import FLOAT, INTEGER, integer, real
 from popxl_gpt.config.texts import shown_text
 
-FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 500, 4096
-"""At most: bytes of a file, mappings and lists inside each other, keys in all, characters of a
-text.
+FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 2000, 4096
+"""At most: bytes of a file, mappings and lists inside each other, keys in all (an alias counts as
+all values that it stands for), characters of a text.
 """
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML of plain values (null, booleans, numbers, texts, lists, mappings), with all usual ways
-    of writing floats.
+    of writing floats, and aliases.
     """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        repeated = sorted(str(key) for key, count in Counter(keys).items() if count > 1)
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._flat: list[yaml.MappingNode] = []
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge what `<<` names into a mapping; a key that stands there twice is an error."""
+        if node in self._flat:
+            return
+        self._flat.append(node)
+        own = [key for key, _ in node.value if key.tag != _MERGE]
+        names = [self.construct_object(key, deep=True) for key in own]
+        repeated = sorted(str(key) for key, count in Counter(names).items() if count > 1)
         if repeated:
             raise yaml.constructor.ConstructorError(
                 None, None, f"given twice: {', '.join(repeated)}", node.start_mark
             )
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
+        super().flatten_mapping(node)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -42,6 +51,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 _BOOLEANS = {
     "true": True,
     "True": True,
@@ -59,6 +69,7 @@ _PLAIN = (
 )
 """What scalars without quotes are: tag, pattern, first characters. All others are texts."""
 _Loader.yaml_implicit_resolvers = {}
+_Loader.add_implicit_resolver(_MERGE, re.compile("^<<$"), ["<"])
 for _kind, _pattern, _first in _PLAIN:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), _first)
@@ -119,6 +130,7 @@ def _refuse(loader: _Loader, node: yaml.Node) -> Any:
 
 _Loader.yaml_constructors = {
     **{f"tag:yaml.org,2002:{kind}": _construct_scalar for kind in _KINDS},
+    _MERGE: lambda loader, node: str(loader.construct_scalar(node)),  # a value, and no key
     "tag:yaml.org,2002:seq": yaml.SafeLoader.construct_yaml_seq,
     "tag:yaml.org,2002:map": _construct_mapping,
     None: _refuse,
@@ -161,30 +173,77 @@ def _too_much(text: str) -> str | None:
     """What a text has more of than any configuration, found before values are made of it.
     YAMLError: it is no YAML.
     """
-    keys = 0
-    around: list[bool | None] = []
-    """For each mapping that is open whether a key comes next; None for a list."""
+    tree = _Tree()
     for event in yaml.parse(text, Loader=_Loader):
-        where = f"line {event.start_mark.line + 1}"  # type: ignore[union-attr]
-        if isinstance(event, yaml.AliasEvent):
-            return f"{where}: got an alias (*{event.anchor}); expected values. Write them out"
-        if isinstance(event, yaml.CollectionEndEvent):
-            around.pop()
-        elif isinstance(event, yaml.NodeEvent):
-            if around and around[-1] is not None:
-                keys += around[-1]
-                around[-1] = not around[-1]
-            if isinstance(event, yaml.CollectionStartEvent):
-                around.append(True if isinstance(event, yaml.MappingStartEvent) else None)
-            elif isinstance(event, yaml.ScalarEvent) and len(event.value) > TEXT:
-                return (
-                    f"{where}: got a text of {len(event.value)} characters; expected at most {TEXT}"
-                )
-        if len(around) > DEPTH:
-            return f"{where}: got more than {DEPTH} mappings and lists inside each other"
-        if keys > KEYS:
-            return f"{where}: got more than {KEYS} settings; expected those that --help shows"
+        problem = tree.take(event)
+        if problem is None and tree.depth > DEPTH:
+            problem = f"got more than {DEPTH} mappings and lists inside each other"
+        if problem is None and tree.keys > KEYS:
+            problem = f"got more than {KEYS} settings; expected those that --help shows"
+        if problem is not None:
+            return f"line {event.start_mark.line + 1}: {problem}"  # type: ignore[union-attr]
     return None
+
+
+@dataclass
+class _Open:
+    """A mapping or list whose end has not come."""
+
+    anchor: str | None
+    is_key_next: bool | None
+    """None in a list."""
+    nodes: int
+    """In the text before it."""
+    height: int = 1
+    """Mappings and lists inside each other, itself counted."""
+
+
+class _Tree:
+    """Counts what the events of a text make, where an alias is all that it stands for."""
+
+    def __init__(self) -> None:
+        self.keys, self.nodes, self.depth = 0, 0, 0
+        self._around: list[_Open] = []
+        self._anchored: dict[str, tuple[int, int]] = {}
+        """Nodes and height of what an anchor names."""
+
+    def take(self, event: yaml.Event) -> str | None:
+        """Count an event; returns what is wrong with it."""
+        if isinstance(event, yaml.CollectionEndEvent):
+            ended = self._around.pop()
+            if ended.anchor is not None:
+                self._anchored[ended.anchor] = self.nodes - ended.nodes, ended.height
+            if self._around:
+                self._around[-1].height = max(self._around[-1].height, ended.height + 1)
+        elif isinstance(event, yaml.NodeEvent):
+            return self._take_node(event)
+        return None
+
+    def _take_node(self, event: yaml.NodeEvent) -> str | None:
+        around = self._around[-1] if self._around else None
+        if around is not None and around.is_key_next is not None:
+            self.keys += around.is_key_next
+            around.is_key_next = not around.is_key_next
+        self.nodes += 1
+        self.depth = len(self._around)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchored:
+                return f"got the alias *{event.anchor}; expected one of a value before it"
+            nodes, height = self._anchored[event.anchor]
+            self.nodes, self.keys = self.nodes + nodes, self.keys + nodes
+            self.depth += height
+            if around is not None:
+                around.height = max(around.height, height + 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            is_mapping = isinstance(event, yaml.MappingStartEvent)
+            self._around.append(_Open(event.anchor, is_mapping or None, self.nodes))
+            self.depth += 1
+        elif isinstance(event, yaml.ScalarEvent):
+            if event.anchor is not None:
+                self._anchored[event.anchor] = 1, 0
+            if len(event.value) > TEXT:
+                return f"got a text of {len(event.value)} characters; expected at most {TEXT}"
+        return None
 
 
 def _told(error: yaml.YAMLError) -> str:

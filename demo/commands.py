@@ -220,7 +220,7 @@ EVALUATE = TrainedModelCommand(
     options=EvaluateOptions,
     used=(
         "precision", "sequence_length", "attention_serialisation", "input_files", "tokenizer",
-        "skip_damaged", "micro_batch_size", "widening", "head_serialisation", *LAYOUT,
+        "skip_damaged", "micro_batch_size", "widening", "head_serialisation", "log_level", *LAYOUT,
     ),
 )  # fmt: skip
 GENERATE = TrainedModelCommand(
@@ -228,7 +228,7 @@ GENERATE = TrainedModelCommand(
     script="demo/generate.py",
     about="text that a trained model writes",
     options=GenerateOptions,
-    used=("precision", "seed", "tokenizer", *LAYOUT),
+    used=("precision", "seed", "tokenizer", "log_level", *LAYOUT),
     defaults={**ONE_REPLICA, "widening": 1, "head_serialisation": 1},
 )
 
@@ -269,6 +269,14 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
     it was given, and is checked with what is chosen.
     """
     given, waiting = given_for_choice(arguments), {}
+    if given is not None and "gradient_accumulation_steps" in given:
+        raise ConfigError(
+            [
+                "--gradient_accumulation_steps: got it with --minutes, which chooses how a batch "
+                "is executed; expected --global_batch_size. Give that, or say with --config what "
+                "is trained."
+            ]
+        )
 
     def implied(flags: Mapping[str, Any], file: Mapping[str, Any]) -> Mapping[str, Any]:
         if given is None:

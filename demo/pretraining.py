@@ -46,7 +46,13 @@ from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.run_memory import RunMemory
 from popxl_gpt.demo.samples import Samples, show_samples_if_possible
 from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.demo.training_data import begun_tokenizer, given_tokenizer, open_data, run_tokenizer
+from popxl_gpt.demo.training_data import (
+    begun_tokenizer,
+    given_tokenizer,
+    in_steps,
+    open_data,
+    run_tokenizer,
+)
 from popxl_gpt.demo.training_run import TrainingRun
 from popxl_gpt.demo.warnings_file import WarningsFile, warnings_kept
 from popxl_gpt.execution.auto.resolved import executable, resolved
@@ -88,6 +94,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         with lasting_output(), runtime_errors_are_told():
             config = choose(config, to_choose)
+    config = in_steps(config)
     is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:
         config = executable(config, given)

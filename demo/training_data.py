@@ -1,12 +1,15 @@
 """The data that a run trains on, and validates with, as its configuration names them."""
 
+import contextlib
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import popdist
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import Config, UserError
+from popxl_gpt.config import Config, UserError, override, tokens_ahead
 from popxl_gpt.config.dataset_info import training_files
 from popxl_gpt.config.errors import io_failure
 from popxl_gpt.config.plain_files import real_path
@@ -25,32 +28,59 @@ def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
             sequence, vocabulary, seed + 1
         )
     validation = config.data.validation_files
-    options: dict[str, Any] = {
-        "instance": popdist.getInstanceIndex(),
-        "instances": popdist.getNumInstances(),
-        "skip_damaged": config.data.skip_damaged,
-    }
-    data = _training_data(config, options)
-    return (
-        data,
-        TokenDataset(validation, sequence, vocabulary, stride=sequence, **options)
-        if validation
-        else None,
+    data = _training_data(config)
+    return data, _token_data(config, validation, stride=sequence) if validation else None
+
+
+def in_steps(config: Config) -> Config:
+    """The configuration with the steps that its epochs take, where it has epochs: whole batches
+    that together have every sample so often.
+
+    Raises:
+        UserError: there are no data that end.
+    """
+    epochs = config.training.epochs
+    if epochs is None:
+        return config
+    if config.data.is_synthetic or config.data.mix:
+        got = "--mix, whose sources end one before the other" if config.data.mix else "random data"
+        raise UserError(
+            f"--epochs: got {epochs:g} passes over {got}; expected --input_files. Give those, or "
+            "--steps."
+        )
+    with contextlib.closing(_token_data(config, config.data.input_files)) as data:
+        wanted = math.ceil(round(epochs * len(data), 6)) * config.model.sequence_length
+    iterations = config.execution.device_iterations
+    calls = bisect_left(
+        range(wanted), wanted, key=lambda calls: tokens_ahead(config, 0, calls * iterations)
     )
+    return override(config, steps=calls * iterations)
 
 
-def _training_data(config: Config, options: "dict[str, Any]") -> Dataset:
+def _training_data(config: Config) -> Dataset:
     """The files to train on, or a mixture of some; those that the settings fit."""
-    sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     mixed = config.data.mixed()
     parts: list[tuple[tuple[str, ...], float]]
     parts = [((training_files(name),), weight) for name, weight in mixed.items()]
     sources: list[Dataset] = []
     for files, _ in parts or [(config.data.input_files, 1.0)]:
-        data = TokenDataset(files, sequence, vocabulary, **options)
+        data = _token_data(config, files)
         _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
         sources.append(data)
     return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])
+
+
+def _token_data(config: Config, files: Sequence[str], *, stride: int | None = None) -> TokenDataset:
+    """Token files, of which this process opens its share."""
+    return TokenDataset(
+        files,
+        config.model.sequence_length,
+        config.model.vocabulary_size,
+        instance=popdist.getInstanceIndex(),
+        instances=popdist.getNumInstances(),
+        stride=stride,
+        skip_damaged=config.data.skip_damaged,
+    )
 
 
 def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:

@@ -38,7 +38,7 @@ def check_instances(config: Config) -> bool:
     with _launch_errors_are_user_errors():
         is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
         replicas = popdist.getNumTotalReplicas()
-    set_up_logging(is_leader)
+    set_up_logging(is_leader, config.logging.log_level)
     if popdist.isPopdistEnvSet():
         validate(config, replicas=replicas)
         data_share(config)

@@ -17,26 +17,27 @@ LEVELS = {
 }
 
 
-def set_up_logging(is_leader: bool = True) -> None:
-    """Send log messages to stderr, at the level that the environment asks for.
+def set_up_logging(is_leader: bool = True, level: str | None = None) -> None:
+    """Send log messages to stderr.
 
     Args:
         is_leader: whether this process speaks for the run (instance 0); the others tell only
             warnings and errors.
+        level: the least that is sent; None: what the environment asks for.
     Raises:
-        UserError: if the level is unknown.
+        UserError: if the environment's level is unknown.
     """
-    name = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
+    name = (level or os.environ.get(LEVEL_VARIABLE, "INFO")).upper()
     if name not in LEVELS:
         raise UserError(
             f"{LEVEL_VARIABLE}: got {name!r}; expected one of {', '.join(LEVELS)}. Correct or "
             "unset it."
         )
-    level = LEVELS[name] if is_leader else max(LEVELS[name], logging.WARNING)
+    least = LEVELS[name] if is_leader else max(LEVELS[name], logging.WARNING)
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
-        level=level,
+        level=least,
         force=True,
     )
     for name in ("torch", "matplotlib", "lm_eval"):  # tell of their own caches, and of each task

@@ -5,6 +5,7 @@ once.
 import os
 import resource
 import socket
+import string
 import subprocess
 import sys
 import time
@@ -29,21 +30,30 @@ from popxl_gpt.demo.text import read_tokenizer
 MEMORY = 2**29
 """Bytes that a process may take beside what it has at its start."""
 
+LETTERS = string.ascii_lowercase
 BOMBS = {
     "aliases of aliases": (
         "a: &a [x]\n"
         + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi")),
-        "line 2: got an alias (*a); expected values. Write them out. Correct the file.",
+        "line 7: got more than 2000 settings; expected those that --help shows. Correct the file.",
     ),
-    "merges of merges": ("a: &a {x: 1}\nb: &b {<<: [*a, *a]}\n", "line 2: got an alias"),
-    "itself": ("a: &a [*a]\n", "line 1: got an alias"),
+    "merges of merges": (
+        "a: &a {x: 1}\n"
+        + "".join(f"{b}: &{b} {{<<: [*{a}, *{a}, *{a}]}}\n" for a, b in zip("abcdefg", "bcdefgh")),
+        "line 7: got more than 2000 settings",
+    ),
+    "deep aliases": (
+        "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a}]\n" for a, b in zip(LETTERS, LETTERS[1:])),
+        "line 16: got more than 16 mappings and lists inside each other",
+    ),
+    "itself": ("a: &a [*a]\n", "line 1: got the alias *a; expected one of a value before it"),
     "20,000 keys": (
         "".join(f"key{i}: 1\n" for i in range(20_000)),
-        "line 501: got more than 500 settings",
+        "line 2001: got more than 2000 settings",
     ),
     "20,000 keys in a section": (
         "training: {" + ", ".join(f"key{i}: 1" for i in range(20_000)) + "}",
-        "line 1: got more than 500 settings",
+        "line 1: got more than 2000 settings",
     ),
     "deep lists": (
         "name: " + "[" * 30_000,

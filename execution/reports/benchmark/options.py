@@ -7,7 +7,7 @@ from popxl_gpt.config import Config, UserError, parse_command_line
 from popxl_gpt.execution.reports.options import PlanOptions
 
 UNUSED = (
-    "data", "checkpoint", "log_every", "tensorboard", "wandb", "wandb_name", "wandb_tags",
+    "data", "checkpoint", "epochs", "log_every", "tensorboard", "wandb", "wandb_name", "wandb_tags",
     "wandb_project",
 )  # fmt: skip
 """Settings that a run on random tokens, of which nothing is kept, has no use for."""

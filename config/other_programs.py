@@ -1,0 +1,72 @@
+"""What other programs that train and use GPTs call their settings, and what those are here."""
+
+from collections.abc import Iterable
+
+SAME = {
+    # nanoGPT, and programs that follow it
+    "always_save_checkpoint": "every", "batch_size": "micro_batch_size", "bias": "biases",
+    "block_size": "sequence_length", "ckpt": "checkpoint", "context_length": "sequence_length",
+    "dataset": "input_files", "decay_lr": "schedule", "dtype": "precision",
+    "eval_interval": "validate_every", "eval_iters": "validation_batches",
+    "grad_clip": "max_norm", "lr": "learning_rate", "max_iters": "steps",
+    "max_new_tokens": "tokens", "min_lr": "minimum_learning_rate", "n_embd": "hidden_size",
+    "n_head": "heads", "n_kv_head": "key_value_heads", "n_layer": "layers", "num_heads": "heads",
+    "num_layers": "layers", "num_samples": "samples", "out_dir": "run_folder", "resume": "load",
+    "seq_len": "sequence_length", "start": "prompt", "wandb_log": "wandb",
+    "wandb_run_name": "wandb_name", "warmup_iters": "warmup_steps",
+    # Hugging Face: the Trainer, its example scripts, configurations of models, PEFT
+    "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "epsilon",
+    "eval_steps": "validate_every", "gradient_checkpointing": "recomputation",
+    "intermediate_size": "feed_forward_size", "logging_steps": "log_every", "lora_r": "lora_rank",
+    "lr_scheduler_type": "schedule", "max_grad_norm": "max_norm",
+    "max_position_embeddings": "max_positions", "max_seq_length": "sequence_length",
+    "max_steps": "steps", "model_name_or_path": "init_from", "num_attention_heads": "heads",
+    "num_hidden_layers": "layers", "num_key_value_heads": "key_value_heads",
+    "num_return_sequences": "samples", "num_train_epochs": "epochs", "optim": "optimizer",
+    "output_dir": "run_folder", "per_device_train_batch_size": "micro_batch_size",
+    "report_to": "wandb", "resume_from_checkpoint": "load", "rope_theta": "rotary_base",
+    "run_name": "name", "save_steps": "every", "save_total_limit": "keep",
+    "tie_word_embeddings": "tied_head", "tokenizer_name": "tokenizer", "train_file": "input_files",
+    "validation_file": "validation_files", "vocab_size": "vocabulary_size",
+    "warmup_ratio": "warmup_proportion",
+    # Graphcore's applications
+    "attention_heads": "heads", "auto_loss_scaling": "loss_scaling", "dropout_prob": "dropout",
+    "gradient_clipping": "max_norm", "hf_model": "init_from", "max_positional_length":
+    "max_positions", "maximum": "learning_rate", "projection_serialization_factor":
+    "head_serialisation", "replication_factor": "data_parallel", "rts":
+    "replicated_tensor_sharding", "tensor_parallel": "tensor_parallel_1", "to_keep": "keep",
+    # Megatron-LM
+    "clip_grad": "max_norm", "data_path": "input_files", "hidden_dropout": "dropout",
+    "lr_decay_style": "schedule", "lr_warmup_iters": "warmup_steps", "num_query_groups":
+    "key_value_heads", "save_interval": "every", "seq_length": "sequence_length",
+    "tensor_model_parallel_size": "tensor_parallel_1", "train_iters": "steps",
+}  # fmt: skip
+"""Names elsewhere: names here."""
+INSTEAD = {
+    "available_memory_proportion": "It would have no effect here: leave it out.",
+    "backend": "--device says where a run executes, and the launcher how processes meet.",
+    "bf16": "Write --precision bfloat16.",
+    "code_load": "It would have no effect here: leave it out.",
+    "compile": "Programs are compiled always: leave it out.",
+    "extended_memory": "Rows wait on the host always, and in files with --memmap_dir.",
+    "fp16": "Write --precision float16 --loss_scaling auto.",
+    "io_tiles": "It would have no effect here: leave it out.",
+    "lr_decay_iters": "Every schedule ends with --steps; --decay_steps is of wsd alone.",
+    "matmul_proportion": "It would have no effect here: leave it out.",
+    "n_samples": "All samples are trained on; --steps or --epochs says how often.",
+    "pipeline": "There are no stages of a pipeline; use --tensor_parallel_1 and --data_parallel.",
+    "pipeline_model_parallel_size": "There are no stages of a pipeline; use --tensor_parallel_1.",
+}
+"""Names elsewhere of what is no single setting here: what to do."""
+
+
+def hint_of(name: str, known: Iterable[str]) -> str:
+    """What to write in place of another program's name, where that is known; else nothing.
+
+    Args:
+        known: names of the settings that the program has.
+    """
+    same = SAME.get(name)
+    if same is not None and same in known:
+        return f"Did you mean '--{same}'?"
+    return INSTEAD.get(name, "")

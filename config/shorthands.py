@@ -1,0 +1,87 @@
+"""Settings that stand for another one, which programs and files have in their place."""
+
+import math
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Shorthand:
+    """A setting, and the one whose value it gives."""
+
+    name: str
+    stands_for: str
+    value: Callable[[Values], Any]
+    """The other setting's value, from the values of all settings."""
+    waits_for: str = ""
+    """A shorthand that has to be replaced before this one can be."""
+    is_of_steps: bool = True
+    """Whether it says something of the number of steps, which `--minutes` chooses."""
+
+
+def _batch(values: Values) -> Any:
+    sizes = ("gradient_accumulation_steps", "micro_batch_size", "data_parallel")
+    return math.prod(values[name] for name in sizes)
+
+
+def _warmup(values: Values) -> Any:
+    share = values["warmup_proportion"] * values["steps"]
+    return math.ceil(round(share, 6))  # 0.07 * 100 is a little more than 7
+
+
+SHORTHANDS = (
+    Shorthand("gradient_accumulation_steps", "global_batch_size", _batch, is_of_steps=False),
+    Shorthand("warmup_proportion", "warmup_steps", _warmup, waits_for="epochs"),
+)
+EPOCHS = "epochs"
+"""The one that takes the training data to replace by `steps`."""
+NAMES = (*(shorthand.name for shorthand in SHORTHANDS), EPOCHS)
+
+
+def without_shorthands(values: Values, above: Set[str], below: Set[str]) -> dict[str, Any]:
+    """Values with each shorthand replaced by what it stands for, and itself none. One that waits
+    for another stays.
+
+    Args:
+        above: names of settings that a command line gives, which win over
+        below: those of a file, which win over all others.
+    Raises:
+        ValueError: a shorthand and what it stands for are given in one place; lists each.
+    """
+    found, problems = dict(values), []
+    pairs = [(each.name, each.stands_for) for each in SHORTHANDS] + [(EPOCHS, "steps")]
+    for name, stands_for in pairs:
+        if found[name] is None:
+            continue
+        for given in (above, below):
+            if stands_for in given and name not in given:
+                found[name] = None
+                break
+            if name in given:
+                if stands_for in given:
+                    problems.append(
+                        f"{name}: got it with {stands_for}, in whose place it stands; expected one "
+                        "of them. Leave one out."
+                    )
+                break
+    for each in SHORTHANDS:
+        is_ready = not each.waits_for or found[each.waits_for] is None
+        if found[each.name] is not None and found["minutes"] is not None and each.is_of_steps:
+            problems.append(_with_minutes(each.name, f"--{each.stands_for}"))
+        elif found[each.name] is not None and is_ready:
+            found[each.stands_for], found[each.name] = each.value(found), None
+    if found[EPOCHS] is not None and found["minutes"] is not None:
+        problems.append(_with_minutes(EPOCHS, "one of the two"))
+    if problems:
+        raise ValueError(problems)
+    return found
+
+
+def _with_minutes(name: str, expected: str) -> str:
+    return (
+        f"{name}: got it with minutes, after which a run ends whatever its steps; expected "
+        f"{expected}. Leave --{name} out."
+    )
