@@ -23,7 +23,7 @@ from popxl_gpt.config import (
     parse_options,
 )
 from popxl_gpt.config.dataset_info import implied_settings
-from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.plain_files import is_folder, open_plain
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.programs import start, typed_as, unknown_command
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero, TopP
@@ -233,7 +233,7 @@ GENERATE = TrainedModelCommand(
 )
 
 
-BY_THE_CLOCK = {"name": "minutes", "validate_every": 0, "schedule": "wsd"}
+BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
 ONE_HEAD = {"heads": 1}
 """Until it has chosen heads, any hidden size will do."""
@@ -258,10 +258,21 @@ def implied_for_choice(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dic
         found = {"micro_batch_size": 1, "global_batch_size": batch}
     if "device_iterations" in flags:
         found |= {"steps": flags["device_iterations"], "every": 0}
+    found["name"] = name_by_the_clock(flags)
     found = {name: value for name, value in found.items() if name not in flags}
     if "validate_every" not in flags:
         found |= dict.fromkeys(WAITING, False)
     return {**found, **implied_settings(flags, file)}
+
+
+def name_by_the_clock(flags: Mapping[str, Any]) -> str:
+    """The name of a run that ends by the clock: that of its data's folder, and its minutes."""
+    minutes = f"{flags['minutes']:g}_minutes"
+    for folder in map(Path, flags.get("input_files", ())[:1]):
+        name = folder.resolve().name if is_folder(folder) else ""
+        if name and len(name.encode()) < 100:
+            return f"{name}_{minutes}"
+    return minutes
 
 
 def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":

@@ -362,7 +362,9 @@ class _Chooser:
         """Why it is this one, a line each."""
         model, training = config.model, config.training
         tokens, size = steps * config.tokens_per_step, _matrices(model.layers, model.hidden_size)
-        size_reason = self._why(f"at least {TOKENS_PER_PARAMETER:g}", "layers", "hidden_size")
+        size_reason = self._why(
+            f"at least {TOKENS_PER_PARAMETER:g} where time allows", "layers", "hidden_size"
+        )
         batch_reason = self._why(
             f"about {BATCH:g} times the root of all tokens, {ROWS} or more", "global_batch_size"
         )
@@ -380,8 +382,8 @@ class _Chooser:
             f"trial{'s' * (trials > 1)} of {duration(spent)}",
             f"data        {text}",
             f"size        {counted(model.layers, 'layer')} of {model.hidden_size}, "
-            f"{si(parameter_count(model))} parameters: {tokens / size:.2g} tokens for each of a "
-            f"block's, {size_reason}",
+            f"{si(parameter_count(model))} parameters; {tokens / size:.2g} tokens of text for each "
+            f"parameter of its blocks: {size_reason}",
             f"batch       {counted(training.global_batch_size, 'sequence')} of "
             f"{model.sequence_length}, {config.execution.micro_batch_size} at a time: "
             f"{batch_reason}",

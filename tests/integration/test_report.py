@@ -1,8 +1,11 @@
 """The report of a run, as a browser shows it and as its files say."""
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -96,9 +99,11 @@ def test_curves_are_drawn_and_told_where_the_mouse_is(browser, run):
     told = tip(browser, 19 / 39)
     assert told[:2] == ["step 20", "loss of each step 0.4"]
     assert told[2] == f"loss, smoothed {smooth[19]:.5g}" and told[3] == "validation 3 ±0.25"
-    for axis, name in (("tokens", "tokens 2.56 k"), ("seconds", "time 40 s")):
+    for axis, name in (("step", "step 20"), ("tokens", "tokens 2.56 k"), ("seconds", "time 40 s")):
         browser.ask(f"document.querySelector('[value={axis}]').click()")
         assert tip(browser, 19 / 39)[0] == name
+        names = browser.ask("[...document.querySelectorAll('.tick.axis')].map(e => e.textContent)")
+        assert names == [name.split()[0]] * len(titles)
     browser.ask("document.querySelector('#log').click()")
     assert browser.ask(paths)[0] != drawn[0] and "NaN" not in browser.ask(paths)[0]
     assert browser.ask("location.hash") == "#seconds,log"
@@ -162,6 +167,50 @@ def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(browser, run):
     dark = browser.ask(colour)
     browser.open(run / "report.html")
     assert browser.ask(colour) != dark and browser.messages == []
+
+
+@pytest.mark.parametrize("width", [360, 420, 700, 900, 1000, 1400])
+def test_no_tile_is_alone_in_its_row(browser, run, width):
+    browser.open(run / "report.html", width=width)
+    tops = browser.ask(
+        "[...document.querySelectorAll('.tiles .card')].map(e => e.getBoundingClientRect())"
+        ".map(r => [Math.round(r.top), Math.round(r.width)])"
+    )
+    rows = Counter(top for top, _ in tops)
+    alone = [width for top, width in tops if rows[top] == 1]
+    whole = browser.ask("Math.round(document.querySelector('.tiles').clientWidth)")
+    assert all(each == whole for each in alone) and len(alone) <= 1
+    assert tops[-1][0] not in [top for top, count in rows.items() if count == 1]
+
+
+def test_samples_of_a_step_are_numbered_and_hashes_are_folded_away(tmp_path):
+    run = make_run(tmp_path / "run")
+    wrote = [(300, "a"), (450, "b"), (450, "c")]
+    (run / "samples.jsonl").write_text(
+        "".join(json.dumps({"step": step, "prompt": "", "text": t}) + "\n" for step, t in wrote)
+    )
+    digest = hashlib.sha256(b"").hexdigest()
+    (run / "run.json").write_text(json.dumps({"program": {"version": "1.2", "sources": digest}}))
+    assert main([str(run)]) == 0
+    shown = (run / "report.html").read_text()
+    heads = re.findall(r'<p class="quiet">(step [^<]*)</p><pre>', shown)
+    assert heads == ["step 450, sample 2 of 2", "step 450, sample 1 of 2", "step 300"]
+    assert "Text in grey is the prompt; the model wrote the rest." in shown
+    folded = shown.index("<summary>hashes, and how data were prepared</summary>")
+    assert shown.index("<th>program version</th>") < folded < shown.index(digest)
+
+
+def test_a_wide_table_of_runs_says_on_a_phone_that_it_scrolls(browser, tmp_path):
+    runs = [make_run(tmp_path / name) for name in ("one", "other")]
+    page = tmp_path / "both.html"
+    assert main([*map(str, runs), "--output", str(page)]) == 0
+    hint = "document.querySelector('.hint').checkVisibility()"
+    browser.open(page, width=360)
+    scrolls = "(e => e.scrollWidth > e.clientWidth)(document.querySelector('.scroll'))"
+    assert browser.ask(scrolls) and browser.ask(hint)
+    assert browser.ask("document.documentElement.scrollWidth") == 360
+    browser.open(page, width=1400)
+    assert not browser.ask(scrolls) and not browser.ask(hint)
 
 
 def test_texts_of_files_stay_texts(browser, tmp_path):

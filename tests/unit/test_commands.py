@@ -10,7 +10,7 @@ import pytest
 from popxl_gpt import __version__
 from popxl_gpt.config import ConfigError, UserError, leaves
 from popxl_gpt.demo import commands, starting
-from popxl_gpt.demo.commands import GenerateOptions
+from popxl_gpt.demo.commands import GenerateOptions, parse_training
 from popxl_gpt.demo.tensorboard_log import TensorboardLog
 from popxl_gpt.execution.sampling import Sampling
 
@@ -123,3 +123,16 @@ def test_tensorboard_without_its_package_is_refused_before_anything_is_made(
     with pytest.raises(UserError, match="expected that it can be imported. Run `pip install"):
         TensorboardLog(tmp_path / "tensorboard", 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_by_the_clock_is_called_after_its_data_and_its_minutes(tmp_path):
+    (tmp_path / "mine").mkdir()
+    names = {
+        ("--minutes", "5"): "5_minutes",
+        ("--minutes", "0.5", "--input_files", f"{tmp_path}/mine/"): "mine_0.5_minutes",
+        ("--minutes", "5", "--input_files", f"{tmp_path}/mine/*.tfrecord"): "5_minutes",
+        ("--minutes", "5", "--name", "other"): "other",
+        ("--minutes", "5", "--config", "tiny", "--schedule", "wsd"): "tiny",
+    }
+    for words, name in names.items():
+        assert parse_training(words)[0].name == name

@@ -8,7 +8,7 @@
     axis: ["step", "tokens", "seconds"].find((name) => words.includes(name)) || "step",
     log: words.includes("log"),
   };
-  const LEFT = 58, RIGHT = 14, TOP = 8, BOTTOM = 24;
+  const LEFT = 58, RIGHT = 14, TOP = 8, BOTTOM = 38;
 
   function svg(parent, name, attributes, text) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -112,8 +112,9 @@
     }
     for (const value of ticks(...range.x, Math.max(3, Math.floor(wide / 80)), axisUnit())) {
       svg(picture, "line", { class: "grid", x1: px(value), x2: px(value), y1: TOP, y2: TOP + down });
-      svg(picture, "text", { class: "tick", x: px(value), y: height - 6, "text-anchor": "middle" }, told(value, axisUnit()));
+      svg(picture, "text", { class: "tick", x: px(value), y: height - BOTTOM + 16, "text-anchor": "middle" }, told(value, axisUnit()));
     }
+    svg(picture, "text", { class: "tick axis", x: LEFT + wide / 2, y: height - 4, "text-anchor": "middle" }, axisName());
     for (const series of chart.series) curve(picture, series, px, py);
     const cross = svg(picture, "g", {});
     place.show = (event) => show(place, cross, event, { px, py, width, down });

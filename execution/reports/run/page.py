@@ -7,6 +7,8 @@ import hashlib
 import html
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ CONTROLS = """<div class="controls"><span class="quiet">over</span>
 <label><input type="radio" name="axis" value="seconds">time</label>
 <label><input type="checkbox" id="log">logarithmic</label></div>
 <div id="charts"></div><noscript><p>The curves need JavaScript.</p></noscript>"""
+HASH = re.compile(r"[0-9a-f]{16,}")
 DEEPEST = 6
 """Levels of nested values that are shown."""
 
@@ -106,7 +109,10 @@ def _heads(runs: "Sequence[RunFiles]") -> Iterator[str]:
     rows = [[("run", ""), *((name, "n") for name, _ in _results(runs[0]))]]
     for run in runs:
         rows.append([(text(run.name), ""), *((value, "n") for _, value in _results(run))])
-    yield f'<div class="card scroll">{_table(rows)}</div>'
+    yield (
+        f'<div class="card scroll">{_table(rows)}</div>'
+        '<p class="hint">The table is wider than the page: it scrolls to the right.</p>'
+    )
 
 
 def _results(run: RunFiles) -> "list[tuple[str, str]]":
@@ -217,12 +223,19 @@ def _float(value: Any) -> float:
 
 
 def _samples(run: RunFiles) -> str:
-    """What the model wrote, the newest first."""
-    return "".join(
-        f'<p class="quiet">step {text(sample.get("step"))}</p><pre><span class="given">'
-        f"{text(sample.get('prompt'))}</span>{text(sample.get('text'))}</pre>"
-        for sample in reversed(run.samples)
-    )
+    """What the model wrote, the newest first; those of one step are numbered."""
+    of_step = Counter(str(sample.get("step")) for sample in run.samples)
+    number = of_step.copy()
+    told = ['<p class="quiet">Text in grey is the prompt; the model wrote the rest.</p>']
+    for sample in reversed(run.samples):
+        step = str(sample.get("step"))
+        of = f", sample {number[step]} of {of_step[step]}" if of_step[step] > 1 else ""
+        number[step] -= 1
+        told.append(
+            f'<p class="quiet">step {text(step)}{of}</p><pre><span class="given">'
+            f"{text(sample.get('prompt'))}</span>{text(sample.get('text'))}</pre>"
+        )
+    return "".join(told) if run.samples else ""
 
 
 def _checkpoints(run: RunFiles) -> str:
@@ -273,16 +286,19 @@ def _settings(mapping: "Mapping[str, Any]") -> "Iterator[tuple[str, Any]]":
 
 
 def _about(run: RunFiles) -> str:
-    """The facts, and those that are deep inside folded away: how data were prepared."""
+    """The facts; hashes, and what is deep inside, such as how data were prepared, are folded
+    away.
+    """
     shown: dict[str, str] = {}
     deep: dict[str, str] = {}
     for name, values in run.about.items():
         inside = values if isinstance(values, dict) else {}
         below = {key: value for key, value in inside.items() if isinstance(value, dict)}
         flat = {key: value for key, value in inside.items() if key not in below} or values
-        shown |= dict(_flat({name: flat}))
+        for told, value in _flat({name: flat}):
+            (deep if HASH.fullmatch(value) else shown)[told] = value
         deep |= dict(_flat({name: below}))
-    more = f"<details><summary>how it was prepared</summary>{_facts(deep)}</details>"
+    more = f"<details><summary>hashes, and how data were prepared</summary>{_facts(deep)}</details>"
     return _facts(shown) + (more if deep else "")
 
 
