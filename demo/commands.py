@@ -23,7 +23,7 @@ from popxl_gpt.config import (
     parse_options,
 )
 from popxl_gpt.config.dataset_info import implied_settings
-from popxl_gpt.config.plain_files import is_folder, open_plain
+from popxl_gpt.config.plain_files import is_folder, open_plain, real_path
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.programs import start, typed_as, unknown_command
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero, TopP
@@ -269,7 +269,7 @@ def name_by_the_clock(flags: Mapping[str, Any]) -> str:
     """The name of a run that ends by the clock: that of its data's folder, and its minutes."""
     minutes = f"{flags['minutes']:g}_minutes"
     for folder in map(Path, flags.get("input_files", ())[:1]):
-        name = folder.resolve().name if is_folder(folder) else ""
+        name = real_path(folder).name if is_folder(folder) else ""
         if name and len(name.encode()) < 100:
             return f"{name}_{minutes}"
     return minutes
