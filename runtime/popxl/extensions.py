@@ -153,7 +153,7 @@ def profile(session: Session) -> AbstractContextManager[list[Profile]]:
     Raises:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
     """
-    return session._engine.profile()
+    return session._lock.around_runs("profile", session._engine.profile())
 
 
 def find_not_finite(session: Session) -> AbstractContextManager[list[NotFinite]]:
@@ -167,7 +167,7 @@ def find_not_finite(session: Session) -> AbstractContextManager[list[NotFinite]]
     Raises:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
     """
-    return session._engine.watch()
+    return session._lock.around_runs("find_not_finite", session._engine.watch())
 
 
 def replay_phases(
@@ -187,7 +187,7 @@ def replay_phases(
     Raises:
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``), or is profiled.
     """
-    return session._engine.replay(numbers)
+    return session._lock.around_runs("replay_phases", session._engine.replay(numbers))
 
 
 def replica_digests(session: Session, variables: Sequence[Variable]) -> list[list[str]]:
@@ -197,8 +197,9 @@ def replica_digests(session: Session, variables: Sequence[Variable]) -> list[lis
     A replica holds a variable's whole value, or the piece of it that sharding gives it. See
     `copies`.
     """
-    session._state.finish()
-    return session._engine.digests(variables)
+    with session._lock("replica_digests"):
+        session._state.finish()
+        return session._engine.digests(variables)
 
 
 def shard_count(variable: Variable) -> int:
@@ -289,7 +290,8 @@ def set_run_count(session: Session, count: int) -> None:
     """Go on as a session that has run ``count`` times. ValueError for a negative count."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"set_run_count: got {count!r}; expected a count of runs, 0 or more.")
-    session._engine.run_count = count
+    with session._lock("set_run_count"):
+        session._engine.run_count = count
 
 
 def round_from(graph: Graph, seed: Tensor) -> None:

@@ -25,6 +25,7 @@ from popxl.placement import DEFAULT_IPU, Place, TileSet
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.replicated_program import ReplicatedProgram
+from popxl.session_lock import SessionLock
 from popxl.spec import TensorSpec
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor_methods import TensorMethods
@@ -606,6 +607,7 @@ class Ir(ReplicatedProgram):
         """The `SessionState` whose values of the variables are the host's, from the first Session
         on.
         """
+        self._session_lock = SessionLock()
         self.state_once = False
         """Whether the host's values are the device's, see `keep_state_once`."""
         self.remote_files: Any = None

@@ -69,6 +69,10 @@ class Session:
     `popxl.extensions.keep_state_once` does without the copy. Several sessions of one Ir take over
     from each other when they attach.
 
+    Threads may share the sessions of an Ir: their calls run one after another. A call from within
+    another one of the same thread (a signal handler's) and every call in a fork of the process are
+    a RuntimeError.
+
     Args:
         device_desc: "cpu" or "ipu_model": this machine's processor; "ipu_hw": a GPU where there is
             one, else the processor; a DeviceInfo of one of these; beyond PopXL "cuda", "cuda:N" and
@@ -77,7 +81,7 @@ class Session:
         weights_to_host_on_exit: whether leaving keeps the variables' new values as the host's;
             forced off by a read-only memory-mapped variable.
     Raises:
-        RuntimeError: the program has no ops.
+        RuntimeError: the program has no ops, or the process is a fork that cannot run it.
         ValueError: an unknown device_desc.
         popart_exception: writes in place whose order nothing fixes, see
             `popxl.transforms.ambiguity`.
@@ -96,7 +100,12 @@ class Session:
                 "one. Build it first."
             )
         expect_session(device_desc)
-        self._ir = ir
+        self._ir, self._lock = ir, ir._session_lock
+        with self._lock("Session"):
+            self._prepare(device_desc, weights_to_host_on_exit)
+
+    def _prepare(self, device_desc: str | DeviceInfo, weights_to_host_on_exit: bool) -> None:
+        ir = self._ir
         if ir._pb_ir.getSessionOptions().enableInplaceAmbiguityChecking and not ir._frozen:
             check_ambiguity(ir)
         if not ir._frozen:
@@ -143,10 +152,11 @@ class Session:
         self._device = device
 
     def __enter__(self: Entered) -> Entered:
-        if not self.is_attached:
-            self._state.attach()
-            self._device.attach()
-        self._was_attached_stack.append(self.is_attached)
+        with self._lock("Session"):
+            if not self.is_attached:
+                self._state.attach()
+                self._device.attach()
+            self._was_attached_stack.append(self.is_attached)
         return self
 
     def __exit__(
@@ -155,14 +165,18 @@ class Session:
         exc_value: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._was_attached_stack.pop()
-        if self.is_attached:
+        if self._lock.is_of_a_parent:  # a fork leaves the block as well, of what is not its own
+            self._was_attached_stack.pop()
             return
-        self._device.detach()
-        if exc_type is None and self.weights_to_host_on_exit:
-            self._state.download()
-        else:
-            self._state.restore()
+        with self._lock("Session"):
+            self._was_attached_stack.pop()
+            if self.is_attached:
+                return
+            self._device.detach()
+            if exc_type is None and self.weights_to_host_on_exit:
+                self._state.download()
+            else:
+                self._state.restore()
 
     # Running
 
@@ -202,6 +216,7 @@ class Session:
             ValueError: not attached, unexpected or missing streams, an array of the wrong shape, or
                 numbers that the stream's element type cannot hold.
             TypeError: something else than real numbers.
+            RuntimeError: in a signal handler during a run, or in a fork.
         """
         self._check_attached("run")
         outputs = self.create_host_outputs()
@@ -231,8 +246,10 @@ class Session:
         results: dict[Stream, np.ndarray] = {
             s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()
         }
-        self._state.begin_run()
-        self._engine.run(arrays, results)
+        with self._lock("Session.run"):
+            self._check_attached("run")  # another thread may have left the block
+            self._state.begin_run()
+            self._engine.run(arrays, results)
         for stream, value in outputs.items():
             if contiguous[stream] is not value:
                 value[...] = contiguous[stream]
@@ -318,14 +335,15 @@ class Session:
 
         Exception with a read-only memory-mapped variable; ValueError if not attached.
         """
-        self._check_attached("weights_to_host")
-        if self._read_only:
-            raise Exception(
-                "Session.weights_to_host: got read-only memory-mapped variable "
-                f"%{self._read_only[0].name}; expected a writable one. Open its file with mode "
-                "'r+'."
-            )
-        self._state.download()
+        with self._lock("Session.weights_to_host"):
+            self._check_attached("weights_to_host")
+            if self._read_only:
+                raise Exception(
+                    "Session.weights_to_host: got read-only memory-mapped variable "
+                    f"%{self._read_only[0].name}; expected a writable one. Open its file with mode "
+                    "'r+'."
+                )
+            self._state.download()
 
     def weights_from_host(self) -> None:
         """Copy the host's values to the device.
@@ -334,8 +352,9 @@ class Session:
             ValueError: not attached.
             RuntimeError: after a run, where state exists once (`popxl.extensions.keep_state_once`).
         """
-        self._check_attached("weights_from_host")
-        self._state.upload()
+        with self._lock("Session.weights_from_host"):
+            self._check_attached("weights_from_host")
+            self._state.upload()
 
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
         """Host value of one variable or constant; see `get_tensors_data`."""
@@ -359,14 +378,16 @@ class Session:
                 raise TypeError(
                     f"Session.get_tensors_data: got {tensor!r}; expected a Variable or Constant."
                 )
-        if any(isinstance(t, Variable) for t in tensors):
-            if self.is_attached and self._state.is_changed:
-                self._state.download()
-            self._holder.settle()
-        for tensor in tensors:
-            values[tensor] = (
-                self._value(tensor) if isinstance(tensor, Variable) else np.array(tensor.host_value)
-            )
+        with self._lock("Session.get_tensors_data"):
+            if any(isinstance(t, Variable) for t in tensors):
+                if self.is_attached and self._state.is_changed:
+                    self._state.download()
+                self._holder.settle()
+            for tensor in tensors:
+                if isinstance(tensor, Variable):
+                    values[tensor] = self._value(tensor)
+                else:
+                    values[tensor] = np.array(tensor.host_value)
         return values
 
     def _value(self, variable: Variable) -> np.ndarray:
@@ -395,13 +416,14 @@ class Session:
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
         checked = {v: checked_data(v, data) for v, data in tensors.items()}
-        holder: SessionState = self._ir._holder
-        holder.settle()
-        for variable, data in checked.items():
-            holder.set_host_value(variable, data)
-            if self.is_attached and holder is not self._state:
-                self._engine.write(variable, data)
-        self._engine.upload()
+        with self._lock("Session.write_variables_data"):
+            holder: SessionState = self._ir._holder
+            holder.settle()
+            for variable, data in checked.items():
+                holder.set_host_value(variable, data)
+                if self.is_attached and holder is not self._state:
+                    self._engine.write(variable, data)
+            self._engine.upload()
 
 
 IrInternals.session_type = Session

@@ -96,8 +96,9 @@ class TaskSession(popxl.Session):
 
     def run(self, inputs: Mapping[Any, Any] | None = None, downcast_inputs: bool = True) -> Any:
         """`Session.run`; counts ``session_state["steps"]``."""
-        result = super().run(inputs, downcast_inputs)
-        self.session_state["steps"] = self.session_state.get("steps", 0) + 1
+        with self._lock.together("Session.run"):
+            result = super().run(inputs, downcast_inputs)
+            self.session_state["steps"] = self.session_state.get("steps", 0) + 1
         return result
 
     # state
@@ -174,10 +175,11 @@ class TaskSession(popxl.Session):
         Raises:
             ValueError: a checkpoint that is to be kept is inside that place.
         """
-        # every instance takes part in reading the variables
-        values = self.get_named_tensors_data().to_dict()
-        if popdist.getInstanceIndex() == 0:
-            self._save(checkpoint_dir, values)
+        with self._lock.together("save_checkpoint"):  # values and session_state of one moment
+            # every instance takes part in reading the variables
+            values = self.get_named_tensors_data().to_dict()
+            if popdist.getInstanceIndex() == 0:
+                self._save(checkpoint_dir, values)
         if self.ir.replication_factor > self.ir.instance_replication_factor:
             exchange.barrier(f"waiting for {checkpoint_dir}")
 
@@ -254,8 +256,9 @@ class TaskSession(popxl.Session):
                 data[name] = _read_raw(raw, variable)
         info = folder / "session_info.json"
         state = _read_json(info) if info.exists() else {"steps": 0}
-        self._write_state(data, f"load_checkpoint({folder})", report_missing, skipped)
-        self.session_state = state
+        with self._lock.together("load_checkpoint"):
+            self._write_state(data, f"load_checkpoint({folder})", report_missing, skipped)
+            self.session_state = state
         if self._dataloader is not None and (folder / "dataloader.bin").exists():
             self._dataloader.resume(filename=str(folder / "dataloader.bin"))
 

@@ -22,6 +22,7 @@ from popxl.tensor import Variable
 
 from popxl_engine import compiler
 from popxl_engine.checks import check_executable
+from popxl_engine.forks import check_threads
 from popxl_engine.interpreter import Cell, Interpreter, groups_that_meet
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 from popxl_engine.machine import rng_path
@@ -300,6 +301,7 @@ def make_engine(
     """The engine for a frozen Ir on this process's replicas. ``device``: as `device_named` knows
     it. With ``POPXL_INTERPRET=1`` the interpreter runs the program.
     """
+    check_threads("Session")
     where = device_named(device)
     interprets = os.environ.get("POPXL_INTERPRET", "0") not in ("", "0")
     passes = None if interprets else enabled_passes(where.where)

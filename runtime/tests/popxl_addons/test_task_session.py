@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -116,6 +117,27 @@ def test_a_checkpoint_brings_back_state_steps_and_data_position(tmp_path):
         results = other.run({other.inputs.x: np.ones(3, np.float32)})
     np.testing.assert_allclose(results[other.outputs.y], saved["a.w"] + saved["b"], rtol=1e-6)
     assert other.session_state == {"steps": 2, "epoch": 2} and other.dataloader.position == 17
+
+
+def test_a_checkpoint_has_values_and_steps_of_one_moment_while_threads_run(tmp_path):
+    session = make_session(("w",), shape=(5,), scale=0.0, max_checkpoints=9)
+    x = {session.inputs.x: np.ones(5, np.float32)}
+
+    def run(_):
+        for _ in range(60):
+            session.run(x)
+
+    with session, ThreadPoolExecutor(3) as pool:
+        threads = [pool.submit(run, number) for number in range(3)]
+        for number in range(6):
+            session.save_checkpoint(str(tmp_path / f"{number}"))
+        for thread in threads:
+            thread.result()
+    assert session.session_state == {"steps": 180}
+    for number in range(6):
+        steps = json.loads((tmp_path / f"{number}" / "session_info.json").read_text())["steps"]
+        with np.load(tmp_path / f"{number}" / "model" / "w.npz") as arrays:
+            np.testing.assert_array_equal(arrays["w"], np.full(5, steps))
 
 
 def test_only_the_newest_checkpoints_stay(tmp_path):

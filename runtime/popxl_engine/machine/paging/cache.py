@@ -188,6 +188,8 @@ class Cache:
 
     def close(self) -> None:
         """Tell the threads to end; the last one gives the file up. Waits for nothing."""
+        if not any(worker.is_alive() for worker in self._workers):
+            return  # in a fork none is, and one may have had the lock
         with self._lock:
             self._is_closed = True
             for condition in (self._read_work, self._write_work, self._progress):

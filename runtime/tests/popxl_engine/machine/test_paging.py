@@ -2,6 +2,11 @@
 waiting is short.
 """
 
+import os
+import signal
+import threading
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -300,3 +305,25 @@ def test_large_rows_lie_side_by_side_and_leave_room_for_each_other():
         )
         arena.allocate(window, 4 * BLOCK, name, [])
     assert [e.row for e in arena.extents] == ["a", "b", "c"]
+
+
+def test_a_fork_ends_although_a_thread_had_the_lock_that_is_not_in_it():
+    cache = Rows([1, 1], memory=1).cache
+    has_lock, may_give_back = threading.Event(), threading.Event()
+
+    def hold():
+        with cache._lock:
+            has_lock.set()
+            may_give_back.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    has_lock.wait()
+    if not (child := os.fork()):
+        signal.alarm(5)
+        cache_module.end(weakref.ref(cache))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    may_give_back.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(status) == 0
