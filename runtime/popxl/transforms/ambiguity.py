@@ -5,8 +5,12 @@ Two accesses of one storage, at least one of them a write, are ambiguous if neit
 before the other: by the data that ops hand on, or by `in_sequence`. Ops run in the order in which
 they were made, so that a program has a result anyhow; it is not the one that another schedule would
 give.
+
+A call counts as a write of an input only if one of its results is an alias of that input, as in
+PopXL: a called graph that changes what it takes by reference, and returns nothing of it, reads.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,6 +55,15 @@ class Access(NamedTuple):
     is_write: bool
 
 
+class Called(NamedTuple):
+    """What calls of a graph do to the inputs that they give by reference."""
+
+    written: set[Tensor]
+    """Inputs that it changes and returns aliases of."""
+    returned: list[set[Tensor]]
+    """For each output, those of which it is one."""
+
+
 @dataclass
 class Recent:
     """The last write to a box, and the reads since."""
@@ -77,17 +90,14 @@ def check_ambiguity(ir: Ir, steps: Steps | None = None) -> None:
         popart_exception: names the tensor, both ops, and what to do.
     """
     total = steps or Steps()
-    changed: dict[Graph, set[Tensor]] = {}
+    known: dict[Graph, Called] = {}
     for graph in called_first(ir.main_graph):
         total.take(len(graph.ops))
-        regions, writes = _find_storage(graph, changed)
-        roots = {
-            region.root
-            for ts in writes.values()
-            for t in ts
-            for region in regions.get(t) or (Region(t),)
-        }
-        changed[graph] = roots.intersection(graph.inputs)
+        regions, writes = _find_storage(graph, known)
+        roots = _roots((t for ts in writes.values() for t in ts), regions)
+        changed = roots.intersection(graph.inputs)
+        returned = [changed.intersection(_roots((t,), regions)) for t in graph.outputs]
+        known[graph] = Called(set().union(*returned), returned)
         if roots:
             _check_graph(graph, _accesses(graph, roots, regions, writes), total)
 
@@ -149,21 +159,28 @@ def _unchecked(known: Recent, access: Access) -> list[Access]:
     return [] if known.write is None or known.write.op is access.op else [known.write]
 
 
+def _roots(tensors: Iterable[Tensor], regions: dict[Tensor, tuple[Region, ...]]) -> set[Tensor]:
+    """Owners of the storage of tensors."""
+    return {region.root for t in tensors for region in regions.get(t) or (Region(t),)}
+
+
 def _find_storage(
-    graph: Graph, changed: dict[Graph, set[Tensor]]
+    graph: Graph, known: dict[Graph, Called]
 ) -> tuple[dict[Tensor, tuple[Region, ...]], dict[Op, set[Tensor]]]:
     """Where the tensors are that lie in storage of others, and what each op that writes writes to.
 
     Args:
-        changed: the inputs that each called graph changes.
+        known: graphs that it calls.
     """
     regions: dict[Tensor, tuple[Region, ...]] = {}
     writes: dict[Op, set[Tensor]] = {}
     for op in graph._ops:
         definition = op.definition
         if definition.writes or "control" in definition.effects:
-            if written := _written(op, changed):
+            if written := _written(op, known):
                 writes[op] = written
+                if op.called():
+                    _add_returned(op, known, regions)
         if definition.writes or definition.alias:
             for result in op.outputs:
                 if found := _regions_of_result(result, regions):
@@ -194,9 +211,9 @@ def _accesses(
     return accesses
 
 
-def _written(op: Op, changed: dict[Graph, set[Tensor]]) -> set[Tensor]:
-    """Operands that the op really changes: for calls those that the called graph takes by reference
-    and changes.
+def _written(op: Op, known: dict[Graph, Called]) -> set[Tensor]:
+    """Operands that the op writes to: for calls those that it gives by reference and has an alias
+    of as a result.
     """
     if not op.called():
         return set(op.written)
@@ -204,8 +221,19 @@ def _written(op: Op, changed: dict[Graph, set[Tensor]]) -> set[Tensor]:
         outer
         for graph, inputs in op.called()
         for inner, outer in zip(graph.inputs, inputs)
-        if inner in changed[graph] and op.is_by_reference(inner)
+        if inner in known[graph].written and op.is_by_reference(inner)
     }
+
+
+def _add_returned(
+    op: Op, known: dict[Graph, Called], regions: dict[Tensor, tuple[Region, ...]]
+) -> None:
+    """Add where the results of a call are that are aliases of what it writes to."""
+    for graph, inputs in op.called():
+        given = {i: o for i, o in zip(graph.inputs, inputs) if op.is_by_reference(i)}
+        for result, inside in zip(op.outputs, known[graph].returned):
+            if found := _joined([given[t] for t in inside if t in given], regions):
+                regions[result] = found
 
 
 def _regions_of_result(
@@ -213,19 +241,24 @@ def _regions_of_result(
 ) -> tuple[Region, ...]:
     """Where a result that aliases operands is; () for one with storage of its own."""
     sources = aliased(result)
-    if len(sources) > 1:
-        joined = (region for t in sources for region in regions.get(t) or (Region(t),))
-        found = tuple(dict.fromkeys(Region(r.root, r.box, False) for r in joined))
-        return found if len(found) <= WIDEST_JOIN else ()
     op = result._op
-    if not sources or op is None:
-        return ()
+    if len(sources) != 1 or op is None:
+        return _joined(sources, regions)
     found = regions.get(sources[0]) or (Region(sources[0]),)
     if op.definition.writes:
         return found
     if op.definition.name == "slice_" and len(found) == 1 and found[0].is_plain:
         return (Region(found[0].root, _sliced(op, found[0]), True),)
-    return tuple(Region(r.root, r.box, False) for r in found)
+    return _joined(sources, regions)
+
+
+def _joined(
+    sources: Sequence[Tensor], regions: dict[Tensor, tuple[Region, ...]]
+) -> tuple[Region, ...]:
+    """Where a view of tensors is."""
+    joined = (region for t in sources for region in regions.get(t) or (Region(t),))
+    found = tuple(dict.fromkeys(Region(r.root, r.box, False) for r in joined))
+    return found if len(found) <= WIDEST_JOIN else ()
 
 
 def _sliced(op: Op, region: Region) -> Box:

@@ -12,6 +12,7 @@ import popart
 import popxl
 import popxl_addons as addons
 import pytest
+import torch
 from popxl import ops
 from popxl.context import ExecutionContext, _execution_context
 from popxl.transforms import ambiguity
@@ -89,18 +90,58 @@ def through_the_whole(ir: popxl.Ir, v: Any) -> None:
     bump(v)
 
 
+def bump_and_return(x: popxl.TensorByRef) -> popxl.Tensor:
+    return ops.add_(x, popxl.constant(ONES))
+
+
+def bump_and_return_a_view(x: popxl.TensorByRef, y: popxl.Tensor) -> tuple[popxl.Tensor, ...]:
+    bump(x)
+    return y * 2, x.reshape_((16,))
+
+
 def through_calls(ir: popxl.Ir, v: Any) -> None:
-    graph = ir.create_graph(bump, v)
+    graph = ir.create_graph(bump_and_return, v)
     ops.call(graph, v)
     ops.call(graph, v)
+
+
+def through_a_call_that_returns_a_view(ir: popxl.Ir, v: Any) -> None:
+    ops.call(ir.create_graph(bump_and_return_a_view, v, v), v, v * 1)
+    store(v)
+
+
+def through_a_call_that_is_declared_to_write(ir: popxl.Ir, v: Any) -> None:
+    def body(x: popxl.Tensor) -> popxl.Tensor:
+        return ops.add_(x, popxl.constant(ONES))
+
+    ops.call_with_info(ir.create_graph(body, v), v).set_parent_input_modified(v)
+    store(v)
 
 
 def through_nested_calls(ir: popxl.Ir, v: Any) -> None:
-    def outer(x: popxl.TensorByRef) -> None:
-        ops.call(popxl.gcg().ir.create_graph(bump, x), x)
+    def outer(x: popxl.TensorByRef) -> popxl.Tensor:
+        return ops.call(popxl.gcg().ir.create_graph(bump_and_return, x), x)[0]
 
     ops.call(ir.create_graph(outer, v), v)
     store(v)
+
+
+def through_what_a_call_returns(ir: popxl.Ir, v: Any) -> None:
+    with popxl.in_sequence():
+        (x,) = ops.call(ir.create_graph(bump_and_return, v), v)
+        store(v)
+    bump(x)
+
+
+def through_a_loop_that_returns_it(ir: popxl.Ir, v: Any) -> None:
+    site = ops.repeat_with_info(ir.create_graph(bump_and_return, v), 3, v)
+    store(v)
+    assert site.outputs
+
+
+def of_a_call_and_of_an_op(ir: popxl.Ir, v: Any) -> None:
+    ops.call(ir.create_graph(bump, v), v)
+    bump(v)
 
 
 def inside_a_called_graph(ir: popxl.Ir, v: Any) -> None:
@@ -172,7 +213,12 @@ AMBIGUOUS = [
     through_a_slice,
     through_the_whole,
     through_calls,
+    through_a_call_that_returns_a_view,
+    through_a_call_that_is_declared_to_write,
     through_nested_calls,
+    through_what_a_call_returns,
+    through_a_loop_that_returns_it,
+    of_a_call_and_of_an_op,
     inside_a_called_graph,
     inside_a_loop,
     of_a_loaded_row,
@@ -306,6 +352,27 @@ def calls_by_value(ir: popxl.Ir, v: Any) -> None:
     store(ops.call(graph, v)[0])
 
 
+def calls_that_return_nothing_of_what_they_change(ir: popxl.Ir, v: Any) -> None:
+    def doubled(x: popxl.TensorByRef) -> popxl.Tensor:
+        with popxl.in_sequence():
+            y = x * 2
+            bump(x)
+        return y
+
+    def outer(x: popxl.TensorByRef, held: Held) -> None:
+        for graph in held.graphs:
+            ops.call(graph, x)
+
+    graphs = [ir.create_graph(bump, v), ir.create_graph(doubled, v)]
+    for graph in graphs:
+        store(v)
+        ops.call(graph, v)
+        ops.repeat(graph, 1, v) if not graph.outputs else ops.call(graph, v)
+        store(v)
+    ops.call(ir.create_graph(outer, v, Held(*graphs)), v)
+    store(v)
+
+
 def references_that_nobody_changes(ir: popxl.Ir, v: Any) -> None:
     def body(x: popxl.TensorByRef) -> popxl.Tensor:
         return x * 2
@@ -377,6 +444,7 @@ ORDERED = [
     slices_apart,
     copies,
     calls_by_value,
+    calls_that_return_nothing_of_what_they_change,
     references_that_nobody_changes,
     readers,
     steps_of_a_block,
@@ -391,7 +459,80 @@ def test_programs_whose_writes_are_ordered_are_accepted(build: Build) -> None:
     popxl.Session(made(build))
 
 
+@pytest.mark.parametrize("interpret", ["0", "1"])
+def test_calls_that_nothing_orders_run_in_the_order_in_which_they_were_made(
+    interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps at random on three numbers, in calls and loops, against the same steps in Python."""
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+
+    def add_twice(x: popxl.TensorByRef, y: popxl.Tensor) -> None:
+        with popxl.in_sequence():
+            ops.add_(x, y)
+            ops.add_(x, y)
+
+    def triple(x: popxl.TensorByRef) -> popxl.Tensor:
+        with popxl.in_sequence():
+            y = x + 1
+            ops.var_updates.copy_var_update_(x, x * 3)
+        return y
+
+    draw, ir, expected = np.random.default_rng(0), popxl.Ir(), []
+    numbers = [1.0, 2.0, 3.0]
+    with ir.main_graph:
+        variables = [popxl.variable(n, popxl.float32) for n in numbers]
+        streams = []
+        graphs = ir.create_graph(add_twice, *variables[:2]), ir.create_graph(triple, variables[0])
+        for _ in range(60):
+            one, other = draw.choice(3, 2, replace=False)
+            kind = draw.integers(4)
+            if kind == 0:
+                ops.call(graphs[0], variables[one], variables[other])
+                numbers[one] += 2 * numbers[other]
+            elif kind == 1:
+                ops.repeat(graphs[0], 2, variables[one], variables[other])
+                numbers[one] += 4 * numbers[other]
+            elif kind == 2:
+                (y,) = ops.call(graphs[1], variables[one])
+                streams.append(popxl.d2h_stream((), popxl.float32))
+                ops.host_store(streams[-1], y)
+                expected.append(numbers[one] + 1)
+                numbers[one] *= 3
+            else:
+                streams.append(popxl.d2h_stream((), popxl.float32))
+                ops.host_store(streams[-1], variables[one])
+                expected.append(numbers[one])
+    with popxl.Session(ir) as session:
+        results = session.run()
+        found = [session.get_tensor_data(v) for v in variables]
+    np.testing.assert_allclose([results[stream] for stream in streams], expected, rtol=1e-5)
+    np.testing.assert_allclose(found, numbers, rtol=1e-5)
+
+
 # What the add-ons build
+
+
+def test_two_steps_of_an_optimizer_on_one_variable_are_those_of_pytorchs() -> None:
+    rng = np.random.default_rng(0)
+    start, *gradients = rng.normal(size=(3, 4, 4)).astype(np.float32)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(start)
+        facts, graph = AdamOptimizerStep().create_graph(
+            v, v.spec, lr=0.1, first_order_dtype=popxl.float32
+        )
+        step = graph.bind(facts.init())
+        for gradient in gradients:
+            step.call(v, popxl.constant(gradient))
+    with popxl.Session(ir) as session:
+        session.run()
+        found = session.get_tensor_data(v)
+    weight = torch.tensor(start, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight], lr=0.1, eps=1e-5, weight_decay=1e-2)
+    for gradient in gradients:
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+    np.testing.assert_allclose(found, weight.detach().numpy(), rtol=1e-5)
 
 
 def test_an_optimizer_orders_its_own_writes() -> None:
@@ -537,8 +678,9 @@ def nested(depth: int) -> popxl.Ir:
         for _ in range(depth):
 
             def outer(x: popxl.TensorByRef, held: Held) -> None:
-                ops.call(held.graph, x)
-                ops.call(held.graph, x)
+                (graph,) = held.graphs
+                ops.call(graph, x)
+                ops.call(graph, x)
 
             with popxl.in_sequence():
                 graph = ir.create_graph(outer, v, Held(graph))
@@ -548,10 +690,10 @@ def nested(depth: int) -> popxl.Ir:
 
 
 class Held:
-    """A graph among the arguments of a graph function."""
+    """Graphs among the arguments of a graph function."""
 
-    def __init__(self, graph: popxl.Graph) -> None:
-        self.graph = graph
+    def __init__(self, *graphs: popxl.Graph) -> None:
+        self.graphs = graphs
 
 
 def hub(readers: int) -> popxl.Ir:
