@@ -54,32 +54,36 @@ class RemotePlacement:
     """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each
     (1: whole).
 
-    It is 0 where no equal cut of the group's value fills a slot: no Session can be made then.
+    The elements fill the slots in their order, whatever the shapes; what is left of the last slot
+    is zeros.
     """
 
     buffer: RemoteBuffer
     offset: int
     shard_over: int = 1
 
+    @property
+    def room(self) -> int:
+        """Elements that the pieces' slots hold together."""
+        return self.shard_over * math.prod(self.buffer.tensor_shape)
+
     def check(self, variable: Variable) -> None:
-        """ValueError unless the variable's value, or its pieces, are of the slot's shape and
-        dtype.
-        """
-        where = f"Session: got remote variable %{variable.name}: {variable.spec}"
+        """ValueError unless the slots have room for the variable's value, and its dtype."""
+        where = f"Session: got remote variable %{variable.name}: {variable.spec} in a buffer with "
         slot = f"slots of {self.buffer.tensor_dtype.name}{list(self.buffer.tensor_shape)}"
-        if not self.shard_over:
+        if self.buffer.tensor_dtype is not variable.dtype:
             raise GraphError(
-                f"{where}, for groups of {variable.replica_grouping.group_size} replicas, in a "
-                f"buffer with {slot}; expected slots of ceil(elements / n), n a divisor of the "
-                "group size. Make the buffer with replica_sharded_buffer and the same "
-                "replica_grouping."
+                f"{where}{slot}; expected a value of the slot's dtype. Make the buffer with the "
+                "value's, or pass dtype=."
             )
-        is_whole = self.shard_over == 1 and self.buffer.meta_shape != variable.shape
-        fits = not is_whole or self.buffer.tensor_shape == variable.shape
-        if not fits or self.buffer.tensor_dtype is not variable.dtype:
+        if variable.nelms > self.room:
+            pieces = (
+                f", of which {self.shard_over} hold a piece each" if self.shard_over > 1 else ""
+            )
+            make = "replica_sharded_buffer" if self.shard_over > 1 else "remote_buffer"
             raise GraphError(
-                f"{where} in a buffer with {slot}; expected a value of the slot's shape and "
-                "dtype. Make the buffer with the value's, or pass dtype=."
+                f"{where}{slot}{pieces}; expected at most {self.room} elements. Make the buffer "
+                f"with the value's shape: {make}."
             )
 
 
@@ -172,7 +176,8 @@ def remote_variable(
     """A variable whose value lives in slot ``offset`` of a remote buffer. Only remote loads and
     stores reach it.
 
-    A value that its slot has not room for, or of another dtype, is refused when a Session is made.
+    Its elements fill the slot in their order, whatever its shape; after fewer than the slot's come
+    zeros. More than a slot holds, and another dtype, are refused when a Session is made.
     """
     result = _make_variable(
         data, dtype, name, downcast, replica_grouping, retrieval_mode, log2_scale, nan_on_overflow
@@ -233,7 +238,7 @@ def remote_replica_sharded_variable(
 
 def _pieces(variable: Variable, buffer: RemoteBuffer) -> int:
     """Replicas that hold a piece each: those that the buffer was made for, else as many as fill its
-    slots; or 0.
+    slots, else the whole group.
     """
     size, slot = (
         variable.replica_grouping.group_size,
@@ -241,7 +246,7 @@ def _pieces(variable: Variable, buffer: RemoteBuffer) -> int:
     )
     made_for = [buffer._shard_over] if buffer._shard_over else range(size, 0, -1)
     fits = (n for n in made_for if size % n == 0 and -(-variable.nelms // n) == slot)
-    return next(fits, 0)
+    return next(fits, size)
 
 
 def replica_sharded_buffer(

@@ -4,6 +4,7 @@ Reading is collective in a program over several processes: each needs what the o
 """
 
 import hashlib
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -156,7 +157,10 @@ class Machine:
             if self._has_groups(variable)
             else data
         )
-        rows.adopt(location.offset, from_numpy(value))
+        row = from_numpy(value)
+        if row.shape != rows.shape and not row.is_contiguous():
+            return False
+        rows.adopt(location.offset, row.reshape(rows.shape))
         return True
 
     @staticmethod
@@ -180,12 +184,12 @@ class Machine:
     def _place(self, variable: Variable, replica: Replica, value: torch.Tensor) -> None:
         location = variable.location_info
         over = location.shard_over if location is not None else variable.shard_over
-        piece = value
+        index = 0
         if over > 1:
-            holders = self._holders(variable, over, replica.index)
-            piece = shard(value, over, holders.index(replica.index))
+            index = self._holders(variable, over, replica.index).index(replica.index)
         if location is not None:
             rows = replica.rows[location.buffer]
+            piece = piece_of(value, index, math.prod(rows.shape))
             rows.store(location.offset, piece.reshape(rows.shape))
             return
         home: Tensor = variable.shard if variable.shard is not None else variable
@@ -193,7 +197,7 @@ class Machine:
             replica.state[home] = torch.empty(
                 home.shape, dtype=torch_dtype(home.dtype), device=self.device.where
             )
-        replica.state[home].copy_(piece.reshape(home.shape))
+        replica.state[home].copy_(piece_of(value, index, home.nelms).reshape(home.shape))
 
     @staticmethod
     def _holders(variable: Variable, over: int, replica: int) -> list[int]:
@@ -223,9 +227,8 @@ class Machine:
         over = location.shard_over if location is not None else variable.shard_over
         members = self._holders(variable, over, index) if over > 1 else [index]
         pieces = [self._piece(variable, m) for m in members]
-        if over > 1:
-            return np.concatenate(pieces)[: variable.nelms].reshape(variable.shape)
-        return np.array(pieces[0]).reshape(variable.shape)
+        whole = np.concatenate([piece.reshape(-1) for piece in pieces])
+        return whole[: variable.nelms].reshape(variable.shape)
 
     def _piece(self, variable: Variable, index: int) -> np.ndarray:
         """What one replica holds."""
@@ -255,9 +258,10 @@ def close(caches: Sequence[Cache]) -> None:
         cache.close()
 
 
-def shard(value: torch.Tensor, pieces: int, index: int) -> torch.Tensor:
-    """Piece ``index`` of a flattened value that is padded with zeros to ``pieces`` equal parts."""
-    flat = value.reshape(-1)
-    size = -(-flat.numel() // pieces)
-    piece = flat[index * size : (index + 1) * size]
-    return torch.nn.functional.pad(piece, (0, size - piece.numel()))
+def piece_of(value: torch.Tensor, index: int, size: int) -> torch.Tensor:
+    """Piece ``index`` of a flattened value that is cut into pieces of a size; zeros follow its
+    end.
+    """
+    piece = value.reshape(-1)[index * size : (index + 1) * size]
+    missing = size - piece.numel()
+    return torch.nn.functional.pad(piece, (0, missing)) if missing else piece

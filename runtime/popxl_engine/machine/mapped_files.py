@@ -25,7 +25,7 @@ _handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 def can_be_mapped(variable: Variable, replicas: int) -> bool:
     """Whether a memory-mapped file may be a variable's row: where one replica holds the whole
-    value, in the file's format.
+    value, in the file's format, and it fills its slot.
 
     Args:
         replicas: of this process.
@@ -35,6 +35,7 @@ def can_be_mapped(variable: Variable, replicas: int) -> bool:
         location is not None
         and location.shard_over == 1
         and replicas == variable.replica_grouping.group_size == 1
+        and variable.nelms == location.room
         and str(variable.dtype.name) != "bfloat16"
     )
 

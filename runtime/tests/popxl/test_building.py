@@ -497,11 +497,13 @@ def test_axes_of_size_one_are_not_left_out_of_larger_arrays() -> None:
 # Remote variables
 
 
-def test_slots_are_compared_with_remote_variables_when_a_session_is_made() -> None:
-    for data, of in (
-        (np.ones((3,), np.float32), None),
-        (np.ones((2,), np.int32), None),
-        ([1.0, 2.0], popxl.float16),
+def test_the_room_of_slots_and_their_type_are_compared_when_a_session_is_made() -> None:
+    type_, room = "a value of the slot's dtype", "at most 2 elements"
+    for data, of, expected in (
+        (np.ones((3,), np.float32), None, room),
+        (np.ones((3, 1), np.float32), None, room),
+        (np.ones((2,), np.int32), None, type_),
+        ([1.0, 2.0], popxl.float16, type_),
     ):
         ir = popxl.Ir()
         with ir.main_graph:
@@ -512,7 +514,8 @@ def test_slots_are_compared_with_remote_variables_when_a_session_is_made() -> No
             of or popxl.dtype.as_dtype(np.asarray(data).dtype)
         ) and v.shape == np.shape(data)
         with pytest.raises(
-            ValueError, match=r"remote variable %far: .* slots of float32\[2\]; expected a value"
+            ValueError,
+            match=rf"remote variable %far: .* slots of float32\[2\]; expected {expected}",
         ):
             popxl.Session(ir, "cpu")
 

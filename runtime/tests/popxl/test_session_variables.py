@@ -2,6 +2,8 @@
 files.
 """
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -360,16 +362,101 @@ def test_slots_of_a_sharded_remote_variable_are_padded(
         np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
 
 
-def test_slots_that_no_cut_of_the_group_fills_are_refused() -> None:
+def test_slots_without_room_for_the_pieces_of_a_group_are_refused() -> None:
     ir = popxl.Ir(4)
     with ir.main_graph:
         buffer = popxl.remote_buffer((3,), popxl.float32)
-        popxl.remote_replica_sharded_variable(np.zeros(8, np.float32), buffer, name="v")
+        popxl.remote_replica_sharded_variable(np.zeros(13, np.float32), buffer, name="v")
         ops.init((), popxl.float32)
-    with pytest.raises(
-        ValueError, match=r"%v: float32\[8\], for groups of 4 replicas, .* slots of float32\[3\]"
-    ):
+    words = (
+        "Session: got remote variable %v: float32[13] in a buffer with slots of float32[3], of which "
+        "4 hold a piece each; expected at most 12 elements. Make the buffer with the value's shape: "
+        "replica_sharded_buffer."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         popxl.Session(ir)
+
+
+FILLED: list[tuple[tuple[int, ...], tuple[int, ...], int, int]] = [
+    ((6,), (2, 3), 1, 1),
+    ((2, 3), (6,), 1, 1),
+    ((3, 2), (2, 3), 1, 1),
+    ((), (1, 1), 1, 1),
+    ((1, 2), (2,), 1, 1),
+    ((1, 2), (2,), 2, 1),
+    ((2, 2, 3), (6,), 2, 2),
+    ((4, 1, 3), (3, 1), 4, 4),
+    ((2,), (5,), 1, 1),
+    ((2, 2), (3, 2), 3, 1),
+    ((0,), (2,), 1, 1),
+]
+"""Shapes of values and slots, replicas, and groups of them."""
+
+
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.uint8, popxl.bool], ids=lambda d: d.name)
+@pytest.mark.parametrize("kind", ["array", "file", "rows in files"])
+@pytest.mark.parametrize("shape, slot, replicas, groups", FILLED)
+def test_elements_of_remote_variables_fill_their_slots_whatever_the_shapes(
+    shape: Any, slot: Any, replicas: int, groups: int, kind: str, dtype: Any, tmp_path: Path
+) -> None:
+    numbers = np.arange(1, 1 + math.prod(shape)).reshape(shape)
+    data = (numbers % 2 == 1 if dtype is popxl.bool else numbers).astype(dtype.as_numpy())
+    is_file = kind == "file" and data.size > 0 and shape != ()
+    if is_file:
+        file = np.memmap(tmp_path / "v", data.dtype, "w+", shape=shape)
+        file[...] = data
+    ir = popxl.Ir(replicas)
+    with ir.main_graph, popxl.in_sequence():
+        grouping = ir.replica_grouping(group_size=replicas // groups)
+        buffer = popxl.remote_buffer(slot, dtype, 2)
+        given = file if is_file else data.copy()
+        v = popxl.remote_variable(given, buffer, 1, name="v", replica_grouping=grouping)
+        out = popxl.d2h_stream(slot, dtype)
+        ops.host_store(out, ops.remote_load(buffer, 1))
+        fresh = popxl.variable(np.ones(slot, dtype.as_numpy()))
+        ops.remote_store(buffer, 1, fresh)
+    if kind == "rows in files":
+        popxl.extensions.keep_remote_memory_in_files(ir, str(tmp_path), 2**20)
+    if is_file:
+        popxl.extensions.keep_state_once(ir)
+    assert v.shape == (shape[1:] if groups > 1 else shape)
+    assert v.shape_on_host == shape
+    values = data.reshape(groups, -1)
+    size = math.prod(slot)
+    rows = [np.pad(value, (0, size - value.size)).reshape(slot) for value in values]
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.get_tensor_data(v), data)
+        loaded = session.run()[out].reshape(replicas, *slot)
+        for replica, group in enumerate(grouping.assignment):
+            np.testing.assert_array_equal(loaded[replica], rows[group])
+        np.testing.assert_array_equal(session.get_tensor_data(v), np.ones_like(data))
+        session.write_variable_data(v, data)
+        loaded = session.run()[out].reshape(replicas, *slot)
+        for replica, group in enumerate(grouping.assignment):
+            np.testing.assert_array_equal(loaded[replica], rows[group])
+    if is_file:
+        assert (np.fromfile(tmp_path / "v", data.dtype) == 1).all()
+
+
+@pytest.mark.parametrize("elements, slot, over", [(8, (3,), 4), (5, (2, 2), 4), (3, (1,), 4)])
+def test_elements_of_sharded_remote_variables_fill_slots_that_no_equal_cut_does(
+    elements: int, slot: Any, over: int
+) -> None:
+    """They come together again where the pieces are gathered."""
+    data = np.arange(1, elements + 1, dtype=np.float32)
+    ir = popxl.Ir(over)
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.remote_buffer(slot, popxl.float32)
+        v = popxl.remote_replica_sharded_variable(data, buffer)
+        piece = ops.remote_load(buffer, 0)
+        out = popxl.d2h_stream(slot, popxl.float32)
+        ops.host_store(out, piece)
+        ops.remote_store(buffer, 0, piece * 2)
+    size = math.prod(slot)
+    padded = np.pad(data, (0, over * size - elements)).reshape(over, *slot)
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], padded)
+        np.testing.assert_array_equal(session.get_tensor_data(v), data * 2)
 
 
 @pytest.mark.parametrize("replicas", [8, 16])
