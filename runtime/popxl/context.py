@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from typing import Any, Literal, cast
 
+from popxl.placement import NO_IPU
 from popxl.program import Graph, Ir
 from popxl.tracing import CONTEXT, Context, ExecutionContext, Hooks, SequenceBlock
 
@@ -57,9 +58,9 @@ gcg, gmg, gir = get_current_graph, get_main_graph, get_ir
 
 
 @contextmanager
-def ipu(ipu: int) -> Iterator[int]:
-    """Ops built inside carry this virtual device. Placement only."""
-    CONTEXT._ipus.append(ipu)
+def ipu(ipu: int | None) -> Iterator[int | None]:
+    """Ops built inside carry this virtual device, or with None have none. Placement only."""
+    CONTEXT._ipus.append(NO_IPU if ipu is None else ipu)
     try:
         yield ipu
     finally:

@@ -8,11 +8,13 @@ from typing import Literal, NamedTuple
 TileSet = Literal["compute", "io"]
 DEFAULT_IPU = 0
 """Virtual device of ops that are built outside `popxl.ipu`."""
+NO_IPU = -1
+"""Stands for that of ops that are built inside ``popxl.ipu(None)``: they have none."""
 
 
 class Place(NamedTuple):
     """A tensor's virtual device and tile set, None where no op decides it: variables, constants and
-    inputs.
+    inputs; and results of ops without a device.
     """
 
     ipu: int | None

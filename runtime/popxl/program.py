@@ -21,7 +21,7 @@ from popxl.graph_arguments import as_outputs, bind, make_inputs, name_of
 from popxl.module import Module
 from popxl.op_definition import OpDefinition
 from popxl.options import SessionOptions
-from popxl.placement import DEFAULT_IPU, Place, TileSet
+from popxl.placement import DEFAULT_IPU, NO_IPU, Place, TileSet
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.replicated_program import ReplicatedProgram
@@ -76,29 +76,28 @@ class Tensor(TensorMethods["Tensor"]):
 
     @property
     def ipu(self) -> int:
-        """Virtual device: of the op that made it, 0 outside `popxl.ipu`; else of the first op that
-        uses it.
+        """Virtual device: of the op that made it, 0 outside `popxl.ipu`; else of the first op with
+        one that uses it.
 
-        UndefinedValue if neither an op made it nor one uses it.
+        UndefinedValue if neither an op made it nor one uses it, and where such ops have none:
+        ``popxl.ipu(None)``.
         """
         ipu = self._device()
         if ipu is None:
-            raise UndefinedValue(
-                f"Tensor.ipu: got %{self.name}, which no op made and none uses; expected a "
-                "known device."
-            )
+            how = "which no op made and none uses" if self._op is None else "made without a device"
+            raise UndefinedValue(f"Tensor.ipu: got %{self.name}, {how}; expected a known device.")
         return ipu
 
     def _device(self) -> int | None:
         """Where it is made, else where the first op that uses it takes it; None if neither."""
         if self._op is not None:
             return self._op.place_of(self).ipu
-        user = next((op for op in self._graph._ops if self in op.inputs), None)
-        if user is None:
-            return None
-        if user.definition.name == "ipu_copy":
-            return int(user.arguments["source"])
-        return DEFAULT_IPU if user.ipu is None else user.ipu
+        users = (op for op in self._graph._ops if self in op.inputs)
+        taken = (
+            int(op.arguments["source"]) if op.definition.name == "ipu_copy" else _known(op.ipu)
+            for op in users
+        )
+        return next((ipu for ipu in taken if ipu is not None), None)
 
     @property
     def tile_set(self) -> TileSet:
@@ -117,6 +116,11 @@ class Tensor(TensorMethods["Tensor"]):
 
     def _constant(self, data: np.ndarray, dtype: dtype) -> "Tensor":
         return make_constant(data, dtype, None)
+
+
+def _known(ipu: int | None) -> int | None:
+    """The virtual device of an op that carries this; None if it has none."""
+    return None if ipu == NO_IPU else DEFAULT_IPU if ipu is None else ipu
 
 
 class Constant(Tensor):
@@ -239,7 +243,7 @@ class Op:
         self.refusal: Exception | None = context.refusal
         """Why it cannot be executed: `popxl.ops.checks.refuse_to_execute` has said so."""
         self.ipu, self.io_tiles, self.execution = (
-            context.ipu_id,
+            context.ipu_of_ops,
             context.io_tile_set,
             context.execution,
         )
@@ -305,10 +309,10 @@ class Op:
             return self._own_place(self.arguments["ipus"][index])
         inner = {place_of(graph.outputs[index], known) for graph, _ in self.called()}
         ipu, set_of_all = inner.pop() if len(inner) == 1 else Place(None, None)
-        return Place(ipu if self.ipu is None else self.ipu, set_of_all)
+        return Place(ipu if self.ipu is None else _known(self.ipu), set_of_all)
 
     def _own_place(self, ipu: int | None) -> Place:
-        return Place(DEFAULT_IPU if ipu is None else ipu, "io" if self.io_tiles else "compute")
+        return Place(_known(ipu), "io" if self.io_tiles else "compute")
 
     def is_by_reference(self, inner: Tensor) -> bool:
         """Whether this call takes an input of a called graph by reference: as every call does, or

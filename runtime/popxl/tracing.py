@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from popxl.placement import NO_IPU
 from popxl.spec import TensorSpec
 
 Hook = Callable[[Any], Any]
@@ -120,6 +121,11 @@ class Context:
     @property
     def ipu_id(self) -> int | None:
         """Current virtual device, None when none was chosen."""
+        return None if self.ipu_of_ops == NO_IPU else self.ipu_of_ops
+
+    @property
+    def ipu_of_ops(self) -> int | None:
+        """What ops that are built now carry: `ipu_id`, or `NO_IPU` inside ``popxl.ipu(None)``."""
         return self._ipus[-1] if self._ipus else None
 
     @property

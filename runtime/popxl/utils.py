@@ -10,6 +10,7 @@ import numpy as np
 from popxl.dtypes import bfloat16, dtype
 from popxl.errors import DTypeError
 from popxl.fp8_utils import FORMATS, scaled_to_fp8
+from popxl.fp8_utils import host_pow2scale_cast_to_fp8 as host_pow2scale_cast_to_fp8  # exported
 
 ScalarType = int | float | bool
 HostTensor = np.ndarray | Iterable[ScalarType]

@@ -58,7 +58,7 @@ def get_function_hash(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Hash
     """A key for a function, by its hash, the current placement, and arguments."""
     context = popxl.context.get_current_context()
     bound = bound_arguments(fn, *args, **kwargs)
-    return (hash(fn), context.ipu_id, context.io_tile_set, argument_hash(bound.arguments))
+    return (hash(fn), context.ipu_of_ops, context.io_tile_set, argument_hash(bound.arguments))
 
 
 class GraphCache:

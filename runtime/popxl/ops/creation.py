@@ -120,7 +120,8 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
     Args:
         source: device of ``t``; default: that of the op that made it.
     Raises:
-        ValueError: if no source is given and no op with a known device made ``t``.
+        ValueError: if no source is given and no op with a known device made ``t``, such as one in
+            ``popxl.ipu(None)``.
     """
     if source is None:
         try:

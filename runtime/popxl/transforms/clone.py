@@ -14,7 +14,7 @@ from popxl.context import (
 from popxl.errors import GraphError
 from popxl.graph import Graph
 from popxl.opdef import Op, emit, map_tensors
-from popxl.placement import DEFAULT_IPU
+from popxl.placement import DEFAULT_IPU, NO_IPU
 from popxl.tensor import Constant, Tensor, make_constant
 from popxl.transforms.storage import Summaries
 
@@ -25,10 +25,11 @@ def placed_like(op: Op) -> Iterator[None]:
     source line.
     """
     scope = op.name.rpartition("/")[0]
-    is_placed = op.ipu is not None or get_current_context().ipu_id is not None
+    is_placed = op.ipu is not None or get_current_context().ipu_of_ops is not None
+    device = DEFAULT_IPU if op.ipu is None else None if op.ipu == NO_IPU else op.ipu
     with (
         name_scope(scope) if scope else nullcontext(),
-        ipu(DEFAULT_IPU if op.ipu is None else op.ipu) if is_placed else nullcontext(),
+        ipu(device) if is_placed else nullcontext(),
         io_tiles() if op.io_tiles else nullcontext(),
         _execution_context(op.execution),
         from_source(op.source),

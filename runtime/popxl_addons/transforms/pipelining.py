@@ -15,7 +15,7 @@ from popxl.context import get_current_context
 from popxl.op_records import place_of
 from popxl.opdef import Op
 from popxl.ops.call import CallSiteInfo
-from popxl.placement import DEFAULT_IPU
+from popxl.placement import DEFAULT_IPU, NO_IPU
 from popxl.transforms.autodiff import GradGraphInfo
 
 from popxl_addons.transforms.repeat_graph import repeat_ops, runs_with_the_program
@@ -68,8 +68,9 @@ class StageContext:
                 f"{where}: got %{t.name} of stage {source} in stage {self._current}; expected "
                 "an earlier stage's."
             )
-        here, there = get_current_context().ipu_id or DEFAULT_IPU, place_of(t).ipu
-        return t if there is None or here == there else t.copy_to_ipu(here, there)
+        here, there = get_current_context().ipu_of_ops or DEFAULT_IPU, place_of(t).ipu
+        is_placed = here != NO_IPU and there is not None
+        return t.copy_to_ipu(here, there) if is_placed and here != there else t
 
     def stash_and_restore_activations(
         self, call_info: CallSiteInfo, grad_info: GradGraphInfo

@@ -8,6 +8,7 @@ import popxl_addons as addons
 import pytest
 from popxl import ops
 from popxl.errors import UndefinedValue
+from popxl.placement import NO_IPU
 
 ONES = np.ones((3, 3), np.float32)
 
@@ -69,6 +70,47 @@ def test_variables_constants_and_inputs_go_where_they_are_used(v: Any) -> None:
     moved = popxl.variable(ONES)
     ops.ipu_copy(moved, 2, 1)
     assert moved.ipu == 1
+
+
+def test_ops_in_a_block_without_a_device_have_none(v: Any) -> None:
+    ir = popxl.gcg().ir
+    assert popxl.gir() is ir
+    with popxl.ipu(1), popxl.ipu(None) as device:
+        assert device is None and popxl.context.get_current_context().ipu_id is None
+        x = v * 2
+        graph = ir.create_graph(lambda t: ops.tanh(t), v)
+        w = popxl.variable(ONES)
+        y = w + x
+    (called,) = ops.call(graph, v)
+    for t in (x, y, called, w):
+        with pytest.raises(UndefinedValue, match=f"got %{t.name}, "):
+            _ = t.ipu
+        for copy in (lambda t=t: ops.ipu_copy(t, 1), lambda t=t: t.copy_to_ipu(1, None)):
+            with pytest.raises(ValueError, match=f"got %{t.name}, whose device is not known; .*="):
+                copy()
+    moved = ops.ipu_copy(x, 2, 0)
+    assert moved.ipu == 2 and (v + 1).ipu == 0
+    with popxl.ipu(1):
+        assert (x + ops.ipu_copy(x, 1, 0)).ipu == 1  # what has no device is with any
+        assert ops.call(graph, v)[0].ipu == 1
+        assert (w * 2).ipu == w.ipu == 1  # the first use that has one
+    with popxl.ipu(1):
+        info = popxl.transforms.autodiff(graph)
+    assert {op.ipu for op in graph.ops} == {op.ipu for op in info.graph.ops} == {NO_IPU}
+    plain = ir.create_graph(lambda t: ops.tanh(t), v)
+    with popxl.ipu(None):  # where it is called does not matter
+        info = popxl.transforms.autodiff(plain)
+    assert {t.ipu for op in info.graph.ops for t in op.outputs} == {0}
+
+
+def test_a_program_without_devices_has_the_numbers_of_one_with_them() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(), popxl.ipu(None):
+        w, out = popxl.variable(ONES), popxl.d2h_stream((3, 3), popxl.float32)
+        w += 1
+        ops.host_store(out, ops.call(ir.create_graph(lambda t: t @ t, w), w)[0])
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], (ONES + 1) @ (ONES + 1))
 
 
 def test_calls_take_arguments_from_every_device_and_run_where_their_graph_was_built(v: Any) -> None:
