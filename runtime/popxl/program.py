@@ -31,6 +31,7 @@ from popxl.streams import DeviceToHostStream, HostToDeviceStream
 from popxl.tensor_methods import TensorMethods
 from popxl.tracing import CONTEXT, Hooks
 from popxl.typing_ import NewAliasAnnotation
+from popxl.unpicklable import Unpicklable
 
 
 class Tensor(TensorMethods["Tensor"]):
@@ -205,7 +206,7 @@ tensor.
 """
 
 
-class Op:
+class Op(Unpicklable):
     """One op in a graph: a definition applied to arguments."""
 
     __slots__ = (
@@ -366,7 +367,7 @@ def flatten(values: Any) -> Iterator[Tensor]:
             yield from flatten(value)
 
 
-class Graph:
+class Graph(Unpicklable):
     """One graph of an Ir. ``with graph:`` makes it current, any number of times. TypeError on
     construction.
     """
@@ -725,7 +726,7 @@ def _is_by_ref(parameter: inspect.Parameter) -> bool:
     return annotation is TensorByRef or TensorByRef in getattr(annotation, "__args__", ())
 
 
-class IrInternals:
+class IrInternals(Unpicklable):
     """What programs find at ``ir._pb_ir``."""
 
     session_type: ClassVar[Callable[..., Any]]

@@ -6,9 +6,10 @@ from typing import Any
 from popxl.dtypes import dtype
 from popxl.tensor_methods import TensorMethods
 from popxl.tracing import CONTEXT
+from popxl.unpicklable import Unpicklable
 
 
-class RemoteBuffer:
+class RemoteBuffer(Unpicklable):
     """Off-device array of ``entries`` slots of one tensor shape and dtype, with separate contents
     on every replica.
 

@@ -3,6 +3,8 @@
 import math
 from typing import Any, Protocol
 
+from popxl.unpicklable import Unpicklable
+
 
 class Replicated(Protocol):
     """A program, as far as the groups of its replicas need it: an `Ir`."""
@@ -48,7 +50,7 @@ def assignment_from_stride(replicas: int, stride: int, group_size: int) -> list[
     return assignment
 
 
-class ReplicaGrouping:
+class ReplicaGrouping(Unpicklable):
     """A partition of the replicas into groups of equal size.
 
     For a collective its groups are the replicas that communicate; for a variable, those that share

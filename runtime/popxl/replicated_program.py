@@ -12,11 +12,12 @@ import popdist.popart
 
 from popxl.options import LAUNCHED, SessionOptions
 from popxl.replica_grouping import ReplicaGrouping, assignment_from_stride
+from popxl.unpicklable import Unpicklable
 
 _ids = itertools.count()
 
 
-class ReplicatedProgram:
+class ReplicatedProgram(Unpicklable):
     """Base of `Ir`: what needs none of its graphs."""
 
     def __init__(self, replication: int | Literal["popdist"] = 1) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
 from popxl.tensor import Constant, Variable
 from popxl.transforms.ambiguity import check_ambiguity
 from popxl.transforms.fragments import arrange_fragments
+from popxl.unpicklable import Unpicklable
 from popxl.utils import HostScalarTensor, as_array, downcast_np_dtypes, host_array
 
 h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
@@ -54,7 +56,7 @@ def expect_session(device_desc: str | DeviceInfo = "cpu") -> None:
         kernels().begin()
 
 
-class Session:
+class Session(Unpicklable):
     """A frozen Ir on a device. Use it as a context manager to attach; nested blocks act once.
 
     In a program over several processes (``Ir(replication="popdist")`` under a launcher) every
@@ -424,6 +426,13 @@ class Session:
                 if self.is_attached and holder is not self._state:
                     self._engine.write(variable, data)
             self._engine.upload()
+
+
+def together(session: Session, where: str) -> AbstractContextManager[bool]:
+    """A block of several calls of a session, between which come none of other such blocks of its
+    program. RuntimeError, which begins with ``where``, in a fork.
+    """
+    return session._lock.together(where)
 
 
 IrInternals.session_type = Session

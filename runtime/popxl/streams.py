@@ -7,9 +7,10 @@ from popxl.dtypes import dtype
 from popxl.spec import TensorSpec
 from popxl.tensor_methods import TensorMethods
 from popxl.tracing import CONTEXT
+from popxl.unpicklable import Unpicklable
 
 
-class Stream:
+class Stream(Unpicklable):
     """Base of the two kinds of stream. NotImplementedError on construction."""
 
     _tensor: TensorMethods[Any]

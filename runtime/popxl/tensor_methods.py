@@ -8,6 +8,7 @@ import numpy as np
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.spec import TensorSpec
+from popxl.unpicklable import Unpicklable
 from popxl.utils import host_array, to_numpy
 
 TensorT = TypeVar("TensorT", bound="TensorMethods[Any]")
@@ -28,7 +29,7 @@ class Operators:
     table: OpTable
 
 
-class TensorMethods(Generic[TensorT]):
+class TensorMethods(Unpicklable, Generic[TensorT]):
     """Shape, dtype, methods and operators of `popxl.Tensor`, its only direct subclass."""
 
     _name: str

@@ -16,6 +16,7 @@ import popdist
 import popxl
 from popdist import exchange
 from popxl import DeviceToHostStream, HostToDeviceStream
+from popxl.session import together
 from popxl.tensor import Variable
 
 from popxl_addons.durable import replace_folder, sync_file
@@ -96,7 +97,7 @@ class TaskSession(popxl.Session):
 
     def run(self, inputs: Mapping[Any, Any] | None = None, downcast_inputs: bool = True) -> Any:
         """`Session.run`; counts ``session_state["steps"]``."""
-        with self._lock.together("Session.run"):
+        with together(self, "Session.run"):
             result = super().run(inputs, downcast_inputs)
             self.session_state["steps"] = self.session_state.get("steps", 0) + 1
         return result
@@ -175,7 +176,7 @@ class TaskSession(popxl.Session):
         Raises:
             ValueError: a checkpoint that is to be kept is inside that place.
         """
-        with self._lock.together("save_checkpoint"):  # values and session_state of one moment
+        with together(self, "save_checkpoint"):  # values and session_state of one moment
             # every instance takes part in reading the variables
             values = self.get_named_tensors_data().to_dict()
             if popdist.getInstanceIndex() == 0:
@@ -256,7 +257,7 @@ class TaskSession(popxl.Session):
                 data[name] = _read_raw(raw, variable)
         info = folder / "session_info.json"
         state = _read_json(info) if info.exists() else {"steps": 0}
-        with self._lock.together("load_checkpoint"):
+        with together(self, "load_checkpoint"):
             self._write_state(data, f"load_checkpoint({folder})", report_missing, skipped)
             self.session_state = state
         if self._dataloader is not None and (folder / "dataloader.bin").exists():
