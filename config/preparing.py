@@ -38,6 +38,10 @@ class Preparation:
     """A tokenizer.json to use instead of training one, or GPT-2's vocab.bpe; characters: a token
     for each character; gpt2: GPT-2's, from the files that tiktoken keeps.
     """
+    eos_token: str | None = None
+    """The given tokenizer's token that ends documents; none: the one that its model's files beside
+    it name, or <|endoftext|>.
+    """
     tokenizer_bytes: int = 64 * 2**20
     """Bytes of text to train the tokenizer on."""
     validation: float | None = None
@@ -128,6 +132,8 @@ class FromBins:
     """Of the tokens; none: the tokenizer's, or GPT-2's, 50257."""
     tokenizer: PathText | None = None
     """The tokenizer.json that made the tokens."""
+    eos_token: str | None = None
+    """The tokenizer's token that ends documents, as for text."""
     overwrite: bool = False
     """Replace an output folder."""
 

@@ -8,22 +8,18 @@ token T and is not T's merge. No merge has crossed the ends of T's bytes so far,
 way that they go alone; and that ends with T's merge.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
+from popxl_gpt.data.limits import LimitedTokenizer, is_plain_bpe
+
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """How text is cut before: as ByteLevel of tokenizers does it. Source: github.com/openai/tiktoken,
 tiktoken_ext/openai_public.py, r50k_pat_str.
 """
-PLAIN = {
-    "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-    "end_of_word_suffix": None, "byte_fallback": False, "ignore_merges": False,
-}  # fmt: skip
-"""Of a BPE model that has none of what tiktoken lacks."""
 NEWER_CHARACTERS = (
     "\u0560\U00010d00\U00010fe0\U00010e80\U00010570\U00011f04"
     "\U0002ebf0\U000105c0\u1c89\U00010d40\U00010940\U000323b0"
@@ -34,39 +30,27 @@ know another Unicode cut text at them otherwise.
 
 
 class Encoder:
-    """A tokenizer that takes text as text, whatever special tokens it spells."""
+    """A tokenizer that takes text as text, whatever special tokens it spells.
 
-    def __init__(self, tokenizer: str):
-        self._library = text_as_text(Tokenizer.from_str(tokenizer))
-        self._fast = _tiktoken(json.loads(tokenizer), self._library)
+    Args:
+        tokenizer, name: as of `LimitedTokenizer`.
+    """
+
+    def __init__(self, tokenizer: str, name: str = "tokenizer"):
+        self._limited = LimitedTokenizer(tokenizer, name)
+        self._fast = _tiktoken(self._limited.content, self._limited.library)
 
     @property
     def is_fast(self) -> bool:
         """Whether tiktoken does it."""
         return self._fast is not None
 
-    def token(self, name: str) -> int:
-        """A token's number."""
-        found: int = self._library.get_vocab()[name]
-        return found
-
     def __call__(self, texts: Sequence[str]) -> "list[np.ndarray]":
         """The tokens of each text, uint32 [tokens]."""
         if self._fast is None:
-            return [np.array(ids, np.uint32) for ids in _ids(self._library, texts)]
+            return self._limited.encode(texts)
         encoding, numbers = self._fast
         return [numbers[encoding.encode_ordinary(text)] for text in texts]
-
-
-def text_as_text(tokenizer: Tokenizer) -> Tokenizer:
-    """Let a tokenizer take all of a text and no more, as text, whatever special tokens it spells.
-
-    Returns the same one.
-    """
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> "list[list[int]]":
@@ -74,10 +58,14 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> "list[list[int]]":
     return [encoding.ids for encoding in found]
 
 
-def _tiktoken(content: "dict[str, Any]", library: Tokenizer) -> "tuple[Any, np.ndarray] | None":
+def _tiktoken(
+    content: "dict[str, Any]", library: Tokenizer | None
+) -> "tuple[Any, np.ndarray] | None":
     """An encoding of tiktoken, and the number of each of its tokens; None where it is not installed
     or would give other tokens.
     """
+    if library is None:
+        return None
     try:
         import tiktoken
     except ImportError:
@@ -118,8 +106,7 @@ def _names_by_rank(content: "dict[str, Any]", library: Tokenizer) -> "list[str] 
     """
     model, cut = content["model"], content["pre_tokenizer"] or {}
     is_plain = (
-        model.get("type") == "BPE"
-        and all(model.get(name, value) in (value, "") for name, value in PLAIN.items())
+        is_plain_bpe(model)
         and content["normalizer"] is None
         and cut.get("type") == "ByteLevel"
         and not cut["add_prefix_space"]

@@ -18,7 +18,8 @@ from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.data.preparation import FORMAT, OWN, Settings
 from popxl_gpt.data.splits import write_split, write_text
-from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer
+from popxl_gpt.data.text_tokenizer import CONFIG
+from popxl_gpt.data.tokenisation import load_tokenizer
 
 FILES = {"validation": "val.bin", "train": "train.bin"}
 """Of each split."""
@@ -35,6 +36,7 @@ def read_bins(
     sequence_length: int = 1024,
     vocabulary_size: int | None = None,
     tokenizer: Path | None = None,
+    eos_token: str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Turn nanoGPT's files into a folder of TFRecords; returns the content of its `dataset.json`.
@@ -44,11 +46,12 @@ def read_bins(
         vocabulary_size: of the tokens; None: the tokenizer's, or GPT-2's, 50257, of which the last
             one ends documents.
         tokenizer: a tokenizer.json that made the tokens.
+        eos_token: its token that ends documents; None: as of `TextTokenizer`.
     Raises:
         DataError: files that cannot be read or have other tokens, or an output that is there.
     """
-    made_by = None if tokenizer is None else load_tokenizer(tokenizer)
-    known = None if made_by is None else max(made_by.get_vocab().values()) + 1
+    made_by = None if tokenizer is None else load_tokenizer(tokenizer, eos_token)
+    known = None if made_by is None else made_by.classes
     size = vocabulary_size or known or GPT2_VOCABULARY
     if known is not None and known > size:
         raise DataError(
@@ -70,8 +73,10 @@ def read_bins(
             "splits": splits,
         }
         if made_by is not None:
-            info |= {"tokenizer": "tokenizer.json", "end_of_text": made_by.token_to_id(END_OF_TEXT)}
-            write_text(partial / "tokenizer.json", made_by.to_str(pretty=True))
+            info |= {"tokenizer": "tokenizer.json", "end_of_text": made_by.end}
+            write_text(partial / "tokenizer.json", made_by.to_str())
+            if made_by.config is not None:
+                write_text(partial / CONFIG, made_by.config)
         elif vocabulary_size is None:
             info["end_of_text"] = GPT2_VOCABULARY - 1
         write_text(partial / "dataset.json", json.dumps(info, indent=2))

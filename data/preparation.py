@@ -1,10 +1,11 @@
 """Documents in, a folder of TFRecords out: whole, or not there at all.
 
 The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfindex`,
-`tokenizer.json`, `dataset.json`. Documents are shuffled, each ends with the end-of-text token, and
-a split is their concatenation, cut into records of `sequence_length + 1` tokens: each begins with
-the last token of the one before, so that every token is once a label. The last record is shorter
-where tokens are left.
+`tokenizer.json`, `dataset.json`, and `tokenizer_config.json` where another token than
+`<|endoftext|>` ends documents. Documents are shuffled, each ends with that token, and a split is
+their concatenation, cut into records of `sequence_length + 1` tokens: each begins with the last
+token of the one before, so that every token is once a label. The last record is shorter where
+tokens are left.
 """
 
 import hashlib
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.dataset_info import read_info
@@ -30,9 +30,9 @@ from popxl_gpt.data.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import Source
 from popxl_gpt.data.splits import HeldOut, write_split, write_text
+from popxl_gpt.data.text_tokenizer import CONFIG, TextTokenizer
 from popxl_gpt.data.throughput import Throughput, size_of
 from popxl_gpt.data.tokenisation import (
-    END_OF_TEXT,
     SMALLEST_VOCABULARY,
     TOKENIZER_BYTES,
     Document,
@@ -50,7 +50,7 @@ MOST_WORKERS = 1024
 """Processes that may be asked for; each takes a hundred megabytes."""
 LARGEST = {"sequence_length": 2**24, "vocabulary_size": 2**22}
 """Tokens in a sample, and in a tokenizer: far more than any has, and far less than memory."""
-OWN = r"dataset\.json|tokenizer\.json|(train|validation)-\d+\.(tfrecord|tfindex)"
+OWN = r"dataset\.json|tokenizer(_config)?\.json|(train|validation)-\d+\.(tfrecord|tfindex)"
 """Pattern of the files of a prepared folder."""
 BUCKETS = "buckets"
 GIVEN_BUCKETS = "given-buckets"
@@ -71,6 +71,8 @@ class Settings:
     """A tokenizer.json to use; None trains one."""
     characters: bool = False
     """Make a token of each character."""
+    eos_token: str | None = None
+    """The token of `tokenizer` that ends documents; None: as of `TextTokenizer`."""
     tokenizer_bytes: int = Preparation.tokenizer_bytes
     """Text that the tokenizer is trained on, from the first document on, bytes."""
     validation: float = 0.05
@@ -115,6 +117,11 @@ class Settings:
                 f"tokenizer: got {'characters' if self.characters else self.tokenizer} and "
                 f"vocabulary_size {self.vocabulary_size}; expected one of the two. "
                 "Give --tokenizer to use one that exists, --vocabulary_size to train one."
+            )
+        if self.eos_token is not None and self.tokenizer is None:
+            problems.append(
+                f"eos_token: got '{self.eos_token}' without a tokenizer; expected it with one that "
+                "exists, for one that is made has its own. Leave it out, or give --tokenizer."
             )
         if problems:
             raise DataError("\n".join(problems))
@@ -164,9 +171,12 @@ def prepare(
         if not made.exists():
             sources = [source, *([validation] if validation is not None else [])]
             tokenizer = _tokenizer(sources, settings, report)
-            write_text(folder / "tokenizer.new", tokenizer.to_str(pretty=True))
+            if tokenizer.config is not None:
+                write_text(folder / CONFIG, tokenizer.config)
+            write_text(folder / "tokenizer.new", tokenizer.to_str())
             os.replace(folder / "tokenizer.new", made)
         tokenizer = load_tokenizer(made)
+        tokenizer.name = str(settings.tokenizer or made)
         job = _Job(
             settings=settings, tokenizer=tokenizer, folder=folder, workers=workers, report=report
         )
@@ -174,8 +184,8 @@ def prepare(
         info = {
             "format": FORMAT,
             "sequence_length": settings.sequence_length,
-            "vocabulary_size": max(tokenizer.get_vocab().values()) + 1,
-            "end_of_text": tokenizer.token_to_id(END_OF_TEXT),
+            "vocabulary_size": tokenizer.classes,
+            "end_of_text": tokenizer.end,
             "tokenizer": "tokenizer.json",
             **({"masked": True} if source.is_masked else {}),
             "splits": splits,
@@ -205,8 +215,13 @@ def prepare(
 def _request(source: Source, settings: Settings) -> dict[str, Any]:
     """Return what decides the result, as JSON gives it back."""
     chosen = asdict(settings)
+    del chosen["eos_token"]
     if settings.tokenizer is not None:
-        load_tokenizer(settings.tokenizer)
+        found = load_tokenizer(settings.tokenizer, settings.eos_token)
+        if found.config is not None:
+            chosen["end"] = found.end
+        if found.first.size or found.last.size:
+            chosen["around"] = [found.first.tolist(), found.last.tolist()]
         chosen["tokenizer"] = hashlib.sha256(
             read_bounded(settings.tokenizer, TOKENIZER_BYTES)
         ).hexdigest()
@@ -254,22 +269,22 @@ def _is_complete(output: Path, info: dict[str, Any]) -> bool:
     return whole and (output / "tokenizer.json").is_file()
 
 
-def _tokenizer(sources: list[Source], settings: Settings, report: Report) -> Tokenizer:
+def _tokenizer(sources: list[Source], settings: Settings, report: Report) -> TextTokenizer:
     """The tokenizer that is asked for. One of characters knows those that are held out, too."""
     if settings.tokenizer is not None:
-        return load_tokenizer(settings.tokenizer)
+        return load_tokenizer(settings.tokenizer, settings.eos_token)
     if settings.characters:
         limits = (settings.max_bytes, None)
         texts = (_texts(source, limit) for source, limit in zip(sources, limits))
         tokenizer = character_tokenizer(itertools.chain.from_iterable(texts))
         report(f"Made a tokenizer of {tokenizer.get_vocab_size()} characters.")
-        return tokenizer
+        return TextTokenizer(tokenizer)
     if settings.vocabulary_size is None:
         raise AssertionError("Settings has checked that there is one of the two")
     limit = min(settings.tokenizer_bytes, settings.max_bytes or settings.tokenizer_bytes)
     tokenizer = train_tokenizer(_texts(sources[0], limit), settings.vocabulary_size)
     report(f"Trained a tokenizer of {tokenizer.get_vocab_size()} tokens.")
-    return tokenizer
+    return TextTokenizer(tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,14 +292,14 @@ class _Job:
     """What is done in a folder, beside the tokenizer."""
 
     settings: Settings
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     folder: Path
     workers: int
     report: Report
 
     def splits(self, source: Source, validation: Source | None) -> dict[str, Any]:
         """Write all files. Returns what `dataset.json` says of each split."""
-        end = self.tokenizer.get_vocab()[END_OF_TEXT]
+        end = self.tokenizer.end
         padding = end if source.is_masked else None
         shuffle = self._shuffled(source, self.settings.max_bytes, BUCKETS)
         documents = iter(shuffle)
@@ -344,9 +359,9 @@ def _texts(source: Source, limit: int | None) -> Iterator[str]:
         yield source.clean(text) if source.clean else text
 
 
-def _hash(tokenizer: Tokenizer, splits: dict[str, Any]) -> str:
+def _hash(tokenizer: TextTokenizer, splits: dict[str, Any]) -> str:
     """Return one hash of the tokenizer and of every file's content, names and order."""
-    facts = [hashlib.sha256(tokenizer.to_str().encode()).hexdigest()]
+    facts = [hashlib.sha256(tokenizer.library.to_str().encode()).hexdigest()]
     facts += [
         f"{file['name']} {file['sha256']}"
         for name in sorted(splits)

@@ -97,6 +97,7 @@ def _settings(options: Preparation) -> Settings:
         vocabulary_size=options.trained if is_trained else options.vocabulary_size,
         tokenizer=_tokenizer_file(options.tokenizer),
         characters=options.tokenizer == CHARACTERS,
+        eos_token=options.eos_token,
         tokenizer_bytes=options.tokenizer_bytes,
         validation=share,
         seed=options.seed,
@@ -193,6 +194,7 @@ def _from_bins(options: FromBins) -> int:
         sequence_length=options.sequence_length,
         vocabulary_size=options.vocabulary_size,
         tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
+        eos_token=options.eos_token,
         overwrite=options.overwrite,
     )
     _show(Path(options.output), info)

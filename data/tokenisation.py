@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +22,8 @@ from popxl_gpt.data.encoding import Encoder
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.merges import MERGES, merges_tokenizer
+from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer, special_tokens_beside
 
-END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "\ufffd"
 """Stands for characters that a tokenizer of characters lacks."""
 TOKENIZER_BYTES = 2**28
@@ -71,13 +73,18 @@ def character_tokenizer(documents: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer.json, which must know `END_OF_TEXT`, or a list of merges (see `merges`)."""
+def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
+    """Read a tokenizer.json with what stands beside it, or a list of merges (see `merges`).
+
+    Args:
+        end: as of `TextTokenizer`. There must be one.
+    """
     try:
         content = read_bounded(path, TOKENIZER_BYTES)
         if content.startswith(MERGES):
-            return merges_tokenizer(content, path, END_OF_TEXT)
-        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+            return TextTokenizer(merges_tokenizer(content, path, END_OF_TEXT), str(path), end=end)
+        library = Tokenizer.from_str(content.decode("utf-8"))
+        tokenizer = TextTokenizer(library, str(path), special_tokens_beside(path), end)
     except OSError as error:
         raise unreadable(path, error) from error
     except (KeyboardInterrupt, SystemExit, DataError):
@@ -87,18 +94,25 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise DataError(
             f"{path}: got '{error}'; expected a tokenizer.json. Check the file."
         ) from error
-    if tokenizer.token_to_id(END_OF_TEXT) is None:
+    if tokenizer.end is None:
         raise DataError(
-            f"{path}: got no token '{END_OF_TEXT}'; expected one to end documents. Add it."
+            f"{path}: got no token '{END_OF_TEXT}', and no eos_token in a file of its model beside "
+            "it; expected a token to end documents. Name one with --eos_token."
         )
     return tokenizer
 
 
-def token_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
+def token_bytes(tokenizer: Tokenizer | TextTokenizer) -> np.ndarray | None:
     """Return how many bytes of UTF-8 each token stands for, float64 [tokens]; those that no text
-    has, such as `END_OF_TEXT`, stand for none, and one for all that a tokenizer of characters lacks
-    for NaN. None for a tokenizer whose tokens are not pieces of the text, one after the other.
+    has, such as the end of documents, stand for none, and one for all that a tokenizer of
+    characters lacks for NaN. None for a tokenizer whose tokens are not pieces of the text, one
+    after the other.
     """
+    if isinstance(tokenizer, TextTokenizer):
+        sizes = token_bytes(tokenizer.library)
+        if sizes is not None and tokenizer.end is not None:
+            sizes[tokenizer.end] = 0
+        return sizes
     vocabulary = tokenizer.get_vocab()
     has_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
     if not has_bytes and not isinstance(tokenizer.decoder, decoders.Fuse):
@@ -128,11 +142,39 @@ def unknown_token(tokenizer: Tokenizer) -> int | None:
     return found
 
 
+@dataclass(frozen=True)
+class DocumentEncoder:
+    """Makes tokens of documents. Another process gets it before it has read the tokenizer."""
+
+    tokenizer: str
+    name: str
+    first: np.ndarray
+    """Stands before each document's text."""
+    last: np.ndarray
+    """Stands after it: what the post-processor puts there, and the end of documents, once."""
+    end: np.ndarray
+    """The end of documents."""
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer) -> "DocumentEncoder":
+        """What a tokenizer makes of documents."""
+        assert tokenizer.end is not None, "checked where it was read"
+        end = np.array([tokenizer.end], np.uint32)
+        is_ended = tokenizer.last[-1:].tolist() == [tokenizer.end]
+        last = tokenizer.last if is_ended else np.append(tokenizer.last, end)
+        return cls(tokenizer.library.to_str(), tokenizer.name, tokenizer.first, last, end)
+
+    @cached_property
+    def library(self) -> Encoder:
+        """Makes tokens of text."""
+        return Encoder(self.tokenizer, self.name)
+
+
 def tokenise(
-    documents: Iterable[Document], tokenizer: Tokenizer, clean: Clean = None, workers: int = 1
+    documents: Iterable[Document], tokenizer: TextTokenizer, clean: Clean = None, workers: int = 1
 ) -> Iterator[np.ndarray]:
-    """Yield each document's tokens and `END_OF_TEXT`, uint32 [tokens], in input order, whatever
-    `workers` is. Tokens of a conversation that do not count are marked (see `masking`).
+    """Yield each document's tokens, those around it and its end, uint32 [tokens], in input order,
+    whatever `workers` is. Tokens of a conversation that do not count are marked (see `masking`).
 
     An empty document gives no tokens. Memory holds a few batches of a megabyte per worker.
 
@@ -142,7 +184,7 @@ def tokenise(
     """
     batches = _batches(documents)
     if workers <= 1:
-        encoder = Encoder(tokenizer.to_str())
+        encoder = DocumentEncoder.of(tokenizer)
         results: Iterator[Encoded] = (_encode(batch, encoder, clean) for batch in batches)
     else:
         results = _ordered(batches, tokenizer, clean, workers)
@@ -151,7 +193,7 @@ def tokenise(
 
 
 def _ordered(
-    batches: Iterator[list[Document]], tokenizer: Tokenizer, clean: Clean, workers: int
+    batches: Iterator[list[Document]], tokenizer: TextTokenizer, clean: Clean, workers: int
 ) -> Iterator[Encoded]:
     # Fresh processes: forked ones would inherit the tokenizer's threads half-way through whatever
     # they are doing.
@@ -159,7 +201,7 @@ def _ordered(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(tokenizer.to_str(), clean),
+        initargs=(DocumentEncoder.of(tokenizer), clean),
     )
     try:
         waiting: deque[Future[Encoded]] = deque()
@@ -191,47 +233,47 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encode(batch: list[Document], encoder: Encoder, clean: Clean) -> Encoded:
-    end = encoder.token(END_OF_TEXT)
+def _encode(batch: list[Document], encoder: DocumentEncoder, clean: Clean) -> Encoded:
     found: list[np.ndarray] = []
     # a source has documents of one kind
     if any(isinstance(document, tuple) for document in batch):
         conversations = [document for document in batch if isinstance(document, tuple)]
-        found = _encode_conversations(conversations, encoder, end)
+        found = _encode_conversations(conversations, encoder)
     else:
         texts = [clean(text) if clean else text for text in batch if isinstance(text, str)]
         found = [
-            np.append(ids, np.uint32(end)) if ids.size else ids
-            for ids in encoder([text if text.strip() else "" for text in texts])
+            np.concatenate([encoder.first, ids, encoder.last]) if ids.size else ids
+            for ids in encoder.library([text if text.strip() else "" for text in texts])
         ]
     return np.concatenate(found), np.array([part.size for part in found], dtype=np.int64)
 
 
 def _encode_conversations(
-    conversations: list[Conversation], encoder: Encoder, end: int
+    conversations: list[Conversation], encoder: DocumentEncoder
 ) -> list[np.ndarray]:
     """Parts are tokenised each by itself: where an answer begins, a token begins."""
     texts = [text for conversation in conversations for text, _ in conversation]
-    encodings = iter(encoder(texts))
+    encodings = iter(encoder.library(texts))
     found = []
     for conversation in conversations:
-        parts = [(next(encodings), counts) for _, counts in conversation]
-        parts.append((np.array([end], np.uint32), conversation[-1][1]))
+        parts = [(encoder.first, False)]
+        parts += [(next(encodings), counts) for _, counts in conversation]
+        parts.append((encoder.end, conversation[-1][1]))
         ids = np.concatenate([tokens for tokens, _ in parts]).astype(np.int64)
         counted = np.repeat([counts for _, counts in parts], [len(tokens) for tokens, _ in parts])
         found.append(masked(ids, counted).view(np.uint32))
     return found
 
 
-_worker: tuple[Encoder, Clean]
+_worker: tuple[DocumentEncoder, Clean]
 """What a worker process was started with."""
 
 
-def _start_worker(tokenizer: str, clean: Clean) -> None:
+def _start_worker(encoder: DocumentEncoder, clean: Clean) -> None:
     global _worker
     # One thread per process: there is a process per core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker = Encoder(tokenizer), clean
+    _worker = encoder, clean
 
 
 def _work(batch: list[Document]) -> Encoded:

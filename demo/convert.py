@@ -12,6 +12,7 @@ if __name__ == "__main__":
 
     commands.convert()
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from popxl_gpt.config.errors import reason_of
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
+from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
+from popxl_gpt.data.text_tokenizer import special_tokens_beside
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
 from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
@@ -49,7 +52,7 @@ class Made:
 
 
 CHECKPOINT = Made(
-    r"config\.yml|checkpoints/(tokenizer\.json|step_0+/(checkpoint\.json|[\w.]+\.safetensors)?)?",
+    r"config\.yml|checkpoints/(tokenizer(_config)?\.json|step_0+/(checkpoint\.json|[\w.]+\.safetensors)?)?",
     (r"config\.yml", r"checkpoints/step_0+/checkpoint\.json"),
 )
 HUGGING_FACE = Made(OWN_FILES, (r"config\.json", r"model.*\.safetensors"))
@@ -71,6 +74,9 @@ def from_hugging_face(options: Conversion) -> int:
         tokenizer = source / TOKENIZER
         if tokenizer.is_file():
             (checkpoints / TOKENIZER).write_bytes(tokenizer.read_bytes())
+            beside = special_tokens_beside(tokenizer)
+            if beside:
+                (checkpoints / TOKENIZER_CONFIG).write_text(json.dumps(beside, indent=2) + "\n")
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters, {kept}")
     named = quote(str(out))

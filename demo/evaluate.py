@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import popdist
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import (
     NO_RAMPUP,
@@ -40,11 +39,14 @@ from popxl_gpt.config.errors import reason_of
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import several, user_path
 from popxl_gpt.data import Dataset, TokenArray, TokenDataset
+from popxl_gpt.data.masking import masked
 from popxl_gpt.data.sources import text_source
-from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, unknown_token
+from popxl_gpt.data.text_tokenizer import TextTokenizer
+from popxl_gpt.data.tokenisation import token_bytes, tokenise, unknown_token
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.text import check_made_by, read_tokenizer
+from popxl_gpt.demo.writing import end_of_documents
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.evaluation import Evaluation, Measured
@@ -358,7 +360,7 @@ def _measure(
 
 
 def _open(
-    config: Config, options: Options, tokenizer: Tokenizer | None, stride: int
+    config: Config, options: Options, tokenizer: TextTokenizer | None, stride: int
 ) -> "tuple[Dataset, int | None]":
     """The data, and the bytes of text in them where these are text: none where the tokenizer lacks
     a character, of which a token says less than the text.
@@ -368,7 +370,7 @@ def _open(
         assert tokenizer is not None
         texts = list(text_source(options.text, document_bytes=2**31 - 1).documents())
         tokens = _joined(texts, tokenizer)
-        is_whole = not (tokens == unknown_token(tokenizer)).any()
+        is_whole = not (tokens == unknown_token(tokenizer.library)).any()
         text_bytes = sum(len(text.encode()) for text in texts if text.strip())
         return TokenArray(tokens, sequence, vocabulary, stride), text_bytes if is_whole else None
     if not config.data.input_files:
@@ -384,18 +386,21 @@ def _open(
     return TokenDataset(config.data.input_files, sequence, vocabulary, stride=stride, **place), None
 
 
-def _joined(texts: "Sequence[str]", tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of documents, each ended as in training; what stands before the first is such an
-    end, too.
+def _joined(texts: "Sequence[str]", tokenizer: TextTokenizer) -> np.ndarray:
+    """The tokens of documents, each ended as in training. What stands before the first is such an
+    end, too, unless the tokenizer begins texts itself: what it begins them with does not count.
     """
-    end = np.array([tokenizer.token_to_id(END_OF_TEXT)])
-    found = np.concatenate([end, *tokenise(texts, tokenizer)]).astype(np.int32)
-    if len(found) < 2:
+    first = len(tokenizer.first)
+    found = [np.array([] if first else [tokenizer.end])]
+    for tokens in tokenise(texts, tokenizer):
+        found.append(masked(tokens, np.arange(len(tokens)) >= first))
+    joined = np.concatenate(found).astype(np.int32)
+    if len(joined) < 2:
         raise UserError("--text: got files without text; expected some. Check the files.")
-    return found
+    return joined
 
 
-def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Tokenizer | None:
+def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> TextTokenizer | None:
     """The tokenizer that is named, or else one beside the checkpoint, the run's, or beside the
     data; None where there is none and none is needed.
     """
@@ -416,12 +421,13 @@ def _tokenizer(saved: SavedRun, config: Config, needed: bool) -> Tokenizer | Non
             )
         return None
     tokenizer = read_tokenizer(paths[0])
-    if tokenizer.token_to_id(END_OF_TEXT) is None:
+    tokenizer.end = end_of_documents(tokenizer, config.model, saved.ends)
+    if tokenizer.end is None and needed:
         raise UserError(
-            f"--tokenizer: got {paths[0]} without '{END_OF_TEXT}'; expected a token that ends "
-            "documents. Use the tokenizer that made the training data."
+            f"--tokenizer: got {paths[0]} without a token that ends documents; expected one. Name "
+            "it, as eos_token, in a tokenizer_config.json beside the file."
         )
-    tokens, vocabulary = max(tokenizer.get_vocab().values()) + 1, config.model.vocabulary_size
+    tokens, vocabulary = tokenizer.classes, config.model.vocabulary_size
     if tokens > vocabulary:
         raise UserError(
             f"--tokenizer: got {paths[0]} with {tokens} tokens; expected at most the model's "

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import popdist
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import (
     NO_RAMPUP,
@@ -32,11 +31,11 @@ from popxl_gpt.config import (
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import encoding_problem, several, user_path
-from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
 from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.demo.writing import OnEnd, OnText, write
+from popxl_gpt.demo.writing import OnEnd, OnText, end_of_documents, write
 from popxl_gpt.execution.checkpoint import SavedRun, find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.generation import CachedModel
@@ -60,28 +59,36 @@ class Trained:
         self.saved = saved
         self.config = config
         self.tokenizer = find_tokenizer(saved, config)
-        self.tokenizer.encode_special_tokens = not special_tokens
+        self._special_tokens = special_tokens
 
-    def tokens(self, text: str, where: str) -> "list[int]":
-        """A prompt's tokens; UserError where it has none, or is no text."""
+    def tokens(self, text: str, where: str, goes_on: bool = False) -> "list[int]":
+        """A prompt's tokens; UserError where it has none, or is no text.
+
+        Args:
+            goes_on: it stands after other text.
+        """
         problem = encoding_problem(text)
         if problem is not None:
             raise UserError(f"{where}: {problem}. Convert it.")
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        found = self.tokenizer.encode_part(text, self._special_tokens)
         if not found:
             raise UserError(
                 f"{where}: got an empty prompt; expected some text. Give text, or leave it out to "
                 "begin a new document."
             )
-        return found
+        return found if goes_on else self.tokenizer.around(found)
 
     def begin(self) -> "list[int]":
-        """What a new document begins with: the end of the one before."""
-        end = self.tokenizer.token_to_id(END_OF_TEXT)
+        """What a new document begins with: the tokens before its text, or the end of the one
+        before.
+        """
+        if self.tokenizer.first.size:
+            return self.tokenizer.first.tolist()
+        end = end_of_documents(self.tokenizer, self.config.model, self.saved.ends)
         if end is None:
             raise UserError(
-                f"--prompt: got none, and a tokenizer without '{END_OF_TEXT}'; expected a prompt. "
-                "Give one."
+                "--prompt: got none, and a tokenizer without a token that ends documents; expected "
+                "a prompt. Give one."
             )
         return [end]
 
@@ -184,7 +191,7 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     return mapping
 
 
-def find_tokenizer(saved: SavedRun, config: Config) -> Tokenizer:
+def find_tokenizer(saved: SavedRun, config: Config) -> TextTokenizer:
     """The tokenizer that is named, or else the one beside a checkpoint, or in the run's folder.
 
     Raises:
@@ -204,7 +211,7 @@ def find_tokenizer(saved: SavedRun, config: Config) -> Tokenizer:
             )
         path = there
     tokenizer = read_tokenizer(path)
-    classes, vocabulary = max(tokenizer.get_vocab().values()) + 1, config.model.vocabulary_size
+    classes, vocabulary = tokenizer.classes, config.model.vocabulary_size
     if classes > vocabulary:
         raise UserError(
             f"--tokenizer: got {path} with {classes} tokens; expected at most the model's "
@@ -325,7 +332,8 @@ def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool
     positions = trained.config.model.positions
     with trained.running(1, positions, options.tokens) as model:
         for number, line in enumerate(_lines(is_leader)):
-            said += trained.tokens(line + "\n", "--chat")
+            text = trained.tokens(line + "\n", "--chat", goes_on=True)
+            said += text if said else [*trained.tokenizer.first.tolist(), *text]
             show = Printed([""])
             told = (show.add, show.finish) if is_leader else (_ignore, _ignore)
             (answer,) = write(
@@ -340,7 +348,7 @@ def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool
                 first_number=number,
                 ends=trained.saved.ends,
             )
-            said += trained.tokens(answer + "\n", "--chat")
+            said += trained.tokens(answer + "\n", "--chat", goes_on=True)
 
 
 def _ignore(*_: Any) -> None:

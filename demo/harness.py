@@ -13,11 +13,10 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from popxl_gpt.config import Config, ConfigError, UserError
-from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.writing import write
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.generation import CachedModel
@@ -41,7 +40,7 @@ class HarnessModel(TemplateLM):
     are asked the same, and all answer.
     """
 
-    def __init__(self, saved: SavedRun, config: Config, tokenizer: Tokenizer):
+    def __init__(self, saved: SavedRun, config: Config, tokenizer: TextTokenizer):
         super().__init__()
         self.saved, self.config = saved, config
         self._tokenizer = tokenizer
@@ -50,17 +49,24 @@ class HarnessModel(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Ends documents, and stands before texts without context."""
-        found: int | None = self._tokenizer.token_to_id(END_OF_TEXT)
+        found = self._tokenizer.end
         assert found is not None  # see demo/evaluate.py
         return found
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Stands before texts without context: what begins texts, or else what ends documents."""
+        first = self._tokenizer.first.tolist()
+        return first[-1] if first else self.eot_token_id
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **more: Any
     ) -> "list[int]":
         """A text's tokens, as in training."""
-        del add_special_tokens, more
-        found: list[int] = self._tokenizer.encode(string, add_special_tokens=False).ids
-        return found
+        del more
+        if add_special_tokens is False:
+            return self._tokenizer.encode_part(string)
+        return self._tokenizer.encode(string)
 
     def loglikelihood(
         self, requests: "list[Instance]", disable_tqdm: bool = True
@@ -193,7 +199,7 @@ class HarnessModel(TemplateLM):
 def run_tasks(
     saved: SavedRun,
     config: Config,
-    tokenizer: Tokenizer,
+    tokenizer: TextTokenizer,
     tasks: Sequence[str],
     num_fewshot: int | None = None,
     limit: int | None = None,

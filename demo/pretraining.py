@@ -21,7 +21,6 @@ from dataclasses import replace
 from shlex import quote
 
 import popdist
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import (
     Config,
@@ -37,6 +36,7 @@ from popxl_gpt.config.errors import failure_number, numbered
 from popxl_gpt.config.partners import without_partner
 from popxl_gpt.config.programs import typed_as
 from popxl_gpt.data import Dataset
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.description import describe
@@ -209,7 +209,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
 def complete(
     run: TrainingRun,
     kept: WarningsFile,
-    tokenizer: Tokenizer | None,
+    tokenizer: TextTokenizer | None,
     data: Dataset,
     samples: int,
 ) -> None:

@@ -9,12 +9,11 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from tokenizers import Tokenizer
-
 from popxl_gpt.config import Config, UserError, to_yaml
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.plain_files import real_path
+from popxl_gpt.data.text_tokenizer import CONFIG, TextTokenizer
 from popxl_gpt.execution.checkpoint import SavedRun, find
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, checkpoints_in, remove_leftovers
 from popxl_gpt.execution.reports.run.run_files import (
@@ -98,17 +97,12 @@ class RunFolder:
         if not is_ours:
             raise _is_anothers(self)
 
-    def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
+    def keep_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Write the tokenizer beside the checkpoints, where programs that use them look for it."""
-        content = tokenizer.to_str(pretty=True).encode()
         try:
-            is_kept = read_bounded(self.tokenizer, len(content)) == content
-        except OSError:  # none, or another
-            is_kept = False
-        try:
-            if not is_kept:
-                with written_whole(self.tokenizer) as partial:
-                    partial.write_bytes(content)
+            if tokenizer.config is not None:
+                _keep(self.tokenizer.with_name(CONFIG), tokenizer.config.encode())
+            _keep(self.tokenizer, tokenizer.to_str().encode())
         except OSError as error:
             _LOG.warning(
                 "%s: not written: '%s'. Programs that use the model need --tokenizer.",
@@ -152,6 +146,17 @@ class RunFolder:
                 partial.write_text(to_yaml(config), encoding="utf-8")
         except OSError as error:
             _LOG.warning("%s: not written: '%s'.", self.config, error.strerror)
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file that may be there already."""
+    try:
+        is_kept = read_bounded(path, len(content)) == content
+    except OSError:  # none, or another
+        is_kept = False
+    if not is_kept:
+        with written_whole(path) as partial:
+            partial.write_bytes(content)
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import popdist
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import LostError, NotFiniteError, UserError
 from popxl_gpt.config.errors import outside_message
 from popxl_gpt.data import Dataset
 from popxl_gpt.data.masking import ids_of
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.samples_file import keep_samples
 from popxl_gpt.demo.text import MARK, SampleWriter, whole_lines
@@ -35,7 +35,7 @@ SAMPLE_TOKENS = 100
 class Samples:
     """Texts that the model writes while it is trained."""
 
-    tokenizer: Tokenizer | None
+    tokenizer: TextTokenizer | None
     data: Dataset
     options: Options
 
@@ -48,7 +48,7 @@ class Samples:
 
 
 def show_samples_if_possible(
-    run: TrainingRun, tokenizer: Tokenizer | None, data: Dataset, samples: int
+    run: TrainingRun, tokenizer: TextTokenizer | None, data: Dataset, samples: int
 ) -> None:
     """Let the model write, where there is a tokenizer. Where it cannot, say why: no step of
     training is to be lost for that.
@@ -106,7 +106,7 @@ def _told(error: Exception) -> str | None:
 
 
 def _prompts(
-    run: TrainingRun, tokenizer: Tokenizer, data: Dataset, samples: int
+    run: TrainingRun, tokenizer: TextTokenizer, data: Dataset, samples: int
 ) -> "list[list[int]]":
     """Some lines of the data for each text."""
     length = min(PROMPT_TOKENS, max(1, run.config.model.sequence_length // 2))

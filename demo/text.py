@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.data import Dataset
-from popxl_gpt.data.encoding import text_as_text
+from popxl_gpt.data import DataError, Dataset
+from popxl_gpt.data.text_tokenizer import TextTokenizer, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import unreadable_tokenizer
 from popxl_gpt.demo.writing import write
@@ -21,18 +21,19 @@ MARK = "»"
 """Stands where the given text ends."""
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a file. It takes text as training data are made of it: see `text_as_text`.
+def read_tokenizer(path: Path) -> TextTokenizer:
+    """The tokenizer of a file, with what stands beside it.
 
     Raises:
         UserError: there is none, or it has no tokens.
     """
     try:
         content = read_bounded(path, TOKENIZER_BYTES).decode("utf-8")
-        found = text_as_text(Tokenizer.from_str(content))
+        library = Tokenizer.from_str(content)
+        found = TextTokenizer(library, str(path), special_tokens_beside(path))
     except OSError as error:
         raise unreadable_tokenizer(path, error) from error
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, DataError):
         raise
     # the tokenizers package raises nothing narrower, and panics are no Exception
     except BaseException as error:
@@ -47,7 +48,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return found
 
 
-def check_made_by(tokenizer: Tokenizer, name: "str | Path", data: Dataset) -> None:
+def check_made_by(tokenizer: TextTokenizer, name: "str | Path", data: Dataset) -> None:
     """Refuse a tokenizer to which a token of the data stands for something else than to the one
     that made them.
 
@@ -74,7 +75,7 @@ class SampleWriter:
         self,
         training: addons.TaskSession,
         config: Config,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         prompts: Sequence[Sequence[int]],
         tokens: int,
     ):
@@ -103,7 +104,7 @@ class SampleWriter:
         ]
 
 
-def whole_lines(tokens: Sequence[int], tokenizer: Tokenizer) -> "list[int]":
+def whole_lines(tokens: Sequence[int], tokenizer: TextTokenizer) -> "list[int]":
     """The part of some tokens that begins and ends where a line does; all of them where they hold
     no whole line.
     """

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import popdist
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, override, tokens_ahead
 from popxl_gpt.config.dataset_info import training_files
 from popxl_gpt.config.errors import io_failure
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.data import Dataset, MixedDataset, SyntheticDataset, TokenDataset
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import MANIFEST, TOKENIZER
@@ -100,7 +100,7 @@ def _check_fits(config: Config, data: Dataset, name: str, flag: str) -> None:
 
 def given_tokenizer(
     config: Config, data: Dataset, validation_data: Dataset | None
-) -> Tokenizer | None:
+) -> TextTokenizer | None:
     """The tokenizer that was given, if one was.
 
     Raises:
@@ -121,11 +121,11 @@ def given_tokenizer(
     return tokenizer
 
 
-def _check_size(tokenizer: Tokenizer, got: str, config: Config) -> int:
+def _check_size(tokenizer: TextTokenizer, got: str, config: Config) -> int:
     """The number of a tokenizer's tokens; UserError, which begins with `got`, where the model has
     fewer.
     """
-    tokens = max(tokenizer.get_vocab().values()) + 1
+    tokens = tokenizer.classes
     if tokens > config.model.vocabulary_size:
         raise UserError(
             f"{got} with {tokens} tokens; expected at most vocabulary_size = "
@@ -136,11 +136,11 @@ def _check_size(tokenizer: Tokenizer, got: str, config: Config) -> int:
 
 def run_tokenizer(
     config: Config,
-    given: Tokenizer | None,
+    given: TextTokenizer | None,
     saved: SavedRun | None,
     data: Dataset,
     validation_data: Dataset | None,
-) -> Tokenizer | None:
+) -> TextTokenizer | None:
     """The tokenizer of a run: the one given, or else that of the model that it goes on with.
 
     Raises:
@@ -153,11 +153,11 @@ def run_tokenizer(
 
 def _resumed_tokenizer(
     config: Config,
-    tokenizer: Tokenizer | None,
+    tokenizer: TextTokenizer | None,
     saved: SavedRun,
     data: Dataset,
     validation_data: Dataset | None,
-) -> Tokenizer | None:
+) -> TextTokenizer | None:
     """The tokenizer of a run that goes on: the one given, or else the one beside its checkpoints.
 
     Raises:
@@ -186,8 +186,8 @@ def _resumed_tokenizer(
 
 
 def begun_tokenizer(
-    config: Config, tokenizer: Tokenizer | None, data: Dataset, validation_data: Dataset | None
-) -> Tokenizer | None:
+    config: Config, tokenizer: TextTokenizer | None, data: Dataset, validation_data: Dataset | None
+) -> TextTokenizer | None:
     """The tokenizer of a run that begins: the one given, or else that of the model whose weights it
     begins with.
 

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import numpy as np
 import popdist
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError, stage_of
 from popxl_gpt.config.errors import failure_number, numbered, reason_of
 from popxl_gpt.data import BatchLoader, DataError, Dataset
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.divergence import Divergence
 from popxl_gpt.demo.interruption import Interruption, first
 from popxl_gpt.demo.progress import Progress, validation_parts
@@ -75,7 +75,7 @@ class TrainingRun:
         saved: SavedRun | None,
         interruption: Interruption,
         profiler: StepProfiler | None = None,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TextTokenizer | None = None,
         limit_seconds: float | None = None,
         after_steps: "Callable[[TrainingRun], None]" = lambda run: None,
     ):

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import numpy as np
 import popxl_addons as addons
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config
 from popxl_gpt.data import DataError, Dataset
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import token_bytes
 from popxl_gpt.execution.evaluation import Evaluation
 from popxl_gpt.execution.inference import evaluation
 from popxl_gpt.execution.variables import copy_weights
 
 
-def bytes_of_tokens(config: Config, tokenizer: Tokenizer | None) -> np.ndarray | None:
+def bytes_of_tokens(config: Config, tokenizer: TextTokenizer | None) -> np.ndarray | None:
     """Bytes of text that each of the model's tokens stands for, as `token_bytes`, float64
     [vocabulary]; None where that is not known.
     """

@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import popdist
-from tokenizers import Tokenizer
 
 from popxl_gpt.config import Model, NotFiniteError
-from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer
 from popxl_gpt.execution.generation import CachedModel
 from popxl_gpt.execution.sampling import Sampling, choose
 from popxl_gpt.utils.runtime import gather
@@ -32,7 +31,7 @@ class TextStream:
         stop: texts that end it, none of them empty. They are not given.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()):
+    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int], stop: Sequence[str] = ()):
         self.text = ""
         """What was given so far."""
         self.is_stopped = False
@@ -75,17 +74,23 @@ class TextStream:
         return next((n for n in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
-def end_of_documents(tokenizer: Tokenizer, model: Model) -> int | None:
+def end_of_documents(
+    tokenizer: TextTokenizer, model: Model, ends: Sequence[int] = ()
+) -> int | None:
     """The token that ends documents: the tokenizer's, or else that which a model of Hugging Face's
     has brought; None where there is none.
+
+    Args:
+        ends: as of `write`.
     """
-    found: int | None = tokenizer.token_to_id(END_OF_TEXT)
-    return found if found is not None else model.end_of_text or None
+    if tokenizer.end is not None:
+        return tokenizer.end
+    return next(iter(ends), model.end_of_text or None)
 
 
 def write(
     model: CachedModel,
-    tokenizer: Tokenizer,
+    tokenizer: TextTokenizer,
     prompts: Sequence[Sequence[int]],
     tokens: int,
     sampling: Sampling,
@@ -109,8 +114,9 @@ def write(
     Raises:
         NotFiniteError: the model's logits are not finite; says where.
     """
-    ending = {end_of_documents(tokenizer, model.config.model), *ends}
-    classes = max(tokenizer.get_vocab().values()) + 1
+    of_text = tokenizer.get_vocab().get(END_OF_TEXT)
+    ending = {end_of_documents(tokenizer, model.config.model), of_text, *ends}
+    classes = tokenizer.classes
     streams = [TextStream(tokenizer, prompt, stop) for prompt in prompts]
     randoms = [sampling.random(first_number + number) for number in range(len(prompts))]
     is_open = [True] * len(prompts)

@@ -17,7 +17,8 @@ import numpy as np
 
 from popxl_gpt.config import Model, UserError
 from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.data.tokenisation import END_OF_TEXT
+from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
+from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.hugging_face_config import (
     config_of,
@@ -247,25 +248,29 @@ def write_hugging_face(
         }
         _write_json(folder / INDEX, index)
     added = {} if tokenizer is None else _added_tokens(tokenizer)
-    own = next((number for number, text in added.items() if text == END_OF_TEXT), None)
+    beside = {} if tokenizer is None else special_tokens_beside(tokenizer)
+    numbers = {text: number for number, text in added.items()}
+    own = numbers.get(END_OF_TEXT)
     begin = special_tokens.get(BEGIN, own)
-    end = special_tokens.get(END, model.end_of_text or own)  # 0: the model does not tell
+    ending = numbers.get(beside.get("eos_token", END_OF_TEXT))
+    end = special_tokens.get(END, model.end_of_text or ending)  # 0: the model does not tell
     _write_json(folder / CONFIG, config_of(model, family, kind, begin, end))
     if family.code is not None:
         shutil.copyfile(family.code, folder / family.code.name)
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / TOKENIZER)
-        special = {
+        special: dict[str, Any] = {
             name: added.get(next(iter(as_list(tokens)), None))
             for name, tokens in (("bos_token", begin), ("eos_token", end))
         }
-        _write_json(folder / "tokenizer_config.json", _tokenizer_config(model, special))
+        special |= {name: value for name, value in beside.items() if name != END}
+        _write_json(folder / CONFIG_OF_TOKENIZER, _tokenizer_config(model, special))
     return family
 
 
-def _tokenizer_config(model: Model, special: "dict[str, str | None]") -> "dict[str, Any]":
+def _tokenizer_config(model: Model, special: "dict[str, Any]") -> "dict[str, Any]":
     """Its special tokens have their places in the model's configuration, too."""
-    kind, known = "PreTrainedTokenizerFast", {n: text for n, text in special.items() if text}
+    kind, known = "PreTrainedTokenizerFast", {n: v for n, v in special.items() if v is not None}
     return {"tokenizer_class": kind, "model_max_length": model.positions, **known}
 
 

@@ -41,6 +41,7 @@ from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import stdlib_source, text_source
 from popxl_gpt.data.splits import HeldOut
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
 from popxl_gpt.demo.commands import parse_training
 
@@ -246,7 +247,7 @@ def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
     tokenizer = small_tokenizer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", batch_characters)
-        encoded = list(tokenise(texts, tokenizer))
+        encoded = list(tokenise(texts, TextTokenizer(tokenizer)))
     assert len(encoded) == len(texts)
     for text, tokens in zip(texts, encoded):
         if text.strip():
@@ -258,7 +259,7 @@ def test_tokens_decode_to_the_documents_in_their_order(texts, batch_characters):
 
 def test_text_that_spells_the_end_of_text_does_not_end_it():
     tokenizer = small_tokenizer()
-    (tokens,) = tokenise([f"a{END_OF_TEXT}b"], tokenizer)
+    (tokens,) = tokenise([f"a{END_OF_TEXT}b"], TextTokenizer(tokenizer))
     assert tokens.tolist().count(0) == 1
     assert tokenizer.decode(tokens[:-1].tolist()) == f"a{END_OF_TEXT}b"
 
@@ -267,8 +268,8 @@ def test_text_that_spells_the_end_of_text_does_not_end_it():
 def test_workers_keep_the_order_and_clean_each_document(monkeypatch):
     monkeypatch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", 200)
     tokenizer = small_tokenizer()
-    serial = list(tokenise(documents(200), tokenizer, str.upper))
-    parallel = list(tokenise(documents(200), tokenizer, str.upper, workers=2))
+    serial = list(tokenise(documents(200), TextTokenizer(tokenizer), str.upper))
+    parallel = list(tokenise(documents(200), TextTokenizer(tokenizer), str.upper, workers=2))
     assert all(np.array_equal(one, two) for one, two in zip(serial, parallel, strict=True))
     assert tokenizer.decode(serial[150][:-1].tolist()) == documents(200)[150].upper()
 
@@ -278,7 +279,7 @@ def test_tokenising_reads_no_further_ahead_than_a_few_batches(monkeypatch):
     tokenizer = small_tokenizer()
     taken = itertools.count()
     endless = (f"document {next(taken)}" for _ in itertools.count())
-    results = tokenise(endless, tokenizer)
+    results = tokenise(endless, TextTokenizer(tokenizer))
     for _ in range(30):
         next(results)
     assert next(taken) < 60

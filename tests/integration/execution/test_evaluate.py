@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from popxl_gpt.config import UserError, exit_on_user_error, from_mapping, load, preset
 from popxl_gpt.data import MixedDataset, SyntheticDataset, TokenArray, TokenDataset
 from popxl_gpt.data.prepare import main as prepare
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import (
     END_OF_TEXT,
     character_tokenizer,
@@ -244,8 +245,8 @@ def test_data_that_another_tokenizer_made_are_refused_by_name(folder, tmp_path):
     check_made_by(tokenizer, "own", own)
     with pytest.raises(UserError, match=r"--tokenizer: got own"):
         check_made_by(tokenizer, "own", MixedDataset([own, others], [0.5, 0.5]))
-    tokenizer.add_tokens(["<|pad|>"])  # what has no meaning in the data may be added
-    check_made_by(tokenizer, "own", own)
+    tokenizer.library.add_tokens(["<|pad|>"])  # what has no meaning in the data may be added
+    check_made_by(TextTokenizer(tokenizer.library), "own", own)
 
 
 def test_pieces_of_the_head_that_do_not_divide_an_evaluations_rows_become_fewer():
@@ -327,7 +328,8 @@ def test_one_file_is_given_as_a_text_or_a_path(folder, kind):
 @pytest.mark.parametrize("text, size", [("cab\n", 4), ("cäb\n", None)])
 def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_path, text, size):
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    options, tokenizer = EvaluateOptions(text=(str(tmp_path),)), character_tokenizer(["abc\n"])
+    tokenizer = TextTokenizer(character_tokenizer(["abc\n"]))
+    options = EvaluateOptions(text=(str(tmp_path),))
     data, found = _open(preset("tiny"), options, tokenizer, 8)
     assert found == size and len(data) == 1
 
@@ -335,10 +337,11 @@ def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_p
 def test_a_tokenizer_is_looked_for_in_a_folder_of_data_that_is_given(tmp_path):
     (tmp_path / "data").mkdir()
     character_tokenizer(["abc"]).save(str(tmp_path / "data/tokenizer.json"))
-    saved = SimpleNamespace(folder=tmp_path / "run/checkpoints/step_1", config=preset("tiny"))
+    folder = tmp_path / "run/checkpoints/step_1"
+    saved = SimpleNamespace(folder=folder, config=preset("tiny"), ends=[])
     for name in ("data", "data/train-00000.tfrecord"):
         config = preset("tiny", input_files=(str(tmp_path / name),), validate_every=0)
-        assert _tokenizer(saved, config, needed=True).get_vocab_size() == 5
+        assert _tokenizer(saved, config, needed=True).classes == 5
 
 
 @pytest.mark.slow

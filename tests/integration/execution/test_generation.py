@@ -8,6 +8,7 @@ from popxl_engine.planner.sequence import sequence
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import NotFiniteError
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import END_OF_TEXT, train_tokenizer
 from popxl_gpt.demo.writing import TextStream, write
 from popxl_gpt.execution.generation import CachedModel, CacheSizes
@@ -231,7 +232,7 @@ def test_a_stop_ends_the_text_and_is_never_shown(tokenizer, stop):
 def written(config, tokenizer, prompts, tokens, sampling, weights=None, **more):
     model = started(config, len(prompts), max(map(len, prompts)), tokens, weights)
     with model.session:
-        return write(model, tokenizer, prompts, tokens, sampling, **more)
+        return write(model, TextTokenizer(tokenizer), prompts, tokens, sampling, **more)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import UserError
 from popxl_gpt.data.prepare import main as prepare
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.pretraining import main
@@ -106,7 +107,7 @@ def test_a_tokenizer_that_cannot_be_written_is_said_and_no_error(tmp_path, caplo
     folder = RunFolder(tmp_path, tmp_path)
     (tmp_path / "tokenizer.json").mkdir()
     folder.keep_tokenizer(
-        Tokenizer.from_str('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+        TextTokenizer(Tokenizer.from_str('{"model": {"type": "BPE", "vocab": {}, "merges": []}}'))
     )
     assert "not written" in caplog.text
 

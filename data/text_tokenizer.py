@@ -1,0 +1,186 @@
+"""Tokenizers as programs use them: what stands around a text, and the token that ends documents.
+
+`tokenizer.json` says neither which token ends documents nor, always, what begins them. A model's
+folder says both beside it, and so do the folders that are made here, by `tokenizer_config.json`.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, models, processors
+
+from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.errors import unreadable
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.limits import LimitedTokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+CONFIG = "tokenizer_config.json"
+"""Names special tokens, beside a tokenizer.json."""
+_OF_TOKENIZER = (CONFIG, "special_tokens_map.json")
+_OF_MODEL = ("generation_config.json", "config.json")
+_CONFIG_BYTES = 2**26
+_NAMES = ("eos_token", "bos_token", "add_bos_token", "add_eos_token", "eos_token_id")
+
+
+def special_tokens_beside(path: Path) -> "dict[str, Any]":
+    """What the files of a model beside its tokenizer.json say of special tokens, by Hugging Face's
+    names.
+
+    Raises:
+        DataError: one of the files cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for file in (*_OF_TOKENIZER, *_OF_MODEL):
+        if file in _OF_MODEL and "eos_token" in found:
+            break
+        values = _read(path.parent / file)
+        for name in _NAMES:
+            value = values.get(name)
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, list):  # several end texts, the first of them documents
+                value = next(iter(value), None)
+            kind = str if name in ("eos_token", "bos_token") else int  # bool, too
+            if isinstance(value, kind) and name not in found:
+                found[name] = value
+    return found
+
+
+def _read(path: Path) -> "dict[str, Any]":
+    """A file's JSON object; nothing where there is no file."""
+    try:
+        values = json.loads(read_bounded(path, _CONFIG_BYTES).decode("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise DataError(
+            f"{path}: got no JSON object; expected one, for it tells of the special tokens of the "
+            "tokenizer beside it. Copy it again."
+        )
+    return values
+
+
+class TextTokenizer:
+    """A tokenizer, and what transformers would put around a text.
+
+    Args:
+        library: the tokenizer.
+        name: names it in errors.
+        beside: as of `special_tokens_beside`.
+        end: the name of the token that ends documents; None: the one that `beside` names, or else
+            `END_OF_TEXT`, or else the one whose number `beside` says.
+    Raises:
+        ValueError: the post-processor does more than to put tokens around a text, or `end` is no
+            token.
+    """
+
+    def __init__(
+        self,
+        library: Tokenizer,
+        name: str = "tokenizer",
+        beside: "dict[str, Any] | None" = None,
+        end: str | None = None,
+    ):
+        self.library, self.name = library, name
+        self._vocabulary: dict[str, int] = library.get_vocab()
+        beside = beside or {}
+        if end is not None and end not in self._vocabulary:
+            raise ValueError(f"no token '{end}'")
+        names = (end, beside.get("eos_token"), END_OF_TEXT)
+        known = [self._vocabulary[n] for n in names if n is not None and n in self._vocabulary]
+        number = beside.get("eos_token_id")
+        if type(number) is int and number in self._vocabulary.values():
+            known.append(number)
+        self.end: int | None = next(iter(known), None)
+        """The token that ends documents; None where nothing says which does."""
+        if "add_bos_token" in beside or "add_eos_token" in beside:
+            self._put_around(beside)
+        self.first, self.last = _around(library, set(self._vocabulary.values()))
+        """Tokens that stand before a text, and after it, uint32 [tokens]."""
+
+    def _put_around(self, beside: "dict[str, Any]") -> None:
+        """Replace the post-processor, as transformers does where a configuration says what to
+        add.
+        """
+        before, after = (
+            [beside[f"{kind}_token"]]
+            if beside.get(f"add_{kind}_token") and beside.get(f"{kind}_token") in self._vocabulary
+            else []
+            for kind in ("bos", "eos")
+        )
+        self.library.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, *before, "$B:1", *after],
+            special_tokens=[(name, self._vocabulary[name]) for name in {*before, *after}],
+        )
+
+    def get_vocab(self) -> "dict[str, int]":
+        """The numbers of all tokens."""
+        return self._vocabulary
+
+    @property
+    def classes(self) -> int:
+        """One more than the highest number of a token."""
+        return max(self._vocabulary.values()) + 1
+
+    @property
+    def config(self) -> str | None:
+        """What `CONFIG` beside a copy of it has to hold; None where it needs none."""
+        if self.end is None or self.end == self._vocabulary.get(END_OF_TEXT):
+            return None
+        return json.dumps({"eos_token": self.library.id_to_token(self.end)}, indent=2) + "\n"
+
+    @cached_property
+    def limited(self) -> LimitedTokenizer:
+        """Does the work."""
+        return LimitedTokenizer(self.library.to_str(), self.name)
+
+    def encode(self, text: str, special_tokens: bool = False) -> "list[int]":
+        """The tokens of a text, with those around it: what transformers makes of it.
+
+        Args:
+            special_tokens: as of `LimitedTokenizer.encode`.
+        """
+        return self.around(self.encode_part(text, special_tokens))
+
+    def around(self, tokens: "list[int]") -> "list[int]":
+        """A text's tokens with those that stand around it."""
+        return [*self.first.tolist(), *tokens, *self.last.tolist()]
+
+    def encode_part(self, text: str, special_tokens: bool = False) -> "list[int]":
+        """The tokens of a text alone."""
+        (found,) = self.limited.encode([text], special_tokens)
+        tokens: list[int] = found.tolist()
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return self.limited.decode(tokens)
+
+    def to_str(self) -> str:
+        """The content of a tokenizer.json."""
+        content: str = self.library.to_str(pretty=True)
+        return content
+
+
+def _around(library: Tokenizer, known: "set[int]") -> "tuple[np.ndarray, np.ndarray]":
+    """What a post-processor puts before a text and after it."""
+    if library.post_processor is None:
+        return np.array([], np.uint32), np.array([], np.uint32)
+    one = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
+    found = library.post_processor.process(one, None, True)
+    is_added = np.array(found.special_tokens_mask, bool)
+    tokens = np.array(found.ids, np.uint32)
+    (places,) = np.nonzero(~is_added)
+    if len(places) != 1 or not known >= set(tokens[is_added].tolist()):
+        raise ValueError("a post-processor that does more than to put tokens around a text")
+    return tokens[: places[0]], tokens[places[0] + 1 :]
