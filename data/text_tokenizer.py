@@ -1,7 +1,7 @@
 """Tokenizers as programs use them: what stands around a text, and the token that ends documents.
 
-`tokenizer.json` says neither which token ends documents nor, always, what begins them. A model's
-folder says both beside it, and so do the folders that are made here, by `tokenizer_config.json`.
+`tokenizer.json` does not say which token ends documents. A model's folder says it beside it, and so
+do the folders that are made here, by `tokenizer_config.json`.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, models
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import unreadable
@@ -24,7 +24,7 @@ CONFIG = "tokenizer_config.json"
 _OF_TOKENIZER = (CONFIG, "special_tokens_map.json")
 _OF_MODEL = ("generation_config.json", "config.json")
 _CONFIG_BYTES = 2**26
-_NAMES = ("eos_token", "bos_token", "add_bos_token", "add_eos_token", "eos_token_id")
+_NAMES = {"eos_token": str, "bos_token": str, "eos_token_id": int}
 
 
 def special_tokens_beside(path: Path) -> "dict[str, Any]":
@@ -39,14 +39,13 @@ def special_tokens_beside(path: Path) -> "dict[str, Any]":
         if file in _OF_MODEL and "eos_token" in found:
             break
         values = _read(path.parent / file)
-        for name in _NAMES:
+        for name, kind in _NAMES.items():
             value = values.get(name)
             if isinstance(value, dict):
                 value = value.get("content")
             if isinstance(value, list):  # several end texts, the first of them documents
                 value = next(iter(value), None)
-            kind = str if name in ("eos_token", "bos_token") else int  # bool, too
-            if isinstance(value, kind) and name not in found:
+            if type(value) is kind and name not in found:
                 found[name] = value
     return found
 
@@ -98,30 +97,12 @@ class TextTokenizer:
         names = (end, beside.get("eos_token"), END_OF_TEXT)
         known = [self._vocabulary[n] for n in names if n is not None and n in self._vocabulary]
         number = beside.get("eos_token_id")
-        if type(number) is int and number in self._vocabulary.values():
+        if number in self._vocabulary.values():
             known.append(number)
         self.end: int | None = next(iter(known), None)
         """The token that ends documents; None where nothing says which does."""
-        if "add_bos_token" in beside or "add_eos_token" in beside:
-            self._put_around(beside)
         self.first, self.last = _around(library, set(self._vocabulary.values()))
         """Tokens that stand before a text, and after it, uint32 [tokens]."""
-
-    def _put_around(self, beside: "dict[str, Any]") -> None:
-        """Replace the post-processor, as transformers does where a configuration says what to
-        add.
-        """
-        before, after = (
-            [beside[f"{kind}_token"]]
-            if beside.get(f"add_{kind}_token") and beside.get(f"{kind}_token") in self._vocabulary
-            else []
-            for kind in ("bos", "eos")
-        )
-        self.library.post_processor = processors.TemplateProcessing(
-            single=[*before, "$A", *after],
-            pair=[*before, "$A", *after, *before, "$B:1", *after],
-            special_tokens=[(name, self._vocabulary[name]) for name in {*before, *after}],
-        )
 
     def get_vocab(self) -> "dict[str, int]":
         """The numbers of all tokens."""
