@@ -83,7 +83,8 @@ class LimitedTokenizer:
         self.library: Tokenizer | None = None
         """Does the work in this process, where its steps are known."""
         if is_linear(self.content):
-            self.library = text_as_text(Tokenizer.from_str(tokenizer))
+            with self._told("vocabulary"):
+                self.library = text_as_text(Tokenizer.from_str(tokenizer))
         self._tokenizer = tokenizer
         self._process: _Process | None = None
 
@@ -132,7 +133,11 @@ class LimitedTokenizer:
         if self._process is None:
             self._process = _Process()
             load = {"do": "load", "tokenizer": self._tokenizer}
-            self._answer(load, len(self._tokenizer), "tokenizer")
+            try:
+                self._answer(load, len(self._tokenizer), "vocabulary")
+            except DataError:
+                self._process = None
+                raise
         return self._answer(asked, size, what)
 
     def _answer(self, asked: "dict[str, Any]", size: int, what: str) -> bytes:

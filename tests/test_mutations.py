@@ -285,18 +285,26 @@ def test_preparation_with_flags_at_random_works_or_is_refused_in_words(program, 
 
 def test_tokenizers_at_random_are_read_or_refused_in_words(made, tmp_path):
     content = (made / "tokens/tokenizer.json").read_bytes()
+    several = {
+        "normalizer": {"type": "Replace", "pattern": {"Regex": "(a|b)+"}, "content": "ab"},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+    }
+    contents = content, json.dumps({**json.loads(content), **several}).encode()
     path = tmp_path / "tokenizer.json"
     for number in range(TRIES // 3):
         m = Mutations(SEED * 1_000_159 + number)
-        path.write_bytes(m.bytes(content))
+        path.write_bytes(m.bytes(contents[number % 2]))
         for read, where in (
             (read_tokenizer, "--tokenizer: got"),
             (load_tokenizer, "tokenizer.json: got"),
         ):
             try:
-                read(path)
+                found = read(path)
+                found.decode(found.encode("a text, über aabb"))
             except UserError as error:
-                assert where in str(error), f"tokenizer, seed {SEED}, number {number}: {error}"
+                assert where in str(error) or str(error).startswith(f"{path}: got"), (
+                    f"tokenizer, seed {SEED}, number {number}: {error}"
+                )
             except BaseException as error:
                 raise AssertionError(f"tokenizer, seed {SEED}, number {number}") from error
 
