@@ -130,28 +130,27 @@ class LimitedTokenizer:
         Args:
             size: of what is given, bytes, about; `what`: is made of it.
         """
-        if self._process is None:
-            self._process = _Process()
+        # one that has not answered, for Ctrl-C came between, is not asked again
+        process, self._process = self._process, None
+        if process is None:
+            process = _Process()
             load = {"do": "load", "tokenizer": self._tokenizer}
-            try:
-                self._answer(load, len(self._tokenizer), "vocabulary")
-            except DataError:
-                self._process = None
-                raise
-        return self._answer(asked, size, what)
+            self._answer(process, load, len(self._tokenizer), "vocabulary")
+        content = self._answer(process, asked, size, what)
+        self._process = process
+        return content
 
-    def _answer(self, asked: "dict[str, Any]", size: int, what: str) -> bytes:
-        assert self._process is not None
+    def _answer(self, process: "_Process", asked: "dict[str, Any]", size: int, what: str) -> bytes:
         seconds, memory = SECONDS + size // BYTES_PER_SECOND, MEMORY + size * MEMORY_PER_BYTE
         limits = {"seconds": seconds, "memory": memory, "growth": GROWTH}
-        kind, content = self._process.ask({**asked, **limits})
+        kind, content = process.ask({**asked, **limits})
         if kind == FAILED:
             raise self._failed(what, content.decode())
         if kind == GREW:
             raise self._refused(f"{what} of more than {GROWTH} times the size of what it is given")
         if not kind:
-            ended, self._process = self._process.code(), None
-            within = f"{seconds} s" if ended == -SIGXCPU else f"{bytes_text(memory)} of memory"
+            is_late = process.code() == -SIGXCPU
+            within = f"{seconds} s" if is_late else f"{bytes_text(memory)} of memory"
             raise self._refused(f"no {what} within {within}")
         return content
 

@@ -97,12 +97,17 @@ class TextTokenizer:
         names = (end, beside.get("eos_token"), END_OF_TEXT)
         known = [self._vocabulary[n] for n in names if n is not None and n in self._vocabulary]
         number = beside.get("eos_token_id")
-        if number in self._vocabulary.values():
+        if number is not None and number in self._vocabulary.values():
             known.append(number)
         self.end: int | None = next(iter(known), None)
         """The token that ends documents; None where nothing says which does."""
         self.first, self.last = _around(library, set(self._vocabulary.values()))
         """Tokens that stand before a text, and after it, uint32 [tokens]."""
+        begin = self._vocabulary.get(beside.get("bos_token", ""))
+        self.begin: int | None = (
+            next(iter(self.first[-1:].tolist()), None) if begin is None else begin
+        )
+        """The token that is said to begin texts, whether it stands before them or not."""
 
     def get_vocab(self) -> "dict[str, int]":
         """The numbers of all tokens."""
@@ -116,9 +121,11 @@ class TextTokenizer:
     @property
     def config(self) -> str | None:
         """What `CONFIG` beside a copy of it has to hold; None where it needs none."""
-        if self.end is None or self.end == self._vocabulary.get(END_OF_TEXT):
+        if {self.end, self.begin} <= {None, self._vocabulary.get(END_OF_TEXT)}:
             return None
-        return json.dumps({"eos_token": self.library.id_to_token(self.end)}, indent=2) + "\n"
+        named = {"bos_token": self.begin, "eos_token": self.end}
+        names = {name: self.library.id_to_token(n) for name, n in named.items() if n is not None}
+        return json.dumps(names, indent=2) + "\n"
 
     @cached_property
     def limited(self) -> LimitedTokenizer:

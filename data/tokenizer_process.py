@@ -74,8 +74,11 @@ def _limit(seconds: int, memory: int) -> None:
     """Let this process work so many seconds more, and have so many bytes more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds)
-    with open("/proc/self/status", encoding="ascii") as file:
-        found = re.search(r"VmData:\s*(\d+) kB", file.read())
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            found = re.search(r"VmData:\s*(\d+) kB", file.read())
+    except FileNotFoundError:  # only Linux counts what is asked of the system as data
+        return
     if found is not None:
         _lower(resource.RLIMIT_DATA, int(found[1]) * 1024 + memory)
 

@@ -56,8 +56,8 @@ class HarnessModel(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """Stands before texts without context: what begins texts, or else what ends documents."""
-        first = self._tokenizer.first.tolist()
-        return first[-1] if first else self.eot_token_id
+        begin = self._tokenizer.begin
+        return self.eot_token_id if begin is None else begin
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **more: Any

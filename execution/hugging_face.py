@@ -250,8 +250,7 @@ def write_hugging_face(
     added = {} if tokenizer is None else _added_tokens(tokenizer)
     beside = {} if tokenizer is None else special_tokens_beside(tokenizer)
     numbers = {text: number for number, text in added.items()}
-    own = numbers.get(END_OF_TEXT)
-    begin = special_tokens.get(BEGIN, own)
+    begin = special_tokens.get(BEGIN, numbers.get(beside.get("bos_token", END_OF_TEXT)))
     ending = numbers.get(beside.get("eos_token", END_OF_TEXT))
     end = special_tokens.get(END, model.end_of_text or ending)  # 0: the model does not tell
     _write_json(folder / CONFIG, config_of(model, family, kind, begin, end))

@@ -2,6 +2,7 @@
 texts stands where transformers puts it.
 """
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from helpers.quick import Later
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
-from popxl_gpt.config import UserError
+from popxl_gpt.config import UserError, override
 from popxl_gpt.data import TokenDataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.prepare import main as prepare
@@ -23,10 +24,12 @@ from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.evaluate import evaluate
 from popxl_gpt.demo.generate import generate
 from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.sampling import Sampling
 from tests.integration.runs import run_job
 
 transformers = Later("transformers")
+harness = Later("popxl_gpt.demo.harness")
 
 TEXT = "the cat sat on the mat, and the dog lay on the rug. "
 TEXTS = [TEXT, " a cat", "on\n\nthe  rug\t", "日本 über", "x", "<s>the</s> dog"]
@@ -274,6 +277,32 @@ def test_the_loss_of_text_is_that_of_transformers_after_what_begins_it(model, tm
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_harness_is_answered_as_by_its_own_hugging_face_model(model):
+    folder, network, tokenizer = model
+    saved = find_trained(folder / "ours")
+    config = override(saved.config, global_batch_size=1)
+    own = read_tokenizer(folder / "ours/checkpoints/tokenizer.json")
+    ours = harness.HarnessModel(saved, config, own)
+    others = importlib.import_module("lm_eval.models.huggingface").HFLM(
+        pretrained=network, tokenizer=tokenizer, batch_size=1, device="cpu", max_length=64
+    )
+    instance = importlib.import_module("lm_eval.api.instance").Instance
+
+    def asked(kind, *given):
+        return [instance(kind, {}, arguments, 0) for arguments in given]
+
+    pairs = asked("loglikelihood", ("the cat", " sat"), ("", "a dog"), ("日本 ", "x"))
+    whole = asked("loglikelihood_rolling", (TEXT,), (TEXT * 6,))
+    until = {"until": ["zz"], "max_gen_toks": 9, "do_sample": False}
+    written = asked("generate_until", (TEXT, until), ("a cat", until))
+    for name, requests in (("loglikelihood", pairs), ("loglikelihood_rolling", whole)):
+        found, expected = (getattr(each, name)(requests) for each in (ours, others))
+        assert np.array(found, float) == pytest.approx(np.array(expected, float), rel=1e-5)
+    assert ours.generate_until(written) == others.generate_until(written)
+
+
+@pytest.mark.slow
 def test_a_model_with_another_end_is_trained_further_and_goes_back(model, tmp_path):
     folder, _, tokenizer = model
     own = folder / "ours/checkpoints/tokenizer.json"
@@ -312,7 +341,7 @@ def test_a_model_with_another_end_is_trained_further_and_goes_back(model, tmp_pa
     assert convert(["to_hugging_face", str(tmp_path / "fine"), str(tmp_path / "back")]) == 0
     back = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
     assert back(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
-    assert back.eos_token == "</s>"
+    assert (back.bos_token, back.eos_token) == ("<s>", "</s>")
     assert json.loads((tmp_path / "back/config.json").read_text())["eos_token_id"] == 2
 
 
