@@ -72,6 +72,10 @@ DATA = "--input_files tokens/train-00000.tfrecord"
 RUN = f"{TRAIN} {DATA}"
 RESUME = f"{RUN} --checkpoint.load auto --steps 6"
 PREPARE = "{prepare} text text --sequence_length 8 --vocabulary_size 300 --workers 1"
+LACKING = json.dumps({"version": "1.0", "added_tokens": [], "model": {
+    "type": "Unigram", "unk_id": None, "byte_fallback": False, "vocab": [["?", -1.0], ["<|endoftext|>", -2.0]],
+}})  # fmt: skip
+"""A tokenizer.json of one character."""
 NEWEST = "runs/run/checkpoints/step_00000004"
 MANIFEST = f"{NEWEST}/checkpoint.json"
 LOAD = f"{RUN} --checkpoint.load {NEWEST} --steps 6"
@@ -333,6 +337,9 @@ ROWS = [
         ("validation: got", "expected at least 1025")),
     Row("vocabulary smaller than bytes", PREPARE.replace("300", "100") + " --output new",
         ("vocabulary_size: got 100; expected at least 257",)),
+    Row("tokenizer that lacks what the text has", "{prepare} text text --output new --workers 1 --tokenizer bad.json",
+        ("bad.json: got 'Encountered an unknown token but `unk_id` is missing' instead of tokens; expected",),
+        written("bad.json", LACKING)),
     Row("checking a damaged file", "{prepare} check " + RECORDS, (RECORDS, "checksum"), damaged(RECORDS, flipped(-30))),
     # The environment
     Row("half of a launcher's variables", f"RANK=0 {RUN}", ("popdist: got RANK without WORLD_SIZE", "or none. Start")),

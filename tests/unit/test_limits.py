@@ -175,3 +175,19 @@ def test_preparation_names_the_tokenizer_that_was_given(tmp_path, kind, workers)
             report=lambda line: None,
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_what_was_interrupted_answers_nothing_later():
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    limited = LimitedTokenizer(letters(normalizer=doubling(22)).to_str(), "mine")
+    assert limited.encode(["b"])[0].tolist() == [1]
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            limited.encode(["a"])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert limited.encode(["bb"])[0].tolist() == [1, 1]
