@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
-from popxl_gpt.data.limits import LimitedTokenizer, is_plain_bpe
+from popxl_gpt.data.limited_tokenizer import LimitedTokenizer, is_plain_bpe
 
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """How text is cut before: as ByteLevel of tokenizers does it. Source: github.com/openai/tiktoken,

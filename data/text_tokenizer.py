@@ -16,11 +16,13 @@ from tokenizers import Tokenizer, models
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import unreadable
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.limits import LimitedTokenizer
+from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 CONFIG = "tokenizer_config.json"
 """Names special tokens, beside a tokenizer.json."""
+MOST_AROUND = 64
+"""Tokens around a text; models have up to five."""
 _OF_TOKENIZER = (CONFIG, "special_tokens_map.json")
 _OF_MODEL = ("generation_config.json", "config.json")
 _CONFIG_BYTES = 2**26
@@ -164,6 +166,9 @@ def _around(library: Tokenizer, known: "set[int]") -> "tuple[np.ndarray, np.ndar
     """What a post-processor puts before a text and after it."""
     if library.post_processor is None:
         return np.array([], np.uint32), np.array([], np.uint32)
+    count = library.post_processor.num_special_tokens_to_add(False)
+    if count > MOST_AROUND:  # a template may name a list of tokens many times
+        raise ValueError(f"a post-processor that puts {count} tokens around a text")
     one = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
     found = library.post_processor.process(one, None, True)
     is_added = np.array(found.special_tokens_mask, bool)

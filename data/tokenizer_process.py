@@ -1,5 +1,5 @@
 """A tokenizer in a process of its own, which the system ends where a request takes more time or
-memory than it may: `data/limits.py` starts it, with this file alone, and asks it.
+memory than it may: `data/limited_tokenizer.py` starts it, with this file alone, and asks it.
 
 A request is JSON; an answer a letter and bytes. Each has its length before it, 8 bytes.
 """

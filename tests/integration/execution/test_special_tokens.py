@@ -207,6 +207,18 @@ def test_post_processors_that_do_more_are_refused_by_name(tmp_path):
                 load(path)
 
 
+def test_a_post_processor_of_many_tokens_is_refused_before_it_makes_them(tmp_path):
+    content = json.loads(llama().to_str())
+    post = content["post_processor"]
+    post["special_tokens"]["<s>"] |= {"ids": [1] * 30_000, "tokens": ["<s>"] * 30_000}
+    post["single"] = [post["single"][0]] * 30_000 + post["single"]  # 900 million
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(
+        UserError, match="a post-processor that puts 900030000 tokens around a text"
+    ):
+        read_tokenizer(tmp_path / "tokenizer.json")
+
+
 def test_a_file_beside_a_tokenizer_that_cannot_be_read_is_named(tmp_path):
     folder_of("byte level", tmp_path / "model")
     for name, content in ((MAP, "[]"), (CONFIG, "{")):

@@ -93,7 +93,7 @@ def test_more_in_use_than_a_limit_leaves_nothing(tmp_path: Path) -> None:
     assert host_memory(root).available == 0
 
 
-def test_limits_of_version_1_are_read_at_every_height(tmp_path: Path) -> None:
+def test_limited_tokenizer_of_version_1_are_read_at_every_height(tmp_path: Path) -> None:
     own = "5:devices:/\n4:memory,hugetlb:/slurm/uid_5/job_1/step_0\n1:name=systemd:/x\n"
     files = {
         "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT_V1,

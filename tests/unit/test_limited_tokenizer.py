@@ -9,10 +9,10 @@ import time
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-import popxl_gpt.data.limits
+import popxl_gpt.data.limited_tokenizer
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.limits import LimitedTokenizer
+from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
@@ -40,7 +40,7 @@ def backtracking(kind, **more):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(popxl_gpt.data.limits, "SECONDS", 1)
+    monkeypatch.setattr(popxl_gpt.data.limited_tokenizer, "SECONDS", 1)
 
 
 GROWS, LONG = "times the size of what it is given", "no tokens within"
@@ -99,7 +99,7 @@ def test_a_tokenizer_that_cannot_make_text_ends_in_a_sentence_too(steps, make, s
 
 @pytest.mark.slow
 def test_memory_is_bounded_where_time_is_left(monkeypatch):
-    monkeypatch.setattr(popxl_gpt.data.limits, "MEMORY", 2**26)
+    monkeypatch.setattr(popxl_gpt.data.limited_tokenizer, "MEMORY", 2**26)
     limited = LimitedTokenizer(letters(normalizer=doubling(40)).to_str(), "mine")
     with pytest.raises(DataError, match=r"^mine: got no tokens within 64\.0 MiB of memory"):
         limited.encode(["a"])
