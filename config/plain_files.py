@@ -1,5 +1,6 @@
 """Opening files that users name, or that lie in their folders: nothing that could wait, never end
-or be no file at all. Bringing them onto the disk.
+or be no file at all. What is written goes to no link that somebody has put there. Bringing files
+onto the disk.
 """
 
 import errno
@@ -16,6 +17,7 @@ NO_FILE = NOTHING | {errno.EISDIR, errno.EINVAL, errno.EFBIG}
 could be there: a folder, a pipe, more than can be. What else it says is no news of the path: a disk
 or a network does not answer, memory or rights are lacking.
 """
+_UNLINKED = os.O_NOFOLLOW | os.O_CLOEXEC
 KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -34,12 +36,30 @@ def open_plain(path: Path) -> int:
 
 def append_plain(path: Path) -> int:
     """A descriptor to append to a plain file with, which is made where there is none; OSError as of
-    `open_plain`.
+    `open_plain`, and where it is a link.
     """
     with suppress(FileNotFoundError):
         check_plain(path)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | _UNLINKED
     return _checked(path, os.open(path, flags, 0o666))
+
+
+def create_plain(path: Path) -> int:
+    """A descriptor to write a new file with, in the place of one of its name. Of a link the name is
+    taken, and what it leads to stays; OSError where a folder is there.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _UNLINKED
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o666)
+
+
+def write_plain(path: Path, content: "bytes | str") -> None:
+    """Write a whole file, see `create_plain`; text as UTF-8."""
+    with open(create_plain(path), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def names_in(folder: Path) -> "list[str]":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.leaves import leaves
+from popxl_gpt.config.plain_files import write_plain
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.shorthands import NAMES as SHORTHANDS
@@ -80,7 +81,7 @@ def _changed(here: "dict[str, Any]", there: "dict[str, Any]") -> "dict[str, Any]
 
 def save(config: Config, file: Path) -> None:
     """Write the configuration to a file."""
-    Path(file).write_text(to_yaml(config), encoding="utf-8")
+    write_plain(file, to_yaml(config))
 
 
 def load(file: Path) -> Config:

@@ -1,5 +1,6 @@
 """A folder that is there whole or not at all."""
 
+import errno
 import fcntl
 import glob
 import os
@@ -45,7 +46,8 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
     """As `partial_folder`, but what a call that was stopped or killed has left of the same work is
     given again. An error leaves nothing, but where a disk, or a network, failed.
 
-    While another call does the same work, this one does it in a folder of its own.
+    While another call does the same work, or where another user has put something in its place,
+    this one does it in a folder of its own.
 
     Args:
         work: names what is made, from what.
@@ -56,10 +58,10 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
     folder = target.parent / f"{prefix}{work}"
     _put_back(target)
     remove_unlocked(target.parent, f"{glob.escape(prefix)}*", but=folder)
-    folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
         try:
-            stack.enter_context(_locked(folder))
+            folder.mkdir(exist_ok=True)
+            stack.enter_context(_locked(folder, is_own=True))
         except OSError:
             folder = stack.enter_context(partial_folder(target))
         try:
@@ -86,8 +88,8 @@ def _put_back(target: Path) -> None:
     had it.
     """
     for left in target.parent.glob(f"{glob.escape(f'.{target.name}.partial-')}*{REPLACED}"):
-        with suppress(OSError):  # locked
-            with _locked(left):
+        with suppress(OSError):  # locked, or another user's
+            with _locked(left, is_own=True):
                 if not target.exists():
                     os.rename(left, target)
 
@@ -156,9 +158,12 @@ def _names_in(folder: Path, before: str = "") -> Iterator[str]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _locked(folder: Path, is_own: bool = False) -> Iterator[None]:
+    """OSError: another call has it, or it is none; with ``is_own``, it belongs to another user."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        if is_own and os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:

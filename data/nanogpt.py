@@ -12,7 +12,7 @@ import numpy as np
 
 from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.errors import unreadable
-from popxl_gpt.config.plain_files import check_plain
+from popxl_gpt.config.plain_files import check_plain, create_plain
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
@@ -163,7 +163,7 @@ def _tokens(path: Path, vocabulary_size: int) -> Iterator[np.ndarray]:
 def _write(data: TokenDataset, path: Path) -> int:
     """Write every token of a split once. Returns how many."""
     count = 0
-    with open(path, "wb") as file:
+    with open(create_plain(path), "wb") as file:
         for start in range(0, len(data), 256):
             samples = np.arange(start, min(start + 256, len(data)))
             rows, counted = data.read(samples), data.counted(samples)

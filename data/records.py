@@ -23,7 +23,7 @@ import numpy as np
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import unreadable
-from popxl_gpt.config.plain_files import check_plain, open_plain
+from popxl_gpt.config.plain_files import check_plain, create_plain, open_plain, write_plain
 from popxl_gpt.data.errors import DamagedRecordError, DataError
 
 HEADER = struct.Struct("<QI")
@@ -67,7 +67,7 @@ class RecordWriter:
         self.bytes = 0
         self._lines: list[str] = []
         self._digest = hashlib.sha256()
-        self._file = open(path, "wb")
+        self._file = open(create_plain(path), "wb")
 
     def write(self, payload: bytes) -> None:
         """Append one record."""
@@ -92,7 +92,7 @@ class RecordWriter:
             return
         with self._file:
             flush(self._file)
-        with open(index_path(self.path), "w", encoding="ascii") as index:
+        with open(create_plain(index_path(self.path)), "w", encoding="ascii") as index:
             index.writelines(self._lines)
             flush(index)
 
@@ -293,7 +293,7 @@ class RecordFile:
         target = index_path(self.path)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            partial.write_text(text, encoding="ascii")
+            write_plain(partial, text)
             os.replace(partial, target)
         # An index only saves time at the next start: a read-only folder or a full disk can do
         # without.

@@ -121,7 +121,8 @@ class DocumentShuffle:
             progress = found
         for left in self._paths():
             if left.exists():
-                os.truncate(left, progress["sizes"].get(left.name, 0))
+                with open(append_plain(left), "ab") as file:
+                    file.truncate(progress["sizes"].get(left.name, 0))
         self.added, self.documents = progress["added"], progress["documents"]
         self.tokens = progress["tokens"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.plain_files import create_plain
 from popxl_gpt.data import example
 from popxl_gpt.data.conversations import RecordPacker
 from popxl_gpt.data.errors import DataError
@@ -139,6 +140,6 @@ class _Packer:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file of text, and bring it onto the disk."""
-    with open(path, "w", encoding="utf-8") as file:
+    with open(create_plain(path), "w", encoding="utf-8") as file:
         file.write(text + "\n")
         flush(file)

@@ -22,7 +22,7 @@ from typing import Any
 from popxl_gpt.config import UserError, save
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.errors import reason_of
-from popxl_gpt.config.plain_files import real_path
+from popxl_gpt.config.plain_files import real_path, write_plain
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
@@ -73,10 +73,12 @@ def from_hugging_face(options: Conversion) -> int:
         save(config, folder / RUN_CONFIG)
         tokenizer = source / TOKENIZER
         if tokenizer.is_file():
-            (checkpoints / TOKENIZER).write_bytes(tokenizer.read_bytes())
+            write_plain(checkpoints / TOKENIZER, tokenizer.read_bytes())
             beside = special_tokens_beside(tokenizer)
             if beside:
-                (checkpoints / TOKENIZER_CONFIG).write_text(json.dumps(beside, indent=2) + "\n")
+                text = json.dumps(beside, indent=2) + "\
+"
+                write_plain(checkpoints / TOKENIZER_CONFIG, text)
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters, {kept}")
     named = quote(str(out))

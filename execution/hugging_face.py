@@ -5,7 +5,6 @@ Weights pass through memory a tensor at a time. Nothing is unpickled, and no fol
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 
 from popxl_gpt.config import Model, UserError
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.plain_files import write_plain
 from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
@@ -255,9 +255,9 @@ def write_hugging_face(
     end = special_tokens.get(END, model.end_of_text or ending)  # 0: the model does not tell
     _write_json(folder / CONFIG, config_of(model, family, kind, begin, end))
     if family.code is not None:
-        shutil.copyfile(family.code, folder / family.code.name)
+        write_plain(folder / family.code.name, family.code.read_bytes())
     if tokenizer is not None:
-        shutil.copyfile(tokenizer, folder / TOKENIZER)
+        write_plain(folder / TOKENIZER, tokenizer.read_bytes())
         special: dict[str, Any] = {
             name: added.get(next(iter(as_list(tokens)), None))
             for name, tokens in (("bos_token", begin), ("eos_token", end))
@@ -290,4 +290,4 @@ def _added_tokens(tokenizer: Path) -> "dict[int | None, str]":
 
 
 def _write_json(path: Path, values: "dict[str, Any]") -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    write_plain(path, json.dumps(values, indent=2) + "\n")

@@ -21,7 +21,7 @@ import popxl_addons as addons
 
 from popxl_gpt.config import Config, DivergedError, UserError, numerics_hash, to_mapping
 from popxl_gpt.config.errors import failure_number, numbered, reason_of
-from popxl_gpt.config.plain_files import sync
+from popxl_gpt.config.plain_files import sync, write_plain
 from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
@@ -375,7 +375,7 @@ def _write_manifest(
         "files": files,
     }
     # whoever publishes the folder brings it onto the disk
-    (folder / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
+    write_plain(folder / MANIFEST, manifest_text(manifest))
 
 
 def add_validation(checkpoint: Path, position: Position) -> None:

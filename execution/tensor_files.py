@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.plain_files import open_plain
+from popxl_gpt.config.plain_files import create_plain, open_plain
 from popxl_gpt.data.records import checksum
 
 HEADER_BYTES = 100_000_000
@@ -95,7 +95,7 @@ def write_tensors(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     digest, checksums = hashlib.sha256(), {}
-    with open(path, "wb", buffering=_PIECE) as file:
+    with open(create_plain(path), "wb", buffering=_PIECE) as file:
         for part in (struct.pack("<Q", len(text)), text):
             digest.update(part)
             file.write(part)

@@ -7,7 +7,7 @@ seeds. Gradients have variables too, named alike, so that the host can read them
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from popxl_gpt.execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraph
 from popxl_gpt.execution.state_folder import state_folder
 from popxl_gpt.modelling import model_table
 from popxl_gpt.utils.ahead import made_ahead
+from popxl_gpt.utils.runtime import remove_mapped_files
 
 DRAWN_AHEAD = 2**29
 """Bytes of fresh weights on a machine that may wait while its programs are built."""
@@ -109,16 +110,14 @@ def _remove_files(folder: str, names: Iterable[str]) -> None:
 
     A run that still has a file mapped keeps it.
     """
-    for name in names:
-        path = os.path.join(folder, name)
-        try:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(path)
-        except OSError as error:
-            raise UserError(
-                f"memmap_dir: got '{error.strerror}' while removing {path}, which an earlier run "
-                "left; expected a folder whose files may be replaced. Choose another one."
-            ) from error
+    try:
+        remove_mapped_files(folder, names)
+    except OSError as error:
+        raise UserError(
+            f"memmap_dir: got '{error.strerror or error}' while removing what an earlier run left "
+            f"in {folder}; expected a folder of this user alone, whose files may be replaced. "
+            "Choose another one."
+        ) from error
 
 
 def gradient_variables(ir: popxl.Ir) -> "dict[str, Variable]":

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.plain_files import sync
+from popxl_gpt.config.plain_files import create_plain, sync
 
 
 @contextmanager
 def written_whole(path: Path, is_lasting: bool = True) -> Iterator[Path]:
     """Gives the file beside ``path`` to write to: it takes the name ``path`` at the end, or goes
-    after an error.
+    after an error. A link there goes; what it leads to stays.
 
     Args:
         is_lasting: bring it onto the disk before and after, so that the name has the old or the new
@@ -22,14 +22,17 @@ def written_whole(path: Path, is_lasting: bool = True) -> Iterator[Path]:
             nobody waits for the disk.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    made = create_plain(partial)
     try:
-        yield partial
+        # the very file, whatever others, who may write to the folder too, put in its place
+        yield Path(f"/proc/self/fd/{made}")
         if is_lasting:
-            sync(partial)
+            os.fsync(made)
         os.replace(partial, path)
         if is_lasting:
             sync(path.parent)
     finally:
+        os.close(made)
         partial.unlink(missing_ok=True)
 
 

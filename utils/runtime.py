@@ -6,8 +6,9 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from popxl_addons.optimizers.adam import AdamOptimizerStep
 
 try:
     from popxl import extensions
+    from popxl_addons import memmap_files
 except ImportError:  # plain PopXL
-    extensions = None  # type: ignore[assignment]
+    extensions = memmap_files = None  # type: ignore[assignment]
 
 from popxl_gpt.config import LostError, UserError
 
@@ -427,6 +429,20 @@ def file_traffic(session: popxl.Session) -> Any | None:
     where it has none.
     """
     return extensions.file_traffic(session) if hasattr(extensions, "file_traffic") else None
+
+
+def remove_mapped_files(folder: str, names: Iterable[str]) -> None:
+    """Remove files of variables, those of the names that are there.
+
+    Raises:
+        OSError: the folder does not let them go, or another user can write to it.
+    """
+    if memmap_files is not None:
+        memmap_files.remove_files(Path(folder), names)
+        return
+    for name in names:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(os.path.join(folder, name))
 
 
 @contextmanager

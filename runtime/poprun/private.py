@@ -1,8 +1,8 @@
 """Files and folders that no other user has written, and none can change or replace.
 
 What is executed or believed without looking at it further is only taken from such places: compiled
-kernels, secrets, the sockets by which the instances of a machine meet. Root is trusted; other users
-of the machine are not.
+kernels, secrets, the sockets by which the instances of a machine meet, variables that are mapped
+from files. Root is trusted; other users of the machine are not.
 """
 
 import os
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+MOST_LINKS = 40
+"""That lead to one folder; as many as the system follows (path_resolution(7))."""
 
 
 class NotPrivate(PermissionError):
@@ -60,33 +62,83 @@ def check_folder(path: Path) -> Path:
     return real
 
 
-def open_file(path: Path) -> int:
-    """A descriptor of a plain file of this user that nobody else can write to, open for reading.
-    Waits for nothing.
+def open_folder(path: Path, links: int = MOST_LINKS) -> int:
+    """A descriptor of a folder of this user's or root's that nobody else can write to. What is
+    opened below the descriptor is in that folder, whoever can rename it, or those above.
+
+    A link in its place is followed if it is this user's or root's.
 
     Raises:
-        NotPrivate: it is a link, a pipe or a device, belongs to another user, or others can write
-            to it.
+        NotPrivate: it belongs to another user, or somebody else can write to it.
         OSError: it is not there.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            raise NotPrivate(f"{path} is not a plain file") from error  # a link, or a socket
-        raise
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        if not os.path.islink(path) or links == 0:
+            raise
+        return open_folder(path.parent / _read_link(path), links - 1)
     try:
-        _check(path, os.fstat(descriptor), stat.S_ISREG, "a plain file")
+        _check(path, os.fstat(descriptor), stat.S_ISDIR, "a folder", is_roots_too=True)
     except NotPrivate:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _check(path: Path, status: os.stat_result, is_kind: Callable[[int], bool], kind: str) -> None:
+def _read_link(path: Path) -> str:
+    """Where a link of this user's or root's leads."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid not in (os.getuid(), 0):
+            raise NotPrivate(f"{path} is a link of another user")
+        return os.readlink("", dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
+    """A descriptor of a plain file of this user that nobody else can write to. Waits for nothing.
+
+    Args:
+        folder: descriptor of the folder that ``path`` is in, as `open_folder` gives it; a file in
+            it may be root's, too.
+    Raises:
+        NotPrivate: it is a link, a pipe or a device, belongs to another user, or others can write
+            to it.
+        OSError: it is not there.
+    """
+    place = path if folder is None else path.name
+    try:
+        descriptor = os.open(
+            place, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+        )
+    except OSError as error:
+        try:
+            status = os.stat(place, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            raise error from None
+        if not stat.S_ISREG(status.st_mode):  # a link, or a socket
+            raise NotPrivate(f"{path} is not a plain file") from error
+        raise
+    try:
+        _check(path, os.fstat(descriptor), stat.S_ISREG, "a plain file", folder is not None)
+    except NotPrivate:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check(
+    path: Path,
+    status: os.stat_result,
+    is_kind: Callable[[int], bool],
+    kind: str,
+    is_roots_too: bool = False,
+) -> None:
     if not is_kind(status.st_mode):
         raise NotPrivate(f"{path} is not {kind}")
-    if status.st_uid != os.getuid():
+    if status.st_uid != os.getuid() and not (is_roots_too and status.st_uid == 0):
         raise NotPrivate(f"{path} belongs to another user")
     if status.st_mode & OTHERS_WRITE:
         raise NotPrivate(f"other users may write to {path}; chmod go-w {path}")

@@ -696,7 +696,10 @@ class Ir(ReplicatedProgram):
                 lines.append(f'  "{node}" [label="{op.definition.name}"];')
                 lines.extend(f'  "{t.id}" -> "{node}";' for t in op.inputs)
                 lines.extend(f'  "{node}" -> "{t.id}";' for t in op.outputs)
-        (folder / f"{check}.dot").write_text("\n".join([*lines, "}"]) + "\n")
+        path = folder / f"{check}.dot"
+        path.unlink(missing_ok=True)
+        with open(path, "x") as file:  # never through a link
+            file.write("\n".join([*lines, "}"]) + "\n")
 
     # Streams and buffers
 

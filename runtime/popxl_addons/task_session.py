@@ -3,7 +3,6 @@
 import importlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 import zipfile
@@ -20,6 +19,7 @@ from popxl.session import together
 from popxl.tensor import Variable
 
 from popxl_addons.durable import replace_folder, sync_file
+from popxl_addons.memmap_files import copy_files
 from popxl_addons.named_tensors import NamedTensorData, NamedTensors
 from popxl_addons.streams import InputStreams, OutputStreams
 
@@ -291,10 +291,12 @@ def write_variables_pb(session: popxl.Session, weights: Mapping[Variable, np.nda
 
 
 def initialise_memmap_dir_from_checkpoint(checkpoint_dir: str, memmap_dir: str) -> None:
-    """Copy the raw files of a checkpoint's memory-mapped variables into a memmap directory."""
-    os.makedirs(memmap_dir, exist_ok=True)
-    for path in sorted((Path(checkpoint_dir) / "model").glob("*.npy")):
-        shutil.copyfile(path, Path(memmap_dir) / path.name)
+    """Copy the raw files of a checkpoint's memory-mapped variables into a memmap directory.
+
+    Raises:
+        RemoteMemoryError: it does not take them, or another user can write to it.
+    """
+    copy_files(sorted((Path(checkpoint_dir) / "model").glob("*.npy")), Path(memmap_dir))
 
 
 def _damaged(path: Path, reason: object) -> ValueError:

@@ -2,11 +2,8 @@
 fresh data.
 """
 
-import fcntl
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat, starmap
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +13,12 @@ import popdist
 import popxl
 from popdist import exchange
 from popxl import ReplicaGrouping, Tensor, ops
-from popxl.errors import RemoteMemoryError
 from popxl.sharing import Sharing, set_sharing
 from popxl.tensor import HostTensor, Variable
 from popxl.utils import host_array, is_uniform, to_host_value
 
 from popxl_addons.dot_tree import DotTree
+from popxl_addons.memmap_files import is_there, make_file, map_file
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 
@@ -208,9 +205,10 @@ class VariableFactory:
             read_only_if_exists: map a file that is there already read-only.
         Raises:
             ValueError: a file of another size, which stays as it is.
-            RemoteMemoryError: a directory that does not take the file, or a file that cannot be
-                mapped. The space is reserved at once, for a disk that is full when a page is
-                written would end the process.
+            RemoteMemoryError: a directory that does not take the file, a file that cannot be
+                mapped, or one of both that another user can write to: the numbers would be theirs.
+                The space is reserved at once, for a disk that is full when a page is written would
+                end the process.
         """
         path, shape, dtype = (
             Path(memmap_dir) / f"{name}.npy",
@@ -219,34 +217,18 @@ class VariableFactory:
         )
         size = max(1, math.prod(shape) * dtype.itemsize)  # a file of no bytes cannot be mapped
         mode: Literal["r", "r+"] = "r+"
-        if not exchange.gather_patiently(path.exists())[0]:
+        if not exchange.gather_patiently(is_there(path))[0]:
             # on every instance: later variables take the items after these
             data = None if empty else self.next_data()
             if popdist.getInstanceIndex() == 0:
-                _make_file(path, dtype, shape, size, data)
+                make_file(path, dtype, shape, size, data)
             exchange.barrier(f"waiting for {path}")
         elif read_only_if_exists:
             mode = "r"
-        return self._map(path, size, mode)
-
-    def _map(self, path: Path, size: int, mode: Literal["r", "r+"]) -> np.memmap:
-        shape, dtype = self.shape_on_host, self.dtype.as_numpy()
         try:
-            if (found := path.stat().st_size) != size:
-                raise ValueError(
-                    f"variable '{self.name}': got {path} of {found} bytes; expected {size} for "
-                    f"{dtype}{list(shape)}. Remove the file, or choose another memmap_dir."
-                )
-            if mode == "r+":
-                with open(str(path), "r+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, size)  # it may have holes
-            return np.memmap(path, dtype, mode, shape=shape)
-        except OSError as error:
-            raise RemoteMemoryError(
-                f"{path}: got '{error.strerror}' while mapping a file; expected one that can be "
-                f"mapped with mode '{mode}'. Mend its permissions, free some space, or choose "
-                "another folder."
-            ) from error
+            return map_file(path, dtype, shape, size, mode)
+        except ValueError as error:
+            raise ValueError(f"variable '{self.name}': {error}") from error
 
     def _next_item(self) -> np.ndarray:
         data = next(self.data_iter, None)
@@ -275,48 +257,6 @@ class VariableFactory:
             if memmap_dir is None
             else self.next_memmap(memmap_dir, str(name), empty, read_only)
         )
-
-
-def _make_file(
-    path: Path, dtype: np.dtype, shape: Sequence[int], size: int, data: np.ndarray | None
-) -> None:
-    """A file with all of its space and data, zeros where there are none, unless another process has
-    just made it.
-    """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(path.parent):
-            if path.exists():
-                return
-            try:
-                with open(str(part), "w+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, size)
-                    if data is not None:
-                        np.memmap(file, dtype, "r+", shape=tuple(shape))[...] = data
-                os.rename(part, path)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise RemoteMemoryError(
-            f"{path}: got '{error.strerror}' while making a file; expected a folder on a disk "
-            "that takes it. Free some space, or choose another one."
-        ) from error
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Other processes wait here for this one to be done with a folder, where the file system knows
-    locks.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _join(prefix: str | None, name: str | None) -> str | None:

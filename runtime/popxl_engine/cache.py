@@ -32,7 +32,8 @@ def save_source(folder: Path, text: str) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{uuid.uuid4().hex}.part")
-        part.write_text(text)
+        with open(part, "x") as file:  # never through a link
+            file.write(text)
         os.replace(part, path)
     except OSError as error:
         logger.warning(

@@ -67,7 +67,8 @@ ROOMS = (
     Room("popxl.session", ("popxl", "popdist", "popart"), ("numpy",)),
     Room("popxl.session_state", (CORE, "popxl.transforms", "popdist"), ("numpy",)),
     Room("popxl.extensions", ("popxl", "popdist", "popart"), ("numpy",)),
-    Room("popxl_addons", ("popxl", "popdist", "popart"), ("numpy",)),
+    Room("popxl_addons", ("popxl", "popdist", "popart", "popxl_addons.memmap_files"), ("numpy",)),
+    Room("popxl_addons.memmap_files", ("popxl", "poprun"), ("numpy",)),
     Room(
         "popxl_engine", ("popxl_engine", "popxl", "popdist", "poprun", "popart"), ("numpy", "torch")
     ),

@@ -314,7 +314,7 @@ def test_what_a_crashed_program_left_of_a_file_that_it_was_making_is_replaced(tm
 
 
 def test_a_program_that_is_stopped_while_it_makes_a_file_leaves_none(tmp_path, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
