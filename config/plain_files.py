@@ -41,7 +41,12 @@ def append_plain(path: Path) -> int:
     with suppress(FileNotFoundError):
         check_plain(path)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | _UNLINKED
-    return _checked(path, os.open(path, flags, 0o666))
+    try:
+        return _checked(path, os.open(path, flags, 0o666))
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "Not a plain file, but a link", str(path)) from error
 
 
 def create_plain(path: Path) -> int:

@@ -76,8 +76,7 @@ def from_hugging_face(options: Conversion) -> int:
             write_plain(checkpoints / TOKENIZER, tokenizer.read_bytes())
             beside = special_tokens_beside(tokenizer)
             if beside:
-                text = json.dumps(beside, indent=2) + "\
-"
+                text = json.dumps(beside, indent=2) + "\n"
                 write_plain(checkpoints / TOKENIZER_CONFIG, text)
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters, {kept}")

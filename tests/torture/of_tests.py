@@ -40,6 +40,12 @@ STRANGERS = [
         "a_folder_that_another_user_has_made_first_is_refused_in_words_and_poprun_takes_another",
     )
 ]
+PLANTED = [
+    "runtime/tests/popxl_addons/test_planted_memory.py",
+    "tests/integration/execution/test_planted_links.py",
+    "tests/integration/execution/test_state_folder.py",
+]
+"""What other users have put where a run reads and writes."""
 SERVICES = [
     f"tests/integration/execution/test_demo.py::test_{name}"
     for name in (
@@ -96,7 +102,7 @@ OF_TESTS = [
         f"Records and checkpoints at random, {MUTATIONS} a trial, are read or refused in words.",
         FILES,
     ),
-    each("outsiders", "Outsiders neither end a run nor change it.", STRANGERS),
+    each("outsiders", "Outsiders neither end a run nor change it.", [*STRANGERS, *PLANTED]),
     each("services", "A wandb that is absent, slow or broken stops nothing.", SERVICES),
 ]
 """Kinds whose tests `make test` has."""
