@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from popxl_gpt.config.escaping import escaped, escaped_streams, one_line
+
 USER_ERROR_EXIT_CODE = 2
 SHOWN = 50
 """Problems that a message lists."""
@@ -54,7 +56,13 @@ them. `poprun` does that by itself.
 class UserError(ValueError):
     """Something the user gave is wrong: told in one message, without a traceback, with exit code
     2; or 74 where it was raised from a failure of input or output.
+
+    Args:
+        lines: of the message. What they quote, such as names that files hold, makes no more lines.
     """
+
+    def __init__(self, *lines: object):
+        super().__init__("\n".join(one_line(str(line)) for line in lines))
 
 
 class DataError(UserError):
@@ -138,20 +146,16 @@ class ConfigError(UserError):
 
     def __init__(self, problems: Sequence[str], where: str = "configuration"):
         self.problems = tuple(problems)
-        if len(self.problems) == 1:
-            message = self.problems[0]
-        else:
-            lines = "\n".join(
-                f"  {number}. {problem}"
-                for number, problem in enumerate(self.problems[:SHOWN], start=1)
+        shown = self.problems[:SHOWN]
+        lines: tuple[str, ...] = self.problems
+        if len(self.problems) != 1:
+            lines = (
+                f"{where}: {len(self.problems)} problems.",
+                *(f"  {number}. {problem}" for number, problem in enumerate(shown, start=1)),
             )
-            more = (
-                ""
-                if len(self.problems) <= SHOWN
-                else f"\n  ... and {len(self.problems) - SHOWN} more."
-            )
-            message = f"{where}: {len(self.problems)} problems.\n{lines}{more}"
-        super().__init__(message)
+            if len(self.problems) > SHOWN:
+                lines = (*lines, f"  ... and {len(self.problems) - SHOWN} more.")
+        super().__init__(*lines)
 
 
 def hear_ctrl_c() -> None:
@@ -175,6 +179,19 @@ TOLD: "dict[type[BaseException], tuple[str, int]]" = {
 
 @contextmanager
 def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
+    """End an entry point without a traceback, whatever happens, see `_told`, and let nothing that
+    it prints command a terminal.
+
+    Args:
+        stopped: what to say after Ctrl-C.
+    """
+    repair_standard_streams()
+    with escaped_streams(), _told(stopped):
+        yield
+
+
+@contextmanager
+def _told(stopped: str) -> Iterator[None]:
     """End an entry point without a traceback, whatever happens: the one place that turns failures
     into messages.
 
@@ -185,11 +202,7 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
     reader of the output that went away (`... | head`) exit code 141, as shells do. Every other
     error is the program's own: one line, exit code 70, and the traceback in a file that the line
     names.
-
-    Args:
-        stopped: what to say after Ctrl-C.
     """
-    repair_standard_streams()
     hear_ctrl_c()
     hook, threading.excepthook = threading.excepthook, _told_of_thread
     try:
@@ -213,7 +226,7 @@ def exit_on_user_error(stopped: str = "stopped.") -> Iterator[None]:
             _drop(sys.stdout)
         if message is None:
             _end(_internal_message(error), INTERNAL_ERROR_EXIT_CODE)
-        _end(f"error: {message}", _user_error_code(error))
+        _end(one_line(f"error: {message}"), _user_error_code(error))
     finally:
         threading.excepthook = hook
 
@@ -262,7 +275,7 @@ def _internal_message(error: BaseException) -> str:
     try:
         descriptor, name = tempfile.mkstemp(prefix="traceback-", suffix=".txt")
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(traceback.format_exception(error))
+            file.writelines(map(escaped, traceback.format_exception(error)))
         told = f"its traceback is in {name}"
     except OSError as problem:
         told = f"its traceback could not be written: {problem.strerror}"

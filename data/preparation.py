@@ -23,6 +23,7 @@ import numpy as np
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.errors import io_failure
+from popxl_gpt.config.escaping import one_line
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.errors import DataError
@@ -124,7 +125,7 @@ class Settings:
                 "exists, for one that is made has its own. Leave it out, or give --tokenizer."
             )
         if problems:
-            raise DataError("\n".join(problems))
+            raise DataError(*problems)
 
 
 def prepare(
@@ -198,7 +199,7 @@ def prepare(
             info["damaged"] = len(damaged)
             report(
                 f"{counted(len(damaged), 'damaged record')} left out, the first at byte {byte} of "
-                f"{path}: {problem}."
+                f"{one_line(f'{path}: {problem}')}."
             )
         for name in (BUCKETS, GIVEN_BUCKETS):
             shutil.rmtree(folder / name, ignore_errors=True)

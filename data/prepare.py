@@ -15,6 +15,7 @@ if __name__ == "__main__":
     start("popxl_gpt.data.prepare", parse_preparation)
 
 from popxl_gpt.config.errors import text_of
+from popxl_gpt.config.escaping import one_line
 from popxl_gpt.config.preparing import (
     CHARACTERS,
     GPT2,
@@ -218,7 +219,7 @@ def _check(options: Check) -> int:
         for error in file.damaged():
             first, here = first or error, here + 1
         told = f"{here} damaged" if here else "all checksums right"
-        print(f"{path}: {counted(len(file), 'record')}, {told}")
+        print(one_line(f"{path}: {counted(len(file), 'record')}, {told}"))
         records, damaged = records + len(file), damaged + here
     print(counted(records, "record"))
     if first is not None:

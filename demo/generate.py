@@ -29,6 +29,7 @@ from popxl_gpt.config import (
     to_mapping,
 )
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.escaping import as_it_is
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.config.texts import encoding_problem, several, user_path
 from popxl_gpt.data.text_tokenizer import TextTokenizer
@@ -298,7 +299,7 @@ class Printed:
         if self.turn < 0:
             self._begin(0)
         if number == self.turn:
-            print(printable(text), end="", flush=True)
+            print_text(text)
         else:
             self.waiting.setdefault(number, []).append(text)
 
@@ -316,14 +317,17 @@ class Printed:
         if len(self.prompts) > 1:
             print(f"{'' if number == 0 else chr(10)}--- {number + 1} of {len(self.prompts)} ---")
         begin = "".join([self.prompts[number], *self.waiting.pop(number, [])])
-        print(printable(begin), end="", flush=True)
+        print_text(begin)
 
 
-def printable(text: str) -> str:
-    """A text for a terminal, which must not take it for commands; files get it as it is."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+def print_text(text: str) -> None:
+    """Print a text that a model made. A terminal must not take it for commands; files get it as it
+    is.
+    """
+    if sys.stdout.isatty():
+        text = "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+    with as_it_is():
+        print(text, end="", flush=True)
 
 
 def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool) -> None:

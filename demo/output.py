@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TextIO, cast
 
 from popxl_gpt.config.errors import reason_of
+from popxl_gpt.config.escaping import EscapedStream
 
 PIECE = 4096
 """Bytes that a pipe which is ready takes without waiting (PIPE_BUF, pipe(7))."""
@@ -105,6 +106,8 @@ def lasting_output() -> Iterator[None]:
 
 
 def _lasting(stream: TextIO, is_told: bool) -> TextIO:
+    if isinstance(stream, EscapedStream):
+        return cast(TextIO, EscapedStream(_lasting(stream.stream, is_told)))
     try:
         stream.fileno()
     except OSError:  # in memory

@@ -15,6 +15,7 @@ from typing import Any
 
 from popxl_gpt.config import Config, to_mapping
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.escaping import as_it_is
 from popxl_gpt.demo.description import machine, versions
 from popxl_gpt.utils.files import written_whole
 
@@ -65,6 +66,10 @@ class WandbLog:
             self._fail(f"it did not finish within {CLOSE_SECONDS:g} s")
 
     def _work(self) -> None:
+        with as_it_is():  # it colours what it says
+            self._log()
+
+    def _log(self) -> None:
         try:
             import wandb  # slow to import, and needed by this thread only
 

@@ -4,6 +4,7 @@ import logging
 import os
 
 from popxl_gpt.config import UserError
+from popxl_gpt.config.escaping import one_line
 
 LEVEL_VARIABLE = "MODEL_LOG_LEVEL"
 """Environment variable that holds the level; INFO without it."""
@@ -15,6 +16,18 @@ LEVELS = {
     "WARNING": logging.WARNING,
     "ERROR": logging.ERROR,
 }
+
+
+class LineFormatter(logging.Formatter):
+    """Messages that take no more lines than their authors gave them, and command no terminal,
+    whatever they quote.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        lines = str(record.msg).count("\n") + 1
+        record.message = "\n".join(map(one_line, record.message.split("\n", lines - 1)))
+        return super().formatMessage(record)
 
 
 def set_up_logging(is_leader: bool = True, level: str | None = None) -> None:
@@ -34,11 +47,10 @@ def set_up_logging(is_leader: bool = True, level: str | None = None) -> None:
             "unset it."
         )
     least = LEVELS[name] if is_leader else max(LEVELS[name], logging.WARNING)
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        level=least,
-        force=True,
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     )
+    logging.basicConfig(level=least, handlers=[handler], force=True)
     for name in ("torch", "matplotlib", "lm_eval"):  # tell of their own caches, and of each task
         logging.getLogger(name).setLevel(logging.WARNING)
