@@ -15,9 +15,9 @@ COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 """Control characters but for line breaks and tabs, what ends lines elsewhere, and what changes the
 direction of writing, so that a text looks like another.
 """
-CURSOR = re.compile("(\n|\x1b\\[A)*|\r")
-"""What tqdm moves the cursor by: a text of its own that is this alone, or the beginning of a line
-that is drawn again.
+MOVES = re.compile("(\n|\x1b\\[A)+")
+"""What tqdm moves the cursor by, in a text of its own. A line that it draws anew begins with a
+carriage return.
 """
 _THREAD = threading.local()
 
@@ -40,10 +40,12 @@ class EscapedStream:
 
     def write(self, text: str) -> int:
         """See `io.TextIOBase`, here and below."""
-        if not getattr(_THREAD, "is_raw", False) and COMMANDS.search(text):
-            begin = found[0] if (found := CURSOR.match(text)) else ""
-            text = begin + escaped(text[len(begin) :])
-        self.stream.write(text)
+        if getattr(_THREAD, "is_raw", False) or MOVES.fullmatch(text):
+            self.stream.write(text)
+        elif text.startswith("\r"):
+            self.stream.write("\r" + escaped(text[1:]))
+        else:
+            self.stream.write(escaped(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -33,6 +33,7 @@ from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.tensor_files import read_tensors
 from popxl_gpt.utils.runtime import session_device
+from tests.terminal import commands_in
 
 TRIES = int(os.environ.get("MUTATIONS", "300"))
 SEED = int(os.environ.get("MUTATION_SEED", "1"))
@@ -184,6 +185,7 @@ def check_program(call, arguments, told):
     told = f"{told}: {repr(arguments)[:2000]}\ncode {code}\n{errors}"
     assert code in (0, 2) and "Traceback" not in errors and "internal error" not in errors, told
     assert code == 0 or errors.count("error: ") == 1, told
+    assert not commands_in(errors), told
     assert seconds < SECONDS, f"{seconds:.1f} s: {told}"
 
 
@@ -278,6 +280,7 @@ def test_preparation_with_flags_at_random_works_or_is_refused_in_words(program, 
             stop.value.code in (0, 2)
             and "Traceback" not in errors
             and "internal error" not in errors
+            and not commands_in(errors)
         ), told
         assert time.process_time() - begin < SECONDS, told
         shutil.rmtree("out", ignore_errors=True)

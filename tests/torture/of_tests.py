@@ -44,8 +44,9 @@ PLANTED = [
     "runtime/tests/popxl_addons/test_planted_memory.py",
     "tests/integration/execution/test_planted_links.py",
     "tests/integration/execution/test_state_folder.py",
+    "tests/test_hostile_names.py",
 ]
-"""What other users have put where a run reads and writes."""
+"""What other users have put where a run reads and writes, and names that command a terminal."""
 SERVICES = [
     f"tests/integration/execution/test_demo.py::test_{name}"
     for name in (
