@@ -3,6 +3,11 @@
 import logging
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -58,10 +63,51 @@ def test_a_run_writes_through_no_link(tmp_path: Path) -> None:
         planted(place, outside)
         planted(place.with_name(f".{place.name}.{os.getpid()}"), outside)
     (second / "run").chmod(0o777)
-    run_job(*flags, "--run_folder", second)
+    (tmp_path / "link").symlink_to(second)  # one's own, to the folder of runs, is followed
+    run_job(*flags, "--run_folder", tmp_path / "link")
     assert not list(outside.iterdir())
     for name in files - {"samples.jsonl"}:  # what is appended to stays a link, and is not written
         assert (second / "run" / name).is_file() and not (second / "run" / name).is_symlink()
+
+
+OUTSIDER = f"""
+import os
+os.setgroups([])
+os.setgid({OTHER})
+os.setuid({OTHER})
+while True:
+    for name in os.listdir("."):
+        if name.startswith("."):
+            try:
+                os.unlink(name)
+                os.symlink("outside/victim", name)
+            except OSError:
+                pass
+"""
+"""Puts links in the places of files that are being written, as fast as it can."""
+
+
+@pytest.mark.slow
+@needs_root
+def test_another_user_is_never_fast_enough_to_put_a_link_there() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # others cannot enter pytest's
+        folder = Path(name)
+        (folder / "outside").mkdir()
+        (folder / "outside/victim").write_text("old")
+        folder.chmod(0o777)
+        command = [sys.executable, "-I", "-S", "-c", OUTSIDER]
+        with subprocess.Popen(command, cwd=folder) as outsider:
+            try:
+                end, links = time.monotonic() + 30, 0
+                while links < 5 and time.monotonic() < end:
+                    with suppress(FileNotFoundError):  # its name is just taken away
+                        with written_whole(folder / "a.json", is_lasting=False) as partial:
+                            time.sleep(0.001)
+                            partial.write_text("new")
+                    links += (folder / "a.json").is_symlink()
+            finally:
+                outsider.kill()
+        assert links == 5 and (folder / "outside/victim").read_text() == "old"
 
 
 def prepared(path: Path) -> None:
