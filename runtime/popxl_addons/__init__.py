@@ -1,7 +1,8 @@
 """PopXL's add-ons: modules, named tensors, transforms, sharding helpers, task sessions. May import
 public popxl only.
 
-Files: trees (``dot_tree``, ``named_*``), parameters (``variable_factory``, ``remote``, ``rts``),
+Files: trees (``dot_tree``, ``named_*``), parameters (``variable_factory``,
+``memmap_files``, ``remote``, ``rts``),
 graphs (``graph``, ``module``, ``graph_cache``, ``custom_grad``, ``route_tensor``), ``transforms/``,
 ``ops/``, ``layers/``, ``optimizers/``, host side (``array_munging``, ``streams``,
 ``task_session``), costs (``performance_utils``). To add a
