@@ -9,7 +9,8 @@ from popxl_gpt.utils.pages import ROOT
 
 PAGE = ROOT / "docs" / "promises.md"
 PROMISES = (
-    "Kill", "Save", "Full disk", "Failing disk", "Flipped byte", "Untrusted file", "Outsiders",
+    "Kill", "Save", "Full disk", "Failing disk", "Flipped byte", "Untrusted file", "Untrusted tokenizer",
+    "Outsiders",
     "Any layout", "Any version", "Any budget", "Bad records", "Bad configuration",
     "Death and hang of instances", "Signals", "Suspension", "Silent corruption", "Silent corruption at rest",
     "Replicas that differ", "Numbers that are not finite", "Spikes",
