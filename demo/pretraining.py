@@ -60,7 +60,7 @@ from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import best_in, checkpoints_in
 from popxl_gpt.execution.inference import evaluation_program
 from popxl_gpt.execution.initial_weights import Weights, initial_weights
-from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.instances import check_instances, check_launch
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.minutes import chosen, since_start, text_of
 from popxl_gpt.execution.model_size import parameter_count, trained_count
@@ -83,6 +83,7 @@ LEAST_SECONDS = 10.0
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
     config, options = parse_training(arguments)
+    check_launch(config)
     to_choose = given_for_choice(arguments)
     if to_choose is not None:
         if options.auto:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import popdist
 
@@ -28,6 +29,26 @@ LIBRARIES = ("torch", "numpy")
 """Those that the numbers come from."""
 
 
+def check_launch(config: Config) -> None:
+    """UserError where the launcher's variables cannot be used, or it is none that processes meet
+    by.
+    """
+    try:
+        popdist.getInstanceIndex(), popdist.getNumTotalReplicas()
+    except (RuntimeError, ValueError) as error:
+        unmet: Any = error if hasattr(error, "tasks") else None  # an extension of PopXL's
+        told = str(error) if unmet is None else unmet.told(*_layout(config, unmet.tasks.count))
+        raise UserError(told) from error
+
+
+def _layout(config: Config, instances: int) -> "tuple[int | str, ...]":
+    """Replicas for so many instances, and flags that they need."""
+    replicas = config.execution.replication_factor
+    if replicas == 1:
+        return instances, "--data_parallel", str(instances)
+    return (replicas,)
+
+
 def check_instances(config: Config) -> bool:
     """Whether this process is instance 0, which speaks for all.
 
@@ -35,12 +56,11 @@ def check_instances(config: Config) -> bool:
         UserError: the launcher's variables do not fit the configuration, not all processes came, or
             configuration or code are not the same in all.
     """
-    with _launch_errors_are_user_errors():
-        is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
-        replicas = popdist.getNumTotalReplicas()
+    check_launch(config)
+    is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
     set_up_logging(is_leader, config.logging.log_level)
     if popdist.isPopdistEnvSet():
-        validate(config, replicas=replicas)
+        validate(config, replicas=popdist.getNumTotalReplicas())
         data_share(config)
         with _launch_errors_are_user_errors():
             popdist.init()

@@ -14,7 +14,7 @@ import pytest
 from popxl_gpt.utils.pages import ROOT
 
 SYSTEM = ("bash", "dirname", "mktemp", "rm", "tee", "grep", "tail", "cat", "env")
-NEEDED = ("c++", "cc", "ip", "chromium")
+NEEDED = ("c++", "cc", "ip", "chromium", "mpirun", "sbatch", "munge")
 PROGRAMS = {
     "make": "echo '1 passed in 0.1s'; exit $MAKE_CODE",
     "apt-get": 'echo "$@" >> "$CALLS"; [[ " $REFUSED " != *" ${@: -1} "* ]]',
@@ -93,7 +93,7 @@ def test_contributors_are_told_of_the_same_packages():
     packages = set(re.findall(r'^    ".+:(.+)"$', (ROOT / ".ci/run").read_text(), re.MULTILINE))
     text = (ROOT / "CONTRIBUTING.md").read_text()
     (told,) = re.findall(r"sudo apt install (.+)", text)
-    assert set(told.split()) == packages | {"python3-venv"} and len(packages) == 5
+    assert set(told.split()) == packages | {"python3-venv"} and len(packages) == 8
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 

@@ -1,10 +1,13 @@
 """Which instance this is, and of how many, as the launcher's environment says."""
 
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from poprun.environment import INDEX, INSTANCES, IPUS, REPLICAS, number_from_environment
+from poprun.other_launchers import SRUN, Tasks, unmet_tasks
 from poprun.restarts import leave_note, read_note
 
 __all__ = [
@@ -20,11 +23,46 @@ __all__ = [
 ]
 
 
+class UnmetTasksError(RuntimeError):
+    """Another launcher started several processes, each of which would be all of a run."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        super().__init__(self.told())
+
+    def told(self, replicas: int | None = None, *flags: str) -> str:
+        """What is wrong, and the command that starts this program in as many processes that meet.
+
+        Args:
+            replicas: of the run; None: one in each process.
+            flags: which the program needs for it.
+        """
+        tasks, program = self.tasks, shlex.join([*sys.orig_argv, *flags])
+        command = f"{shlex.quote(sys.orig_argv[0])} -m poprun --num-instances {tasks.count}"
+        if replicas not in (None, tasks.count):
+            command = f"{command} --num-replicas {replicas}"
+        if tasks.machines != 1:
+            way = (
+                f"Start one poprun on each machine: {command} --nnodes {tasks.machines or 'M'} "
+                "--node-rank I --rdzv-endpoint HOST:PORT"
+            )
+        elif tasks.launcher == SRUN:
+            cores = tasks.count * number_from_environment("SLURM_CPUS_PER_TASK", 1)
+            way = f"Run: srun --ntasks=1 --cpus-per-task={cores} {command}"
+        else:
+            way = f"Run: {command}"
+        return (
+            f"popdist: got {tasks}, each of which would be a run by itself; expected processes "
+            f"that meet. {way} {program}"
+        )
+
+
 def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name
     """Whether a launcher started this process.
 
     Raises:
         RuntimeError: if only a part of the launcher's variables is set.
+        UnmetTasksError: as it says.
     """
     present = [name for name in (INDEX, INSTANCES) if name in os.environ]
     if len(present) == 1 or (REPLICAS in os.environ and not present):
@@ -35,6 +73,9 @@ def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name
             "launcher's variables or none. Start the program with torchrun or poprun, or unset "
             "them."
         )
+    tasks = unmet_tasks()
+    if tasks is not None:
+        raise UnmetTasksError(tasks)
     return bool(present)
 
 

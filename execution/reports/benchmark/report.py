@@ -9,7 +9,7 @@ import popxl_addons as addons
 
 from popxl_gpt.config import Config, given_settings
 from popxl_gpt.execution.auto.resolved import executable, resolved
-from popxl_gpt.execution.instances import check_instances
+from popxl_gpt.execution.instances import check_instances, check_launch
 from popxl_gpt.execution.memory import check_memory
 from popxl_gpt.execution.model_size import parameter_count
 from popxl_gpt.execution.reports.benchmark.options import Options, parse
@@ -33,6 +33,7 @@ def main(
         build: the program by itself, for plans.
     """
     config, options = parse(arguments)
+    check_launch(config)
     is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:
         config = executable(config, given)
