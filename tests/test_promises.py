@@ -15,7 +15,7 @@ PROMISES = (
     "Death and hang of instances", "Signals", "Suspension", "Silent corruption", "Silent corruption at rest",
     "Replicas that differ", "Numbers that are not finite", "Spikes",
     "Logging services", "Soak",
-    "Plan", "Plan of the process", "Determinism",
+    "Plan", "Plan of the process", "Determinism", "One run", "Batch system",
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """Tests that try things at random, with another seed each time and more of them, and those of
-outsiders and logging services.
+outsiders, logging services and batch systems.
 """
 
 import os
@@ -56,6 +56,17 @@ SERVICES = [
     )
 ]
 
+LAUNCHERS = [
+    f"tests/integration/execution/{name}"
+    for name in (
+        "test_slurm.py::test_a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise",
+        "test_slurm.py::test_a_job_that_makes_room_saves_and_is_queued_again",
+        "test_slurm.py::test_a_job_that_is_cancelled_saves_and_is_not_queued_again",
+        "test_slurm.py::test_only_tasks_that_are_several_are_refused",
+        "test_other_launchers.py::test_mpirun_makes_no_run_and_the_command_that_it_is_told_makes_one",
+    )
+]
+
 
 def passes(test: str, seed: int) -> str:
     """Run a test with a seed. Returns what was done; raises Broken where it fails."""
@@ -105,5 +116,6 @@ OF_TESTS = [
     ),
     each("outsiders", "Outsiders neither end a run nor change it.", [*STRANGERS, *PLANTED]),
     each("services", "A wandb that is absent, slow or broken stops nothing.", SERVICES),
+    each("launchers", "Slurm's jobs save and go on; mpirun makes one run or none.", LAUNCHERS),
 ]
 """Kinds whose tests `make test` has."""

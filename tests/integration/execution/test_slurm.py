@@ -1,78 +1,43 @@
-"""`demo/slurm.sbatch` with commands that stand for Slurm's: a job that is told to end saves, is
-queued again, and goes on to the files of an undisturbed run. Its time ends by SIGUSR1 to the script
-alone; to make room Slurm sends SIGTERM to every process of a job.
+"""`demo/slurm.sbatch` under Slurm, on two nodes that are daemons of this machine: a job whose time
+ends saves, is queued again, and goes on to the files of an undisturbed run; one that is cancelled
+saves, and is not. What a program takes itself for, wherever Slurm and mpirun may start it.
 """
 
-import os
-import signal
-import subprocess
+import json
+import re
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
+from tests.slurm_cluster import SlurmCluster, slurm_cluster
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
-SECONDS = 120
-STEPS = 60
+SECONDS = 300
+STEPS = 200
 FLAGS = f"""
     --config tiny --vocabulary_size 61 --hidden_size 24 --heads 3 --dropout 0.1
     --steps {STEPS} --warmup_steps 0 --global_batch_size 4 --micro_batch_size 2 --sequence_length 8
     --data_parallel 2 --tensor_parallel_1 1 --tensor_parallel_2 1 --samples 0
+    --checkpoint.every {STEPS}
 """.split()
-SRUN = """
-import os, signal, subprocess, sys
-words, options = sys.argv[1:], []
-while words[0].startswith("--"):
-    options.append(words.pop(0))
-if f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}" not in options:
-    sys.exit("srun gives tasks one core")  # from Slurm 22.05 on
-nodes = int(os.environ["SLURM_JOB_NUM_NODES"])
-tasks = [
-    subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": str(node), "SLURM_PROCID": str(node)})
-    for node in range(nodes)
-]
-for number in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: [task.send_signal(number) for task in tasks])
-sys.exit(max(task.wait() for task in tasks))
-"""
-SCONTROL = """
-import os, sys
-if sys.argv[1:3] == ["show", "hostnames"]:
-    print("\\n".join(["127.0.0.1"] * int(os.environ["SLURM_JOB_NUM_NODES"])))
-else:
-    open(os.environ["REQUEUED"], "a").write(" ".join(sys.argv[1:]) + "\\n")
-"""
+JOB = {
+    "PYTHON": sys.executable,
+    "OMP_NUM_THREADS": "1",
+    "REPLICAS": "2",
+    "POPDIST_SECRET": "that of these tests",
+}
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
-@pytest.fixture
-def slurm(tmp_path) -> "dict[str, str]":
-    """The environment that a job on this machine would have."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    for name, program in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (commands / name).write_text(f"#!{sys.executable}\n{program}")
-        (commands / name).chmod(0o755)
-    given = ("POPDIST_", "SLURM_", "RANK", "WORLD_SIZE")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(given)}
-    return {
-        **plain,
-        "PATH": f"{commands}:{os.environ['PATH']}",
-        "PYTHON": warm.python(),
-        "OMP_NUM_THREADS": "1",
-        "REPLICAS": "2",
-        "REQUEUED": str(tmp_path / "requeued"),
-        "POPDIST_SECRET": "that of these tests",
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_CPUS_PER_TASK": "16",
-    }
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "s") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -82,51 +47,129 @@ def undisturbed(tmp_path_factory) -> str:
     return metrics_of(folder / "run")
 
 
-def start(folder: Path, environment: "dict[str, str]") -> subprocess.Popen:
-    return subprocess.Popen(
-        ["bash", str(ROOT / "demo/slurm.sbatch"), *FLAGS, "--run_folder", str(folder)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Job:
+    """A run of `demo/slurm.sbatch` that trains."""
+
+    def __init__(self, slurm: SlurmCluster, folder: Path, nodes: int):
+        self.slurm, self.output = slurm, folder / "output"
+        words = ["--chdir", ROOT, "--output", self.output, "--nodes", nodes, "demo/slurm.sbatch"]
+        submit = ["sbatch", "--parsable", *words, *FLAGS, "--run_folder", folder]
+        self.number = int(slurm.run(*submit, cwd=ROOT, **JOB).stdout)
+        self.run = folder / f"job-{self.number}"
+        metrics, until = self.run / "metrics.jsonl", time.monotonic() + SECONDS
+        while not metrics.exists() or metrics.stat().st_size == 0:
+            assert time.monotonic() < until and self.state["JobState"] not in ENDED, self.said
+            time.sleep(0.02)
+
+    @property
+    def state(self) -> "dict[str, str]":
+        return self.slurm.job(self.number)
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def steps(self) -> int:
+        """Those that are done; the checkpoint of the last one is there."""
+        lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        step = json.loads(lines[-1])["step"]
+        assert f"step_{step:08d}" in [path.name for path in (self.run / "checkpoints").iterdir()]
+        return step
 
 
-def processes_of(job: "dict[str, str]") -> "list[int]":
-    """Those that have the job's environment, but of this process."""
-    mark, found = f"SLURM_JOB_ID={job['SLURM_JOB_ID']}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+def test_a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise(slurm, undisturbed, tmp_path):
+    job = Job(slurm, tmp_path, nodes=2)
+    assert job.state["NumNodes"] == "2" and job.state["NodeList"] == "127.0.0.[1-2]"
+    slurm.run("scancel", "--batch", "--signal=USR1", job.number)  # as Slurm does before its time
+    slurm.wait(job.number, "PENDING", *ENDED)
+    assert (job.state["JobState"], job.state["Restarts"]) == ("PENDING", "1"), job.said
+    assert 0 < job.steps() < STEPS
+    found = slurm.wait(job.number, *ENDED, seconds=SECONDS)
+    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "1")
+    assert metrics_of(job.run) == undisturbed
 
 
-@pytest.mark.parametrize(
-    ("number", "nodes"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 2)], ids=["SIGUSR1", "SIGTERM"]
-)
-def test_a_job_that_is_told_to_end_is_queued_again_and_goes_on_bitwise(
-    number, nodes, undisturbed, slurm, tmp_path
-):
-    job = {**slurm, "SLURM_JOB_NUM_NODES": str(nodes)}
-    run = tmp_path / "runs" / f"job-{job['SLURM_JOB_ID']}"
-    first = start(tmp_path / "runs", job)
+def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(slurm, tmp_path):
+    job = Job(slurm, tmp_path, nodes=1)
+    slurm.run("scancel", "--signal=USR1", f"{job.number}.0")  # saves, and the run goes on
     until = time.monotonic() + SECONDS
-    while not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").stat().st_size == 0:
-        if first.poll() is not None or time.monotonic() > until:
-            first.terminate()
-            raise AssertionError(first.communicate(timeout=SECONDS))
-        time.sleep(0.005)
-    for process in [first.pid] if number == signal.SIGUSR1 else processes_of(job):
-        with suppress(ProcessLookupError):
-            os.kill(process, number)
-    _, said = first.communicate(timeout=SECONDS)
-    assert first.returncode == 128 + signal.SIGTERM, said
-    assert Path(job["REQUEUED"]).read_text() == f"requeue {job['SLURM_JOB_ID']}\n"
-    assert 0 < metrics_of(run).count("\n") < STEPS
-    again = start(tmp_path / "runs", {**job, "SLURM_RESTART_COUNT": "1"})
-    _, said = again.communicate(timeout=SECONDS)
-    assert again.returncode == 0, said
-    assert metrics_of(run) == undisturbed
-    assert Path(job["REQUEUED"]).read_text().count("\n") == 1
+    while not list((job.run / "checkpoints").glob("step_*")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert job.state["JobState"] == "RUNNING"
+    slurm.run("scancel", job.number)
+    slurm.wait(job.number, *ENDED)
+    while slurm.run("squeue", "-h", "-j", job.number).stdout.strip():  # until it has ended
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert (job.state["JobState"], job.state["Restarts"]) == ("CANCELLED", "0"), job.said
+    assert 0 < job.steps() < STEPS
+
+
+def test_a_job_that_makes_room_saves_and_is_queued_again(slurm, tmp_path):
+    job = Job(slurm, tmp_path, nodes=1)
+    words = ["--partition", "urgent", "--exclusive", "--nodes", 2, "--output", "/dev/null"]
+    urgent = slurm.submit(*words, "--wrap", "true")
+    slurm.wait(job.number, "PENDING", *ENDED)
+    assert (job.state["JobState"], job.state["Restarts"]) == ("PENDING", "1"), job.said
+    assert 0 < job.steps() < STEPS
+    slurm.run("scancel", job.number)
+    assert slurm.wait(urgent, *ENDED)["JobState"] == "COMPLETED"
+
+
+ASKS = "import popdist; print(popdist.getNumInstances(), flush=True)"
+PLACES = """#!/bin/bash
+asks() { "$@" "$PYTHON" -c "$ASKS" 2>&1 | grep -oE "^[0-9]+$|got [0-9]+ tasks of [a-z]+" | sort | uniq -c; }
+mpirun() { command mpirun --allow-run-as-root --oversubscribe "$@"; }
+for place in "" "srun -n 1" "srun -n 4" "srun -n 2 -N 2" "srun -n 2 --mpi=pmi2" "mpirun -np 1" "mpirun -np 3"; do
+    echo "script, $place: $(asks $place | xargs)"
+done
+"""
+EXPECTED = {
+    "script, ": "1 1",
+    "script, srun -n 1": "1 1",
+    "script, srun -n 4": "4 got 4 tasks of srun",
+    "script, srun -n 2 -N 2": "2 got 2 tasks of srun",
+    "script, srun -n 2 --mpi=pmi2": "2 got 2 tasks of srun",
+    "script, mpirun -np 1": "1 1",
+    "script, mpirun -np 3": "3 got 3 tasks of mpirun",
+}
+
+
+def test_only_tasks_that_are_several_are_refused(slurm, tmp_path):
+    script, output = tmp_path / "script", tmp_path / "output"
+    script.write_text(PLACES)
+    words = {"PYTHON": sys.executable, "ASKS": ASKS}
+    job = slurm.submit("--nodes", 2, "--ntasks", 4, "--output", output, script, **words)
+    slurm.wait(job, *ENDED)
+    found = dict(re.findall(r"^(script, .*): (.*)$", output.read_text(), re.MULTILINE))
+    assert found == EXPECTED, output.read_text()
+
+
+SENT = """
+[ "$SLURM_PROCID" = 0 ] || exit 0
+sbatch --wait --output "$OUT" --wrap '"$PYTHON" -c "$ASKS"'
+salloc --ntasks 3 "$PYTHON" -c "$ASKS"
+"""
+
+
+def test_what_is_sent_from_within_a_step_is_no_task_of_it(slurm, tmp_path):
+    words = {"PYTHON": sys.executable, "ASKS": ASKS, "OUT": str(tmp_path / "output")}
+    done = slurm.run("srun", "--ntasks", 2, "--nodes", 1, "bash", "-c", SENT, **words)
+    assert (tmp_path / "output").read_text() == "1\n"
+    assert done.stdout.splitlines()[-1] == "1"
+
+
+def test_a_shell_of_a_step_is_one_process_and_other_tasks_are_refused(slurm, tmp_path):
+    pty = f"srun --ntasks 2 --pty {sys.executable} -c '{ASKS}'"
+    done = slurm.run("script", "--quiet", "--return", "--command", pty, "/dev/null", check=False)
+    assert "1" in done.stdout.split() and "got 2 tasks" not in done.stdout
+    assert done.returncode != 0  # that of the other task
+
+
+def test_tasks_of_srun_are_told_a_command_that_works(slurm):
+    done = slurm.run("srun", "--ntasks", 2, sys.executable, "-c", ASKS, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    (command,) = set(re.findall(r"Run: (srun .*)", done.stderr))
+    done = slurm.run("bash", "-c", command)
+    assert done.stdout.splitlines() == ["2", "2"]
