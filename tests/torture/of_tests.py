@@ -56,15 +56,18 @@ SERVICES = [
     )
 ]
 
-LAUNCHERS = [
-    f"tests/integration/execution/{name}"
+SLURM = [
+    f"tests/integration/execution/test_slurm.py::test_{name}"
     for name in (
-        "test_slurm.py::test_a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise",
-        "test_slurm.py::test_a_job_that_makes_room_saves_and_is_queued_again",
-        "test_slurm.py::test_a_job_that_is_cancelled_saves_and_is_not_queued_again",
-        "test_slurm.py::test_only_tasks_that_are_several_are_refused",
-        "test_other_launchers.py::test_mpirun_makes_no_run_and_the_command_that_it_is_told_makes_one",
+        "a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise",
+        "a_job_that_makes_room_saves_and_is_queued_again",
+        "a_job_that_is_cancelled_saves_and_is_not_queued_again",
+        "only_tasks_that_are_several_are_refused",
     )
+]
+MPIRUN = [
+    f"tests/integration/execution/test_other_launchers.py::test_{name}"
+    for name in ("mpirun_makes_no_run_and_the_command_that_it_is_told_makes_one",)
 ]
 
 
@@ -116,6 +119,8 @@ OF_TESTS = [
     ),
     each("outsiders", "Outsiders neither end a run nor change it.", [*STRANGERS, *PLANTED]),
     each("services", "A wandb that is absent, slow or broken stops nothing.", SERVICES),
-    each("launchers", "Slurm's jobs save and go on; mpirun makes one run or none.", LAUNCHERS),
+    each(
+        "launchers", "Slurm's jobs save and go on; mpirun makes one run or none.", [*SLURM, *MPIRUN]
+    ),
 ]
 """Kinds whose tests `make test` has."""

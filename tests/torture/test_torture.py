@@ -22,7 +22,16 @@ from tests.torture.judge import (
     state_of,
 )
 from tests.torture.kinds import KINDS
-from tests.torture.of_tests import CONFIGURATIONS, FILES, OF_TESTS, SERVICES, STRANGERS, with_seeds
+from tests.torture.of_tests import (
+    CONFIGURATIONS,
+    FILES,
+    MPIRUN,
+    OF_TESTS,
+    SERVICES,
+    SLURM,
+    STRANGERS,
+    with_seeds,
+)
 from tests.torture.runner import report, spend
 from tests.torture.soak import Sample, judge
 from tests.torture.torture import Torture
@@ -44,7 +53,7 @@ SHARE = {
 
 SELECTED = {
     tests[0].partition("::")[0]: {test.partition("::")[2] for test in tests}
-    for tests in ([*CONFIGURATIONS, *FILES], STRANGERS, SERVICES)
+    for tests in ([*CONFIGURATIONS, *FILES], STRANGERS, SERVICES, SLURM, MPIRUN)
 }
 """Tests of kinds that are made of some, by file."""
 
