@@ -81,9 +81,9 @@ class SlurmCluster:
         assert not check or done.returncode == 0, (words, done.stdout, done.stderr)
         return done
 
-    def submit(self, *words: object, **more: str) -> int:
+    def submit(self, *words: object, cwd: Path | None = None, **more: str) -> int:
         """The number of a new job."""
-        return int(self.run("sbatch", "--parsable", *words, **more).stdout)
+        return int(self.run("sbatch", "--parsable", *words, cwd=cwd, **more).stdout)
 
     def job(self, number: int) -> "dict[str, str]":
         """What Slurm says of a job, by name."""

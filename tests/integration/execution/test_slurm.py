@@ -50,11 +50,11 @@ def undisturbed(tmp_path_factory) -> str:
 class Job:
     """A run of `demo/slurm.sbatch` that trains."""
 
-    def __init__(self, slurm: SlurmCluster, folder: Path, nodes: int):
+    def __init__(self, slurm: SlurmCluster, folder: Path, nodes: int, *options: str):
         self.slurm, self.output = slurm, folder / "output"
-        words = ["--chdir", ROOT, "--output", self.output, "--nodes", nodes, "demo/slurm.sbatch"]
-        submit = ["sbatch", "--parsable", *words, *FLAGS, "--run_folder", folder]
-        self.number = int(slurm.run(*submit, cwd=ROOT, **JOB).stdout)
+        words = ["--chdir", ROOT, "--output", self.output, "--nodes", nodes, *options]
+        script = ["demo/slurm.sbatch", *FLAGS, "--run_folder", folder]
+        self.number = slurm.submit(*words, *script, cwd=ROOT, **JOB)
         self.run = folder / f"job-{self.number}"
         metrics, until = self.run / "metrics.jsonl", time.monotonic() + SECONDS
         while not metrics.exists() or metrics.stat().st_size == 0:
@@ -78,7 +78,7 @@ class Job:
 
 
 def test_a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise(slurm, undisturbed, tmp_path):
-    job = Job(slurm, tmp_path, nodes=2)
+    job = Job(slurm, tmp_path, 2)
     assert job.state["NumNodes"] == "2" and job.state["NodeList"] == "127.0.0.[1-2]"
     slurm.run("scancel", "--batch", "--signal=USR1", job.number)  # as Slurm does before its time
     slurm.wait(job.number, "PENDING", *ENDED)
@@ -90,7 +90,7 @@ def test_a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise(slurm, undist
 
 
 def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(slurm, tmp_path):
-    job = Job(slurm, tmp_path, nodes=1)
+    job = Job(slurm, tmp_path, 1, "--ntasks-per-node=2", "--cpus-per-task=4")  # of one poprun
     slurm.run("scancel", "--signal=USR1", f"{job.number}.0")  # saves, and the run goes on
     until = time.monotonic() + SECONDS
     while not list((job.run / "checkpoints").glob("step_*")):
@@ -107,7 +107,7 @@ def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(slurm, tmp_path):
 
 
 def test_a_job_that_makes_room_saves_and_is_queued_again(slurm, tmp_path):
-    job = Job(slurm, tmp_path, nodes=1)
+    job = Job(slurm, tmp_path, 1)
     words = ["--partition", "urgent", "--exclusive", "--nodes", 2, "--output", "/dev/null"]
     urgent = slurm.submit(*words, "--wrap", "true")
     slurm.wait(job.number, "PENDING", *ENDED)
