@@ -3,8 +3,7 @@
 import hashlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,10 @@ def check_instances(config: Config) -> bool:
     if popdist.isPopdistEnvSet():
         validate(config, replicas=popdist.getNumTotalReplicas())
         data_share(config)
-        with _launch_errors_are_user_errors():
+        try:
             popdist.init()
+        except (RuntimeError, ValueError) as error:
+            raise UserError(str(error)) from error
     if instances > 1:
         _check_same(to_yaml(config), code_hashes(), instances)
     return is_leader
@@ -80,15 +81,6 @@ def check_same_checkpoint(folder: Path) -> None:
                 f"--checkpoint: got {name} in instance {number} and {names[0]} in instance 0; "
                 "expected one checkpoint. Its run saves meanwhile: name the checkpoint."
             )
-
-
-@contextmanager
-def _launch_errors_are_user_errors() -> Iterator[None]:
-    """How processes are started is the user's to change."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise UserError(str(error)) from error
 
 
 def _check_same(text: str, code: "dict[str, str]", instances: int) -> None:
