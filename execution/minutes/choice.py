@@ -62,7 +62,9 @@ VALIDATED = 20
 TRIED_STEPS = 3
 """Of a trial, after one that compiles."""
 TRIAL_SHARE = 0.1
-"""Of the time: another trial is made while those before took less."""
+"""Of the time, for all trials: another is made where it fits, too, by what the last one took. The
+first is made in any case.
+"""
 LENGTHS = ((8 * 3600.0, 1024), (3600.0, 512), (0.0, 256))
 """From so many seconds on, tokens of a sequence."""
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
@@ -166,7 +168,7 @@ def chosen(
     speed, trials, spent, trial = _GUESS, 0, 0.0, None
     tried_ones: dict[Config, Trial] = {}
     candidate = chooser.sized(speed, seconds)
-    while candidate not in tried_ones and spent < TRIAL_SHARE * seconds:
+    while candidate not in tried_ones and _fits(candidate, speed, trial, seconds, spent):
         begin = time.perf_counter()
         trial = tried_ones[candidate] = try_out(candidate)
         spent += max(time.perf_counter() - begin, trial.build + TRIED_STEPS * trial.step)
@@ -177,8 +179,8 @@ def chosen(
     if candidate in tried_ones:
         trial = tried_ones[candidate]
         speed = _speed(candidate, trial)
-        if chooser.tries_float32 and spent < TRIAL_SHARE * seconds:
-            wide = override(candidate, precision="float32")
+        wide = override(candidate, precision="float32")
+        if chooser.tries_float32 and _fits(wide, speed, trial, seconds, spent):
             other = try_out(wide)
             spent, trials = spent + other.build + TRIED_STEPS * other.step, trials + 1
             if other.step < trial.step:
@@ -198,6 +200,17 @@ _GUESS = 5e10
 def _speed(config: Config, trial: Trial) -> float:
     """FLOP/s of a trial."""
     return _flops(config) * config.tokens_per_step / trial.step
+
+
+def _fits(config: Config, speed: float, last: Trial | None, seconds: float, spent: float) -> bool:
+    """Whether a trial, by what the last one took, ends within the share of trials; the first is
+    made in any case. What building takes grows with what is computed.
+    """
+    if last is None:
+        return True
+    step = config.tokens_per_step * _flops(config) / speed
+    cost = last.build * max(1.0, step / last.step) + TRIED_STEPS * step
+    return spent + cost <= TRIAL_SHARE * seconds
 
 
 def _whole_calls(config: Config, steps: float) -> int:

@@ -168,6 +168,22 @@ def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narr
     assert found.model == expected.model
 
 
+@pytest.mark.parametrize("build", [1.0, 4.0, 9.0, 40.0])
+@pytest.mark.parametrize("speed, narrow", [(6e10, 2.5), (6e10, 0.4), (2e9, 1.0), (4e11, 1.0)])
+def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, build, speed, narrow):
+    monkeypatch.setattr(choice, "_has_bfloat16", lambda: True)
+    machine, took = Machine(speed, narrow), []
+
+    def try_out(config: Config) -> Trial:
+        trial = replace(machine(config), build=build)
+        took.append(trial.build + 3 * trial.step)
+        return trial
+
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    chosen(config, {"input_files"}, TEXT, 120.0, try_out)
+    assert sum(took) <= 12.0 or len(took) == 1
+
+
 def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):
     monkeypatch.setattr(choice, "_has_bfloat16", lambda: False)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
