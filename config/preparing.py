@@ -51,7 +51,9 @@ class Preparation:
     seed: int = 0
     """Chooses the order of documents and which are held out."""
     max_bytes: int | None = None
-    """Stop reading after this many bytes of text."""
+    """Read this many bytes of text and no more: a text is cut there, an article of Wikipedia or a
+    conversation that does not fit is left out.
+    """
     shard_bytes: int = 256 * 2**20
     """Start another file after this many bytes."""
     workers: int = field(default_factory=_cores)
@@ -71,30 +73,35 @@ class OfFiles(Preparation):
     among the inputs, too, are not trained on.
     """
     skip_damaged: bool = False
-    """Leave out JSON lines that cannot be read, and say how many."""
+    """Leave out files that are no text, and lines or rows that cannot be read, and say how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(OfFiles):
-    """Text in UTF-8 or JSON lines (.jsonl, .ndjson), plain or compressed (.gz, .bz2, .xz, .zst);
-    Parquet (.parquet), Arrow (.arrow), and folders that save_to_disk of Hugging Face's datasets
-    wrote.
+    """Text in UTF-8, JSON (lines, an array of objects) or CSV (.csv, .tsv), plain or compressed
+    (.gz, .bz2, .xz, .zst); Parquet (.parquet), Arrow (.arrow), and folders that save_to_disk of
+    Hugging Face's datasets wrote. JSON is known by what a file holds, or by its name.
     """
 
     documents: Literal["file", "paragraph", "line", "json"] = "file"
-    """What one document is; json: a line, of whose JSON object one field is read. So are .jsonl and
-    .ndjson in any case.
+    """What one document is; json: a line, of whose JSON object one field is read. So are files of
+    JSON in any case.
     """
     text_field: str = "text"
-    """The field of JSON lines, or the column of Parquet and Arrow files, that holds the text."""
+    """The field of JSON objects, or the column of CSV, Parquet and Arrow files, that holds the
+    text; objects and rows that have null there are left out, and counted.
+    """
+    plain_text: bool = False
+    """Take JSON and CSV files as plain text, syntax and all."""
     document_bytes: int = 2**20
     """Longer documents are cut at a line's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversations(OfFiles):
-    """JSON lines with prompt and answer, or with messages of role and content. The answers count in
-    the loss, the rest does not; records hold whole conversations.
+    """JSON, CSV, Parquet or Arrow files with prompt and answer, or with messages of role and
+    content, which are taken where there are both. The answers count in the loss, the rest does not;
+    records hold whole conversations.
     """
 
     output: PathText = "data/files/conversations"
@@ -168,8 +175,8 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "text": Command("prepare text files or JSON lines", Text, "inputs"),
-    "conversations": Command("prepare JSON lines of prompts and answers", Conversations, "inputs"),
+    "text": Command("prepare text files, JSON, CSV, Parquet or Arrow", Text, "inputs"),
+    "conversations": Command("prepare prompts and answers of such files", Conversations, "inputs"),
     "stdlib": Command("prepare the source of the standard library", Stdlib),
     "wikipedia": Command("prepare a Wikipedia XML dump", Wikipedia, "dump"),
     "from_bins": Command("turn nanoGPT's files into token files", FromBins, "folder"),

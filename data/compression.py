@@ -9,10 +9,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from popxl_gpt.config.errors import unreadable
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.errors import DataError, NoTextError
 
 ZST_BYTES = 2**12
 """Of a .zst file that are decompressed at a time: at most 128 MiB come of them."""
@@ -102,15 +102,16 @@ def plain_suffix(path: Path) -> str:
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[IO[bytes]]:
+def open_text(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file for reading its bytes, decompressed.
 
     Raises:
-        DataError: it cannot be read, its compressed data are damaged or end too early, or it is
-            compressed otherwise.
+        NoTextError: its compressed data are damaged or end too early, or it is compressed
+            otherwise.
+        DataError: it cannot be read.
     """
     if path.suffix == ".zip":
-        raise DataError(
+        raise NoTextError(
             f"{path}: got a file of kind {path.suffix}; expected plain text or "
             f"{', '.join(OPENERS)}. Decompress it first."
         )
@@ -125,8 +126,8 @@ def open_text(path: Path) -> Iterator[IO[bytes]]:
         raise unreadable(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(
+def _damaged(path: Path, error: Exception) -> NoTextError:
+    return NoTextError(
         f"{path}: got compressed data that are damaged ({error}); expected a whole {path.suffix} "
         "file. Restore it from a copy."
     )

@@ -1,4 +1,4 @@
-"""Conversations: JSON lines with `prompt` and `answer`, or `messages`, of which the answers count.
+"""Conversations: rows with `prompt` and `answer`, or `messages`, of which the answers count.
 
 A conversation is a sequence of parts, each some text and whether its tokens count as labels. A
 prompt is what a model is asked, an answer what it is to say; the end of the text after the last
@@ -8,18 +8,24 @@ break, as `demo/generate.py --chat` writes them.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from popxl_gpt.config.texts import shown_text
-from popxl_gpt.data.json_lines import json_objects, whole_characters
+from popxl_gpt.data.delimited import is_delimited
+from popxl_gpt.data.json_lines import whole_characters
+from popxl_gpt.data.left_out import LeftOut
 from popxl_gpt.data.masking import masked
-from popxl_gpt.data.sources import Source, source_of, text_files
+from popxl_gpt.data.rows import Documents
+from popxl_gpt.data.sources import Source, rows_of, source_of, text_files
+from popxl_gpt.data.tables import is_table
 
 ROLES = ("system", "user", "assistant")
 ANSWERS = "assistant"
+PAIR = ("prompt", "answer")
 Part = tuple[str, bool]
 """Text, and whether it counts."""
 Conversation = tuple[Part, ...]
@@ -28,66 +34,90 @@ Conversation = tuple[Part, ...]
 def conversation_source(
     patterns: Sequence[str], *, skip_damaged: bool = False, without: Sequence[str] = ()
 ) -> Source:
-    """Return the conversations of files of JSON lines.
+    """Return the conversations of files of JSON, CSV files and tables.
 
     Args:
         patterns: files, folders or globs, as of `text_source`.
-        skip_damaged: leave out lines that hold none, and note them in `damaged`.
+        skip_damaged: leave out rows that hold none, and files that cannot be read.
         without: as of `text_files`.
     """
-    files = text_files(patterns, without)
-    damaged: dict[tuple[str, int], str] = {}
+    left_out = LeftOut(skip_damaged)
 
-    def read() -> Iterator[Conversation]:
-        note = damaged if skip_damaged else None
-        for path in files:
-            yield from json_objects(path, conversation_of, EXPECTED, note)
+    def read(path: Path) -> Iterator[Conversation]:
+        is_json = not is_table(path) and not is_delimited(path)
+        return rows_of(path, CONVERSATIONS, left_out, is_json)
 
     return source_of(
-        files,
+        text_files(patterns, without),
         "conversation",
         read,
         {"documents": "conversations", "skip_damaged": skip_damaged},
-        damaged,
+        left_out,
         is_masked=True,
     )
 
 
-EXPECTED = (
-    "a JSON object with texts 'prompt' and 'answer', or with 'messages', a list of objects with "
-    f"'role' ({', '.join(ROLES)}) and 'content'. Correct the line, or leave such lines out with "
-    "--skip_damaged"
+def conversation_of(found: dict[str, Any]) -> Conversation | None:
+    """The parts of a row; None where it is null. ValueError says what it has instead."""
+    messages, prompt, answer = (found.get(name) for name in ("messages", *PAIR))
+    if messages is not None:
+        return _of_messages(messages)
+    if isinstance(prompt, str) and isinstance(answer, str):
+        if not answer:
+            raise ValueError("got an empty answer")
+        return (whole_characters(prompt), False), (whole_characters(answer), True)
+    has_pair = found.keys() >= set(PAIR)
+    if has_pair and None in (prompt, answer) or "messages" in found and not has_pair:
+        return None
+    names = ", ".join(found) or "none"
+    raise ValueError(f"got no texts 'prompt' and 'answer' (fields: {shown_text(names)})")
+
+
+def _columns(texts: Mapping[str, bool]) -> list[str]:
+    """The columns of conversations, of those that there are."""
+    has_pair = all(texts.get(name) for name in PAIR)
+    found = ["messages"] * ("messages" in texts) + [name for name in PAIR if name in texts]
+    return found if "messages" in texts or has_pair else []
+
+
+def _has_both(found: dict[str, Any]) -> bool:
+    """Whether a row has messages, and a prompt or an answer beside them."""
+    has_pair = any(found.get(name) is not None for name in PAIR)
+    return has_pair and found.get("messages") is not None
+
+
+_FORMS = (
+    "texts 'prompt' and 'answer', or with 'messages', a list of objects with 'role' "
+    f"({', '.join(ROLES)}) and 'content'"
 )
-
-
-def conversation_of(found: dict[str, Any]) -> Conversation:
-    """The parts of a JSON object. ValueError says what it has instead."""
-    if "messages" in found:
-        return _of_messages(found["messages"])
-    texts = [found.get(name) for name in ("prompt", "answer")]
-    if not all(isinstance(text, str) for text in texts):
-        names = ", ".join(found) or "none"
-        raise ValueError(f"got no texts 'prompt' and 'answer' (fields: {shown_text(names)})")
-    prompt, answer = (whole_characters(str(text)) for text in texts)
-    if not answer:
-        raise ValueError("got an empty answer")
-    return (prompt, False), (answer, True)
+CONVERSATIONS: Documents[Conversation] = Documents(
+    read=conversation_of,
+    columns=_columns,
+    expected=f"with {_FORMS}. Correct it, or leave out what is damaged with --skip_damaged",
+    lack="texts 'prompt' and 'answer', nor 'messages'",
+    expected_columns=f"columns with {_FORMS}. Rename them",
+    is_choice=_has_both,
+)
 
 
 def _of_messages(messages: Any) -> Conversation:
     if not isinstance(messages, list):
-        raise ValueError(f"got messages {shown_text(json.dumps(messages))}")
+        raise ValueError(f"got messages {_shown(messages)}")
     parts: list[Part] = []
     for message in messages:
         role, content = (
             message.get(name) if isinstance(message, dict) else None for name in ("role", "content")
         )
         if role not in ROLES or not isinstance(content, str):
-            raise ValueError(f"got message {shown_text(json.dumps(message))}")
+            raise ValueError(f"got message {_shown(message)}")
         parts.append((whole_characters(content) + "\n", role == ANSWERS))
     if not any(counts for _, counts in parts):
         raise ValueError(f"got messages without one of the {ANSWERS}")
     return tuple(parts)
+
+
+def _shown(value: Any) -> str:
+    return shown_text(json.dumps(value, default=str))
 
 
 def text_of(conversation: Conversation) -> str:

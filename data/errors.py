@@ -2,8 +2,12 @@
 
 from popxl_gpt.config.errors import DataError
 
-__all__ = ["DamagedRecordError", "DataError"]
+__all__ = ["DamagedRecordError", "DataError", "NoTextError"]
 
 
 class DamagedRecordError(DataError):
     """A record whose checksum is wrong."""
+
+
+class NoTextError(DataError):
+    """A file that holds no text, or not the text that is asked for, from some place on."""

@@ -23,7 +23,6 @@ import numpy as np
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.errors import io_failure
-from popxl_gpt.config.escaping import one_line
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.errors import DataError
@@ -36,7 +35,6 @@ from popxl_gpt.data.throughput import Throughput, size_of
 from popxl_gpt.data.tokenisation import (
     SMALLEST_VOCABULARY,
     TOKENIZER_BYTES,
-    Document,
     character_tokenizer,
     load_tokenizer,
     tokenise,
@@ -81,7 +79,7 @@ class Settings:
     seed: int = Preparation.seed
     """Chooses the order of documents and which are held out."""
     max_bytes: int | None = None
-    """Stop reading after this many bytes of text; None reads all."""
+    """Read so many bytes of text and no more; None reads all."""
     shard_bytes: int = Preparation.shard_bytes
     """A file takes no more records when it has reached this many bytes."""
 
@@ -193,14 +191,12 @@ def prepare(
             "hash": _hash(tokenizer, splits),
             "request": request,
         }
-        damaged = source.damaged | (validation.damaged if validation is not None else {})
-        if damaged:
-            (path, byte), problem = next(iter(damaged.items()))
-            info["damaged"] = len(damaged)
-            report(
-                f"{counted(len(damaged), 'damaged record')} left out, the first at byte {byte} of "
-                f"{one_line(f'{path}: {problem}')}."
-            )
+        left_out = source.left_out
+        if validation is not None:
+            left_out = left_out | validation.left_out
+        info |= left_out.counts()
+        for line in left_out.lines():
+            report(line)
         for name in (BUCKETS, GIVEN_BUCKETS):
             shutil.rmtree(folder / name, ignore_errors=True)
         write_text(folder / "dataset.json", json.dumps(info, indent=2))
@@ -332,7 +328,7 @@ class _Job:
                 f"Going on after {counted(shuffle.added, 'document')} of a call that was stopped."
             )
         with Throughput(self.report, size, shuffle.tokens) as throughput:
-            every = throughput.counted(_limited(source.documents(), limit))
+            every = throughput.counted(_limited(source, limit))
             documents = itertools.islice(every, shuffle.added, None)
             for tokens in tokenise(documents, self.tokenizer, source.clean, self.workers):
                 shuffle.add(tokens)
@@ -340,22 +336,25 @@ class _Job:
         return shuffle
 
 
-def _limited(documents: Iterable[Document], limit: int | None) -> Iterator[Any]:
-    """Yield documents until they have `limit` bytes; the last one may go beyond."""
-    if limit is None:
-        yield from documents
-        return
-    read = 0
-    for document in documents:
-        if read >= limit:
-            return
-        read += size_of(document)
+def _limited(source: Source, limit: int | None) -> Iterator[Any]:
+    """Yield a source's documents until they have `limit` bytes, and no more: a text is cut there,
+    at a character. A conversation, or what is still to be cleaned, is left out in place of that.
+    """
+    left = limit
+    for document in source.documents():
+        if left is not None:
+            size = size_of(document)
+            if size >= left:
+                if isinstance(document, str) and (source.clean is None or size == left):
+                    yield document.encode()[:left].decode(errors="ignore")
+                return
+            left -= size
         yield document
 
 
 def _texts(source: Source, limit: int | None) -> Iterator[str]:
     """Texts to train a tokenizer on, of so many bytes."""
-    for document in _limited(source.documents(), limit):
+    for document in _limited(source, limit):
         text = document if isinstance(document, str) else text_of(document)
         yield source.clean(text) if source.clean else text
 

@@ -148,11 +148,16 @@ def _files(options: OfFiles, patterns: Sequence[str], without: Sequence[str] = (
             f"document_bytes: got {options.document_bytes}; expected at least 1 and below "
             "2**31. Change it."
         )
+    if options.plain_text and options.documents == "json":
+        raise DataError(
+            "plain_text: got true and --documents json; expected one of the two. Leave one out."
+        )
     return text_source(
         patterns,
         documents=options.documents,
         document_bytes=options.document_bytes,
         text_field=options.text_field,
+        plain_text=options.plain_text,
         skip_damaged=options.skip_damaged,
         without=without,
     )

@@ -1,4 +1,4 @@
-"""Where documents come from: text files, JSON lines, tables (Parquet, Arrow), the standard library
+"""Where documents come from: text files, JSON, CSV, tables (Parquet, Arrow), the standard library
 of Python, a Wikipedia dump (see `wikipedia.py`).
 """
 
@@ -8,19 +8,29 @@ import io
 import os
 import platform
 import sysconfig
+import time
 import tokenize
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from popxl_gpt.config.errors import unreadable
+from popxl_gpt.config.errors import text_of, unreadable
 from popxl_gpt.config.plain_files import NOTHING, check_plain, real_path
-from popxl_gpt.config.texts import user_path
-from popxl_gpt.data.compression import EXPANDED, is_compressed, open_text
-from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.json_lines import is_json_lines, read_json_lines
-from popxl_gpt.data.tables import is_table, read_table, saved_files
+from popxl_gpt.config.texts import shown_text, user_path
+from popxl_gpt.data.compression import EXPANDED, is_compressed
+from popxl_gpt.data.delimited import delimited_rows, is_delimited
+from popxl_gpt.data.errors import DataError, NoTextError
+from popxl_gpt.data.json_lines import is_json, json_rows, whole_characters
+from popxl_gpt.data.left_out import LeftOut
+from popxl_gpt.data.plain_text import read_text, whole
+from popxl_gpt.data.rows import Documents, Made, documents_of
+from popxl_gpt.data.tables import is_table, saved_files, table_rows
+from popxl_gpt.utils.units import counted
+
+LOOK_SECONDS = 10.0
+"""For which other files are read once one is found that is no text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +49,8 @@ class Source:
     """What a later call compares to see whether it would read the same (JSON)."""
     clean: Callable[[str], str] | None = None
     """Applied to every document, in parallel; a module's function."""
-    damaged: dict[tuple[str, int], str] = field(default_factory=dict)
-    """What reading has left out so far: file and byte, and what is wrong there."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What reading has left out so far."""
     is_masked: bool = False
     """Whether documents are conversations, of which only some tokens count as labels."""
 
@@ -51,60 +61,102 @@ def text_source(
     documents: str = "file",
     document_bytes: int = 2**20,
     text_field: str = "text",
+    plain_text: bool = False,
     skip_damaged: bool = False,
     without: Sequence[str] = (),
 ) -> Source:
-    """Return the documents of UTF-8 text files, JSON lines and tables.
+    """Return the documents of UTF-8 text files, JSON, CSV files and tables.
 
     Args:
         patterns: files, folders (all their files, but hidden ones, recursively) or globs.
         documents: what one document is: "file", "paragraph" (with the empty lines after it), "line"
-            or "json" (a field of a line's JSON object). Files whose names say that they are JSON
-            lines or tables are read so in any case.
+            or "json" (a field of a JSON object). JSON, CSV files and tables are read as such in any
+            case: see `json_lines.is_json`, `delimited` and `tables`.
         document_bytes: a document is cut at the end of the line that reaches this many characters,
             and a line of that many is cut there, so that a file of any size takes little memory.
-        text_field: of the JSON objects, and the column of tables.
-        skip_damaged: leave out JSON lines that cannot be read, and note them in `damaged`.
+        text_field: of the JSON objects, and the column of CSV files and tables.
+        plain_text: take JSON and CSV files as text, syntax and all.
+        skip_damaged: leave out rows and files that cannot be read.
         without: as of `text_files`.
     """
     files = text_files(patterns, without)
-    damaged: dict[tuple[str, int], str] = {}
+    left_out = LeftOut(skip_damaged)
+    wanted = _texts(text_field)
 
-    def read() -> Iterator[str]:
-        for path in files:
-            if is_table(path):
-                for text in read_table(path, text_field):
-                    yield from _files(io.StringIO(text), document_bytes)
-            elif documents == "json" or is_json_lines(path):
-                note = damaged if skip_damaged else None
-                for text in read_json_lines(path, text_field, note):
-                    yield from _files(io.StringIO(text), document_bytes)
-            else:
-                yield from _read_text(path, documents, document_bytes)
+    def read(path: Path) -> Iterator[str]:
+        is_of_json = False
+        if not is_table(path):
+            is_of_json = documents == "json" or not plain_text and is_json(path)
+            if not is_of_json and (plain_text or not is_delimited(path)):
+                return read_text(path, documents, document_bytes, left_out)
+        texts = rows_of(path, wanted, left_out, is_of_json)
+        return (piece for text in texts for piece in whole(io.StringIO(text), document_bytes))
 
     identity = {
         "documents": documents,
         "document_bytes": document_bytes,
         "text_field": text_field,
+        "plain_text": plain_text,
         "skip_damaged": skip_damaged,
     }
-    return source_of(files, "text", read, identity, damaged)
+    return source_of(files, "text", read, identity, left_out)
+
+
+def _texts(field: str) -> Documents[str]:
+    """Documents of a field."""
+
+    def read(found: dict[str, Any]) -> str | None:
+        if field not in found:
+            names = ", ".join(found) or "none"
+            raise ValueError(f"got no text in '{field}' (fields: {shown_text(names)})")
+        if found[field] is None:
+            return None
+        if not isinstance(found[field], str):
+            kind = type(found[field]).__name__
+            raise ValueError(f"got a value of type {kind} in '{field}', which is no text")
+        return whole_characters(found[field])
+
+    return Documents(
+        read=read,
+        columns=lambda texts: [field] * texts.get(field, False),
+        expected=(
+            f"with text in '{field}'. Correct it, name another --text_field, take JSON and CSV "
+            "files as they stand with --plain_text, or leave out what is damaged with "
+            "--skip_damaged. Prompts with answers are for `prepare.py conversations`"
+        ),
+        lack=f"text in '{field}'",
+        expected_columns=(
+            "a column of text. Name another --text_field, take CSV files as they stand with "
+            "--plain_text, or leave such files out with --skip_damaged"
+        ),
+    )
+
+
+def rows_of(
+    path: Path, documents: Documents[Made], left_out: LeftOut, is_of_json: bool
+) -> Iterator[Made]:
+    """Yield the documents of a file of rows: of JSON, or a table, or a CSV file."""
+    if is_of_json:
+        return documents_of(path, json_rows(path), documents, "a JSON object", left_out)
+    read = table_rows if is_table(path) else delimited_rows
+    return documents_of(path, read(path, documents), documents, "a row", left_out)
 
 
 def source_of(
     files: Sequence[Path],
     kind: str,
-    documents: Callable[[], Iterator[Any]],
+    read: Callable[[Path], Iterator[Any]],
     identity: dict[str, Any],
-    damaged: dict[tuple[str, int], str],
+    left_out: LeftOut,
     is_masked: bool = False,
 ) -> Source:
     """Return what files hold as a source.
 
     Args:
         kind: of the files, for people.
+        read: gives the documents of one.
         identity: what shapes the documents beside the files.
-        documents, damaged, is_masked: as of `Source`.
+        left_out, is_masked: as of `Source`.
     """
     try:
         stats = [(path, check_plain(path)) for path in files]
@@ -113,11 +165,54 @@ def source_of(
     facts = [[str(real_path(path)), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     return Source(
         name=f"{len(files)} {kind} file{'s' * (len(files) > 1)}",
-        documents=documents,
+        documents=lambda: _of_each(files, read, left_out),
         bytes=sum(stat.st_size * (EXPANDED if is_compressed(path) else 1) for path, stat in stats),
         identity={**identity, "files": _digest(facts), "count": len(files)},
-        damaged=damaged,
+        left_out=left_out,
         is_masked=is_masked,
+    )
+
+
+def _of_each(
+    files: Sequence[Path], read: Callable[[Path], Iterator[Made]], left_out: LeftOut
+) -> Iterator[Made]:
+    """Yield the documents of files, but of those that are no text where these are left out.
+
+    Raises:
+        NoTextError: of the first one, else; it says how many there are.
+    """
+    for number, path in enumerate(files):
+        try:
+            yield from read(path)
+        except NoTextError as error:
+            if not left_out.skips:
+                others = _told_of_others(path, files[number + 1 :], read)
+                raise NoTextError(f"{error}{others}") from error
+            left_out.files[str(path)] = str(error)
+
+
+def _told_of_others(
+    path: Path, others: Sequence[Path], read: Callable[[Path], Iterator[Any]]
+) -> str:
+    """A sentence that says how many files are no text, where a first one is not alone."""
+    found, until, unread = [path], time.monotonic() + LOOK_SECONDS, 0
+    for number, other in enumerate(others):
+        if time.monotonic() > until:
+            unread = len(others) - number
+            break
+        try:
+            deque(read(other), maxlen=0)
+        except NoTextError:
+            found.append(other)
+        except DataError:  # of a row, or of the system
+            continue
+    if len(found) == 1 and not unread:
+        return ""
+    names = [text_of(str(each)) for each in found[:3]]
+    return (
+        f" It is the first of {'at least ' * bool(unread)}{counted(len(found), 'file')} without "
+        f"text: {', '.join(names)}{' and others' * (len(found) > 3)}"
+        f"{f' ({unread} more were not looked at)' * bool(unread)}. --skip_damaged leaves them out."
     )
 
 
@@ -233,48 +328,6 @@ def _inside(folder: Path) -> list[Path]:
         elif path.is_dir() and not path.is_symlink():
             found += _inside(path)
     return found
-
-
-def _read_text(path: Path, documents: str, limit: int) -> Iterator[str]:
-    cut = {"file": _files, "paragraph": _paragraphs, "line": _lines}[documents]
-    try:
-        with open_text(path) as binary, io.TextIOWrapper(binary, "utf-8-sig") as file:
-            yield from cut(file, limit)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: got bytes that are not UTF-8 ({error.reason}); expected a UTF-8 text file. "
-            "Convert it (iconv), or leave it out: give a glob such as 'folder/**/*.txt'."
-        ) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def _files(file: TextIO, limit: int) -> Iterator[str]:
-    while piece := file.read(limit):
-        if len(piece) == limit and not piece.endswith("\n"):
-            piece += file.readline(limit)
-        yield piece
-
-
-def _lines(file: TextIO, limit: int) -> Iterator[str]:
-    while line := file.readline(limit):
-        yield line.rstrip("\n")
-
-
-def _paragraphs(file: TextIO, limit: int) -> Iterator[str]:
-    """Paragraphs with the empty lines that follow them: together they are the text."""
-    paragraph: list[str] = []
-    size, has_text, is_ended = 0, False, False
-    while line := file.readline(limit):
-        is_empty = not line.strip()
-        if size >= limit or is_ended and not is_empty:
-            yield "".join(paragraph)
-            paragraph, size, has_text, is_ended = [], 0, False, False
-        paragraph.append(line)
-        size += len(line)
-        has_text |= not is_empty
-        is_ended |= is_empty and has_text
-    yield "".join(paragraph)
 
 
 def _digest(facts: Sequence[Any]) -> str:

@@ -1,22 +1,29 @@
 """Tables: Parquet files, Arrow files, and the folders that `save_to_disk` of Hugging Face's
-`datasets` writes. A document of each row, in one column of text.
+`datasets` writes. A document of each row.
 """
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import unreadable
+from popxl_gpt.config.texts import shown_text
 from popxl_gpt.data.compression import optional_package
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.errors import DataError, NoTextError
+from popxl_gpt.data.rows import Documents, Rows, chosen_columns
 
 PARQUET, ARROW = ".parquet", ".arrow"
 ROWS = 1000
 """That are in memory at a time, beside the row group of a Parquet file or the batch of an Arrow
 file.
 """
+TEXT_TYPES = (
+    "string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null",
+)  # fmt: skip
+"""Types of columns that may be text: bytes of UTF-8 are, and a shard may have nothing but nulls."""
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """What `save_to_disk` leaves in the folder of a data set, and in that of several splits."""
 JSON_BYTES = 2**24
@@ -33,75 +40,114 @@ def is_table(path: Path) -> bool:
     return path.suffix in (PARQUET, ARROW)
 
 
-def read_table(path: Path, column: str) -> Iterator[str]:
-    """Yield the texts of a column; rows without one count for nothing.
+def table_rows(path: Path, documents: Documents[Any]) -> Rows:
+    """Yield a file's rows, with the columns that are needed. Each batch is validated before: what
+    Arrow reads from a damaged one may be another memory's bytes, or end the process.
 
     Raises:
-        DataError: there is no such column of text, the file cannot be read, or pyarrow is missing.
+        NoTextError: it lacks them, or is damaged.
+        DataError: it cannot be read, or pyarrow is missing.
     """
     arrow = optional_package("pyarrow", path)
     batches = _parquet_batches if path.suffix == PARQUET else _arrow_batches
 
-    def check(schema: Any) -> None:
-        kind = schema.field(column).type if column in schema.names else None
-        if kind not in (arrow.string(), arrow.large_string()):
-            found = ", ".join(f"'{field.name}' ({field.type})" for field in schema) or "none"
-            raise DataError(
-                f"{path}: got no text in '{column}' (columns: {found}); expected a column of "
-                "text. Name another --text_field."
-            )
+    def columns(schema: Any) -> Sequence[str]:
+        kinds = [field.type for field in schema]
+        texts = {name: _may_be_text(arrow, kind) for name, kind in zip(schema.names, kinds)}
+        return chosen_columns(path, schema.names, documents, texts, [str(kind) for kind in kinds])
 
+    number = 0
     try:
-        with open(path, "rb") as file:
-            for batch in batches(file, path, column, check):
-                for start in range(0, len(batch), ROWS):
-                    yield from filter(None, batch.slice(start, ROWS).to_pylist())
-    except arrow.ArrowException as error:
-        raise _damaged(path, str(error).splitlines()[0]) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: got text in '{column}' that is not UTF-8 ({error.reason}); expected UTF-8. "
-            "Write the table again with its text in UTF-8, or leave the file out."
-        ) from error
+        with arrow.OSFile(os.fspath(path)) as file:
+            for batch, names in batches(file, path, columns):
+                _validate(arrow, path, batch)
+                for start in range(0, batch.num_rows, ROWS):
+                    part = batch.slice(start, ROWS)
+                    lists = [_values(path, name, part.column(name)) for name in names]
+                    for values in zip(*lists):
+                        number += 1
+                        yield f"row {number}", dict(zip(names, values))
+    except DataError:
+        raise
+    # pyarrow finds damage as errors of these kinds; one of memory is a size that none has
+    except (arrow.ArrowException, MemoryError, ValueError) as error:
+        raise _damaged(path, (str(error).splitlines() or [type(error).__name__])[0]) from error
     except OSError as error:
         if error.errno is None:  # of pyarrow
-            raise _damaged(path, str(error)) from error
+            raise _damaged(path, str(error).splitlines()[0]) from error
         raise unreadable(path, error) from error
 
 
+def _may_be_text(arrow: Any, kind: Any) -> bool:
+    """Whether a column of a type has text, or nothing but nulls, as in a shard without any."""
+    if isinstance(kind, arrow.BaseExtensionType):
+        return _may_be_text(arrow, kind.storage_type)
+    if isinstance(kind, (arrow.DictionaryType, arrow.RunEndEncodedType)):
+        return _may_be_text(arrow, kind.value_type)
+    return str(kind) in TEXT_TYPES
+
+
+def _validate(arrow: Any, path: Path, batch: Any) -> None:
+    batch.validate()
+    for name, column in zip(batch.schema.names, batch.columns):
+        try:
+            column.validate(full=True)
+        except arrow.ArrowInvalid as error:
+            if "UTF8" not in str(error):
+                raise
+            raise _no_utf8(path, name, "invalid bytes") from error
+
+
+def _values(path: Path, name: str, column: Any) -> list[Any]:
+    """A column's values; bytes are text."""
+    try:
+        return [
+            value.decode() if isinstance(value, bytes) else value for value in column.to_pylist()
+        ]
+    except UnicodeDecodeError as error:
+        raise _no_utf8(path, name, error.reason) from error
+
+
+def _no_utf8(path: Path, name: str, reason: str) -> NoTextError:
+    return NoTextError(
+        f"{path}: got text in {shown_text(name)} that is not UTF-8 ({reason}); expected UTF-8. "
+        "Write the table again with its text in UTF-8, or leave the file out."
+    )
+
+
 def _parquet_batches(
-    file: BinaryIO, path: Path, column: str, check: Callable[[Any], None]
-) -> Iterator[Any]:
+    file: Any, path: Path, columns: Callable[[Any], Sequence[str]]
+) -> Iterator[tuple[Any, Sequence[str]]]:
     package = optional_package("pyarrow.parquet", path)
-    with package.ParquetFile(file) as opened:
-        check(opened.schema_arrow)
-        for batch in opened.iter_batches(batch_size=ROWS, columns=[column]):
-            yield batch.column(0)
+    with package.ParquetFile(file, page_checksum_verification=True) as opened:
+        names = columns(opened.schema_arrow)
+        for batch in opened.iter_batches(batch_size=ROWS, columns=list(names)):
+            yield batch, names
 
 
 def _arrow_batches(
-    file: BinaryIO, path: Path, column: str, check: Callable[[Any], None]
-) -> Iterator[Any]:
+    file: Any, path: Path, columns: Callable[[Any], Sequence[str]]
+) -> Iterator[tuple[Any, Sequence[str]]]:
     package = optional_package("pyarrow.ipc", path)
     is_stream = file.read(len(MAGIC)) != MAGIC
     if is_stream:
-        file.seek(-min(len(END_OF_STREAM), path.stat().st_size), 2)
+        file.seek(file.size() - min(len(END_OF_STREAM), file.size()))
         if file.read() != END_OF_STREAM:
             raise _damaged(path, "no end of the stream")
     file.seek(0)
     with (package.open_stream if is_stream else package.open_file)(file) as opened:
-        check(opened.schema)
+        names = columns(opened.schema)
         if is_stream:
-            yield from (batch.column(column) for batch in opened)
+            yield from ((batch, names) for batch in opened)
             return
         for number in range(opened.num_record_batches):
-            yield opened.get_batch(number).column(column)
+            yield opened.get_batch(number), names
 
 
-def _damaged(path: Path, found: str) -> DataError:
+def _damaged(path: Path, found: str) -> NoTextError:
     kind = "Parquet" if path.suffix == PARQUET else "Arrow"
-    return DataError(
-        f"{path}: got '{found}'; expected a whole {kind} file. Restore it from a copy."
+    return NoTextError(
+        f"{path}: got {found!r}; expected a whole {kind} file. Restore it from a copy."
     )
 
 

@@ -68,9 +68,13 @@ class EvaluateOptions:
     checkpoint: PathText | None = None
     """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
     text: tuple[PathText, ...] = ()
-    """Text files, JSON lines (.jsonl), folders or quoted globs, in place of token files; each file
-    or line is a document.
+    """Files of text, JSON, CSV, Parquet or Arrow, folders or quoted globs, in place of token files,
+    as `data/prepare.py text` reads them; each file, object or row is a document.
     """
+    text_field: str = "text"
+    """The field, or the column, that holds the text of `--text`."""
+    plain_text: bool = False
+    """Take JSON and CSV files of `--text` as plain text, syntax and all."""
     stride: Count | None = None
     """Tokens from the beginning of a window to the next one's; fewer than sequence_length give
     every token more text before it, for more time; none: sequence_length.

@@ -368,7 +368,7 @@ def _open(
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     if options.text:
         assert tokenizer is not None
-        texts = list(text_source(options.text, document_bytes=2**31 - 1).documents())
+        texts = _texts(config, options)
         tokens = _joined(texts, tokenizer)
         is_whole = not (tokens == unknown_token(tokenizer.library)).any()
         text_bytes = sum(len(text.encode()) for text in texts if text.strip())
@@ -384,6 +384,21 @@ def _open(
         "skip_damaged": config.data.skip_damaged,
     }
     return TokenDataset(config.data.input_files, sequence, vocabulary, stride=stride, **place), None
+
+
+def _texts(config: Config, options: Options) -> "list[str]":
+    """The documents of files of text; says what is left out of them."""
+    source = text_source(
+        options.text,
+        document_bytes=2**31 - 1,
+        text_field=options.text_field,
+        plain_text=options.plain_text,
+        skip_damaged=config.data.skip_damaged,
+    )
+    texts = list(source.documents())
+    for line in source.left_out.lines() if popdist.getInstanceIndex() == 0 else ():
+        print(line, file=sys.stderr)
+    return texts
 
 
 def _joined(texts: "Sequence[str]", tokenizer: TextTokenizer) -> np.ndarray:

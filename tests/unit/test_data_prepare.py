@@ -477,7 +477,7 @@ def test_damaged_json_lines_are_left_out_counted_and_named_if_asked(tmp_path):
     with pytest.raises(DataError, match=rf"a.jsonl, line 21 at byte {start}: got .*--skip_damaged"):
         list(text_source([str(path)]).documents())
     source = text_source([str(path)], skip_damaged=True)
-    assert list(source.documents()) == good and len(source.damaged) == 5
+    assert list(source.documents()) == good and len(source.left_out.records) == 5
     told = []
     info = prepare(source, tmp_path / "out", settings(), report=told.append)
     assert info["damaged"] == 5
