@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import time
 
 import numpy as np
@@ -33,6 +34,7 @@ from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.tensor_files import read_tensors
 from popxl_gpt.utils.runtime import session_device
+from tests import warm
 from tests.terminal import commands_in
 
 TRIES = int(os.environ.get("MUTATIONS", "300"))
@@ -377,6 +379,19 @@ def test_records_with_right_checksums_and_any_content_are_read_or_refused_in_wor
         else:
             assert found.shape[1] == 9 and found.min() >= 0 and found.max() < 300, told
         (tmp_path / "a.tfindex").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_tables_at_random_give_texts_of_their_bytes_or_are_refused_in_words(tmp_path):
+    words = [warm.python(), "-m", "tests.damaged_tables", tmp_path, SEED, TRIES]
+    variables = {**os.environ, **warm.ONE_THREAD}
+    done = subprocess.run(
+        [*map(str, words)], cwd=warm.ROOT, env=variables, capture_output=True, text=True
+    )
+    *cases, last = done.stdout.splitlines()
+    assert done.returncode == 0, f"{last}: code {done.returncode}\n{done.stderr[-4000:]}"
+    outcomes = json.loads(last)
+    assert len(cases) == sum(outcomes.values()) == TRIES and min(outcomes.values()) > TRIES // 20
 
 
 @pytest.fixture(scope="module")

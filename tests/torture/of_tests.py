@@ -28,6 +28,11 @@ FILES = [
         "metrics_at_random_are_read_line_by_line",
     )
 ]
+TABLES = [
+    "tests/test_mutations.py::test_tables_at_random_give_texts_of_their_bytes_or_are_refused_in_words"
+]
+TABLE_TRIALS = 40
+"""Of which each has MUTATIONS: 10,000 together."""
 STRANGERS = [
     f"runtime/tests/popdist/test_strangers.py::test_{name}"
     for name in (
@@ -87,14 +92,20 @@ def passes(test: str, seed: int) -> str:
     return f"{name}, seed {seed}: {last}"
 
 
-def with_seeds(name: str, promise: str, tests: "Sequence[str]") -> Torture:
-    """The tests in turn, each time with the case's number as their seed."""
+def with_seeds(
+    name: str, promise: str, tests: "Sequence[str]", cases: int | None = None
+) -> Torture:
+    """The tests in turn, each time with the case's number as their seed.
+
+    Args:
+        cases: how many there are; None: without end.
+    """
 
     def trial(case: int, shop: Workshop) -> str:
         told = passes(tests[case % len(tests)], case)
         return f"{MUTATIONS} mutations: {told}"
 
-    return Torture(name, promise, trial)
+    return Torture(name, promise, trial, None if cases is None else lambda shop: cases)
 
 
 def each(name: str, promise: str, tests: "Sequence[str]") -> Torture:
@@ -116,6 +127,12 @@ OF_TESTS = [
         "files",
         f"Records and checkpoints at random, {MUTATIONS} a trial, are read or refused in words.",
         FILES,
+    ),
+    with_seeds(
+        "tables",
+        f"Arrow and Parquet files at random, {MUTATIONS} a trial, are read or refused in words.",
+        TABLES,
+        TABLE_TRIALS,
     ),
     each("outsiders", "Outsiders neither end a run nor change it.", [*STRANGERS, *PLANTED]),
     each("services", "A wandb that is absent, slow or broken stops nothing.", SERVICES),

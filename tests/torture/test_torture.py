@@ -30,6 +30,7 @@ from tests.torture.of_tests import (
     SERVICES,
     SLURM,
     STRANGERS,
+    TABLES,
     with_seeds,
 )
 from tests.torture.runner import report, spend
@@ -53,7 +54,7 @@ SHARE = {
 
 SELECTED = {
     tests[0].partition("::")[0]: {test.partition("::")[2] for test in tests}
-    for tests in ([*CONFIGURATIONS, *FILES], STRANGERS, SERVICES, SLURM, MPIRUN)
+    for tests in ([*CONFIGURATIONS, *FILES, *TABLES], STRANGERS, SERVICES, SLURM, MPIRUN)
 }
 """Tests of kinds that are made of some, by file."""
 
