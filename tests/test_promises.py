@@ -11,7 +11,8 @@ PAGE = ROOT / "docs" / "promises.md"
 PROMISES = (
     "Kill", "Save", "Full disk", "Failing disk", "Flipped byte", "Untrusted file", "Untrusted tokenizer",
     "Outsiders",
-    "Any layout", "Any version", "Any budget", "Bad records", "Bad configuration",
+    "Any layout", "Any version", "Any budget", "Bad records", "Bad tables", "Syntax is no text",
+    "Bad configuration",
     "Death and hang of instances", "Signals", "Suspension", "Silent corruption", "Silent corruption at rest",
     "Replicas that differ", "Numbers that are not finite", "Spikes",
     "Logging services", "Soak",
