@@ -97,8 +97,8 @@ def is_compressed(path: Path) -> bool:
 
 
 def plain_suffix(path: Path) -> str:
-    """The ending of a file's name, but one that says how it is compressed."""
-    return path.with_suffix("").suffix if is_compressed(path) else path.suffix
+    """The ending of a file's name, in small letters, but one that says how it is compressed."""
+    return (path.with_suffix("") if is_compressed(path) else path).suffix.lower()
 
 
 @contextmanager

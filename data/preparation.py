@@ -179,7 +179,14 @@ def prepare(
         job = _Job(
             settings=settings, tokenizer=tokenizer, folder=folder, workers=workers, report=report
         )
-        splits = job.splits(source, validation)
+        try:
+            splits = job.splits(source, validation)
+        finally:  # too little text may be what is left
+            left_out = source.left_out
+            if validation is not None:
+                left_out = left_out | validation.left_out
+            for line in left_out.lines():
+                report(line)
         info = {
             "format": FORMAT,
             "sequence_length": settings.sequence_length,
@@ -191,12 +198,7 @@ def prepare(
             "hash": _hash(tokenizer, splits),
             "request": request,
         }
-        left_out = source.left_out
-        if validation is not None:
-            left_out = left_out | validation.left_out
         info |= left_out.counts()
-        for line in left_out.lines():
-            report(line)
         for name in (BUCKETS, GIVEN_BUCKETS):
             shutil.rmtree(folder / name, ignore_errors=True)
         write_text(folder / "dataset.json", json.dumps(info, indent=2))

@@ -10,7 +10,6 @@ import platform
 import sysconfig
 import time
 import tokenize
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,11 +196,10 @@ def _told_of_others(
     """A sentence that says how many files are no text, where a first one is not alone."""
     found, until, unread = [path], time.monotonic() + LOOK_SECONDS, 0
     for number, other in enumerate(others):
-        if time.monotonic() > until:
-            unread = len(others) - number
-            break
         try:
-            deque(read(other), maxlen=0)
+            if any(time.monotonic() > until for _ in read(other)):
+                unread = len(others) - number
+                break
         except NoTextError:
             found.append(other)
         except DataError:  # of a row, or of the system

@@ -37,7 +37,11 @@ Source: arrow.apache.org/docs/format/Columnar.html, IPC streaming format.
 
 def is_table(path: Path) -> bool:
     """Whether a file's name says so."""
-    return path.suffix in (PARQUET, ARROW)
+    return path.suffix.lower() in (PARQUET, ARROW)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == PARQUET
 
 
 def table_rows(path: Path, documents: Documents[Any]) -> Rows:
@@ -49,7 +53,7 @@ def table_rows(path: Path, documents: Documents[Any]) -> Rows:
         DataError: it cannot be read, or pyarrow is missing.
     """
     arrow = optional_package("pyarrow", path)
-    batches = _parquet_batches if path.suffix == PARQUET else _arrow_batches
+    batches = _parquet_batches if _is_parquet(path) else _arrow_batches
 
     def columns(schema: Any) -> Sequence[str]:
         kinds = [field.type for field in schema]
@@ -145,7 +149,7 @@ def _arrow_batches(
 
 
 def _damaged(path: Path, found: str) -> NoTextError:
-    kind = "Parquet" if path.suffix == PARQUET else "Arrow"
+    kind = "Parquet" if _is_parquet(path) else "Arrow"
     return NoTextError(
         f"{path}: got {found!r}; expected a whole {kind} file. Restore it from a copy."
     )

@@ -97,7 +97,7 @@ FILES = {
     "object.json": (json.dumps(ROWS[0], indent=1), lambda text: [json.loads(text)["text"]]),
     "objects": ("\n".join(json.dumps(row, indent=1) for row in ROWS), lambda text: TEXTS),
     "a.csv": (delimited(","), read_csv(",")),
-    "a.tsv": (delimited("\t"), read_csv("\t")),
+    "a.TSV": (delimited("\t"), read_csv("\t")),
     "semicolons.csv": (delimited(";"), read_csv(";")),
     "a.csv.zst": (of_pyarrow(","), read_pyarrow(",")),
     "b.tsv": (of_pyarrow("\t"), read_pyarrow("\t")),
@@ -293,12 +293,18 @@ NULLS = {
 
 
 @pytest.mark.parametrize("name", NULLS)
-def test_rows_of_null_are_left_out_of_every_kind_of_file_and_told_once(tmp_path, name):
+def test_rows_of_null_are_left_out_of_every_kind_of_file_and_told_once(tmp_path, capsys, name):
     content = NULLS[name]
     if isinstance(content, str):
         (tmp_path / name).write_text(content)
     else:
         write_table(tmp_path / name, pyarrow.table({"text": content}))
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing/a.json").write_text('{"text": null}')
+    asked = ["text", str(tmp_path / "nothing"), "--output", str(tmp_path / "none")]
+    with pytest.raises(DataError, match="got 0 documents"):
+        main([*asked, "--workers", "1", "--tokenizer", "characters"])
+    assert "1 row left out that had null in place of text" in capsys.readouterr().out
     source, told = text_source([str(tmp_path / name)]), []
     made = Settings(sequence_length=1, characters=True, validation=0.0)
     info = prepare(source, tmp_path / "out", made, report=told.append)

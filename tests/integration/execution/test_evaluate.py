@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from popxl_gpt.config import UserError, exit_on_user_error, from_mapping, load, preset
-from popxl_gpt.data import MixedDataset, SyntheticDataset, TokenArray, TokenDataset
+from popxl_gpt.data import DataError, MixedDataset, SyntheticDataset, TokenArray, TokenDataset
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import (
@@ -332,6 +332,18 @@ def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_p
     options = EvaluateOptions(text=(str(tmp_path),))
     data, found = _open(preset("tiny"), options, tokenizer, 8)
     assert found == size and len(data) == 1
+
+
+def test_text_of_json_is_that_of_its_field_or_the_whole_file(tmp_path, capsys):
+    content = '[{"body": "ab"}, {"body": null}, {"body": "c"}]'
+    (tmp_path / "a.json").write_text(content)
+    tokenizer, given = character_tokenizer([content]), {"text": (str(tmp_path),)}
+    for options, size in (({"text_field": "body"}, 3), ({"plain_text": True}, len(content))):
+        _, found = _open(preset("tiny"), EvaluateOptions(**given, **options), tokenizer, 8)
+        assert found == size
+    assert capsys.readouterr().err.count("1 row left out that had null") == 1
+    with pytest.raises(DataError, match="got no text in 'text' .*--text_field"):
+        _open(preset("tiny"), EvaluateOptions(**given), tokenizer, 8)
 
 
 def test_a_tokenizer_is_looked_for_in_a_folder_of_data_that_is_given(tmp_path):
