@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from popxl_gpt.data.compression import open_text, plain_suffix
 from popxl_gpt.data.errors import NoTextError
+from popxl_gpt.data.plain_text import check_head, no_text
 from popxl_gpt.data.rows import Documents, Rows, chosen_columns
 from popxl_gpt.utils.units import counted
 
@@ -34,12 +35,10 @@ def delimited_rows(path: Path, documents: Documents[Any]) -> Rows:
     try:
         delimiter = _delimiter(path, documents)
         with open_text(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", newline="") as file:
+            check_head(path, binary)
             yield from _rows(path, file, delimiter, documents)
     except UnicodeDecodeError as error:
-        raise NoTextError(
-            f"{path}: got bytes that are not UTF-8 ({error.reason}); expected a UTF-8 text file. "
-            "Convert it (iconv), or leave it out with --skip_damaged."
-        ) from error
+        raise no_text(path, error.reason) from error
 
 
 def _rows(path: Path, file: TextIO, delimiter: str, documents: Documents[Any]) -> Rows:

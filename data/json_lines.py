@@ -8,6 +8,7 @@ from typing import Any
 from popxl_gpt.config.texts import shown_text
 from popxl_gpt.data.compression import open_text, plain_suffix
 from popxl_gpt.data.json_values import DECODER, TooLongError, ValueReader
+from popxl_gpt.data.plain_text import check_head
 from popxl_gpt.data.rows import Rows
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -82,6 +83,7 @@ def json_rows(path: Path) -> Rows:
     is of lines, each of which is read whatever the others are.
     """
     with open_text(path) as file:
+        check_head(path, file)
         reader = ValueReader(file)
         is_of_lines = reader.next_character() != "["
         if is_of_lines:

@@ -28,20 +28,26 @@ def _pieces(
 ) -> Iterator[str]:
     try:
         with open_text(path) as binary, io.TextIOWrapper(binary, "utf-8-sig") as file:
-            if b"\0" in binary.peek(HEAD)[:HEAD]:
-                raise _no_text(path, "zeros among the first ones, as of a tar or of UTF-16")
+            check_head(path, binary)
             try:
                 yield from cut(file, limit)
             finally:
                 if file.newlines not in (None, "\n"):
                     left_out.line_ends[str(path)] = None
     except UnicodeDecodeError as error:
-        raise _no_text(path, error.reason) from error
+        raise no_text(path, error.reason) from error
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def _no_text(path: Path, reason: str) -> NoTextError:
+def check_head(path: Path, file: io.BufferedReader) -> None:
+    """Refuse a file that begins as none of text does."""
+    if b"\0" in file.peek(HEAD)[:HEAD]:
+        raise no_text(path, "zeros among the first ones, as of a tar or of UTF-16")
+
+
+def no_text(path: Path, reason: str) -> NoTextError:
+    """The error for a file that is not UTF-8."""
     return NoTextError(
         f"{path}: got bytes that are not UTF-8 ({reason}); expected a UTF-8 text file. Convert it "
         "(iconv), or leave it out: --skip_damaged, or a glob such as 'folder/**/*.txt'."

@@ -401,6 +401,10 @@ def test_files_that_are_no_text_are_counted_named_and_left_out_if_asked(folder, 
     assert main([*asked, "--skip_damaged"]) == 0
     assert f"7 files left out, the first: {folder / 'a.png'}: got" in capsys.readouterr().out
     assert texts_in(folder, skip_damaged=True) == ["first text\n", "last text\n"]
+    (folder / "0.json").write_text(lines([{"prompt": "a?", "answer": "b"}]))
+    (folder / "1.json").write_bytes(b"\x89PNG\r\n\0\0\n")
+    chats = conversation_source([str(folder / "*.json")], skip_damaged=True)
+    assert list(chats.documents()) == PAIRS[:1] and len(chats.left_out.files) == 1
 
 
 def test_a_count_of_files_that_takes_long_says_what_was_not_looked_at(folder, monkeypatch):
