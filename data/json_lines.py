@@ -13,19 +13,8 @@ from popxl_gpt.data.rows import Rows
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 PROGRAMS = (
-    ".py",
-    ".pyi",
-    ".js",
-    ".mjs",
-    ".cjs",
-    ".ts",
-    ".jsx",
-    ".tsx",
-    ".rb",
-    ".pl",
-    ".jl",
-    ".nix",
-)
+    ".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".jsx", ".tsx", ".rb", ".pl", ".jl", ".nix",
+)  # fmt: skip
 """Endings of sources in languages of which a list, or an object, may be a whole program."""
 LONGEST_LINE = 2**30
 """Bytes of a line."""
