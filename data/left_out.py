@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from popxl_gpt.config.escaping import one_line
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.utils.units import counted
 
@@ -76,7 +77,7 @@ class LeftOut:
                 f"'messages' taken of {taken} that "
                 f"{_first('prompt or answer beside them', self.choices)}."
             )
-        return told
+        return [one_line(line) for line in told]  # names of files may hold line breaks
 
 
 def _first(had: str, files: "dict[str, int] | dict[str, None]") -> str:

@@ -166,16 +166,8 @@ def prepare(
     work = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
     with resumable_folder(output, work) as folder:
         report(f"Preparing {source.name} into {output}.")
-        made = folder / "tokenizer.json"
-        if not made.exists():
-            sources = [source, *([validation] if validation is not None else [])]
-            tokenizer = _tokenizer(sources, settings, report)
-            if tokenizer.config is not None:
-                write_text(folder / CONFIG, tokenizer.config)
-            write_text(folder / "tokenizer.new", tokenizer.to_str())
-            os.replace(folder / "tokenizer.new", made)
-        tokenizer = load_tokenizer(made)
-        tokenizer.name = str(settings.tokenizer or made)
+        sources = [source, *([validation] if validation is not None else [])]
+        tokenizer = _tokenizer_in(folder, sources, settings, report)
         job = _Job(
             settings=settings, tokenizer=tokenizer, folder=folder, workers=workers, report=report
         )
@@ -209,6 +201,22 @@ def prepare(
             if _existing(output, request, overwrite) is None:
                 raise
     return info
+
+
+def _tokenizer_in(
+    folder: Path, sources: list[Source], settings: Settings, report: Report
+) -> TextTokenizer:
+    """The tokenizer of a folder, which is made where it has none yet."""
+    made = folder / "tokenizer.json"
+    if not made.exists():
+        tokenizer = _tokenizer(sources, settings, report)
+        if tokenizer.config is not None:
+            write_text(folder / CONFIG, tokenizer.config)
+        write_text(folder / "tokenizer.new", tokenizer.to_str())
+        os.replace(folder / "tokenizer.new", made)
+    tokenizer = load_tokenizer(made)
+    tokenizer.name = str(settings.tokenizer or made)
+    return tokenizer
 
 
 def _request(source: Source, settings: Settings) -> dict[str, Any]:

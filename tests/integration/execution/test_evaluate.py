@@ -337,7 +337,8 @@ def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_p
 def test_text_of_json_is_that_of_its_field_or_the_whole_file(tmp_path, capsys):
     content = '[{"body": "ab"}, {"body": null}, {"body": "c"}]'
     (tmp_path / "a.json").write_text(content)
-    tokenizer, given = character_tokenizer([content]), {"text": (str(tmp_path),)}
+    tokenizer = TextTokenizer(character_tokenizer([content]))
+    given = {"text": (str(tmp_path),)}
     for options, size in (({"text_field": "body"}, 3), ({"plain_text": True}, len(content))):
         _, found = _open(preset("tiny"), EvaluateOptions(**given, **options), tokenizer, 8)
         assert found == size
