@@ -2,7 +2,9 @@
 without waiting.
 """
 
+import codecs
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 from popxl_gpt.config.plain_files import open_plain
 
 PIECE_BYTES = 2**20
+JSON_VALUES = 2**21
+"""Values of a JSON text that describes something. Each takes about a hundred bytes of memory."""
 SHOWN = 100
 """Characters of a value that messages show."""
 
@@ -32,10 +36,29 @@ def read_bounded(path: Path, limit: int) -> bytes:
     raise OSError(errno.EFBIG, f"More than {limit} bytes", str(path))
 
 
+def parse_json(content: bytes, most: int = JSON_VALUES, **hooks: Any) -> Any:
+    """What a JSON text says. Lists in a few bytes each take twenty times the memory of their text,
+    so their number is bounded before they are made.
+
+    Args:
+        hooks: of `json.loads`.
+    Raises:
+        ValueError: it is no JSON in UTF-8, nested without end, or has more than `most` values.
+    """
+    if sum(map(content.count, (b",", b"[", b"{"))) > most:
+        raise ValueError(f"more than {most} values")
+    try:
+        return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8"), **hooks)
+    except RecursionError as error:
+        raise ValueError("lists inside each other without end") from error
+
+
 def shown(value: Any) -> str:
-    """A value as a configuration has it, unless it is too long to show."""
+    """A value as a configuration has it, unless it is too long to show or has no plain
+    characters.
+    """
     text = str(value)
-    return text if len(text) <= SHOWN else shortened(value)
+    return text if len(text) <= SHOWN and text.isprintable() else shortened(value)
 
 
 def shortened(value: Any) -> str:

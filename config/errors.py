@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from popxl_gpt.config.escaping import escaped, escaped_streams, one_line
+from popxl_gpt.config.plain_files import PointerError
 
 USER_ERROR_EXIT_CODE = 2
 SHOWN = 50
@@ -76,6 +77,11 @@ def unreadable(path: Path, error: Exception) -> DataError:
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path}: got no such file; expected a readable one. Check the path.")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, PointerError):
+        return DataError(
+            f"{path}: got a pointer of Git LFS; expected the file that it stands for. Fetch it: "
+            "git lfs pull."
+        )
     if io_failure(error) is not None:
         return DataError(
             f"{path}: got '{reason}' while reading; expected a disk, or a network, that works. "

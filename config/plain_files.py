@@ -18,6 +18,10 @@ could be there: a folder, a pipe, more than can be. What else it says is no news
 or a network does not answer, memory or rights are lacking.
 """
 _UNLINKED = os.O_NOFOLLOW | os.O_CLOEXEC
+POINTER, POINTER_BYTES = b"version https://git-lfs.github.com/spec/v1\n", 1024
+"""How a pointer of Git LFS begins, and what it has fewer bytes than. Source:
+github.com/git-lfs/git-lfs, docs/spec.md.
+"""
 KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -26,9 +30,13 @@ KINDS = (
 )
 
 
+class PointerError(OSError):
+    """A pointer of Git LFS in place of a file, which was not fetched."""
+
+
 def open_plain(path: Path) -> int:
     """A descriptor to read a plain file with; OSError says what it is instead (a folder, a pipe, a
-    device).
+    device, a pointer of Git LFS).
     """
     check_plain(path)  # a socket cannot be opened
     return _checked(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -123,7 +131,21 @@ def check_plain(path: Path) -> os.stat_result:
     """What is known of a plain file; OSError as of `open_plain`."""
     status = os.stat(path)
     _check(path, status.st_mode)
+    if len(POINTER) < status.st_size < POINTER_BYTES and _is_pointer(path):
+        raise PointerError(
+            errno.EINVAL, "A pointer of Git LFS, not the file: run git lfs pull", str(path)
+        )
     return status
+
+
+def _is_pointer(path: Path) -> bool:
+    with suppress(OSError):  # who opens it is told
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.pread(number, len(POINTER), 0) == POINTER
+        finally:
+            os.close(number)
+    return False
 
 
 def _checked(path: Path, number: int) -> int:

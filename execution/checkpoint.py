@@ -13,7 +13,7 @@ import copy
 import errno
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,14 @@ from popxl_gpt.config import (
 )
 from popxl_gpt.config.bounded import shown
 from popxl_gpt.config.errors import io_failure, unreadable
-from popxl_gpt.config.plain_files import NO_FILE, open_plain, real_path
+from popxl_gpt.config.hub import foreign_model, hub_hint
+from popxl_gpt.config.plain_files import (
+    NO_FILE,
+    PointerError,
+    check_plain,
+    open_plain,
+    real_path,
+)
 from popxl_gpt.config.schema import ARCHITECTURE
 from popxl_gpt.execution.checkpoint_folder import (
     MANIFEST,
@@ -216,6 +223,10 @@ class SavedRun:
                     parts = (self._weight(tensors, layer, part, of_file) for part in adapter)
                     array = merged(saved, array, *parts)
                 yield name, array
+            left = [name for name in tensors if not name.startswith("optimizer.")]
+            if left:
+                got = f"tensors that its model has not: {_first(left)}"
+                raise _damaged(self.folder / f"{layer}.safetensors", got, "the layer's alone")
 
     def _weight(
         self, tensors: "dict[str, np.ndarray]", layer: str, name: str, table: Table
@@ -279,9 +290,9 @@ class SavedRun:
         for name, entry in self._manifest["files"].items():
             path = self.folder / name
             try:
-                size = path.stat().st_size
+                size = check_plain(path).st_size
                 # a file may have been made larger than can be read
-                has_size = size == entry["bytes"] or not path.is_file()
+                has_size = size == entry["bytes"]
                 digest = _sha256(path) if checksums and has_size else entry["sha256"]
             except OSError as error:
                 raise _unreadable(path, error) from error
@@ -303,8 +314,13 @@ class SavedRun:
         except ValueError as error:
             raise _damaged(path, f"'{error}'", "a safetensors file") from error
         if expected is not None and set(tensors) != expected:
-            missing = ", ".join(sorted(expected - set(tensors))) or "unknown ones"
-            raise _damaged(path, f"tensors without {missing}", "all of the layer")
+            missing, left = (sorted(s) for s in (expected - set(tensors), set(tensors) - expected))
+            got = (
+                f"tensors without {_first(missing)}"
+                if missing
+                else f"tensors that the run has not: {_first(left)}"
+            )
+            raise _damaged(path, got, "those of the layer")
         return tensors
 
 
@@ -333,6 +349,9 @@ def _newest_trained(path: Path, flag: str) -> SavedRun:
     folder = _checkpoints_of(path)
     if folder is None:
         found = "no folder" if not path.is_dir() else "a folder without checkpoints"
+        problem = foreign_model(path)
+        if problem is not None:
+            raise UserError(f"{flag}: got {path}, {problem}")
         if (path / "config.json").is_file():
             raise UserError(
                 f"{flag}: got {path}, a model of Hugging Face's; expected a checkpoint. Make one: "
@@ -341,7 +360,7 @@ def _newest_trained(path: Path, flag: str) -> SavedRun:
         raise UserError(
             f"{flag}: got {path}, {found}; expected a run's folder, such as runs/demo, or a "
             "checkpoint, such as runs/demo/checkpoints/step_00000700. Train one first, or check "
-            "the path."
+            f"the path.{hub_hint(path) if flag == '--init_from' else ''}"
         )
     whole = None
     for checkpoint in reversed(checkpoints_in(folder)):
@@ -560,6 +579,8 @@ def _unreadable(path: Path, error: OSError) -> UserError:
     """What to raise for a file of a checkpoint: it is damaged where nothing is there that could be
     read, and not where a disk, or a network, does not give what is there.
     """
+    if isinstance(error, PointerError):
+        return unreadable(path, error)
     if isinstance(error, PermissionError):
         return UserError(
             f"{path}: got '{error.strerror}'; expected a file that can be read. Check its "
@@ -591,7 +612,13 @@ def _where(path: Path, entry: "dict[str, Any]") -> str:
         return ""
     if not names:
         return " in its header" if entry.get("tensors") else ""
-    return f" in {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+    return f" in {_first(names)}"
+
+
+def _first(names: "Sequence[str]") -> str:
+    """The first ones of many names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(shown, names[:3])) + more
 
 
 def _sha256(path: Path) -> str:

@@ -5,8 +5,8 @@ Weights pass through memory a tensor at a time. Nothing is unpickled, and no fol
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from popxl_gpt.config import Model, UserError
-from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.plain_files import write_plain
+from popxl_gpt.config.bounded import shown
+from popxl_gpt.config.errors import unreadable
+from popxl_gpt.config.hub import foreign_model, hub_hint
+from popxl_gpt.config.plain_files import PointerError, check_plain, names_in, write_plain
 from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER
@@ -26,13 +28,9 @@ from popxl_gpt.execution.hugging_face_config import (
     model_in,
     special_tokens_in,
 )
+from popxl_gpt.execution.hugging_face_files import TensorFiles, named_files, read_json, same_bits
 from popxl_gpt.execution.special_tokens import BEGIN, END, as_list
-from popxl_gpt.execution.tensor_files import (
-    TensorFileError,
-    read_tensor,
-    tensor_shapes,
-    write_tensors,
-)
+from popxl_gpt.execution.tensor_files import write_tensors
 from popxl_gpt.modelling import model_table
 from popxl_gpt.modelling.hugging_face import HEAD, Family, family_of
 
@@ -40,13 +38,14 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
+SHARD = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 OWN_FILES = (
     r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
     r"tokenizer(_config)?\.json|modeling_popxl_gpt\.py"
 )
 """Pattern of the files that `write_hugging_face` makes."""
-LARGEST_JSON = 2**26
-"""Bytes of config.json and of an index."""
+TOKENIZER_VALUES = 2**23
+"""Values in the JSON of a tokenizer, which has several for each token."""
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -63,138 +62,103 @@ class HuggingFaceFolder:
     @property
     def model(self) -> Model:
         """The model's configuration; `sequence_length` is the number of its positions."""
-        file = self.path / CONFIG
-        return model_in(file, _read_json(file))
+        return model_in(self.path / CONFIG, self._config())
 
     @property
     def family(self) -> Family:
         """What kind of model it is."""
-        file = self.path / CONFIG
-        return family_in(file, _read_json(file))
+        return family_in(self.path / CONFIG, self._config())
 
     @property
     def special_tokens(self) -> "dict[str, int | list[int]]":
         """The tokens that texts begin and end with, as `config.json` names them."""
-        values = _read_json(self.path / CONFIG)
-        return special_tokens_in(values, self.model.vocabulary_size)
+        return special_tokens_in(self._config(), self.model.vocabulary_size)
 
     def weights(self) -> "Iterator[tuple[str, np.ndarray]]":
         """Whole weights by our parameter names, in the table's order: float32, or float16 where
-        the file has that.
+        the file has that. Every tensor of the folder is one of them, or known to be no weight.
 
         Raises:
-            UserError: tensors are missing, have another shape or type, or the head is tied by the
-                configuration alone.
+            UserError: tensors are missing, have another shape or type, or are none of the model's,
+                or the head is tied by the configuration alone.
         """
         family, model, problems = self.family, self.model, []
         files, table = self._files(family), model_table(model)
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, parameter in table.items():
-            for theirs, expected in family.shapes(name, parameter).items():
-                shape = files.shape(theirs)
-                if shape is None:
-                    problems.append(f"{theirs} is missing")
-                elif shape != expected:
-                    problems.append(f"{theirs} has shape {list(shape)}, not {list(expected)}")
+            shapes |= family.shapes(name, parameter)
+            if name == WORDS and model.tied_head and HEAD in files.found:
+                shapes[HEAD] = shapes[family.names(name)[0]]
+        for theirs, expected in shapes.items():
+            if theirs not in files.found:
+                problems.append(f"{theirs} is missing")
+            elif (shape := files.found[theirs].entry.shape) != expected:
+                problems.append(f"{theirs} has shape {shown(list(shape))}, not {list(expected)}")
+        problems += [
+            f"{shown(place.name)} is none of its tensors"
+            for theirs, place in files.found.items()
+            if theirs not in shapes and not family.is_buffer(theirs)
+        ]
         if problems:
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise UserError(
                 f"{self.path}: got tensors of another model: {'; '.join(problems[:3])}{more}. "
                 f"Use the {CONFIG} of these weights."
             )
+        files.check_types(shapes)
         for name, parameter in table.items():
             own_names = family.names(name)
             array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
-            is_tied = name == WORDS and model.tied_head and files.shape(HEAD) is not None
-            if is_tied and not np.array_equal(array, files.read(HEAD)):
+            is_tied = name == WORDS and model.tied_head and HEAD in shapes
+            if is_tied and not same_bits(array, files.read(HEAD)):
                 raise UserError(
                     f"{self.path}: got {HEAD} that is not {own_names[0]}; expected one tensor for "
                     f"both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
                 )
             yield name, array
 
-    def _files(self, family: Family) -> "_TensorFiles":
+    def _config(self) -> "dict[str, Any]":
+        """What config.json says, of a folder that has one."""
+        problem = foreign_model(self.path)
+        if problem is not None:
+            raise UserError(f"{self.path}: got {problem}")
+        return read_json(self.path / CONFIG, hub_hint(self.path))
+
+    def _files(self, family: Family) -> TensorFiles:
+        """The weights' files: those that the index names, or the one, and no other beside them."""
+        there = {name for name in names_in(self.path) if SHARD.fullmatch(name)}
+        named: dict[str, list[str]] = {WEIGHTS: []}
         if (self.path / INDEX).is_file():
-            names = _read_json(self.path / INDEX).get("weight_map")
-            if not isinstance(names, dict) or not all(
-                isinstance(file, str) and file.isprintable() and Path(file).name == file
-                for file in names.values()
-            ):
-                raise UserError(
-                    f"{self.path / INDEX}: got no weight_map of files in its folder; expected one. "
-                    "Copy the folder again."
-                )
-            found = sorted(set(names.values()))
-            return _TensorFiles((self.path / file for file in found), family)
-        if (self.path / WEIGHTS).is_file():
-            return _TensorFiles([self.path / WEIGHTS], family)
-        pickled = sorted(path.name for path in self.path.glob("*.bin"))
-        other = f"{pickled[0]}, which is pickled, and" if pickled else ""
-        raise UserError(
-            f"{self.path}: got {other} no {WEIGHTS}; expected safetensors. Load the model with "
-            "transformers where you trust it, and save it with save_pretrained."
+            named = named_files(self.path / INDEX)
+        elif WEIGHTS not in there:
+            raise UserError(f"{self.path}: got {self._in_place_of_weights(there)}")
+        others = sorted(there - named.keys())
+        if others:
+            raise UserError(
+                f"{self.path}: got {others[0]} beside {', '.join(sorted(named)[:3])}; expected the "
+                "weights of one model. Remove those of another, or copy the folder again."
+            )
+        return TensorFiles({self.path / file: names for file, names in named.items()}, family)
+
+    def _in_place_of_weights(self, shards: "set[str]") -> str:
+        """What a folder without weights that can be read has, what is expected, and what to do."""
+        if shards:
+            return f"{min(shards)} without {INDEX}; expected both. Copy the folder again."
+        pickled = sorted(name for name in names_in(self.path) if name.endswith(".bin"))
+        for path in (self.path / name for name in pickled[:1]):
+            try:
+                check_plain(path)
+            except PointerError as error:
+                raise unreadable(path, error) from error
+        other = f"{pickled[0]}, which is pickled, and " if pickled else ""
+        return (
+            f"{other}no {WEIGHTS}; expected safetensors. Load the model with transformers where "
+            "you trust it, and save it with save_pretrained."
         )
 
 
 WORDS = "embedding.word.weight"
 """The parameter that a tied head shares with the embedding."""
-
-
-class _TensorFiles:
-    """Tensors by Hugging Face's names, with and without their family's prefix."""
-
-    def __init__(self, files: "Iterable[Path]", family: Family):
-        self._found: dict[str, tuple[Path, str, tuple[int, ...]]] = {}
-        for path in files:
-            with _told(path):
-                for name, shape in tensor_shapes(path).items():
-                    bare = name.removeprefix(family.prefix)
-                    full = name if name == HEAD else f"{family.prefix}{bare}"
-                    self._found[full] = path, name, shape
-
-    def shape(self, name: str) -> "tuple[int, ...] | None":
-        """A tensor's shape; None where there is none."""
-        return self._found[name][2] if name in self._found else None
-
-    def read(self, name: str) -> np.ndarray:
-        """A tensor that is there: float32, or float16 where the file has that."""
-        path, key, _ = self._found[name]
-        with _told(path):
-            array = read_tensor(path, key)
-        if array.dtype not in (np.float32, np.float16):
-            raise UserError(
-                f"{path}, {key}: got {array.dtype}; expected float32, float16 or bfloat16. "
-                "Convert the model to one of these with transformers."
-            )
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"{path}, {key}: got numbers that are not finite; expected finite ones. Copy the "
-                "file again, or use another model."
-            )
-        return array
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (TensorFileError, OSError) as error:
-        raise UserError(
-            f"{path}: got no whole safetensors file ({error}). Copy it again."
-        ) from error
-
-
-def _read_json(path: Path) -> "dict[str, Any]":
-    try:
-        values = json.loads(read_bounded(path, LARGEST_JSON).decode("utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"{path}: got '{error.strerror}'; expected a readable file. Check the path."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: got no JSON; expected Hugging Face's. Copy it again.") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: got no JSON object; expected Hugging Face's. Copy it again.")
-    return values
 
 
 def write_hugging_face(
@@ -275,7 +239,7 @@ def _tokenizer_config(model: Model, special: "dict[str, Any]") -> "dict[str, Any
 
 def _added_tokens(tokenizer: Path) -> "dict[int | None, str]":
     """The tokens of a tokenizer that are no pieces of text, by their numbers."""
-    tokens = _read_json(tokenizer).get("added_tokens", [])
+    tokens = read_json(tokenizer, values=TOKENIZER_VALUES).get("added_tokens", [])
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict)
         and isinstance(token.get("content"), str)

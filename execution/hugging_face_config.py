@@ -80,6 +80,8 @@ SIZES: "Mapping[str, Mapping[str, tuple[str, Any]]]" = {
 """Our settings, their names for them, and the defaults of transformers."""
 CONFIGURATION = "PopxlGPTConfig"
 """Our family's class of it, in the file of its code."""
+QUANTIZED = "quantization_config"
+"""Says how transformers quantizes the weights when it loads them, be they floats in their files."""
 QWEN3_HEAD = 128
 """Features of a head of Qwen3, where its configuration does not tell."""
 
@@ -101,6 +103,12 @@ def model_in(file: Path, values: Values) -> Model:
     where it is another architecture.
     """
     family = family_in(file, values)
+    if values.get(QUANTIZED) is not None:
+        raise UserError(
+            f"{file}: got {QUANTIZED}; expected a model whose weights are floats. Load it with "
+            "transformers, call its dequantize() and save it with save_pretrained; or take the "
+            "entry out if the weights were never quantized."
+        )
     for name, expected in FIXED[family.model_type].items():
         _expect(file, name, values.get(name, expected[0]), expected)
     settings = {n: v for n, v in family.settings.items() if n in Model.__dataclass_fields__}

@@ -8,15 +8,16 @@ shape and place), and the tensors' bytes. Source: github.com/huggingface/safeten
 
 import hashlib
 import json
-import math
 import os
 import struct
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.bounded import parse_json, shown
 from popxl_gpt.config.plain_files import create_plain, open_plain
 from popxl_gpt.data.records import checksum
 
@@ -28,7 +29,12 @@ TYPES = {
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
 }  # fmt: skip
 """Types that numpy has; others are only named in errors."""
+BFLOAT16 = "BF16"
 NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
+SIZES = {**{name: np.dtype(kind).itemsize for name, kind in TYPES.items()}, BFLOAT16: 2}
+"""Bytes of an element of the types that are read."""
+AXES = 64
+"""The most that a tensor may have, as numpy's."""
 _PIECE = 2**22
 _ALIGNMENT = 8
 """Bytes, of the widest type."""
@@ -113,17 +119,16 @@ def write_tensors(
     return Written(8 + len(text) + end, digest.hexdigest(), checksums)
 
 
-def tensor_shapes(path: Path) -> "dict[str, tuple[int, ...]]":
-    """The shape of every tensor of a file, by name; raises as `read_tensors`."""
+def tensor_entries(path: Path) -> "dict[str, Entry]":
+    """Every tensor's place in a file, by name; raises as `read_tensors`."""
     with open(open_plain(path), "rb", buffering=0) as file:
-        return {name: entry.shape for name, entry in _entries(file.fileno()).items()}
+        return _entries(file.fileno())
 
 
-def read_tensor(path: Path, name: str) -> np.ndarray:
+def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
     """One tensor of a file, bfloat16 as float32; raises as `read_tensors`."""
     with open(open_plain(path), "rb", buffering=0) as file:
-        entry = _entries(file.fileno())[name]
-        if entry.type != "BF16":
+        if entry.type != BFLOAT16:
             return _array(file.fileno(), name, entry)
         bits = _array(file.fileno(), name, replace(entry, type="U16")).astype(np.uint32)
         return (bits << 16).view(np.float32)
@@ -160,10 +165,10 @@ def _entries(number: int, whole: bool = True) -> "dict[str, Entry]":
             f"got a header of {length} bytes in {size}; expected a safetensors file"
         )
     try:
-        header = json.loads(os.pread(number, length, 8).decode("utf-8"))
+        header = parse_json(os.pread(number, length, 8), object_pairs_hook=_unique)
         header.pop("__metadata__", None)
         found = {name: _entry(name, value, 8 + length) for name, value in header.items()}
-    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
         if isinstance(error, TensorFileError):
             raise
         raise TensorFileError(
@@ -172,38 +177,71 @@ def _entries(number: int, whole: bool = True) -> "dict[str, Entry]":
     place = 8 + length
     for name, entry in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != place:
-            raise TensorFileError(f"{name}: got bytes from {entry.begin} on; expected {place}")
+            raise TensorFileError(
+                f"{shown(name)}: got bytes from {entry.begin} on; expected {place}"
+            )
         place = entry.end
     if whole and place != size:
         raise TensorFileError(f"got {size} bytes; expected {place} for the tensors of its header")
     return found
 
 
+def _unique(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
+    """An object of a header, whose names are each there once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise TensorFileError(f"{shown(twice)}: got the name twice; expected once")
+    return found
+
+
 def _entry(name: str, value: "dict[str, Any]", start: int) -> Entry:
-    (begin, end), shape, kind = value["data_offsets"], tuple(value["shape"]), value["dtype"]
+    (begin, end), shape, kind = value["data_offsets"], value["shape"], value["dtype"]
+    if not isinstance(shape, list):
+        raise TypeError
+    if len(shape) > AXES:
+        raise TensorFileError(f"{shown(name)}: got {len(shape)} axes; expected at most {AXES}")
+    shape = tuple(shape)
     numbers = (begin, end, *shape)
     if not isinstance(kind, str) or not all(
         type(number) is int and 0 <= number < 2**63 for number in numbers
     ):
         raise TensorFileError(
-            f"{name}: got a place or a shape that is none; expected whole numbers"
+            f"{shown(name)}: got a place or a shape that is none; expected whole numbers"
         )
-    if kind in TYPES and math.prod(shape) * np.dtype(TYPES[kind]).itemsize != end - begin:
+    if begin > end or (kind in SIZES and not _takes(shape, SIZES[kind], end - begin)):
         raise TensorFileError(
-            f"{name}: got {end - begin} bytes for {kind} of shape {shape}; expected what it takes"
+            f"{shown(name)}: got {end - begin} bytes for {shown(kind)} of shape {shown(shape)}; "
+            "expected what it takes"
         )
     return Entry(kind, shape, start + begin, start + end)
 
 
+def _takes(shape: "tuple[int, ...]", size: int, nbytes: int) -> bool:
+    """Whether elements of so many bytes and of a shape take `nbytes`. The product stops where it
+    is larger: it would grow with each axis.
+    """
+    is_empty, product = 0 in shape, size
+    for axis in shape:
+        product *= max(axis, 1)
+        if product > (2**63 - 1 if is_empty else nbytes):  # numpy has no larger one, nor an empty
+            return False
+    return nbytes == (0 if is_empty else product)
+
+
 def _array(number: int, name: str, entry: Entry) -> np.ndarray:
     if entry.type not in TYPES:
-        raise TensorFileError(f"{name}: got {entry.type[:20]}; expected float32 or float16")
+        raise TensorFileError(
+            f"{shown(name)}: got {shown(entry.type)}; expected float32 or float16"
+        )
     array: np.ndarray = np.empty(entry.shape, TYPES[entry.type])
     left, place = memoryview(array.reshape(-1).view(np.uint8)), entry.begin  # type: ignore[arg-type]
     while left:
         count = os.preadv(number, [left[:_PIECE]], place)
         if not count:
-            raise TensorFileError(f"{name}: got an end at byte {place}; expected {entry.end}")
+            raise TensorFileError(
+                f"{shown(name)}: got an end at byte {place}; expected {entry.end}"
+            )
         left, place = left[count:], place + count
     return array
 

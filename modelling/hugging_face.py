@@ -37,6 +37,8 @@ class Family:
     """
     is_transposed: bool
     """Whether linear weights lie [out, in]."""
+    buffers: "tuple[str, ...]" = ()
+    """Tensors of their files that are no weights, named as in `modules`: the class makes them."""
     code: Path | None = None
     """A file to put beside the weights, which has the class; none: transformers has it."""
 
@@ -51,6 +53,10 @@ class Family:
         found = self.modules[re.sub(r"\.\d+\.", ".#.", module)]
         whole = (their if their == OUTSIDE else self.prefix + their for their in found)
         return tuple(f"{their.replace('#', number[1] if number else '')}.{kind}" for their in whole)
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a tensor of theirs is no weight."""
+        return re.sub(r"\.\d+\.", ".#.", name.removeprefix(self.prefix)) in self.buffers
 
     def shapes(self, name: str, parameter: Parameter) -> "dict[str, tuple[int, ...]]":
         """Shapes of their tensors that are one of our parameters, in order."""
@@ -113,6 +119,7 @@ GPT2 = Family(
         "head.output": (OUTSIDE,),
     },
     is_transposed=False,
+    buffers=("h.#.attn.bias", "h.#.attn.masked_bias"),
 )
 _LLAMA = {
     "norm": "rms_norm",
@@ -135,6 +142,7 @@ _LLAMA_MODULES = {
     "head.norm": ("norm",),
     "head.output": (OUTSIDE,),
 }
+_LLAMA_BUFFERS = ("layers.#.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
@@ -142,6 +150,7 @@ LLAMA = Family(
     settings={**_LLAMA, "qk_norm": False},
     modules=_LLAMA_MODULES,
     is_transposed=True,
+    buffers=_LLAMA_BUFFERS,
 )
 QWEN3 = Family(
     model_type="qwen3",
@@ -154,6 +163,7 @@ QWEN3 = Family(
         "decoder.#.attention.key_norm": ("layers.#.self_attn.k_norm",),
     },
     is_transposed=True,
+    buffers=_LLAMA_BUFFERS,
 )
 _OWN_MODULES = (
     *("embedding.word", "embedding.shift", "embedding.position"),
