@@ -136,7 +136,7 @@ class FromBins:
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
     vocabulary_size: int | None = None
-    """Of the tokens; none: the tokenizer's, or GPT-2's, 50257."""
+    """Of the tokens; none: the tokenizer's, that of meta.pkl beside them, or GPT-2's, 50257."""
     tokenizer: PathText | None = None
     """The tokenizer.json that made the tokens."""
     eos_token: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.errors import unreadable
 from popxl_gpt.config.plain_files import check_plain, create_plain
@@ -27,6 +28,16 @@ TYPE = np.dtype("<u2")
 BLOCK = 2**22
 """Tokens that are in memory at a time."""
 GPT2_VOCABULARY = 50257
+META, META_BYTES = "meta.pkl", 2**22
+"""What nanoGPT keeps beside tokens that are no GPT-2's: a pickled dictionary, which is not
+unpickled, for that may run what it likes.
+"""
+META_SIZE = re.compile(
+    rb"(?:\x8c\n|X\n\0\0\0)vocab_size(?:\x94|q.|r.{4})?(?:K(.)|M(..)|J(.{4}))", re.DOTALL
+)
+"""Its entry of the vocabulary's size: a text, perhaps remembered, and a number of 1, 2 or 4 bytes.
+Source: Lib/pickletools.py of Python, protocols 2 to 5.
+"""
 
 
 def read_bins(
@@ -43,8 +54,8 @@ def read_bins(
 
     Args:
         folder: holds `train.bin`, and `val.bin` if there is one.
-        vocabulary_size: of the tokens; None: the tokenizer's, or GPT-2's, 50257, of which the last
-            one ends documents.
+        vocabulary_size: of the tokens; None: the tokenizer's, that of the folder's `meta.pkl`, or
+            GPT-2's, 50257, of which the last one ends documents.
         tokenizer: a tokenizer.json that made the tokens.
         eos_token: its token that ends documents; None: as of `TextTokenizer`.
     Raises:
@@ -52,7 +63,8 @@ def read_bins(
     """
     made_by = None if tokenizer is None else load_tokenizer(tokenizer, eos_token)
     known = None if made_by is None else made_by.classes
-    size = vocabulary_size or known or GPT2_VOCABULARY
+    told = None if vocabulary_size or known else _meta_size(folder / META)
+    size = vocabulary_size or known or told or GPT2_VOCABULARY
     if known is not None and known > size:
         raise DataError(
             f"vocabulary_size: got {size}; expected at least the tokenizer's {known}. Raise it."
@@ -77,7 +89,7 @@ def read_bins(
             write_text(partial / "tokenizer.json", made_by.to_str())
             if made_by.config is not None:
                 write_text(partial / CONFIG, made_by.config)
-        elif vocabulary_size is None:
+        elif vocabulary_size is None and told is None:
             info["end_of_text"] = GPT2_VOCABULARY - 1
         write_text(partial / "dataset.json", json.dumps(info, indent=2))
         publish(partial, output, overwrite=overwrite)
@@ -117,6 +129,23 @@ def write_bins(folder: Path, output: Path, *, overwrite: bool = False) -> dict[s
                 counts[split] = _write(data, partial / name)
         publish(partial, output, overwrite=overwrite)
     return counts
+
+
+def _meta_size(path: Path) -> int | None:
+    """The size of the vocabulary that nanoGPT keeps beside tokens; None where it keeps nothing."""
+    try:
+        content = read_bounded(path, META_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    found = {int.from_bytes(b"".join(sizes), "little") for sizes in META_SIZE.findall(content)}
+    if len(found) != 1 or not 0 < min(found) <= 2**16:
+        raise DataError(
+            f"{path}: got no vocab_size that is read without unpickling; expected nanoGPT's. Give "
+            "the --vocabulary_size of the tokens."
+        )
+    return found.pop()
 
 
 def _check_output(output: Path, mark: str, own: str, overwrite: bool) -> None:

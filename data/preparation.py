@@ -23,6 +23,7 @@ import numpy as np
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.errors import io_failure
+from popxl_gpt.config.hub import tokenizer_file
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.errors import DataError
@@ -230,7 +231,7 @@ def _request(source: Source, settings: Settings) -> dict[str, Any]:
         if found.first.size or found.last.size:
             chosen["around"] = [found.first.tolist(), found.last.tolist()]
         chosen["tokenizer"] = hashlib.sha256(
-            read_bounded(settings.tokenizer, TOKENIZER_BYTES)
+            read_bounded(tokenizer_file(settings.tokenizer), TOKENIZER_BYTES)
         ).hexdigest()
     request: dict[str, Any] = json.loads(
         json.dumps({"format": FORMAT, "source": source.identity, "settings": chosen})

@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 from popxl_gpt.config.errors import text_of
 from popxl_gpt.config.escaping import one_line
+from popxl_gpt.config.hub import hub_hint, tokenizer_file
 from popxl_gpt.config.preparing import (
     CHARACTERS,
     GPT2,
@@ -117,8 +118,9 @@ def _tokenizer_file(named: str | None) -> Path | None:
         raise DataError(
             f"--tokenizer: got {named}: no such file; expected {CHARACTERS}, {GPT2} or the path of "
             f"a tokenizer.json. {hint or 'Check the path, or leave it out to train one.'}"
+            f"{hub_hint(Path(named))}"
         )
-    return Path(named)
+    return tokenizer_file(Path(named))
 
 
 def _source(options: Preparation) -> Source:

@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.errors import unreadable
+from popxl_gpt.config.hub import foreign_tokenizer, tokenizer_file
 from popxl_gpt.data.conversations import Conversation, text_of
 from popxl_gpt.data.encoding import Encoder
 from popxl_gpt.data.errors import DataError
@@ -74,11 +75,13 @@ def character_tokenizer(documents: Iterable[str]) -> Tokenizer:
 
 
 def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
-    """Read a tokenizer.json with what stands beside it, or a list of merges (see `merges`).
+    """Read a tokenizer.json, or a folder's, with what stands beside it, or a list of merges (see
+    `merges`).
 
     Args:
         end: as of `TextTokenizer`. There must be one.
     """
+    path, content = tokenizer_file(path), b""
     try:
         content = read_bounded(path, TOKENIZER_BYTES)
         if content.startswith(MERGES):
@@ -91,9 +94,9 @@ def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
         raise
     # the tokenizers package raises nothing narrower, and panics are no Exception
     except BaseException as error:
-        raise DataError(
-            f"{path}: got '{error}'; expected a tokenizer.json. Check the file."
-        ) from error
+        told = foreign_tokenizer(content)
+        told = told or f"'{error}'; expected a tokenizer.json. Check the file."
+        raise DataError(f"{path}: got {told}") from error
     if tokenizer.end is None:
         raise DataError(
             f"{path}: got no token '{END_OF_TEXT}', and no eos_token in a file of its model beside "

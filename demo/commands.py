@@ -23,11 +23,12 @@ from popxl_gpt.config import (
     parse_options,
 )
 from popxl_gpt.config.dataset_info import implied_settings
+from popxl_gpt.config.hub import hub_hint, tokenizer_file
 from popxl_gpt.config.plain_files import is_folder, open_plain, real_path
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.programs import start, typed_as, unknown_command
 from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero, TopP
-from popxl_gpt.config.texts import IsFreeText
+from popxl_gpt.config.texts import IsFreeText, text_of_path
 from popxl_gpt.execution.reports.options import PlanOptions
 
 FreeText = Annotated[str, IsFreeText()]
@@ -310,7 +311,10 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
         defaults=defaults,
         implied=implied,
     )
-    return replace(config, training=replace(config.training, **waiting)), options
+    data, named = config.data, config.data.tokenizer
+    if named and Path(named).is_dir():
+        data = replace(data, tokenizer=text_of_path(tokenizer_file(Path(named))))
+    return replace(config, training=replace(config.training, **waiting), data=data), options
 
 
 def check_training(arguments: Sequence[str]) -> None:
@@ -340,7 +344,7 @@ def unreadable_tokenizer(path: Path, error: OSError) -> UserError:
     """What to raise for a tokenizer's file that cannot be opened or read."""
     return UserError(
         f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. "
-        "Check the path."
+        f"Check the path.{hub_hint(path)}"
     )
 
 

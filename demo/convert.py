@@ -20,13 +20,16 @@ from shlex import quote
 from typing import Any
 
 from popxl_gpt.config import UserError, save
+from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import RUN_CONFIG
-from popxl_gpt.config.errors import reason_of
+from popxl_gpt.config.errors import reason_of, unreadable
+from popxl_gpt.config.hub import MAKE_TOKENIZER, SENTENCEPIECE
 from popxl_gpt.config.plain_files import real_path, write_plain
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
 from popxl_gpt.data.text_tokenizer import special_tokens_beside
+from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
 from popxl_gpt.execution.checkpoint import find_trained
 from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
@@ -65,21 +68,23 @@ def from_hugging_face(options: Conversion) -> int:
     theirs = HuggingFaceFolder(source)
     model, weights = with_positions(theirs.model, options.positions, theirs.weights())
     config = Config(name=out.name, model=model, training=Training(global_batch_size=1))
+    tokenizer = _content_of(source / TOKENIZER)
     with _made(out, CHECKPOINT, options.overwrite) as folder:
         checkpoints = folder / "checkpoints"
         target = checkpoints / folder_name(0)
         target.mkdir(parents=True)
         write_weights(target, config, weights, theirs.special_tokens)
         save(config, folder / RUN_CONFIG)
-        tokenizer = source / TOKENIZER
-        if tokenizer.is_file():
-            write_plain(checkpoints / TOKENIZER, tokenizer.read_bytes())
-            beside = special_tokens_beside(tokenizer)
+        if tokenizer is not None:
+            write_plain(checkpoints / TOKENIZER, tokenizer)
+            beside = special_tokens_beside(source / TOKENIZER)
             if beside:
                 text = json.dumps(beside, indent=2) + "\n"
                 write_plain(checkpoints / TOKENIZER_CONFIG, text)
-    kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
+    kept = "without a tokenizer" if tokenizer is None else "with its tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters, {kept}")
+    if tokenizer is None and (source / SENTENCEPIECE).exists():
+        print(f"note: {SENTENCEPIECE} is no {TOKENIZER}, which is read here. {MAKE_TOKENIZER}")
     named = quote(str(out))
     print(f"Use it with --checkpoint {named}, or train it further with --init_from {named}.")
     return 0
@@ -117,6 +122,14 @@ def to_hugging_face(options: Export) -> int:
             f"{str(out)!r}, trust_remote_code=True), which runs {family.code.name} beside it."
         )
     return 0
+
+
+def _content_of(tokenizer: Path) -> bytes | None:
+    """What a tokenizer's file has; None where there is none."""
+    try:
+        return read_bounded(tokenizer, TOKENIZER_BYTES) if tokenizer.exists() else None
+    except OSError as error:
+        raise unreadable(tokenizer, error) from error
 
 
 def _check_apart(out: Path, source: Path) -> None:

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config import Config, UserError
 from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.hub import foreign_tokenizer, tokenizer_file
 from popxl_gpt.data import DataError, Dataset
 from popxl_gpt.data.text_tokenizer import TextTokenizer, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
@@ -22,14 +23,15 @@ MARK = "»"
 
 
 def read_tokenizer(path: Path) -> TextTokenizer:
-    """The tokenizer of a file, with what stands beside it.
+    """The tokenizer of a file, or of a folder with one, with what stands beside it.
 
     Raises:
         UserError: there is none, or it has no tokens.
     """
+    path, content = tokenizer_file(path), b""
     try:
-        content = read_bounded(path, TOKENIZER_BYTES).decode("utf-8")
-        library = Tokenizer.from_str(content)
+        content = read_bounded(path, TOKENIZER_BYTES)
+        library = Tokenizer.from_str(content.decode("utf-8"))
         found = TextTokenizer(library, str(path), special_tokens_beside(path))
     except OSError as error:
         raise unreadable_tokenizer(path, error) from error
@@ -37,9 +39,8 @@ def read_tokenizer(path: Path) -> TextTokenizer:
         raise
     # the tokenizers package raises nothing narrower, and panics are no Exception
     except BaseException as error:
-        raise UserError(
-            f"--tokenizer: got {path}: {error}; expected a tokenizer.json. Check the file."
-        ) from error
+        told = foreign_tokenizer(content) or f"{error}; expected a tokenizer.json. Check the file."
+        raise UserError(f"--tokenizer: got {path}: {told}") from error
     if not found.get_vocab():
         raise UserError(
             f"--tokenizer: got {path} without a token; expected the tokenizer.json that made the "
