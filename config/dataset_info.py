@@ -3,12 +3,11 @@ from it.
 """
 
 import glob
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.bounded import parse_json, read_bounded
 from popxl_gpt.config.errors import DataError, unreadable
 from popxl_gpt.config.plain_files import is_folder
 from popxl_gpt.config.texts import path_text, text_of_path, user_path
@@ -25,13 +24,13 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / "dataset.json"
     try:
-        info: dict[str, Any] = json.loads(read_bounded(path, INFO_BYTES))
+        info: dict[str, Any] = parse_json(read_bounded(path, INFO_BYTES))
         _check_info(info)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unreadable(path, error) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare "
             "again with --overwrite."

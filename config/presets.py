@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.bounded import shortened
-from popxl_gpt.config.errors import ConfigError
+from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.shorthands import without_shorthands
@@ -145,6 +145,7 @@ def build(
 def from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Values by leaf name; adds a problem for each key that is unknown."""
     given: dict[str, Any] = {}
+    top = {leaf.name for leaf in leaves() if not leaf.section}
     for key, value in mapping.items():
         if key in SECTIONS:
             if not isinstance(value, Mapping):
@@ -155,19 +156,27 @@ def from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str, 
                 if name in known:
                     given[name] = leaf_value
                 else:
-                    problems.append(f"config.{key}: unknown key {name!r}. {_meant(name, known)}")
-        elif key in {leaf.name for leaf in leaves() if not leaf.section}:
+                    problems.append(_unknown(f"config.{key}", name, known, len(problems)))
+        elif key in top:
             given[key] = value
         else:
-            problems.append(f"config: unknown key {key!r}. {_meant(key, {'name', *SECTIONS})}")
+            problems.append(_unknown("config", key, {"name", *SECTIONS}, len(problems)))
     return given
 
 
 def _from_leaves(values: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     known = {leaf.name for leaf in leaves()}
     for name in values.keys() - known:
-        problems.append(f"config: unknown key {name!r}. {_meant(name, known)}")
+        problems.append(_unknown("config", name, known, len(problems)))
     return {name: value for name, value in values.items() if name in known}
+
+
+def _unknown(where: str, name: Any, known: set[str], before: int) -> str:
+    """The problem of an unknown key. After so many that no more are shown, nothing like it is
+    looked for, which takes its time.
+    """
+    meant = _meant(name, known) if before < SHOWN else ""
+    return f"{where}: unknown key {shortened(name)}. {meant}"
 
 
 def _meant(name: Any, known: set[str]) -> str:

@@ -35,7 +35,7 @@ def text_problem(text: str) -> "str | None":
     if problem is not None:
         return problem
     size = len(text.encode("utf-8"))
-    if any(unicodedata.category(character) == "Cc" for character in text):
+    if any(unicodedata.category(character) == "Cc" for character in text[:LONGEST_TEXT]):
         return f"got {shown_text(text)} with control characters; expected text without"
     if size > LONGEST_TEXT:
         return f"got {shown_text(text)} of {size} bytes; expected at most {LONGEST_TEXT}"

@@ -20,6 +20,8 @@ FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 2000, 4096
 """At most: bytes of a file, mappings and lists inside each other, keys in all (an alias counts as
 all values that it stands for), characters of a text.
 """
+TAG = re.compile(r"^%TAG", re.MULTILINE)
+"""Of libyaml, each of these compares itself with all before, and no value here has a tag."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -173,6 +175,10 @@ def _too_much(text: str) -> str | None:
     """What a text has more of than any configuration, found before values are made of it.
     YAMLError: it is no YAML.
     """
+    tag = TAG.search(text)
+    if tag is not None:
+        line = text.count("\n", 0, tag.start()) + 1
+        return f"line {line}: got a directive (%TAG); expected settings. Leave it out"
     tree = _Tree()
     for event in yaml.parse(text, Loader=_Loader):
         problem = tree.take(event)

@@ -14,13 +14,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from popxl_gpt.config.bounded import shown
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import ids_of
 
 FEATURE = "input_ids"
 MASK = "loss_mask"
 MAXIMUM_ID = 2**31 - 1
+LARGEST_RECORD = 2**27
+"""Bytes of a record: the longest sequences that preparation makes have fewer."""
+FEATURES, PARTS, UNPACKED = 1000, 10, 2**18
+"""At most: features of an Example, fields of one, values that are not packed. Each takes a
+microsecond, of which a record of two bytes each would hold millions.
+"""
+_BLOCK = 2**20
+"""Bytes whose values are found at once, which takes fifty times as much memory."""
 
+SHOWN = 20
+"""Features that a message names."""
 _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _NEW_TEXT = (
@@ -59,6 +70,11 @@ def decode(payload: memoryview, where: str) -> tuple[np.ndarray, np.ndarray | No
     """Return the ids of one serialised Example, int64 [tokens], and which count as labels, bool
     [tokens]; None where all do. `where` names the record in errors.
     """
+    if len(payload) > LARGEST_RECORD:
+        raise DataError(
+            f"{where}: got a record of {len(payload)} bytes; expected at most {LARGEST_RECORD}. "
+            "Write the text in several."
+        )
     try:
         features = dict(_features(payload))
         if FEATURE in features:
@@ -74,13 +90,14 @@ def decode(payload: memoryview, where: str) -> tuple[np.ndarray, np.ndarray | No
             return ids, mask == 1
     except (IndexError, UnicodeDecodeError, _MalformedError) as error:
         raise DataError(f"{where}: got bytes that are no protobuf Example. {_NEW_TEXT}") from error
-    names = ", ".join(f"'{name}'" for name in sorted(features)) or "none"
+    names = ", ".join(f"'{shown(name)}'" for name in sorted(features)[:SHOWN]) or "none"
+    names += f" and {len(features) - SHOWN} more" if len(features) > SHOWN else ""
     raise DataError(f"{where}: got no feature '{FEATURE}' (features found: {names}). {_NEW_TEXT}")
 
 
 def _integers(feature: memoryview, name: str, where: str) -> np.ndarray:
     """The integers of a feature, int64."""
-    for kind, content in _fields(feature):
+    for kind, content in _fields(feature, PARTS):
         if kind != 3:
             raise DataError(
                 f"{where}: got feature '{name}' of type {_KINDS.get(kind, kind)}. {_NEW_TEXT}"
@@ -116,18 +133,18 @@ def _varint(value: int) -> bytes:
 
 def _features(payload: memoryview) -> Iterator[tuple[str, memoryview]]:
     """Yield name and Feature message of every feature of an Example."""
-    for number, features in _fields(payload):
-        for map_number, entry in _fields(features if number == 1 else memoryview(b"")):
-            parts = dict(_fields(entry)) if map_number == 1 else {}
+    for number, features in _fields(payload, PARTS):
+        for map_number, entry in _fields(features if number == 1 else memoryview(b""), FEATURES):
+            parts = dict(_fields(entry, PARTS)) if map_number == 1 else {}
             if 1 in parts:
                 yield bytes(parts[1]).decode(), parts.get(2, memoryview(b""))
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _fields(message: memoryview, most: int) -> Iterator[tuple[int, memoryview]]:
     """Yield number and raw content of each field of a message (a varint's own bytes for a varint
-    field).
+    field), of which there may be so many.
     """
-    position = 0
+    position = count = 0
     while position < len(message):
         tag, position = _read_varint(message, position)
         wire = tag & 7
@@ -140,7 +157,8 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
             end = position + (4 if wire == _FIXED32 else 8)
         else:
             raise _MalformedError
-        if end > len(message):
+        count += 1
+        if end > len(message) or count > most:
             raise _MalformedError
         yield tag >> 3, message[position:end]
         position = end
@@ -158,19 +176,26 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 
 def _int64_list(message: memoryview) -> np.ndarray:
     # One packed field, or one varint field per value: both are varints after the tags.
-    parts = [content for number, content in _fields(message) if number == 1]
+    parts = [content for number, content in _fields(message, UNPACKED) if number == 1]
     raw = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=np.uint8)
     if raw.size == 0:
         return np.zeros(0, dtype=np.int64)
-    ends = np.flatnonzero(raw < 0x80)
-    starts = np.append(0, ends[:-1] + 1)
-    sizes = ends - starts + 1
-    if raw[-1] >= 0x80 or sizes.max() > 10:
+    if raw[-1] >= 0x80:
         raise _MalformedError
-    values = np.zeros(len(ends), dtype=np.uint64)
-    for place in range(sizes.max()):
-        longer = np.flatnonzero(sizes > place)
-        values[longer] |= (raw[starts[longer] + place] & np.uint8(0x7F)).astype(
-            np.uint64
-        ) << np.uint64(7 * place)
-    return values.view(np.int64)
+    found = np.zeros(np.count_nonzero(raw < 0x80), dtype=np.uint64)
+    begin = done = 0
+    while begin < raw.size:
+        block = raw[begin : begin + _BLOCK]
+        ends = np.flatnonzero(block < 0x80)
+        starts = np.append(0, ends[:-1] + 1)
+        sizes = ends - starts + 1
+        if not ends.size or sizes.max() > 10:
+            raise _MalformedError
+        values = found[done : done + ends.size]
+        for place in range(sizes.max()):
+            longer = np.flatnonzero(sizes > place)
+            values[longer] |= (block[starts[longer] + place] & np.uint8(0x7F)).astype(
+                np.uint64
+            ) << np.uint64(7 * place)
+        begin, done = begin + int(ends[-1]) + 1, done + ends.size
+    return found.view(np.int64)

@@ -2,13 +2,12 @@
 `datasets` writes. A document of each row.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.bounded import parse_json, read_bounded
 from popxl_gpt.config.errors import unreadable
 from popxl_gpt.config.texts import shown_text
 from popxl_gpt.data.compression import optional_package
@@ -186,10 +185,10 @@ def saved_files(folder: Path) -> list[Path] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_bounded(path, JSON_BYTES))
+        found = parse_json(read_bounded(path, JSON_BYTES))
     except OSError as error:
         raise unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _no_state(path) from error
     if not isinstance(found, dict):
         raise _no_state(path)

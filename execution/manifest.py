@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.bounded import parse_json, read_bounded, shown
 from popxl_gpt.config.errors import first_line
 
 FORMAT = 2
@@ -56,11 +56,7 @@ def read_manifest(path: Path) -> "dict[str, Any]":
                 f"got a description with SHA-256 {digest[:12]}; expected {begin[1].decode()[:12]}"
             )
     try:
-        values = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ManifestError(
-            "got lists inside each other without end; expected the JSON that saving wrote"
-        ) from None
+        values = parse_json(content, parse_constant=_refuse_constant)
     except ValueError as error:
         raise ManifestError(
             f"got no JSON ({first_line(error)}); expected the JSON that saving wrote"
@@ -124,19 +120,19 @@ def _seeds(name: str, value: Any) -> None:
 
 def _files(name: str, value: Any) -> None:
     for file, entry in _object(name, value).items():
-        where = f"{name}.{file}"
+        where = f"{name}.{shown(file)}"
         _whole(f"{where}.bytes", _object(where, entry).get("bytes"), 0, 2**63 - 1)
         digest = entry.get("sha256")
         if not isinstance(digest, str) or not _HASH.fullmatch(digest):
             raise _odd(f"{where}.sha256", digest, "64 hexadecimal digits")
         for tensor, checksum in _object(f"{where}.tensors", entry.get("tensors", {})).items():
-            _whole(f"{where}.tensors.{tensor}", checksum, 0, 2**32 - 1)
+            _whole(f"{where}.tensors.{shown(tensor)}", checksum, 0, 2**32 - 1)
 
 
 def _special_tokens(name: str, value: Any) -> None:
     for kind, tokens in _object(name, value).items():
         for token in tokens if isinstance(tokens, list) else [tokens]:
-            _whole(f"{name}.{kind}", token, 0, 2**63 - 1)
+            _whole(f"{name}.{shown(kind)}", token, 0, 2**63 - 1)
 
 
 def _schedule(values: "dict[str, Any]", step: int) -> None:

@@ -2,10 +2,12 @@
 once.
 """
 
+import json
 import os
 import resource
 import socket
 import string
+import struct
 import subprocess
 import sys
 import time
@@ -18,14 +20,19 @@ from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.dataset_info import read_info
 from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.data import TokenDataset
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.nanogpt import read_bins
-from popxl_gpt.data.records import RecordFile
+from popxl_gpt.data.records import RecordFile, RecordWriter
 from popxl_gpt.data.sources import text_source
+from popxl_gpt.data.tables import saved_files
 from popxl_gpt.data.tokenisation import load_tokenizer
-from popxl_gpt.data.wikipedia import wikipedia_source
+from popxl_gpt.data.wikipedia import strip_markup, wikipedia_source
 from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder
+from popxl_gpt.execution.manifest import manifest_text, read_manifest
+from popxl_gpt.execution.tensor_files import read_tensors
 
 MEMORY = 2**29
 """Bytes that a process may take beside what it has at its start."""
@@ -67,6 +74,10 @@ BOMBS = {
     "a number of many parts": (
         "name: 1" + ":1" * 100_000,
         "got a text of 200001 characters; expected at most 4096",
+    ),
+    "tags of tags": (
+        "".join(f"%TAG !a{i}! x\n" for i in range(50_000)) + "---\nname: a\n",
+        "line 1: got a directive (%TAG); expected settings. Leave it out.",
     ),
     "a large file": ("#" * (2**20 + 1), "More than 1048576 bytes"),
 }
@@ -227,6 +238,167 @@ def test_no_more_is_read_than_may_be(tmp_path):
     assert read_bounded(tmp_path / "file", 5) == b"12345"
     with pytest.raises(OSError, match="More than 4 bytes"):
         read_bounded(tmp_path / "file", 4)
+
+
+def tensors(header, size=4):
+    """A file of tensors with a header, and so many bytes after it."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(size)
+
+
+def tensor(shape, kind="F32", end=4):
+    return {"a": {"dtype": kind, "shape": shape, "data_offsets": [0, end]}}
+
+
+def named(name, begin=4):
+    return {name: {"dtype": "U8", "shape": [4], "data_offsets": [begin, begin + 4]}}
+
+
+def first_weight(folder):
+    next(HuggingFaceFolder(folder).weights())
+
+
+def described(**values):
+    """A description of a checkpoint with its checksum right."""
+    sizes = dict.fromkeys(
+        ("layers", "hidden_size", "heads", "vocabulary_size", "sequence_length"), 1
+    )
+    config = {"model": sizes, "training": {"global_batch_size": 1}, "execution": {}}
+    about = {"format": 2, "step": 1, "seed": [0, 0], "data": {"fingerprint": ""}, "files": {}}
+    return manifest_text({**about, "config": config, **values}).encode()
+
+
+def of_tensors(checksums, name="a"):
+    return {name: {"bytes": 1, "sha256": "0" * 64, "tensors": checksums}}
+
+
+def varint(number):
+    return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
+
+
+def message(number, content):
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
+
+
+def read_record(folder):
+    TokenDataset(folder / "a.tfrecord", 8, 300).read([0])
+
+
+LISTS, LONG = b"[" + b"[]," * 5_000_000 + b"[]]", "x" * 2_000_000
+MANY = [f"{number:x}" for number in range(10_000)]
+ONE = {"config.json": b'{"model_type": "gpt2"}'}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HOSTILE = {
+    "a shape of many axes": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(tensor([2**62] * 100_000))}, "a: got 100000 axes; expected at most 64"),
+    "a shape that is too large": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(tensor([2**62] * 64))}, "a: got 4 bytes for F32"),
+    "a shape that is too large for bfloat16": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(tensor([2**40], "BF16"))}, "a: got 4 bytes for BF16"),
+    "an empty shape that no memory could have": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(tensor([0, 2**62, 2**62], end=0), 0)}, "a: got 0 bytes for F32"),
+    "a shape that is a text": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(tensor(LONG))}, "no description of tensors"),
+    "a tensor twice": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(json.dumps(named("b", 0)).encode()[:-1] + b"," + json.dumps(named("b", 0)).encode()[1:])},
+        "b: got the name twice"),
+    "many tensors of one name": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(b"{" + b'"b":1,' * 600_000 + b'"b":1}')}, "b: got the name twice"),
+    "a long name": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(named(LONG))}, "(2000000 characters): got bytes from"),
+    "a name of a terminal's commands": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(named("\x1b]0;me\x07"))}, "'\\x1b]0;me\\x07': got bytes from"),
+    "lists for a header": (lambda f: read_tensors(f / "a"), {"a": tensors(LISTS)}, "no description of tensors"),
+    "an offset of many digits": (
+        lambda f: read_tensors(f / "a"), {"a": tensors(b'{"a": ' + b"9" * 5_000_000 + b"}")}, "no description of tensors"),
+    "lists for a configuration": (first_weight, {"config.json": LISTS}, "config.json: got no JSON"),
+    "lists for an index": (first_weight, {**ONE, INDEX: LISTS}, f"{INDEX}: got no JSON"),
+    "an index of many files": (
+        first_weight, {**ONE, INDEX: json.dumps({"weight_map": {n: f"{n}.safetensors" for n in MANY}}).encode()}, "No such file"),
+    "an index of many names for one file": (
+        first_weight, {**ONE, INDEX: json.dumps({"weight_map": dict.fromkeys(MANY, WEIGHTS)}).encode(), WEIGHTS: tensors({}, 0)},
+        f"{WEIGHTS}: got no 0, which the index names"),
+    "tensors without end that are not of the model": (
+        first_weight, {**ONE, WEIGHTS: tensors({n: {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in MANY}, 0)},
+        "transformer.wte.weight is missing"),
+    "layers without end": (
+        first_weight, {"config.json": b'{"model_type": "gpt2", "n_layer": 1000000000}'}, "layers: got 1000000000"),
+    "a description of lists": (lambda f: read_manifest(f / "a"), {"a": LISTS}, "got no JSON (more than 2097152 values)"),
+    "a long name of a file with many tensors": (
+        lambda f: read_manifest(f / "a"), {"a": described(files=of_tensors({**dict.fromkeys(MANY, 0), "z": -1}, LONG))},
+        "(2000000 characters).tensors.z; expected a whole number"),
+    "a long name of special tokens": (
+        lambda f: read_manifest(f / "a"), {"a": described(special_tokens={LONG: [0] * 20_000 + [-1]})}, "got int -1 for special_tokens."),
+    "a dataset.json of lists": (read_info, {"dataset.json": LISTS}, "dataset.json: got no valid description"),
+    "a dataset.json with a long name": (
+        read_info, {"dataset.json": json.dumps({"vocabulary_size": 9, "splits": {"train": {"files": [{"name": LONG * 7, "bytes": 1, "records": 1}]}}}).encode()},
+        "dataset.json: got no valid description"),
+    "a saved data set of lists": (saved_files, {"state.json": LISTS}, "state.json: got no description"),
+    "a record of many fields": (read_record, {"a.tfrecord": b"\x08\0" * 2_000_000}, "bytes that are no protobuf Example"),
+    "a record of many features": (
+        read_record, {"a.tfrecord": message(1, message(1, message(1, b"a")) * 1_000_000)}, "bytes that are no protobuf Example"),
+    "a record of a feature of many kinds": (
+        read_record, {"a.tfrecord": message(1, message(1, message(1, b"input_ids") + message(2, message(3, b"\x08\0" * 3_000_000))))},
+        "bytes that are no protobuf Example"),
+    "a record of a long name": (
+        read_record, {"a.tfrecord": message(1, message(1, message(1, LONG.encode()) + message(2, b"")) * 2)},
+        "no feature 'input_ids' (features found: ''xxx"),
+    "a record of a number without end": (
+        read_record, {"a.tfrecord": message(1, message(1, message(1, b"input_ids") + message(2, message(3, message(1, b"\x80" * 4_000_000 + b"\0")))))},
+        "bytes that are no protobuf Example"),
+}  # fmt: skip
+"""What reads a folder, the folder's files, and what is said."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_is_refused_in_a_second_that_holds(name, tmp_path):
+    read, files, says = HOSTILE[name]
+    for file, content in files.items():
+        if file.endswith(".tfrecord"):
+            with RecordWriter(tmp_path / file) as writer:
+                writer.write(content)
+        else:
+            (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        read(tmp_path)
+    assert says in one_line(error)
+
+
+MARKUP = ("<!--", "<ref>", "<ref>a</ref ", "[[a|", "[//a", "[//a ", "{{", "\t")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mark", MARKUP)
+def test_markup_that_nobody_closes_is_read_in_a_second(mark):
+    text = mark * (120_000 // len(mark))
+    for article in (text, "=" + text + "x", text + "]", f"<ref>{text}-->"):
+        strip_markup(article)
+
+
+def test_links_inside_each_other_and_characters_of_many_digits_are_read_in_a_second():
+    deep = "[[" * 50_000 + "a" + "]]" * 50_000
+    assert strip_markup(f"{deep} &#{'9' * 5000};b").endswith("\ufffdb")
+
+
+@pytest.mark.parametrize(
+    "content, most",
+    [(b"<a/>", "10000 elements"), (b"<a>", "10000 elements"), (b"word", "33554432 b")],
+)
+def test_a_page_without_end_is_refused_and_not_held(tmp_path, content, most):
+    with open(tmp_path / "dump.xml", "wb") as file:
+        file.write(b"<mediawiki><page><title>a</title>")
+        for _ in range(34):
+            file.write(content * (1_000_000 // len(content)))
+    with pytest.raises(DataError, match=f"got a page of more than {most}.*; expected articles"):
+        list(wikipedia_source(tmp_path / "dump.xml").documents())
+
+
+def test_a_configuration_of_many_unknown_keys_is_told_of_with_the_first_ones():
+    for mapping in ({"model": {f"layers{i}": 1 for i in range(50_000)}}, {"x" * 2_000_000: 1}):
+        with pytest.raises(ConfigError) as error:
+            from_mapping(mapping)
+        assert "unknown key" in str(error.value) and len(str(error.value)) < 20_000
 
 
 PROGRAMS = {

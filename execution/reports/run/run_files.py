@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config import Config, UserError, load
-from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.bounded import parse_json, read_bounded
 from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.plain_files import real_path
 from popxl_gpt.execution.checkpoint_folder import MANIFEST, best_in, checkpoints_in
@@ -101,8 +101,8 @@ def read_run(folder: Path) -> RunFiles:
 
 def _object(path: Path) -> "dict[str, Any]":
     try:
-        found = json.loads(read_bounded(path, LARGEST_FILE))
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(read_bounded(path, LARGEST_FILE))
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
