@@ -83,7 +83,13 @@ class HuggingFaceFolder:
                 or the head is tied by the configuration alone.
         """
         family, model, problems = self.family, self.model, []
-        files, table = self._files(family), model_table(model)
+        files = self._files(family)
+        if model.layers > max(len(files.found), 1000):  # a table of so many takes seconds
+            raise UserError(
+                f"{self.path}: got {len(files.found)} tensors for {model.layers} layers; expected "
+                f"several for each. Use the {CONFIG} of these weights."
+            )
+        table = model_table(model)
         shapes: dict[str, tuple[int, ...]] = {}
         for name, parameter in table.items():
             shapes |= family.shapes(name, parameter)

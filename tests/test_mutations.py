@@ -16,6 +16,7 @@ import time
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import popxl_gpt.demo.pretraining
 from popxl_gpt.config import UserError, exit_on_user_error, leaves, preset, to_yaml
@@ -27,12 +28,14 @@ from popxl_gpt.data.tokenisation import load_tokenizer
 from popxl_gpt.demo.pretraining import Options
 from popxl_gpt.demo.text import read_tokenizer
 from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.manifest import ManifestError, manifest_text, read_manifest
 from popxl_gpt.execution.metrics import MetricsFile, read_metrics
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.saved_state import Position
 from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.tensor_files import read_tensors
+from popxl_gpt.modelling import model_table
 from popxl_gpt.utils.runtime import session_device
 from tests import warm
 from tests.terminal import commands_in
@@ -508,6 +511,106 @@ def test_tensor_files_with_any_content_are_read_or_refused_in_words(saved, tmp_p
             raise AssertionError(
                 f"tensors, seed {SEED}, number {number}: {repr(path.read_bytes())[:4000]}"
             ) from error
+
+
+MODELS = {
+    "gpt2": {"tied_head": True},
+    "llama": {
+        "norm": "rms_norm", "position_embedding": "rotary", "activation": "swiglu",
+        "biases": False, "tied_head": False, "dropout": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """Folders of Hugging Face's, each of several files."""
+    parent = tmp_path_factory.mktemp("foreign")
+    for name, settings in MODELS.items():
+        sizes = {"layers": 2, "hidden_size": 8, "heads": 2, "vocabulary_size": 16}
+        layout = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+        model = preset("tiny", **sizes, **layout, **settings).model
+        (parent / name).mkdir()
+        table = model_table(model).items()
+        write_hugging_face(
+            parent / name, model, ((n, p.initial(n, 1) + 1.0) for n, p in table), None, 4000
+        )
+    return parent
+
+
+def change_tensors(m: Mutations, path) -> None:
+    """Take away, add, rename, double or change tensors of a file."""
+    tensors = load_file(path)
+    for _ in range(m.random.choice((1, 1, 2))):
+        name = m.random.choice(sorted(tensors))
+        other = m.random.choice(
+            (m.damaged(name), m.text(), name.partition(".")[2], name.replace("0", "2"),
+             name.replace("1", "0"), "lm_head.weight", "score.weight", "model." + name)
+        ).encode("utf-8", "ignore").decode()  # fmt: skip
+        kind, array = m.random.randrange(6), tensors[name]
+        if kind in (0, 1):
+            tensors.pop(name)
+        if kind in (1, 2, 3):
+            tensors[other] = array
+        if kind == 4:
+            wide = m.random.choice((np.float16, np.float64, np.int8, np.float32))
+            tensors[name] = array.astype(wide)
+        if kind == 5:
+            tensors[name] = m.random.choice((array[:1], array[None], array.T.copy(), -array))
+    save_file(tensors, path, {"format": "pt"})
+
+
+def whole_of(folder) -> "dict[str, np.ndarray]":
+    """All that files of weights hold, as the format's own reader has it."""
+    found = {}
+    for file in folder.glob("model*.safetensors"):
+        for name, array in load_file(file).items():
+            assert name not in found
+            found[name] = array
+    return found
+
+
+@pytest.mark.slow
+def test_folders_of_hugging_face_at_random_are_read_whole_or_refused_in_words(foreign, tmp_path):
+    read = 0
+    for number in range(TRIES):
+        m = Mutations(SEED * 1_000_187 + number)
+        folder = tmp_path / "model"
+        shutil.copytree(foreign / m.random.choice(sorted(MODELS)), folder)
+        path = m.random.choice(sorted(folder.iterdir()))
+        if path.suffix == ".safetensors" and m.random.random() < 0.8:
+            change_tensors(m, path)
+        elif path.name == "config.json" and m.random.random() < 0.7:
+            values = json.loads(path.read_text())
+            odd = (None, 0, 1, 3, 2**16, 2**40, -1, True, {}, "x", [2], {"quant_method": "fp8"})
+            names = (*sorted(values), "quantization_config")
+            values[m.random.choice(names)] = m.random.choice(odd)
+            path.write_text(json.dumps(values))
+        else:
+            path.write_bytes(m.bytes(path.read_bytes()))
+        told, begin = f"folder, seed {SEED}, number {number}: {path.name}", time.process_time()
+        try:
+            theirs = HuggingFaceFolder(folder)
+            family, table = theirs.family, model_table(theirs.model)
+            weights = dict(theirs.weights())
+        except UserError as error:
+            assert str(folder) in str(error), told
+        except Exception as error:
+            raise AssertionError(told) from error
+        else:
+            read += 1
+            found, expected = {}, whole_of(folder)
+            for name, array in weights.items():
+                found |= family.split(name, table[name], array)
+            if theirs.model.tied_head and "lm_head.weight" in expected:
+                found["lm_head.weight"] = weights["embedding.word.weight"]
+            bare = {name.removeprefix(family.prefix): array for name, array in found.items()}
+            wanted = {name.removeprefix(family.prefix): a for name, a in expected.items()}
+            assert bare.keys() == wanted.keys(), told
+            assert all(np.array_equal(bare[name], a) for name, a in wanted.items()), told
+        assert time.process_time() - begin < SECONDS, told
+        shutil.rmtree(folder)
+    assert read > TRIES // 20 or TRIES < 100
 
 
 @pytest.mark.slow

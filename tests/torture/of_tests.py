@@ -25,6 +25,7 @@ FILES = [
         "tokenizers_at_random_are_read_or_refused_in_words",
         "descriptions_with_right_checksums_and_any_content_are_read_or_refused_in_words",
         "tensor_files_with_any_content_are_read_or_refused_in_words",
+        "folders_of_hugging_face_at_random_are_read_whole_or_refused_in_words",
         "metrics_at_random_are_read_line_by_line",
     )
 ]

@@ -322,7 +322,11 @@ HOSTILE = {
         first_weight, {**ONE, WEIGHTS: tensors({n: {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in MANY}, 0)},
         "transformer.wte.weight is missing"),
     "layers without end": (
-        first_weight, {"config.json": b'{"model_type": "gpt2", "n_layer": 1000000000}'}, "layers: got 1000000000"),
+        first_weight, {"config.json": b'{"model_type": "gpt2", "n_layer": 1000000000}', WEIGHTS: tensors({}, 0)},
+        "layers: got 1000000000"),
+    "more layers than tensors": (
+        first_weight, {"config.json": b'{"model_type": "gpt2", "n_layer": 65536}', WEIGHTS: tensors(named("a", 0))},
+        "got 1 tensors for 65536 layers"),
     "a description of lists": (lambda f: read_manifest(f / "a"), {"a": LISTS}, "got no JSON (more than 2097152 values)"),
     "a long name of a file with many tensors": (
         lambda f: read_manifest(f / "a"), {"a": described(files=of_tensors({**dict.fromkeys(MANY, 0), "z": -1}, LONG))},
