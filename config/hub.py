@@ -27,8 +27,9 @@ github.com/google/sentencepiece, src/sentencepiece_model.proto: messages in fiel
 1 is a text; github.com/openai/tiktoken, tiktoken/load.py.
 """
 MAKE_TOKENIZER = (
-    'Make one with transformers, in the folder OUT, and give that: python -c "from transformers '
-    "import AutoTokenizer; AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')\"."
+    "Make one in a folder OUT with transformers, beside which sentencepiece or tiktoken is "
+    'installed, and give OUT: python -c "from transformers import AutoTokenizer; '
+    "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')\"."
 )
 
 
@@ -58,8 +59,8 @@ def hub_hint(path: Path) -> str:
     if not is_name or path.exists() or (path.parent != Path() and path.parent.exists()):
         return ""
     return (
-        " If it is a name at Hugging Face's hub, from which nothing is downloaded here, give the "
-        f"FOLDER of: hf download {path} --local-dir FOLDER."
+        " If it is a name at Hugging Face's hub, from which nothing is downloaded here, run `hf "
+        f"download {path} --local-dir FOLDER` and give FOLDER."
     )
 
 

@@ -165,8 +165,9 @@ def test_a_tokenizer_model_is_named_with_what_makes_a_tokenizer_json(tmp_path, k
     for read in (read_tokenizer, load_tokenizer):
         with pytest.raises(UserError) as found:
             read(tmp_path / name)
-        assert f"{is_what}; expected a tokenizer.json. Make one with transformers" in str(
-            found.value
+        assert (
+            f"{is_what}; expected a tokenizer.json. Make one in a folder OUT with transformers"
+            in str(found.value)
         )
     if name == "tokenizer.model":
         with pytest.raises(UserError, match="a folder without tokenizer.json; expected one. Make"):
@@ -259,7 +260,7 @@ def test_a_file_in_place_of_a_models_folder_is_named_with_its_folder(files):
 @pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2", "meta-llama/Llama-3.2-1B"])
 def test_a_name_at_the_hub_is_told_with_the_command_that_downloads_it(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    says = f"give the FOLDER of: hf download {name} --local-dir FOLDER."
+    says = f"run `hf download {name} --local-dir FOLDER` and give FOLDER."
     told = refusals(Path(name))
     assert [says in text for text in told] == [True, True, False]  # a run has no name there
     for read in (read_tokenizer, lambda path: prepare(["text", "a", "--tokenizer", str(path)])):
@@ -276,7 +277,7 @@ def test_a_model_that_has_only_another_kind_of_tokenizer_says_so(tmp_path, capsy
     theirs = model_in(tmp_path / "theirs")
     (theirs / "tokenizer.json").rename(theirs / "tokenizer.model")
     convert(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
-    assert "note: tokenizer.model is no tokenizer.json, which is read here. Make one" in (
+    assert "note: tokenizer.model is no tokenizer.json, which is read here. Make one in" in (
         capsys.readouterr().out
     )
     assert json.loads((theirs / "config.json").read_text())["model_type"] == "gpt2"
