@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from popxl_gpt.config.bounded import read_bounded
+from popxl_gpt.config.bounded import parse_json, read_bounded
 from popxl_gpt.config.errors import unreadable
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
@@ -55,12 +55,12 @@ def special_tokens_beside(path: Path) -> "dict[str, Any]":
 def _read(path: Path) -> "dict[str, Any]":
     """A file's JSON object; nothing where there is no file."""
     try:
-        values = json.loads(read_bounded(path, _CONFIG_BYTES).decode("utf-8"))
+        values = parse_json(read_bounded(path, _CONFIG_BYTES))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise unreadable(path, error) from error
-    except (ValueError, RecursionError):
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         raise DataError(
