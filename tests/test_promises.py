@@ -10,7 +10,7 @@ from popxl_gpt.utils.pages import ROOT
 PAGE = ROOT / "docs" / "promises.md"
 PROMISES = (
     "Kill", "Save", "Full disk", "Failing disk", "Flipped byte", "Untrusted file", "Untrusted tokenizer",
-    "Outsiders",
+    "Whole models", "Outsiders",
     "Any layout", "Any version", "Any budget", "Bad records", "Bad tables", "Syntax is no text",
     "Bad configuration",
     "Death and hang of instances", "Signals", "Suspension", "Silent corruption", "Silent corruption at rest",
