@@ -153,7 +153,7 @@ ROWS = [
         ("--tokenizer: got nothing", "No such file")),
     Row("file in place of a run folder and a choice of what is trained",
         f"{{train}} --minutes 1 {DATA} --run_folder text.txt",
-        ("text.txt/minutes: got 'Not a directory' while writing",), written("text.txt", "")),
+        ("text.txt/1_minutes: got 'Not a directory' while writing",), written("text.txt", "")),
     Row("folder that takes no checkpoints and a choice of how it is executed",
         f"{RUN} --auto --checkpoint.save /proc/self", ("/proc/self: got ", "--checkpoint.save")),
     Row("file in place of a checkpoint", f"{RUN} --checkpoint.load /dev/zero",
