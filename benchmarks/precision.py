@@ -38,7 +38,7 @@ from benchmarks.shakespeare import (  # noqa: E402
     TRAINING,
     Characters,
 )
-from popxl_gpt.execution.reports.run.curves import RunningMean  # noqa: E402
+from popxl_gpt.execution.running_mean import RunningMean  # noqa: E402
 from popxl_gpt.utils.files import save_picture  # noqa: E402
 
 PICTURE = ROOT / "docs/imgs/precision.png"

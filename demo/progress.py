@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from popxl_gpt.config import Config, stage_of, tokens_ahead
 from popxl_gpt.demo.progress_line import Part
 from popxl_gpt.execution.model_size import flops_per_token
-from popxl_gpt.execution.reports.run.curves import RunningMean
+from popxl_gpt.execution.running_mean import RunningMean
 from popxl_gpt.utils.units import duration, si
 
 WINDOW = 20

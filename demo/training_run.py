@@ -113,6 +113,8 @@ class TrainingRun:
         self.resident, self._has_compiled = resident_bytes(), False
         """Bytes of this process after the last call of the session, and whether it was called."""
         metrics = None if self.records is None else self.records.metrics
+        if metrics is not None:
+            self.progress.loss = metrics.kept_loss
         self.clock = RunClock(config, metrics, saved, has_texts=tokenizer is not None)
         self._kept_steps = config.training.steps
         """In the configuration that the run's folder has."""

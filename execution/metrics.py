@@ -11,6 +11,7 @@ from typing import Any
 
 from popxl_gpt.config import UserError
 from popxl_gpt.config.plain_files import append_plain, open_plain
+from popxl_gpt.execution.running_mean import RunningMean
 from popxl_gpt.utils.files import written_whole
 
 LONGEST_LINE = 10_000
@@ -43,6 +44,8 @@ class MetricsFile:
         """What the file had of the last step before."""
         self.lines = 0
         """Lines that the file has."""
+        self.kept_loss = RunningMean()
+        """Of the losses of the steps before."""
         self._steps_done, self._first = steps_done, 1
         self._lost: int | None = None
         """The last of the steps from the first line's on that the file has none of."""
@@ -63,6 +66,7 @@ class MetricsFile:
             elif step > before + 1:
                 self._lost = step - 1
             before, self.last, self.lines = step, values, self.lines + 1
+            self.kept_loss.add(number_of(values.get("loss")))
             yield line
         if (before or 0) < self._steps_done:
             self._lost = self._steps_done
@@ -179,6 +183,14 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 def read_metrics(path: Path) -> "list[dict[str, Any]]":
     """Lines of a metrics file; a last line that was cut off is left out."""
     return [values for values, _ in _complete_lines(path)]
+
+
+def number_of(value: Any) -> float:
+    """A field of a line as a number; nan where it is none, or larger than any float."""
+    try:
+        return float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 class MetricsReader:

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from popxl_gpt.config import UserError, preset, save
+from popxl_gpt.demo.progress import Progress
+from popxl_gpt.demo.progress_line import Part
 from popxl_gpt.demo.report import main
 from popxl_gpt.execution.metrics import MetricsFile
 from popxl_gpt.execution.reports.run import curves as curves_of_runs
-from popxl_gpt.execution.reports.run.curves import POINTS, Curves, RunningMean, thinned
+from popxl_gpt.execution.reports.run.curves import POINTS, Curves, thinned
 from popxl_gpt.execution.reports.run.report import RunReport
 from popxl_gpt.execution.reports.run.run_files import read_run
+from popxl_gpt.execution.running_mean import RunningMean
 from tests.browser import Browser
 
 ROOT = Path(__file__).parents[2]
@@ -321,7 +324,53 @@ def test_the_smooth_curve_is_a_mean_of_what_came_before():
     assert [mean.add(2.5) for _ in range(50)] == pytest.approx([2.5] * 50)
     mean = RunningMean()
     assert np.isnan(mean.add(float("nan"))) and mean.add(1.0) == pytest.approx(1.0)
-    assert mean.add(2.0) == pytest.approx((0.95 * 1 + 2) / 1.95)
+    assert mean.add(2.0) == pytest.approx((1 + 10 * 2) / 11)
+
+
+def smooth(values: np.ndarray) -> float:
+    """The mean with each value's weight, as the docstring of `RunningMean` has it in closed form:
+    rising factorials for the first 191 values, and a nineteenth less for each after.
+    """
+    young = values[:191]
+    weights = np.prod([np.arange(1.0, len(young) + 1) + i for i in range(9)], axis=0)
+    weights /= weights.sum()
+    age = len(values) - len(young)
+    old = 0.05 * 0.95 ** np.arange(age)[::-1]
+    return float(young @ weights * 0.95**age + values[191:] @ old)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 30, 191, 192, 1000])
+def test_line_headline_and_comparison_tell_one_mean_that_forgets_the_first_steps(tmp_path, steps):
+    losses = 0.3 + 4 * np.exp(-np.arange(1, steps + 1) * 30 / 7 / steps)
+    run, progress = make_run(tmp_path / "run", steps=0), Progress(preset("tiny"), 0)
+    metrics = MetricsFile(run / "metrics.jsonl", 0)
+    progress.ran(1, 0.5)
+    for step, loss in enumerate(losses, start=1):
+        metrics.write(line(step, loss=loss))
+        shown = progress.parts(step, 128 * step, loss, {}, 1e-3, 1.0)
+    metrics.close()
+    told = f"{smooth(losses):.4f}"
+    assert Part(f"smoothed {told}") in shown
+    page = tmp_path / "page.html"
+    assert main([str(run), "--output", str(page)]) == 0
+    assert f"loss, smoothed</span><b>{told}</b>" in page.read_text()
+    other = make_run(tmp_path / "other", 2)
+    assert main([str(run), str(other), "--output", str(page)]) == 0
+    assert f'<td class="n">{told}</td>' in page.read_text()
+    if steps == 30:  # near the mean of the last five, not of all
+        assert abs(smooth(losses) - losses[-5:].mean()) < 0.02 < 0.4 < losses.mean() - losses[-1]
+
+
+def test_a_run_that_goes_on_tells_the_mean_of_all_its_steps(tmp_path):
+    losses = 8.0 / np.arange(1, 41)
+    for steps in (range(1, 21), range(21, 31), range(29, 41)):  # the last 2 of 30 were not saved
+        metrics = MetricsFile(tmp_path / "metrics.jsonl", steps[0] - 1)
+        mean = metrics.kept_loss
+        for step in steps:
+            metrics.write(line(step))
+            found = mean.add(8.0 / step)
+        metrics.close()
+    assert found == pytest.approx(smooth(losses), rel=1e-9)
 
 
 @pytest.mark.slow

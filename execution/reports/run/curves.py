@@ -4,16 +4,14 @@ much memory as of a short one.
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from popxl_gpt.execution.metrics import MetricsReader
+from popxl_gpt.execution.metrics import MetricsReader, number_of
+from popxl_gpt.execution.running_mean import RunningMean
 
 POINTS = 1000
 """Of a curve that is shown; more are thinned to the extremes of equal parts."""
-SMOOTHING = 0.95
-"""Share of the running mean in each step of a smooth curve."""
 AXES = ("step", "tokens", "seconds")
 COLUMNS = (
     "loss",
@@ -38,22 +36,6 @@ STEPS_HELD = 32 * POINTS
 in one of equal parts of the run, at most half of them.
 """
 PARTS = STEPS_HELD // (4 * len((*COLUMNS, *DERIVED)))
-
-
-class RunningMean:
-    """Exponential running mean, corrected for its start; values that are not finite are left
-    out.
-    """
-
-    def __init__(self) -> None:
-        self._sum, self._weight = 0.0, 0.0
-
-    def add(self, value: float) -> float:
-        """Count a value. Returns the mean of all so far; nan where there is none."""
-        if math.isfinite(value):
-            self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
-            self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
-        return self._sum / self._weight if self._weight else math.nan
 
 
 class Curves:
@@ -85,7 +67,7 @@ class Curves:
         if is_afresh:
             self._clear()
         for line in lines:
-            values = {name: _number(line.get(name)) for name in (*AXES, *COLUMNS)}
+            values = {name: number_of(line.get(name)) for name in (*AXES, *COLUMNS)}
             values["smooth_loss"] = self._loss.add(values["loss"])
             # lines before may lie in another run's file, or be lost
             steps, tokens = values["step"] - self._step, values["tokens"] - self._tokens
@@ -152,13 +134,6 @@ def thinned(y: np.ndarray) -> np.ndarray:
     parts = np.array_split(finite, POINTS // 2 - 1)
     extremes = [part[extreme(y[part])] for part in parts for extreme in (np.argmin, np.argmax)]
     return np.unique([finite[0], *extremes, finite[-1]])
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value) if type(value) in (int, float) else math.nan
-    except OverflowError:
-        return math.nan
 
 
 def _plain(values: np.ndarray) -> "list[float]":
