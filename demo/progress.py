@@ -12,12 +12,14 @@ from popxl_gpt.utils.units import duration, si
 
 WINDOW = 20
 """Session runs over which speed is averaged."""
+SHOWN = 0.05
+"""Share of a step that waits for data from which on the line says so."""
+LIMITING, FEWEST = 0.1, 5
+"""Share of so many session runs, at least, from which on data are what limits the speed."""
 
 
 class Progress:
-    """Speed and time left, from the times of session runs; validation and saving are not counted as
-    speed.
-    """
+    """Speed and time left, from the times of session runs by the clock, see `StepClock`."""
 
     def __init__(
         self,
@@ -35,7 +37,9 @@ class Progress:
         """FLOP/s that the machine multiplies at most, once that is known."""
         self.loss = RunningMean()
         self._flops = flops_per_token(config.model)
-        self._times: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._times: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
+        """Of session runs: steps, seconds, and those of them that waited for data."""
+        self._runs, self._is_limit_told = 0, False
         self._begin = time.perf_counter()
         self._first_step, self._first_tokens = first_step, first_tokens
         self._stage = stage_of(config, first_tokens)
@@ -44,26 +48,57 @@ class Progress:
         """Forget times of steps with another batch."""
         self._stage = stage
         self._times.clear()
+        self._runs = 0
 
-    def ran(self, steps: int, seconds: float) -> None:
-        """Count a session run."""
-        self._times.append((steps, seconds))
+    def ran(self, steps: int, seconds: float, waited: float = 0.0) -> None:
+        """Count a session run. ``waited``: for data, of the seconds. The very first, which may
+        compile, counts until there is another.
+        """
+        if self._runs == 1:
+            self._times.clear()
+        self._times.append((steps, seconds, waited))
+        self._runs += 1
 
     @property
     def last_seconds(self) -> float:
         """Of a step of the last session run."""
-        steps, seconds = self._times[-1]
+        steps, seconds, _ = self._times[-1]
         return round(seconds / steps, 6)
 
     @property
+    def last_waited(self) -> float:
+        """Seconds that a step of the last session run waited for data."""
+        steps, _, waited = self._times[-1]
+        return round(waited / steps, 6)
+
+    @property
     def seconds_per_step(self) -> float:
-        """Mean over the last runs; the very first, which may compile, drops out as soon as there
-        are others.
+        """Mean over the last runs."""
+        return sum(seconds for _, seconds, _ in self._times) / self._steps
+
+    @property
+    def waited_per_step(self) -> float:
+        """Mean of seconds waited for data over the last runs."""
+        return sum(waited for _, _, waited in self._times) / self._steps
+
+    @property
+    def _steps(self) -> int:
+        return sum(steps for steps, _, _ in self._times)
+
+    def news_of_data(self) -> str | None:
+        """A warning, once, where data are what limits the speed: more than a tenth of the last
+        session runs, five or more, was waited for them.
         """
-        times = list(self._times)
-        if len(times) > 1 and len(times) < WINDOW:
-            times = times[1:]
-        return sum(seconds for _, seconds in times) / sum(steps for steps, _ in times)
+        waited, seconds = self.waited_per_step, self.seconds_per_step
+        is_limited = len(self._times) >= FEWEST and waited > LIMITING * seconds
+        if self._is_limit_told or not is_limited:
+            return None
+        self._is_limit_told = True
+        return (
+            f"data: got steps that wait {duration(waited)} of their {duration(seconds)} for data; "
+            "expected data to be read while a step computes. Put the files on a faster disk, or "
+            "prepare them with data/prepare.py."
+        )
 
     @property
     def tokens_per_second(self) -> float:
@@ -80,7 +115,7 @@ class Progress:
         """Model FLOPs utilisation of the last session run: the model's FLOP/s over the most that
         the machine multiplies; None where that is not known.
         """
-        steps, seconds = self._times[-1]
+        steps, seconds, _ = self._times[-1]
         mfu = self._mfu(steps, seconds)
         return None if mfu is None else round(mfu, 4)
 
@@ -132,6 +167,10 @@ class Progress:
         is_whole = self._stage.tokens_per_step == self.config.tokens_per_step
         if self.limit_seconds is not None and is_whole:
             parts.append(Part(f"{self.limit_seconds / self.seconds_per_step:.0%} of the limit", 4))
+        share = self.waited_per_step / self.seconds_per_step
+        if share > SHOWN and self._runs > 1:  # the first batch is always waited for
+            told = f"{duration(self.waited_per_step)} ({share:.0%}) waiting for data"
+            parts.append(Part(told, 3))
         return [*parts, Part(f"{duration(self.seconds_left(step, tokens))} left", 2)]
 
 

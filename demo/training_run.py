@@ -22,6 +22,7 @@ from popxl_gpt.demo.progress_line import Part, whole
 from popxl_gpt.demo.run_clock import RunClock
 from popxl_gpt.demo.run_folder import RunFolder, for_rescue
 from popxl_gpt.demo.run_records import RunRecords
+from popxl_gpt.demo.step_clock import StepClock
 from popxl_gpt.demo.validation import Validation, bytes_of_tokens
 from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoint_folder import folder_name, validated_in
@@ -109,7 +110,7 @@ class TrainingRun:
         self.records = RunRecords(config, folder, self.step, saved) if self.is_leader else None
         self.progress = Progress(config, self.step, limit_seconds, self._tokens)
         self.profiler = profiler
-        self._first_step = self.step
+        self._first_step, self._step_clock = self.step, StepClock()
         self.resident, self._has_compiled = resident_bytes(), False
         """Bytes of this process after the last call of the session, and whether it was called."""
         metrics = None if self.records is None else self.records.metrics
@@ -142,6 +143,7 @@ class TrainingRun:
                     entered.enter_context(self.session)
                     self._take_steps(self.clock.steps)
                     self._catch_up()
+                    self._step_clock.take()  # the first step begins
                     ending = self._agree()
                     while ending is None and not self._is_over():
                         self._advance_or_save()
@@ -151,7 +153,8 @@ class TrainingRun:
                         if goes_on and self._is_stage_due():
                             ending = self._grow(entered)
                         elif self._is_save_due and goes_on and not is_doubtful:
-                            self._save()
+                            with self._step_clock.left_out():
+                                self._save()
                             ending = self._agree()
                     ending = self._save_surely()
                     if self.divergence.diverged is not None:
@@ -182,7 +185,8 @@ class TrainingRun:
         the batch that it has. Returns the signal that ends the run, if one does.
         """
         try:
-            ending = self._save_surely()
+            with self._step_clock.left_out():
+                ending = self._save_surely()
         except NotSavedError as error:
             self._is_stage_late = True
             if self.is_leader:
@@ -197,7 +201,8 @@ class TrainingRun:
         self._is_stage_late = False
         if ending is not None:
             return ending
-        self._begin_stage(entered)
+        with self._step_clock.left_out():
+            self._begin_stage(entered)
         return self._agree()
 
     def _save_surely(self) -> int | None:
@@ -251,13 +256,16 @@ class TrainingRun:
             self.folder.has_lost_checkpoints,
             self._saving is not None and self._saving.is_done,
             problem,
+            self._step_clock.waited,
         ]
-        signals, saves, is_lost, has_lost_checkpoints, are_saved, problems = zip(
+        signals, saves, is_lost, has_lost_checkpoints, are_saved, problems, waited = zip(
             *gather(mine, popdist.getNumInstances())
         )
+        self._step_clock.waited = max(waited)  # all wait for the last
         self._is_save_due |= any(saves)
         if all(are_saved):
-            self._finish_saving()
+            with self._step_clock.left_out():
+                self._finish_saving()
         if any(is_lost):
             self._end_elsewhere()
         if any(has_lost_checkpoints):
@@ -272,7 +280,8 @@ class TrainingRun:
         if self._is_over() or self._batches is not None:
             return None
         try:
-            self._batches = self._read_batches()
+            with self._step_clock.waiting():
+                self._batches = self._read_batches()
         except DataError as error:
             self._data_error = error
         return _told(self._data_error)
@@ -354,16 +363,16 @@ class TrainingRun:
         rates = [self.clock.learning_rate(self.step + i) for i in range(iterations)]
         words, labels = (_joined([batch[part] for batch in batches]) for part in (0, 1))
         with self._watched(iterations, self.clock.is_last(self.step + iterations)):
-            begin = time.perf_counter()
             results = run_steps(self.session, self.stage, words, labels, rates)
-            seconds = time.perf_counter() - begin
+            self.progress.ran(iterations, *self._step_clock.take())
+        self._warn_of_data()
         if not self._has_compiled:
             release_freed_memory()  # what loading and compiling took
-            self.progress.ceiling = run_ceiling(self.config)
+            with self._step_clock.left_out():
+                self.progress.ceiling = run_ceiling(self.config)
             self._has_compiled = True
         self.resident = resident_bytes()
         self._last_call = words, labels, results
-        self.progress.ran(iterations, seconds)
         end = self.step + iterations
         for result, rate in zip(results, rates):
             self.step += 1
@@ -373,12 +382,19 @@ class TrainingRun:
             self._record(result, rate, is_end)
             is_last = is_end and self.clock.is_last(self.step)
             self.divergence.judge(self.step, result, self.config, is_last)
-        self._after_steps(self)
-        if self.has_passed(self.config.execution.check_replicas):
-            check_replicas(self.session, self.step)
-            self._checked_step = self.step
+        with self._step_clock.left_out():
+            self._after_steps(self)
+            if self.has_passed(self.config.execution.check_replicas):
+                check_replicas(self.session, self.step)
+                self._checked_step = self.step
         self._is_save_due |= self.has_passed(self.config.checkpoint.every)
         self._take_steps(self.clock.called(self.step))
+
+    def _warn_of_data(self) -> None:
+        """Say once that steps wait for data."""
+        told = self.progress.news_of_data()
+        if told is not None and self.is_leader:
+            _LOG.warning("%s", told)
 
     def has_passed(self, every: int) -> bool:
         """Whether the last call of the session came to a multiple of so many steps, or past one: of
@@ -495,7 +511,7 @@ class TrainingRun:
         )
         if self.validation is None or not is_due:
             return None
-        with self.clock.validating():
+        with self._step_clock.left_out(), self.clock.validating():
             release_freed_memory()
             found = self.validation.measure(self.session, self._is_validation_over)
             release_freed_memory()
@@ -545,6 +561,7 @@ class TrainingRun:
             "tokens": self._tokens,
             "seconds": self._seconds(),
             "step_seconds": self.progress.last_seconds,
+            "data_seconds": self.progress.last_waited,
             **({} if mfu is None else {"mfu": mfu}),
             "memory_bytes": self.resident,
             "loss": result.loss,
@@ -560,7 +577,8 @@ class TrainingRun:
         self.records.metrics.write(values)
         self.records.log({**values, "tokens_per_second": self.progress.tokens_per_second})
         self._show(result, rate, is_news=validation is not None)
-        self.records.report_if_due(is_news=validation is not None)
+        with self._step_clock.left_out():
+            self.records.report_if_due(is_news=validation is not None)
 
     def wait_for_checkpoint(self) -> None:
         """Wait for the one that is being written, if one is; all processes call this."""

@@ -161,6 +161,21 @@ def test_a_run_whose_machine_has_a_known_ceiling_shows_its_mfu(browser, tmp_path
     assert f"MFU\n{smooth[-1]:.1%}" in tiles and browser.messages == []
 
 
+@pytest.mark.parametrize("waited, is_shown", [(0.4, True), (0.02, False), (None, False)])
+def test_a_run_that_waits_for_data_has_a_chart_of_it_and_the_seconds(tmp_path, waited, is_shown):
+    run = make_run(tmp_path / "run", steps=0)
+    metrics = MetricsFile(run / "metrics.jsonl", 0)
+    for step in range(1, STEPS + 1):
+        own = {} if waited is None else {"data_seconds": 0.5 if step == 1 else waited}
+        metrics.write(line(step, **own))
+    metrics.close()
+    assert main([str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert ("Waiting for data, share of the step" in page) == is_shown
+    told = "–" if waited is None else f"{0.5 + 39 * waited:.2f} s" if waited < 0.1 else "16 s"
+    assert f"waited for data</span><b>{told}" in page
+
+
 @pytest.mark.slow
 def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(browser, run):
     colour = "getComputedStyle(document.body).backgroundColor"

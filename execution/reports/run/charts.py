@@ -37,11 +37,14 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
         "percent",
         (("mfu", "of each step", "faint", ""), ("smooth_mfu", "MFU, smoothed", "line", "")),
     ),
+    ("Waiting for data, share of the step", "percent", (("data_share", "waiting", "line", ""),)),
     ("Host memory of the first process", "bytes", (("memory_bytes", "memory", "line", ""),)),
     ("Loss scale", "number", (("loss_scale", "loss scale", "line", ""),)),
     ("Skipped steps so far", "number", (("skipped", "skipped", "line", ""),)),
 )
 """Title, unit, and for each curve its column, name, kind and the column of its error."""
+WAITED = 0.05
+"""Share of a step that waits for data from which on it is worth a chart."""
 COLOURS = 8
 """That the page has."""
 
@@ -56,7 +59,7 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
         for number, run in enumerate(runs):
             for place, (column, name, kind, error) in enumerate(curves):
                 points = run.curves.series(column, error)
-                if not points["y"] or column == "skipped" and not any(points["y"]):
+                if not points["y"] or _is_dull(column, points["y"]):
                     continue
                 if len(runs) > 1 and kind == "faint":
                     continue
@@ -73,3 +76,12 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
             chart = {"title": title, "unit": unit, "series": series, "has_legend": has_legend}
             found.append(chart)
     return found
+
+
+def _is_dull(column: str, y: "list[float]") -> bool:
+    """Whether a curve says nothing: no step was skipped, or hardly one waited for data, as the
+    first of each process does.
+    """
+    if column == "data_share":
+        return sorted(y)[int(0.95 * (len(y) - 1))] <= WAITED
+    return column == "skipped" and not any(y)

@@ -23,13 +23,24 @@ COLUMNS = (
     "global_batch_size",
     "gradient_norm",
     "step_seconds",
+    "data_seconds",
     "mfu",
     "memory_bytes",
     "loss_scale",
     "skipped",
 )
 """Fields of `metrics.jsonl` that are kept."""
-DERIVED = ("smooth_loss", "tokens_per_second", "smooth_tokens_per_second", "smooth_mfu")
+DERIVED = (
+    "smooth_loss",
+    "tokens_per_second",
+    "smooth_tokens_per_second",
+    "smooth_mfu",
+    "data_share",
+    "waited",
+)
+"""Of these, `data_share` is of a step's time that it waited for data, and `waited` the seconds of
+all steps so far that did.
+"""
 NAMES = (*AXES, *COLUMNS, *DERIVED)
 STEPS_HELD = 32 * POINTS
 """Steps of which the numbers are held. When there are more, those stay that are a column's extremes
@@ -49,7 +60,7 @@ class Curves:
     def _clear(self) -> None:
         self._count = 0
         self._loss, self._speed, self._mfu = RunningMean(), RunningMean(), RunningMean()
-        self._step, self._tokens = 0.0, 0.0
+        self._step, self._tokens, self._waited = 0.0, 0.0, 0.0
 
     def __len__(self) -> int:
         return self._count
@@ -75,6 +86,10 @@ class Curves:
             values["tokens_per_second"] = tokens / seconds if seconds > 0 else math.nan
             values["smooth_tokens_per_second"] = self._speed.add(values["tokens_per_second"])
             values["smooth_mfu"] = self._mfu.add(values["mfu"])
+            waited = values["data_seconds"]
+            values["data_share"] = steps * waited / seconds if seconds > 0 else math.nan
+            self._waited += max(0.0, steps * waited) if math.isfinite(waited) else 0.0
+            values["waited"] = self._waited if math.isfinite(waited) else math.nan
             self._step, self._tokens = values["step"], values["tokens"]
             if self._count == STEPS_HELD:
                 self._thin()

@@ -135,8 +135,16 @@ def _results(run: RunFiles) -> "list[tuple[str, str]]":
             si(last("smooth_tokens_per_second")) if last("smooth_tokens_per_second") > 0 else "–",
         ),
         ("MFU", _number(last("smooth_mfu"), ".1%")),
+        ("waited for data", _waited(last("waited"), last("seconds"))),
         ("time", duration(last("seconds")) if last("seconds") >= 0 else "–"),
     ]
+
+
+def _waited(waited: float, seconds: float) -> str:
+    """Seconds that were waited, and their share of the run's, as HTML."""
+    if not (math.isfinite(waited) and seconds > 0):
+        return "–"
+    return f'{duration(waited)} <small class="quiet">{waited / seconds:.0%}</small>'
 
 
 def _number(value: float, form: str) -> str:

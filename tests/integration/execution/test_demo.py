@@ -83,7 +83,7 @@ def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
     assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, 5, 10, 15, 20]
     pattern = (
         r"step +\d+/20  loss \d\.\d+  smoothed \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
-        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ k?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  \d+\.\d% MFU  \d+% of the limit  .* left"
+        r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ k?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  \d+\.\d% MFU  \d+% of the limit  (\S+ m?s \(\d+%\) waiting for data  )?.* left"
     )
     for line in lines:
         assert re.fullmatch(pattern, line), line
