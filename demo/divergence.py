@@ -28,6 +28,8 @@ class Divergence:
 
     def __init__(self, checkpoints: Path, skipped: Skipped, is_leader: bool):
         self.checkpoints, self.skipped, self.is_leader = checkpoints, skipped, is_leader
+        self._tells_of_labels = is_leader
+        """Of the first step that has none."""
 
     @property
     def failure(self) -> str | None:
@@ -43,8 +45,16 @@ class Divergence:
 
     def judge(self, step: int, result: StepResult, config: Config, is_last: bool) -> None:
         """Look at a step's result: too many steps in a row are skipped, or the last has no finite
-        loss, or its norm is a spike.
+        loss, or its norm is a spike. Of steps in which no label counts the first is told.
         """
+        if self._tells_of_labels and not result.has_labels:
+            self._tells_of_labels = False
+            _LOG.warning(
+                "step %d: got a batch in which no label counts; expected some. Such steps are "
+                "skipped, and counted as no_labels in metrics.jsonl. Look at the loss_mask of the "
+                "data.",
+                step,
+            )
         self.diverged = self._problem(step, result, config, is_last) or self.diverged
         if result.is_spike:
             self._judge_spike(step, result, config)
@@ -68,7 +78,7 @@ class Divergence:
                 f"step {step}: got gradients that are not finite with loss scale {FLOOR:g}, "
                 f"the smallest; expected finite ones. {cure}."
             )
-        if is_last and not math.isfinite(result.loss):
+        if is_last and result.has_labels and not math.isfinite(result.loss):
             return f"step {step}, the last: got loss {result.loss}; expected a number. {cure}."
         return None
 

@@ -140,13 +140,15 @@ class Progress:
         learning_rate: float,
         gradient_norm: float,
         skipped: int = 0,
+        no_labels: int = 0,
     ) -> "list[Part]":
         """The line about a step, which is to be called after each, for the smoothed loss.
 
         Args:
             tokens: seen so far.
             validation: what the last one found, by its names in `metrics.jsonl`.
-            skipped: steps so far that were, which is shown where there are any.
+            skipped, no_labels: steps so far that were left out, for their norm was not finite, or
+                no label counted; shown where there are any.
         """
         steps = self.config.training.steps
         parts = [
@@ -157,6 +159,7 @@ class Progress:
             Part(f"lr {learning_rate:.2e}", 6),
             Part(f"norm {gradient_norm:.3f}", 5),
             *([Part(f"{skipped} skipped", 1)] if skipped else []),
+            *([Part(f"{no_labels} skipped: no label", 1)] if no_labels else []),
             Part(si(tokens, "tokens"), 5),
             Part(si(self.tokens_per_second, "tokens/s"), 4),
             Part(si(self.flops_per_second, "FLOP/s"), 9),

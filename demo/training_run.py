@@ -555,7 +555,8 @@ class TrainingRun:
     ) -> None:
         if self.records is None:
             return
-        size, mfu = self.stage.training.global_batch_size, self.progress.last_mfu
+        config, mfu = self.config, self.progress.last_mfu
+        size = self.stage.training.global_batch_size
         values = {
             "step": self.step,
             "tokens": self._tokens,
@@ -569,9 +570,10 @@ class TrainingRun:
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm,
             "skipped": self.skipped.total,
+            **({"no_labels": self.skipped.no_labels} if config.training.masked_labels else {}),
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
             **({} if result.norm_limit is None else {"spikes": self.skipped.spikes}),
-            **({"global_batch_size": size} if self.config.training.rampup_batch_size else {}),
+            **({"global_batch_size": size} if config.training.rampup_batch_size else {}),
         }
         values |= validation or {}  # in the order of `_catch_up`
         self.records.metrics.write(values)
@@ -603,6 +605,7 @@ class TrainingRun:
             rate,
             result.gradient_norm,
             self.skipped.total,
+            self.skipped.no_labels,
         )
         is_first, is_last = self.step == self._first_step + 1, self.clock.is_last(self.step)
         is_due = self.step % self.config.logging.log_every == 0 or is_news or is_first or is_last

@@ -51,6 +51,9 @@ class Validation:
             if config.training.validate_training
             else None
         )
+        for each in (self.held_out, self.training_data):
+            if each is not None and (config.training.masked_labels or each.dataset.is_masked):
+                each.check_labels()  # rather than after some hours
 
     def measure(
         self, training: addons.TaskSession, is_to_stop: Callable[[DataError | None], bool]

@@ -79,6 +79,18 @@ class Evaluation:
         )
         """Numbers of the samples that are read."""
 
+    def check_labels(self) -> None:
+        """Read until a label counts.
+
+        Raises:
+            DataError: none does.
+        """
+        for numbers in self._batches():
+            labels = labels_of(self.dataset.read(numbers)[:, 1:])
+            if self._is_counted(numbers, labels).any():
+                return
+        raise _no_labels()
+
     def measure(
         self,
         is_to_stop: Callable[[DataError | None], bool] = lambda problem: False,
@@ -108,10 +120,7 @@ class Evaluation:
                 on_batch(len(counts))
         tokens = sum(counts)
         if not tokens:
-            raise DataError(
-                "evaluation: got data in which no label counts; expected some that do. Give data "
-                "with answers."
-            )
+            raise _no_labels()
         return Measured(
             loss=math.fsum(sums) / tokens,
             standard_error=None if self.is_whole else self._standard_error(sums, counts),
@@ -146,17 +155,17 @@ class Evaluation:
         own = (own_samples(array, self.config) for array in (words, labels))
         losses = token_losses(self.session, self.config, *own)[: len(numbers)]
         labels = labels[: len(numbers)]
-        is_counted = self._is_new(numbers) & (labels != IGNORED)
+        is_counted = self._is_counted(numbers, labels)
         found_bytes = math.nan
         if self.token_bytes is not None:
             found_bytes = float(self.token_bytes[labels[is_counted]].sum())
         return losses, is_counted, found_bytes
 
-    def _is_new(self, numbers: np.ndarray) -> np.ndarray:
-        """Which labels of samples are in none before, bool [n, sequence]."""
+    def _is_counted(self, numbers: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Which labels of samples count, and are in no sample before, bool [n, sequence]."""
         begin, end = self.dataset.counted(numbers).T[..., None]
         places = np.arange(self.config.model.sequence_length)
-        found: np.ndarray = (begin <= places) & (places < end)
+        found: np.ndarray = (begin <= places) & (places < end) & (labels != IGNORED)
         return found
 
     def _standard_error(self, sums: "list[float]", counts: "list[int]") -> float:
@@ -170,3 +179,10 @@ class Evaluation:
         variance = np.square(left).sum() / (number - 1)
         share = number / len(self.dataset)
         return float(math.sqrt((1 - share) * variance / number) / (sum(counts) / number))
+
+
+def _no_labels() -> DataError:
+    return DataError(
+        "evaluation: got data in which no label counts; expected some that do. Give data "
+        "with answers."
+    )

@@ -142,7 +142,7 @@ class StepResult:
     """What one optimizer step gives back."""
 
     loss: float
-    """Mean over the global batch."""
+    """Mean over the global batch; nan where none of its labels counts."""
     gradient_norm: float
     """Global L2 norm before clipping."""
 
@@ -152,11 +152,15 @@ class StepResult:
     norm_limit: float | None = None
     """The gradient norm above which the step is a spike, where the program looks for them."""
 
+    has_labels: bool = True
+    """Whether a label of the global batch counts: else the step changed nothing."""
+
     @property
     def is_spike(self) -> bool:
         """Whether the step changed nothing, for its norm is far above those before."""
         return (
             self.norm_limit is not None
+            and self.has_labels
             and not self.is_skipped
             and self.gradient_norm > self.norm_limit
         )
@@ -164,7 +168,7 @@ class StepResult:
     @property
     def is_skipped(self) -> bool:
         """Whether the step changed nothing, for its norm is not finite."""
-        return not math.isfinite(self.gradient_norm)
+        return self.has_labels and not math.isfinite(self.gradient_norm)
 
 
 def run_steps(
@@ -190,10 +194,12 @@ def run_steps(
         session.inputs.labels: token_array(session, "labels", labels, config),
         session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
     }
+    counts = np.ones(steps)
     if config.training.masked_labels:
-        per_step = label_weights(labels, steps, config)
-        weights = np.repeat(per_step, config.runs_per_phase).tolist()
+        counts = label_counts(labels, steps, config)
+        weights = np.repeat(label_weights(counts, config), config.runs_per_phase).tolist()
         inputs[session.inputs.label_weight] = scalar_array(session, "label_weight", weights)
+        inputs[session.inputs.label_count] = scalar_array(session, "label_count", counts.tolist())
     elif labels.min() < 0:
         raise UserError(
             "labels: got some that do not count, such as those of prompts, while masked_labels is "
@@ -202,6 +208,7 @@ def run_steps(
     outputs = session.run(inputs)
     loss = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
     losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
+    losses[counts == 0] = np.nan
     norms = _per_step(session, outputs[session.outputs.gradient_norm], steps)
     scales: Sequence[float | None] = [None] * steps
     limits: Sequence[float | None] = [None] * steps
@@ -209,18 +216,24 @@ def run_steps(
         scales = _per_step(session, outputs[session.outputs.loss_scale], steps)
     if config.training.looks_for_spikes:
         limits = _per_step(session, outputs[session.outputs.norm_limit], steps)
-    return [StepResult(*values) for values in zip(losses.tolist(), norms, scales, limits)]
+    found = zip(losses.tolist(), norms, scales, limits, (counts > 0).tolist())
+    return [StepResult(*values) for values in found]
 
 
-def label_weights(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
-    """One over the labels that count in each step's global batch, times the runs of the head that
-    the batch takes: float64 [steps].
-    """
+def label_counts(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
+    """The labels that count in each step's global batch: int [steps]."""
     own = (labels.reshape(steps, -1) >= 0).sum(axis=1).tolist()
     told = gather([data_share(config).index, own], popdist.getNumInstances())
     # processes that hold parts of one copy of the model read the same samples
     shares = {index: counts for index, counts in told}
-    counts = np.sum(list(shares.values()), axis=0)
+    counts: np.ndarray = np.sum(list(shares.values()), axis=0)
+    return counts
+
+
+def label_weights(counts: np.ndarray, config: Config) -> np.ndarray:
+    """One over the labels that count in each step's global batch, times the runs of the head that
+    the batch takes: float64 [steps].
+    """
     runs = config.runs_per_phase * config.execution.data_parallel
     weights: np.ndarray = runs / np.maximum(counts, 1)
     return weights

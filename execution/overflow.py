@@ -1,5 +1,5 @@
-"""Steps whose global norm is not finite: they change nothing and are counted, by the program and on
-the host.
+"""Steps whose global norm is not finite, and with `--masked_labels` those in which no label counts:
+they change nothing and are counted, by the program and on the host.
 
 With `--loss_scaling auto` such a step halves the loss scale, and `loss_scaling_window` others in a
 row double it.
@@ -33,9 +33,12 @@ skipped.
 """
 SPIKES = ("spikes", "norm_mean", "norm_variance", "norm_count")
 """Variables of a program that looks for spikes, see `spikes.py`."""
+NO_LABELS = "no_labels"
+"""Variable beside them of a program with masked labels: steps in which none counted, int32. To
+others such a step is none."""
 SEEDS = ("seed", "rounding_seed")
 """Variables of the state that every step adds one to."""
-COUNTED = (*COUNTERS, *SCALING, *SPIKES)
+COUNTED = (*COUNTERS, *SCALING, *SPIKES, NO_LABELS)
 INITIAL, FLOOR, CEILING = 2.0**16, 1.0, 2.0**24
 """Loss scales, powers of two, so that no gradient's digits change. With the largest, squares of
 gradients up to 1e12 are numbers of float32."""
@@ -44,7 +47,8 @@ gradients up to 1e12 are numbers of float32."""
 def counters(training: Training) -> tuple[str, ...]:
     """Names of a program's counters."""
     scaling = SCALING if training.is_scaled_by_program else ()
-    return (*COUNTERS, *scaling, *(SPIKES if training.looks_for_spikes else ()))
+    spikes = SPIKES if training.looks_for_spikes else ()
+    return (*COUNTERS, *scaling, *spikes, *([NO_LABELS] if training.masked_labels else ()))
 
 
 def seeds(training: Training) -> tuple[str, ...]:
@@ -83,33 +87,43 @@ def read_count(saved: Mapping[str, Any], name: str) -> np.ndarray:
     return np.array(count, np.int32)
 
 
-def count_step(training: Training, is_finite: Tensor, counted: NamedTensors) -> None:
-    """Count a step: as skipped where its norm is not finite, else, if the program scales, as a good
-    one.
+def count_step(
+    training: Training, is_finite: Tensor, counted: NamedTensors, has_labels: Tensor | None
+) -> None:
+    """Count a step: as one without labels; else as skipped where its norm is not finite; else, if
+    the program scales, as a good one.
 
     Args:
         counted: the counters, by name.
+        has_labels: whether a label counts, bool scalar; None where all do.
     """
     is_skipped = ops.cast(ops.logical_not(is_finite), popxl.int32)
-    in_a_row = counted.skipped_in_a_row
-    ops.add_(counted.skipped, is_skipped)
-    ops.var_updates.copy_var_update_(in_a_row, (in_a_row + 1) * is_skipped)
+    names, in_a_row = ["skipped", "skipped_in_a_row"], (counted.skipped_in_a_row + 1) * is_skipped
+    values = [counted.skipped + is_skipped, in_a_row]
     if training.is_scaled_by_program:
-        _scale_next(training.loss_scaling_window, is_finite, counted.loss_scale, counted.good_steps)
+        names += SCALING
+        values += _scaled_next(
+            training.loss_scaling_window, is_finite, counted.loss_scale, counted.good_steps
+        )
+    for name, value in zip(names, values):
+        after = value if has_labels is None else ops.where(has_labels, value, counted[name])
+        ops.var_updates.copy_var_update_(counted[name], after)
+    if has_labels is not None:
+        ops.add_(counted[NO_LABELS], ops.cast(ops.logical_not(has_labels), popxl.int32))
 
 
-def _scale_next(window: int, is_finite: Tensor, loss_scale: Tensor, good_steps: Tensor) -> None:
-    """Change the loss scale after a step."""
+def _scaled_next(
+    window: int, is_finite: Tensor, loss_scale: Tensor, good_steps: Tensor
+) -> list[Tensor]:
+    """The loss scale after a step, and the good steps."""
     count = (good_steps + 1) * ops.cast(is_finite, popxl.int32)
     # a run that goes on with a shorter window has counted beyond it
     is_full = ops.logical_not(ops.greater(popxl.constant(window, popxl.int32), count))
     half = ops.maximum(loss_scale * 0.5, popxl.constant(FLOOR, popxl.float32))
     is_low = ops.greater(popxl.constant(CEILING, popxl.float32), loss_scale)
     grown = ops.where(ops.logical_and(is_full, is_low), loss_scale * 2.0, loss_scale)
-    ops.var_updates.copy_var_update_(loss_scale, ops.where(is_finite, grown, half))
-    ops.var_updates.copy_var_update_(
-        good_steps, ops.where(is_full, popxl.constant(0, popxl.int32), count)
-    )
+    after = ops.where(is_full, popxl.constant(0, popxl.int32), count)
+    return [ops.where(is_finite, grown, half), after]
 
 
 @dataclass
@@ -120,19 +134,23 @@ class Skipped:
     in_a_row: int
     spikes: int = 0
     """Steps left out for their norm, though it is finite, was far above those before."""
+    no_labels: int = 0
+    """Steps left out for none of their labels counted."""
 
     @classmethod
     def of(cls, session: TaskSession) -> "Skipped":
         """Those of a session that is not running."""
         state: dict[str, Any] = session.state.to_dict()
-        names = [name for name in (*COUNTERS, SPIKES[0]) if name in state]
-        return cls(*(int(session.get_tensor_data(state[name])) for name in names))
+        names = (*COUNTERS, SPIKES[0], NO_LABELS)
+        return cls(*(int(session.get_tensor_data(state[n])) if n in state else 0 for n in names))
 
     def count(self, result: StepResult) -> None:
         """Count a step."""
         self.total += result.is_skipped
         self.spikes += result.is_spike
-        self.in_a_row = self.in_a_row + 1 if result.is_skipped else 0
+        self.no_labels += not result.has_labels
+        if result.has_labels:
+            self.in_a_row = self.in_a_row + 1 if result.is_skipped else 0
 
 
 MICRO_BATCHES = "batch_serial_step"

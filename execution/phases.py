@@ -75,12 +75,13 @@ def embedding_bwd_phase(
     loss_scale: LossScale,
     rounding: Rounding,
     norm_limit: Tensor | None,
+    has_labels: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Embedding backward, a tied gradient added, global norm, and the embedding's update.
 
     Returns:
         The global L2 norm of all gradients, without the loss scaling, and whether the step's
-        updates happen: it is finite, and not above its limit.
+        updates happen: it is finite, not above its limit, and of labels that count.
     """
     row, embedding = first_row(), step.embedding
     assert isinstance(embedding, TwoPassGraphs), "a frozen embedding has no such phase"
@@ -89,14 +90,18 @@ def embedding_bwd_phase(
         gradients = with_tied_gradient(embedding, gradients, row)
     embedding.grad_store(gradients, row)
     grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
-    norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit)
+    norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit, has_labels)
     state = TrainState(learning_rate, norm, is_applied, loss_scale, rounding)
     _update(embedding, row, state, gradients)
     return norm, is_applied
 
 
 def global_norm_phase(
-    step: TrainingStep, grad_norm_sq: Tensor, loss_scale: LossScale, norm_limit: Tensor | None
+    step: TrainingStep,
+    grad_norm_sq: Tensor,
+    loss_scale: LossScale,
+    norm_limit: Tensor | None,
+    has_labels: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Of replicas' parts the global norm: a phase by itself where the embedding is frozen. Returns
     what `embedding_bwd_phase` does.
@@ -111,6 +116,8 @@ def global_norm_phase(
     is_applied = ops.isfinite(norm)
     if norm_limit is not None:
         is_applied = ops.logical_and(is_applied, is_at_most(norm, norm_limit))
+    if has_labels is not None:
+        is_applied = ops.logical_and(is_applied, has_labels)
     return norm, is_applied
 
 

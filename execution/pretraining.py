@@ -115,7 +115,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     if config.model.document_attention:
         tokens.append(POSITIONS)
     if config.training.masked_labels:
-        scalars.append("label_weight")
+        scalars += ["label_weight", "label_count"]
     io = LayerIO.make(
         addons.InputStreams(
             **dict.fromkeys(tokens, (words_spec(config).shape, popxl.int32)),
@@ -212,6 +212,7 @@ def optimizer_step(
     kept = NamedTensors.pack((*counters(training), *seeds(training)), variables)
     rate, scale = ops.host_load(step.io.inputs.learning_rate), loss_scale(training, kept)
     limit = norm_limit(training, kept) if training.looks_for_spikes else None
+    has_labels = host_has_labels(step)
     decoder, embedding, head = rounding_by_kind(training, kept)
 
     seed = run.once(phases.embedding_fwd_phase, kept.seed)
@@ -220,15 +221,27 @@ def optimizer_step(
     grad_norm_sq = run_decoder_bwd(run, grad_norm_sq)
     if isinstance(step.embedding, TwoPassGraphs):
         norm, is_applied = run.once(
-            phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding, limit
+            phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding, limit, has_labels
         )
         run.once(phases.head_optim_phase, TrainState(rate, norm, is_applied, scale, head))
     else:  # adapters alone are trained, and only the decoder has some
-        norm, is_applied = run.once(phases.global_norm_phase, grad_norm_sq, scale, limit)
+        norm, is_applied = run.once(
+            phases.global_norm_phase, grad_norm_sq, scale, limit, has_labels
+        )
     pending = TrainState(rate, norm, is_applied, scale, decoder).tensors()  # decoder_optim: lazy
 
-    finish_step(step, kept, norm, scale, limit)
+    finish_step(step, kept, norm, scale, limit, has_labels)
     return pending
+
+
+def host_has_labels(step: TrainingStep) -> Tensor | None:
+    """Whether a label of this step's global batch counts, bool scalar, as the host says; None where
+    all labels count.
+    """
+    if not step.config.training.masked_labels:
+        return None
+    count = ops.host_load(step.io.inputs.label_count)
+    return ops.greater(count, popxl.constant(0.0, popxl.float32))
 
 
 def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: list[Tensor]) -> None:
@@ -274,11 +287,13 @@ def finish_step(
     norm: Tensor,
     scale: LossScale,
     limit: Tensor | None,
+    has_labels: Tensor | None,
 ) -> None:
     """Tell the host of the step, count it, and take the next one's seeds.
 
     Args:
         limit: of the norm, where the program looks for spikes.
+        has_labels: that of `host_has_labels`.
     """
     training, outputs, is_finite = step.config.training, step.io.outputs, ops.isfinite(norm)
     ops.host_store(outputs.gradient_norm, norm)
@@ -286,8 +301,9 @@ def finish_step(
         ops.host_store(outputs.loss_scale, scale)
     if limit is not None:
         ops.host_store(outputs.norm_limit, limit)
-        follow_norm(training, norm, limit, is_finite, kept)
-    count_step(training, is_finite, kept)
+        is_known = is_finite if has_labels is None else ops.logical_and(is_finite, has_labels)
+        follow_norm(training, norm, limit, is_known, kept)
+    count_step(training, is_finite, kept, has_labels)
     for name in seeds(training):
         ops.add_(kept[name], popxl.constant(1, popxl.uint32))
 

@@ -40,7 +40,14 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
     ("Waiting for data, share of the step", "percent", (("data_share", "waiting", "line", ""),)),
     ("Host memory of the first process", "bytes", (("memory_bytes", "memory", "line", ""),)),
     ("Loss scale", "number", (("loss_scale", "loss scale", "line", ""),)),
-    ("Skipped steps so far", "number", (("skipped", "skipped", "line", ""),)),
+    (
+        "Skipped steps so far",
+        "number",
+        (
+            ("skipped", "norm not finite", "line", ""),
+            ("no_labels", "no label counts", "line", ""),
+        ),
+    ),
 )
 """Title, unit, and for each curve its column, name, kind and the column of its error."""
 WAITED = 0.05
@@ -84,4 +91,4 @@ def _is_dull(column: str, y: "list[float]") -> bool:
     """
     if column == "data_share":
         return sorted(y)[int(0.95 * (len(y) - 1))] <= WAITED
-    return column == "skipped" and not any(y)
+    return column in ("skipped", "no_labels") and not any(y)

@@ -28,6 +28,7 @@ COLUMNS = (
     "memory_bytes",
     "loss_scale",
     "skipped",
+    "no_labels",
 )
 """Fields of `metrics.jsonl` that are kept."""
 DERIVED = (

@@ -32,10 +32,13 @@ def poisoned(monkeypatch):
             t = ops.add_(t, ops.where(here, bad, popxl.constant(0.0)))
         return gradients
 
-    def embedding_bwd_phase(step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit):
+    def embedding_bwd_phase(
+        step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit, has_labels
+    ):
+        inputs = step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit, has_labels
         given.append(learning_rate)
         try:
-            return phase(step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit)
+            return phase(*inputs)
         finally:
             given.pop()
 

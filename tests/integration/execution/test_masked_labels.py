@@ -2,20 +2,34 @@
 the global batch whatever its micro-batches and replicas.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, override
+from popxl_gpt.config import UserError, learning_rate, override
+from popxl_gpt.data import DataError, example
+from popxl_gpt.data.masking import masked
+from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import host
+from popxl_gpt.execution.checkpoint import SavedRun
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference import evaluation, token_losses
+from popxl_gpt.execution.metrics import read_metrics
+from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.variables import read_gradients, write_whole_weights
+from popxl_gpt.execution.saved_state import Position
+from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
 from popxl_gpt.modelling.hugging_face import hugging_face_name
-from tests.integration.gpt_oracle import hugging_face, random_batch, random_weights, small
-from tests.integration.runs import worst_distance
+from tests.integration.gpt_oracle import distance, hugging_face, random_batch, random_weights, small
+from tests.integration.plain_training import TRAINED as PLAIN
+from tests.integration.plain_training import train_plainly
+from tests.integration.runs import batches, worst_distance
+from tests.integration.skipping import DP_TP1, GRID, flags, session_of, state_of
 
 TOLERANCE = 1e-5
 CASES = {
@@ -102,12 +116,166 @@ def test_a_batch_in_which_all_labels_count_has_the_loss_of_the_unmasked_program(
     assert masked.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-6)
 
 
+# Batches in which no label counts
+
+EMPTY = {0, 3, 4, 8}
+"""Steps whose labels all are masked."""
+FEW = {2, 6}
+"""Steps with a single label that counts, in the last sample."""
+SPLIT = {**GRID, "heads": 4, "vocabulary_size": 40}
+SCALED = {"precision": "float16", "loss_scaling": "auto", "loss_scaling_window": 2}
+LAYOUTS = {
+    "one": {"micro_batch_size": 2},
+    "three iterations, 8 bits": {
+        "device_iterations": 3, "moment_precision": "8bit", "stochastic_rounding": True,
+    },
+    "all": SPLIT,
+    "all, muon": {**SPLIT, "optimizer": "muon"},
+    "dp and tp1, scaled, spikes": {
+        **DP_TP1, **SCALED, "heads": 4, "on_spike": "skip", "spike_window": 4,
+        "spike_threshold": 1e3,
+    },
+    "adapters": {"lora_rank": 2},
+    "scaled": SCALED,
+}  # fmt: skip
+STEPS = 12
+
+
+def sparse_batches(config):
+    """Batches of which some have no label that counts, or one."""
+    data = []
+    for step, (words, labels) in enumerate(batches(config)):
+        labels = labels.copy()
+        labels[: labels.shape[0] // 2, ::2] = -100
+        if step in FEW:
+            labels.reshape(-1)[:-1] = -100
+        if step in EMPTY:
+            labels[:] = -100
+        data.append((words, labels))
+    return data
+
+
+def steps_of(session, config, data, first, count):
+    rates = [learning_rate(config.training, step) for step in range(first, first + count)]
+    chosen = data[first : first + count]
+    with session:
+        return run_steps(session, config, *map(np.concatenate, zip(*chosen)), rates)
+
+
 @pytest.mark.slow
-def test_a_batch_in_which_no_label_counts_has_no_loss_and_no_gradient():
-    config = small(layers=1, masked_labels=True)
-    words, labels = random_batch(config)
-    _, result = run(config, words, np.full_like(labels, -100))
-    assert (result.loss, result.gradient_norm) == (0.0, 0.0)
+@pytest.mark.parametrize("name", cases(LAYOUTS, lambda name: name in ("one", "all")))
+def test_a_step_in_which_no_label_counts_changes_no_bit_and_is_counted(name):
+    config = override(PLAIN, **LAYOUTS[name], masked_labels=True, steps=STEPS)
+    data, iterations = sparse_batches(config), config.execution.device_iterations
+    session, seen = session_of(config), Skipped(0, 0)
+    kept = ("loss_scale", "good_steps", "norm_mean", "norm_count", "skipped", "skipped_in_a_row")
+    for first in range(0, STEPS, iterations):
+        bits, counted = state_of(session), {n: session.state.to_dict().get(n) for n in kept}
+        before = {n: session.get_tensor_data(v).item() for n, v in counted.items() if v is not None}
+        results = steps_of(session, config, data, first, iterations)
+        steps = range(first, first + iterations)
+        assert [result.has_labels for result in results] == [step not in EMPTY for step in steps]
+        for result, step in zip(results, steps):
+            assert math.isnan(result.loss) == (step in EMPTY)
+            assert (result.gradient_norm == 0) == (step in EMPTY)
+            seen.count(result)
+        if EMPTY.issuperset(steps):
+            assert state_of(session) == bits
+            after = {
+                n: session.get_tensor_data(v).item() for n, v in counted.items() if v is not None
+            }
+            assert after == before
+        elif not all(result.is_skipped for result in results):
+            assert state_of(session) != bits
+    assert Skipped.of(session) == seen and seen.no_labels == len(EMPTY)
+    assert seen.spikes == 0 and 0 < seen.total < 6 if "scaled" in name else seen.total == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases(["one", "all", "all, muon"], lambda name: name == "all"))
+def test_training_equals_a_plain_loop_that_leaves_out_batches_without_labels(name):
+    config = override(PLAIN, **LAYOUTS[name], masked_labels=True, steps=STEPS)
+    data = sparse_batches(config)
+    expected, weights = train_plainly(config, EMPTY, data=data)
+    session = session_of(config)
+    results = [steps_of(session, config, data, step, 1)[0] for step in range(STEPS)]
+    np.testing.assert_allclose([r.loss for r in results], [e.loss for e in expected], rtol=1e-4)
+    found = read_weights(session, config)
+    compared = [n for n in weights if not n.endswith("qkv.bias")]  # its true gradient is zero
+    assert max(distance(found[name], weights[name]) for name in compared) < 1e-4
+
+
+@pytest.mark.slow
+def test_steps_without_labels_go_on_from_a_checkpoint_bitwise(tmp_path):
+    config = override(
+        PLAIN, **LAYOUTS["dp and tp1, scaled, spikes"], masked_labels=True, steps=STEPS
+    )
+    data, session, other = sparse_batches(config), session_of(config), pretraining(config)
+    for step in range(5):
+        steps_of(session, config, data, step, 1)
+    saved = save(session, config, tmp_path, Position(5, "data"))
+    SavedRun(saved, config).restore(other)
+    assert Skipped.of(other) == Skipped.of(session) and Skipped.of(other).no_labels == 3
+    both = [
+        [steps_of(one, config, data, step, 1)[0] for step in range(5, STEPS)]
+        for one in (session, other)
+    ]
+    assert repr(both[0]) == repr(both[1])  # nan equals nan
+    assert state_of(session) == state_of(other) and Skipped.of(session) == Skipped.of(other)
+    SavedRun(saved, override(config, masked_labels=False)).restore(
+        pretraining(override(config, masked_labels=False))
+    )
+
+
+def masked_files(folder, records):
+    """A token file whose records have a `loss_mask`: of ones, or of zeros."""
+    generator, path = np.random.default_rng(0), folder / "taught.tfrecord"
+    with RecordWriter(path) as writer:
+        for counts in records:
+            tokens = generator.integers(0, 61, (1, 9)).astype(np.int32)
+            marked = masked(tokens, np.full((1, 9), counts))
+            for payload in example.encode_masked(marked):
+                writer.write(payload)
+    return path
+
+
+@pytest.mark.slow
+def test_a_run_tells_of_batches_without_labels_and_its_last_may_be_one(tmp_path, capfd):
+    path = masked_files(tmp_path, [True] * 4 + [False] * 12)
+    words = ("--input_files", path, "--vocabulary_size", 61, "--sequence_length", 8)
+    words = flags(tmp_path, *words, "--masked_labels", "--global_batch_size", 2, "--micro_batch_size",
+        2, "--steps", 12, "--log_every", 1)  # fmt: skip
+    assert main(words) == 0
+    lines = read_metrics(tmp_path / "tiny/metrics.jsonl")
+    empty = [math.isnan(line["loss"]) for line in lines]
+    assert [line["no_labels"] for line in lines] == np.cumsum(empty).tolist()
+    assert 2 < sum(empty) < 12 and all(line["skipped"] == 0 for line in lines)
+    said = capfd.readouterr()
+    first = empty.index(True) + 1
+    assert said.err.count("in which no label counts; expected some") == 1
+    assert f"step {first}: got a batch in which no label counts" in said.err
+    assert f"  {sum(empty)} skipped: no label  " in said.out
+    assert "no label counts" in (tmp_path / "tiny/report.html").read_text()
+
+
+def test_validation_data_without_labels_are_refused_before_training(tmp_path):
+    good, bad = (tmp_path / name for name in ("good", "bad"))
+    files = []
+    for folder, counts in ((good, True), (bad, False)):
+        folder.mkdir()
+        files.append(masked_files(folder, [counts] * 4))
+    words = (
+        "--vocabulary_size",
+        61,
+        "--sequence_length",
+        8,
+        "--masked_labels",
+        "--validate_every",
+        50,
+    )
+    with pytest.raises(DataError, match="evaluation: got data in which no label counts; expected"):
+        main(flags(tmp_path, "--input_files", files[0], "--validation_files", files[1], *words))
+    assert not (tmp_path / "tiny").exists()
 
 
 def test_evaluation_gives_the_losses_of_labels_that_count_beside_others():
@@ -123,7 +291,7 @@ def test_evaluation_gives_the_losses_of_labels_that_count_beside_others():
 
 @pytest.mark.parametrize(
     ("told", "count"),
-    [([[0, [3]], [1, [5]]], 8), ([[0, [3]], [0, [3]], [1, [4]], [1, [4]]], 7), ([[0, [0]]], 1)],
+    [([[0, [3]], [1, [5]]], 8), ([[0, [3]], [0, [3]], [1, [4]], [1, [4]]], 7), ([[0, [0]]], 0)],
     ids=["a copy each", "parts of a copy", "none"],
 )
 def test_labels_of_all_processes_count_and_those_of_parts_of_a_copy_once(monkeypatch, told, count):
@@ -132,6 +300,8 @@ def test_labels_of_all_processes_count_and_those_of_parts_of_a_copy_once(monkeyp
     config = small(masked_labels=True, data_parallel=2)
     labels = np.full((4, 12), -100)
     labels[0, :3] = 7
-    weights = host.label_weights(labels, 1, config)
+    counts = host.label_counts(labels, 1, config)
     assert asked == [[0, [3]]]
-    assert weights.tolist() == [config.gradient_accumulation * 2 / count]
+    weights = host.label_weights(counts, config)
+    assert weights.tolist() == [config.gradient_accumulation * 2 / max(1, count)]
+    assert counts.tolist() == [count]
