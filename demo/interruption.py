@@ -12,26 +12,29 @@ from typing import Any
 import popdist
 
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Those that let the present step end, save, and end the process with 128 + their number."""
+"""Those that end the process with 128 + their number: at once while nothing would be saved, else
+after the present step, which is saved."""
+AGAIN = (signal.SIGINT, signal.SIGTERM)
+"""Those that end it at once where one of `ENDING` came before."""
 SAVING = signal.SIGUSR1
 """The one that saves after the present step, and the run goes on."""
 AGAIN_SECONDS = 1.0
-"""Ctrl-C so long after the first signal is meant to end the process at once. What comes earlier may
-be one wish: a terminal that closes, its shell and a launcher each send their own.
+"""So long after the first signal one of `AGAIN` is meant to end the process at once. What comes
+earlier may be one wish: a terminal that closes, its shell and a launcher each send their own.
 """
 _LOG = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Hears signals for the time of a block: in training as wishes, before and after it as the
-    end.
+    """Hears signals for the time of a block: in training, once it has a step that may be saved, as
+    wishes, before and after that as the end.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first one that ends the run."""
         self._wants_save = False
-        self._is_training = False
+        self._has_steps = False
         self._since = 0.0
         self._before: dict[int, Any] = {}
 
@@ -50,27 +53,33 @@ class Interruption:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """A block that ends by itself when it is asked to, and saves."""
-        self._is_training = True
+        """A block that, once it has steps, ends by itself when it is asked to, and saves."""
         try:
             yield
         finally:
-            self._is_training = False
+            self._has_steps = False
+
+    def has_steps(self) -> None:
+        """From here on a signal loses what training has done, unless it is saved."""
+        self._has_steps = True
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if number == SAVING:
             self._wants_save = True
         elif self.signal is None:
             self.signal, self._since = number, time.monotonic()
-            if not self._is_training:
+            if not self._has_steps:
+                _LOG.info("%s: ending at once; nothing is left to save", _name(number))
                 _end(number)
-            _LOG.info("%s: stopping after this step; Ctrl-C stops at once", _name(number))
+            _LOG.info(
+                "%s: stopping after this step; Ctrl-C or SIGTERM again stops at once", _name(number)
+            )
         elif (
-            number == signal.SIGINT
+            number in AGAIN
             and time.monotonic() - self._since >= AGAIN_SECONDS
             and not popdist.isPopdistEnvSet()  # launchers see to that themselves
         ):
-            raise KeyboardInterrupt
+            _end(number)
 
     def take_save(self) -> bool:
         """Whether a checkpoint was asked for since this was asked last."""

@@ -14,8 +14,9 @@ WINDOW = 20
 """Session runs over which speed is averaged."""
 SHOWN = 0.05
 """Share of a step that waits for data from which on the line says so."""
-LIMITING, FEWEST = 0.1, 5
-"""Share of so many session runs, at least, from which on data are what limits the speed."""
+LIMITING, FEWEST, NOTICED = 0.1, 5, 1.0
+"""Share of so many session runs, at least, from which on data are what limits the speed, once the
+run has waited for so many seconds."""
 
 
 class Progress:
@@ -39,7 +40,7 @@ class Progress:
         self._flops = flops_per_token(config.model)
         self._times: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
         """Of session runs: steps, seconds, and those of them that waited for data."""
-        self._runs, self._is_limit_told = 0, False
+        self._runs, self._waited, self._is_limit_told = 0, 0.0, False
         self._begin = time.perf_counter()
         self._first_step, self._first_tokens = first_step, first_tokens
         self._stage = stage_of(config, first_tokens)
@@ -58,6 +59,7 @@ class Progress:
             self._times.clear()
         self._times.append((steps, seconds, waited))
         self._runs += 1
+        self._waited += waited
 
     @property
     def last_seconds(self) -> float:
@@ -87,11 +89,11 @@ class Progress:
 
     def news_of_data(self) -> str | None:
         """A warning, once, where data are what limits the speed: more than a tenth of the last
-        session runs, five or more, was waited for them.
+        session runs, five or more, was waited for them, and a second in all.
         """
         waited, seconds = self.waited_per_step, self.seconds_per_step
         is_limited = len(self._times) >= FEWEST and waited > LIMITING * seconds
-        if self._is_limit_told or not is_limited:
+        if self._is_limit_told or not is_limited or self._waited < NOTICED:
             return None
         self._is_limit_told = True
         return (

@@ -60,6 +60,8 @@ class TrainingRun:
     _validated_step: int | None = None
     _last_validation: "dict[str, float]" = {}
     _is_save_due = False
+    _has_steps = False
+    """Whether this process has done one."""
     _batches: "list[tuple[np.ndarray, np.ndarray]] | None" = None
     """Of the next call of the session, once they are read."""
     _data_error: DataError | None = None
@@ -159,7 +161,7 @@ class TrainingRun:
                     ending = self._save_surely()
                     if self.divergence.diverged is not None:
                         self.divergence.diverged += self._first_place()
-            except KeyboardInterrupt:  # the second Ctrl-C, which does not wait
+            except (KeyboardInterrupt, SystemExit):  # a signal that does not wait
                 if self._saving is not None:
                     self._saving.abandon()
                 raise
@@ -365,6 +367,11 @@ class TrainingRun:
         with self._watched(iterations, self.clock.is_last(self.step + iterations)):
             results = run_steps(self.session, self.stage, words, labels, rates)
             self.progress.ran(iterations, *self._step_clock.take())
+        if not self._has_steps:
+            self._has_steps = True
+            self._interruption.has_steps()
+            # nobody notes the step while a signal still ends another one at once
+            gather(None, popdist.getNumInstances())
         self._warn_of_data()
         if not self._has_compiled:
             release_freed_memory()  # what loading and compiling took

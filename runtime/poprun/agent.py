@@ -52,11 +52,11 @@ RETRY_SECONDS = 0.1
 START, AGAIN = "start", "start again"
 """Keys of the store: which start of the run it is of, and whether another follows."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Those that end this process: at the first, instances may finish. Those that follow are the same
-wish: a batch system tells every process of a job, and its script, which tells them again.
+"""Those that end this process: at the first, instances may finish. Those that follow soon are the
+same wish: a batch system tells every process of a job, and its script, which tells them again.
 """
-AGAIN_SECONDS = 1.0
-"""Ctrl-C so long after the first signal ends instances at once."""
+AT_ONCE, AGAIN_SECONDS = (signal.SIGINT, signal.SIGTERM), 1.0
+"""One of these so long after the first signal ends instances at once."""
 
 PASSED_ON = [signal.Signals[name] for name in die_with_parent.PASSED_ON]
 """Those that instances get, whatever they mean there, and which do nothing to this process."""
@@ -390,7 +390,7 @@ class Agent(LocalElasticAgent):
         self._told_since = self._told_since or now
         if self._is_ending:
             self._heard = number
-            if number == signal.SIGINT and now - self._told_since >= AGAIN_SECONDS:
+            if number in AT_ONCE and now - self._told_since >= AGAIN_SECONDS:
                 self.kill()
         elif self._to_end_by is None:
             self._to_end_by = number
@@ -530,8 +530,8 @@ class Agent(LocalElasticAgent):
         if death_sig is not None:
             seconds = self._grace
             _say(
-                f"got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Ctrl-C, "
-                "a second later or more, ends them at once."
+                f"got {death_sig.name}; instances have {seconds:g} s to finish (--grace). Ctrl-C "
+                "or SIGTERM, a second later or more, ends them at once."
             )
         for pid in self.processes().values():
             _send(pid, death_sig or signal.SIGTERM)

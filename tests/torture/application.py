@@ -287,6 +287,8 @@ def wait_for(
             return time.monotonic() > begun + delay
         if not metrics.exists() or metrics.stat().st_mtime_ns == before:
             return False
+        if moment == "first step":
+            return True
         if moment == "save":
             return any(path not in left for path in (run / "checkpoints").glob(".step_*"))
         if moment == "validation":

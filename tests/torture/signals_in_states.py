@@ -1,11 +1,12 @@
-"""Signals in all states of a run, to one process, to a launcher, and to a launcher and its
-instances at once.
+"""Signals in all states of a run, once and again, to one process, to a launcher, and to a launcher
+and its instances at once.
 """
 
 import itertools
 import os
 import random
 import signal
+import time
 from contextlib import suppress
 
 from tests.torture.application import (
@@ -22,15 +23,23 @@ from tests.torture.torture import Torture
 
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
 TO = {"process": "single", "launcher": "poprun", "all at once": "poprun"}
-CASES = list(itertools.product(SIGNALS, MOMENTS, TO))
+AGAIN = (signal.SIGTERM, signal.SIGINT)
+"""Those that end a run at once where another came before."""
+STATES = (*MOMENTS, "first step")
+CASES = [
+    *itertools.product(SIGNALS, MOMENTS, TO, [False]),
+    *itertools.product(SIGNALS, ["first step"], TO, [False]),
+    *itertools.product(AGAIN, STATES, TO, [True]),
+]
+"""Signal, state, who gets it, and whether they get it again."""
 SETTINGS = {"checkpoint__keep": 1000}
 
 
 def trial(case: int, shop: Workshop) -> str:
-    (number, moment, to), choice = CASES[case], random.Random(case)
+    (number, moment, to, is_again), choice = CASES[case], random.Random(case)
     mode, folder = MODES[TO[to]], shop.fresh()
     run, undisturbed = folder / "runs/run", shop.undisturbed(mode)
-    told = f"{number.name} during {moment} to {to}"
+    told = f"{number.name}{' twice' if is_again else ''} during {moment} to {to}"
     try:
         asks_for_one = number == signal.SIGUSR1 and moment == "training"
         settings = SETTINGS | ({"checkpoint__every": 0} if asks_for_one else {})
@@ -43,6 +52,9 @@ def trial(case: int, shop: Workshop) -> str:
             send(number, members if to == "all at once" else members[:1])
             if asks_for_one:
                 send(signal.SIGCONT, members)
+            if is_again:
+                time.sleep(1.1)
+                send(number, members if to == "all at once" else members[:1])
             code, output = program.wait(), program.output
         saved = check_checkpoints(run, undisturbed)
         check_no_traceback(code, output)
@@ -54,6 +66,7 @@ def trial(case: int, shop: Workshop) -> str:
                 raise Broken(f"nothing was saved between step {done} and the last")
         if (
             code == 128 + number
+            and not is_again
             and steps_in(run)
             and (not saved or int(saved[-1].name[5:]) != steps_in(run))
         ):
@@ -68,7 +81,7 @@ def trial(case: int, shop: Workshop) -> str:
 def judge(number: signal.Signals, moment: str, code: int, output: str) -> None:
     """Whether a run ended, or went on, as the signal asks for."""
     right = {0} if number == signal.SIGUSR1 else {128 + number}
-    if moment in ("start", "end"):  # before there is anything to save, and when all is saved
+    if moment in ("start", "end"):  # before signals are heard, and when all is saved
         right |= {-number}
     if moment == "end":
         right |= {0}

@@ -146,8 +146,8 @@ def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp
     told, *saved = ended.said.splitlines()
     name = signal.Signals(number).name
     assert told == (
-        f"poprun: got {name}; instances have 60 s to finish (--grace). Ctrl-C, a second later or "
-        "more, ends them at once."
+        f"poprun: got {name}; instances have 60 s to finish (--grace). Ctrl-C or SIGTERM, a "
+        "second later or more, ends them at once."
     )
     assert sorted(saved) == ["[1] saved 1", "saved 0"]
     assert not left_over(tmp_path)
@@ -155,16 +155,22 @@ def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp
 
 @pytest.mark.parametrize(
     "number, grace, again",
-    [(signal.SIGTERM, 0.5, None), (signal.SIGTERM, 60, 1.2), (signal.SIGINT, 60, 1.2)],
-    ids=["in time", "at Ctrl-C", "at Ctrl-C once more"],
+    [
+        (signal.SIGTERM, 0.5, None),
+        (signal.SIGTERM, 60, signal.SIGINT),
+        (signal.SIGINT, 60, signal.SIGINT),
+        (signal.SIGTERM, 60, signal.SIGTERM),
+        (signal.SIGHUP, 60, signal.SIGTERM),
+    ],
+    ids=["in time", "at Ctrl-C", "at Ctrl-C once more", "at SIGTERM once more", "at SIGTERM"],
 )
 def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, again, tmp_path):
-    deaf = "signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); "
+    deaf = "".join(f"signal.signal({each}, signal.SIG_IGN); " for each in (1, 2, 15))
     process, begin = start_two(deaf, tmp_path, "--grace", grace)
     process.send_signal(number)
     if again:
-        time.sleep(again)
-        process.send_signal(signal.SIGINT)
+        time.sleep(1.2)
+        process.send_signal(again)
     ended = finish(process, begin)
     assert ended.code == 128 + number and ended.seconds < 30
     assert re.fullmatch("poprun: got .* a second later or more, ends them at once.\n", ended.said)
@@ -173,7 +179,7 @@ def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, ag
 
 @pytest.mark.parametrize(
     "numbers, pause",
-    [([signal.SIGTERM] * 40, 0.02), ([signal.SIGINT] * 40, 0.0), ([signal.SIGTERM] * 2, 1.2)],
+    [([signal.SIGTERM] * 20, 0.02), ([signal.SIGINT] * 40, 0.0), ([signal.SIGHUP] * 2, 1.2)],
     ids=["often", "a Ctrl-C that is sent often", "once more"],
 )
 def test_instances_may_finish_however_often_a_signal_comes(numbers, pause, tmp_path):

@@ -62,7 +62,7 @@ def rates(printed):
 def test_with_a_slow_source_all_that_is_told_of_speed_is_by_the_clock(
     tmp_path, monkeypatch, capfd, ends
 ):
-    slowed(monkeypatch, SyntheticDataset, "read", 0.1)
+    slowed(monkeypatch, SyntheticDataset, "read", 0.15)
     run_job(*FLAGS, "--run_folder", tmp_path, "--steps", STEPS, "--validate_every", 0)
     lines, (printed, errors) = lines_of(tmp_path), capfd.readouterr()
     assert len(ends) == STEPS
@@ -124,6 +124,10 @@ def test_the_first_call_drops_out_and_data_are_told_of_once_they_limit():
         assert (told is not None) == (run == 16), run  # (14 * 0.04 + 2 * 0.9) / 16 > 0.1
         share = "waiting for data" in whole(progress.parts(run, run, 1.0, {}, 0.1, 1.0))
         assert share == (run > 14)
+    brief = Progress(preset("tiny"), 0)
+    for run in range(1, 30):  # not for some milliseconds of a busy machine
+        brief.ran(1, 0.1, 0.05001)
+        assert (brief.news_of_data() is None) == (run != 20), run
     fresh = Progress(preset("tiny"), 0)
     found = []
     for _ in range(8):

@@ -1,0 +1,160 @@
+"""Signals while nothing is to be saved yet, and signals that come again: each in every state of a
+run.
+"""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from popxl_addons import TaskSession
+
+from popxl_gpt.data import BatchLoader
+from popxl_gpt.demo import interruption, pretraining, training_run
+from popxl_gpt.demo.validation import Validation
+from popxl_gpt.execution import saving
+from popxl_gpt.execution.checkpoint_folder import checkpoints_in
+from popxl_gpt.execution.metrics import read_metrics
+from tests.integration.execution.test_endings import LONG, end, poprun, start, wait_until, words
+from tests.integration.runs import run_job
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture
+def handlers():
+    """What hears signals here is as it was, after a run has ended by one."""
+    before = {number: signal.getsignal(number) for number in (*interruption.ENDING, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def here(folder, **settings):
+    run_job(*words(folder, **settings)[2:])
+
+
+def killed_by(monkeypatch, owner, name, numbers, call=1):
+    """Let the call of a function, of so many, send these signals to this process, and count what
+    it goes on with.
+    """
+    plain, calls = getattr(owner, name), []
+
+    def killing(*arguments, **options):
+        calls.append(name)
+        if len(calls) == call:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            calls.append("went on")
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, killing)
+    return calls
+
+
+def ends_with(number, run):
+    """The run ends with a signal's exit code."""
+    if number == signal.SIGINT:  # which the programs' entry makes 130
+        with pytest.raises(KeyboardInterrupt):
+            run()
+        return
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 128 + number
+
+
+BEFORE_A_STEP = {
+    "building": (training_run, "pretraining"),
+    "loading": (TaskSession, "__enter__"),
+    "first validation": (Validation, "measure"),
+    "reading": (BatchLoader, "batch"),
+    "first step": (training_run, "run_steps"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
+@pytest.mark.parametrize("state", BEFORE_A_STEP)
+def test_a_signal_before_a_step_is_done_ends_the_run_at_once(
+    state, resumed, tmp_path, monkeypatch, capfd, handlers
+):
+    run, kept = tmp_path / "runs/run", {0}
+    number = NUMBERS[list(BEFORE_A_STEP).index(state) % len(NUMBERS)]
+    settings = {"validate_every": 1, "validate_first": "true", "validation_batches": 1}
+    if resumed:
+        here(tmp_path, steps=2, checkpoint__every=2, validate_every=0)
+        kept = {1, 2}
+        settings |= {"checkpoint__load": "auto", "validate_every": 2}
+    calls = killed_by(monkeypatch, *BEFORE_A_STEP[state], [number])
+    ends_with(number, lambda: here(tmp_path, **settings))
+    assert len(calls) == 1, "it did not go on"
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert f"{name}: ending at once; nothing is left to save" in capfd.readouterr().err
+    assert {line["step"] for line in read_metrics(run / "metrics.jsonl")} <= kept
+    saved = [path.name for path in checkpoints_in(run / "checkpoints")]
+    assert saved == (["step_00000002"] if resumed else [])
+    if resumed:
+        here(tmp_path, checkpoint__load="auto", steps=4)
+        assert [path.name for path in checkpoints_in(run / "checkpoints")][-1] == "step_00000004"
+    elif state == "building":
+        assert not (tmp_path / "runs").exists(), "folders that it made are gone"
+
+
+STATES = {
+    "step": (training_run, "run_steps", 2),
+    "reading": (BatchLoader, "batch", 3),
+    "validation": (Validation, "measure", 1),
+    "saving": (training_run, "begin_save", 1),
+    "writing": (saving.Saving, "wait", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", STATES)
+def test_a_second_signal_ends_a_run_at_once_in_every_state(
+    state, tmp_path, monkeypatch, capfd, handlers
+):
+    number = (signal.SIGTERM, signal.SIGINT)[list(STATES).index(state) % 2]
+    monkeypatch.setattr(interruption, "AGAIN_SECONDS", 0.0)
+    *place, call = STATES[state]
+    calls = killed_by(monkeypatch, *place, [signal.SIGHUP, number], call)
+    settings = {"validate_every": 2, "validation_batches": 1, "checkpoint__every": 2}
+    ends_with(number, lambda: here(tmp_path, **settings, samples=1))
+    assert calls[-1] != "went on"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [signal.SIGHUP, signal.SIGQUIT, None])
+def test_other_signals_that_come_again_are_the_same_wish(
+    second, tmp_path, monkeypatch, capfd, handlers
+):
+    numbers = [signal.SIGTERM] * 3 if second is None else [signal.SIGTERM, second, second]
+    if second is not None:  # else less than a second passes
+        monkeypatch.setattr(interruption, "AGAIN_SECONDS", 0.0)
+    killed_by(monkeypatch, training_run, "run_steps", numbers, 2)
+    command = words(tmp_path)[2:]
+    assert pretraining.main([str(word) for word in command]) == 128 + signal.SIGTERM
+    saved = checkpoints_in(tmp_path / "runs/run/checkpoints")
+    assert [path.name for path in saved] == ["step_00000002"]
+    assert (
+        "stopping after this step; Ctrl-C or SIGTERM again stops at once" in capfd.readouterr().err
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
+def test_a_first_step_of_minutes_ends_with_sigterm(launched, tmp_path):
+    """All the steps of a call of the session are one to signals."""
+    long = {"steps": LONG, "device_iterations": LONG // 10, "data_parallel": 1 + launched}
+    command, run = words(tmp_path, **long), tmp_path / "runs/run"
+    process = start(poprun(command) if launched else command, stdout=subprocess.DEVNULL)
+    wait_until(process, lambda: (run / "metrics.jsonl").exists())
+    time.sleep(4)  # batches are read, and steps run
+    begin = time.monotonic()
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    assert time.monotonic() - begin < 15
+    assert "SIGTERM: ending at once; nothing is left to save" in errors
+    assert (run / "metrics.jsonl").read_text() == "" and not checkpoints_in(run / "checkpoints")
