@@ -240,6 +240,22 @@ def test_a_signal_to_the_launcher_and_its_instances_at_once_saves(tmp_path):
 
 
 @pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
+def test_a_first_step_of_minutes_ends_with_sigterm(launched, tmp_path):
+    """All the steps of a call of the session are one to signals."""
+    long = {"steps": LONG, "device_iterations": LONG // 10, "data_parallel": 1 + launched}
+    command, run = words(tmp_path, **long), tmp_path / "runs/run"
+    process = start(poprun(command) if launched else command, **QUIET)
+    wait_until(process, lambda: (run / "metrics.jsonl").exists())
+    time.sleep(4)  # batches are read, and steps run
+    begin = time.monotonic()
+    code, _, errors = end(process, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, errors
+    assert time.monotonic() - begin < 15
+    assert "SIGTERM: ending at once; nothing is left to save" in errors
+    assert (run / "metrics.jsonl").read_text() == "" and not checkpoints_in(run / "checkpoints")
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
 def test_a_terminal_that_closes_ends_a_run_that_saves(launched, tmp_path):
     command = alone(words(tmp_path, steps=LONG, data_parallel=1 + launched))
     terminal, inside = os.openpty()

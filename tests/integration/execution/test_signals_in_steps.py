@@ -4,8 +4,6 @@ run.
 
 import os
 import signal
-import subprocess
-import time
 
 import pytest
 from popxl_addons import TaskSession
@@ -16,7 +14,6 @@ from popxl_gpt.demo.validation import Validation
 from popxl_gpt.execution import saving
 from popxl_gpt.execution.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.metrics import read_metrics
-from tests.integration.execution.test_endings import LONG, end, poprun, start, wait_until, words
 from tests.integration.runs import run_job
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -31,8 +28,22 @@ def handlers():
         signal.signal(number, handler)
 
 
+SETTINGS = {
+    "config": "tiny", "name": "run", "vocabulary_size": 61, "hidden_size": 24, "heads": 3,
+    "steps": 4, "warmup_steps": 0, "global_batch_size": 4, "micro_batch_size": 2,
+    "sequence_length": 8, "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1,
+}  # fmt: skip
+
+
+def words(folder, **settings):
+    """The command line of a run in `folder`/runs/run; `__` stands for a dot."""
+    given = {**SETTINGS, "run_folder": folder / "runs", **settings}
+    flags = ((f"--{name.replace('__', '.')}", str(value)) for name, value in given.items())
+    return [word for flag in flags for word in flag]
+
+
 def here(folder, **settings):
-    run_job(*words(folder, **settings)[2:])
+    run_job(*words(folder, **settings))
 
 
 def killed_by(monkeypatch, owner, name, numbers, call=1):
@@ -133,28 +144,9 @@ def test_other_signals_that_come_again_are_the_same_wish(
     if second is not None:  # else less than a second passes
         monkeypatch.setattr(interruption, "AGAIN_SECONDS", 0.0)
     killed_by(monkeypatch, training_run, "run_steps", numbers, 2)
-    command = words(tmp_path)[2:]
-    assert pretraining.main([str(word) for word in command]) == 128 + signal.SIGTERM
+    assert pretraining.main(words(tmp_path)) == 128 + signal.SIGTERM
     saved = checkpoints_in(tmp_path / "runs/run/checkpoints")
     assert [path.name for path in saved] == ["step_00000002"]
     assert (
         "stopping after this step; Ctrl-C or SIGTERM again stops at once" in capfd.readouterr().err
     )
-
-
-@pytest.mark.slow
-@pytest.mark.multi
-@pytest.mark.parametrize("launched", [False, True], ids=["process", "launcher"])
-def test_a_first_step_of_minutes_ends_with_sigterm(launched, tmp_path):
-    """All the steps of a call of the session are one to signals."""
-    long = {"steps": LONG, "device_iterations": LONG // 10, "data_parallel": 1 + launched}
-    command, run = words(tmp_path, **long), tmp_path / "runs/run"
-    process = start(poprun(command) if launched else command, stdout=subprocess.DEVNULL)
-    wait_until(process, lambda: (run / "metrics.jsonl").exists())
-    time.sleep(4)  # batches are read, and steps run
-    begin = time.monotonic()
-    code, _, errors = end(process, signal.SIGTERM)
-    assert code == 128 + signal.SIGTERM, errors
-    assert time.monotonic() - begin < 15
-    assert "SIGTERM: ending at once; nothing is left to save" in errors
-    assert (run / "metrics.jsonl").read_text() == "" and not checkpoints_in(run / "checkpoints")
