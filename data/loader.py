@@ -1,6 +1,8 @@
 """Batches by step, made ahead of time in a thread."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -50,7 +52,9 @@ class BatchLoader:
         )
         self.prefetch = prefetch
         self._pending: dict[int, Future[tuple[np.ndarray, np.ndarray]]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if prefetch > 0 else None
+        self._asked: SimpleQueue[tuple[int, Future[tuple[np.ndarray, np.ndarray]]] | None]
+        self._asked = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._closed = False
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,28 +69,50 @@ class BatchLoader:
                 f"batch loader: got step {step} after close; expected an open loader. Make a "
                 "new one."
             )
-        if self._thread is None:
+        if self.prefetch == 0:
             return self._make(step)
+        if self._thread is None:  # a process that ends does not wait for a disk that is stuck
+            self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
+            self._thread.start()
         wanted = range(step, step + self.prefetch + 1)
         for stale in self._pending.keys() - set(wanted):
             self._pending.pop(stale).cancel()
         for soon in wanted:
             if soon not in self._pending:
-                self._pending[soon] = self._thread.submit(self._make, soon)
+                self._pending[soon] = Future()
+                self._asked.put((soon, self._pending[soon]))
         return self._pending.pop(step).result()
 
-    def close(self) -> None:
-        """Stop the thread, after the batch it is making; the data set stays open."""
+    def close(self, wait: bool = True) -> None:
+        """Stop the thread, after the batch it is making; the data set stays open.
+
+        Args:
+            wait: for the thread; else it ends by itself, or with the process.
+        """
         self._closed = True
+        for made in self._pending.values():
+            made.cancel()
         self._pending.clear()
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+        self._asked.put(None)
+        thread, self._thread = self._thread, None
+        if thread is not None and wait:
+            thread.join()
 
     def __enter__(self) -> "BatchLoader":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _work(self) -> None:
+        """Make the batches that are asked for, in their order."""
+        while (asked := self._asked.get()) is not None:
+            step, made = asked
+            if made.set_running_or_notify_cancel():
+                try:
+                    made.set_result(self._make(step))
+                except BaseException as error:  # raised where the batch is asked for
+                    made.set_exception(error)
 
     def _make(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = self.dataset.read(self.sampler.indices(step))

@@ -162,6 +162,7 @@ class TrainingRun:
                     if self.divergence.diverged is not None:
                         self.divergence.diverged += self._first_place()
             except (KeyboardInterrupt, SystemExit):  # a signal that does not wait
+                self.loader.close(wait=False)
                 if self._saving is not None:
                     self._saving.abandon()
                 raise

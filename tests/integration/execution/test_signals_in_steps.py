@@ -4,11 +4,15 @@ run.
 
 import os
 import signal
+import threading
+import time
 
+import numpy as np
 import pytest
 from popxl_addons import TaskSession
 
 from popxl_gpt.data import BatchLoader
+from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.demo import interruption, pretraining, training_run
 from popxl_gpt.demo.validation import Validation
 from popxl_gpt.execution import saving
@@ -110,6 +114,22 @@ def test_a_signal_before_a_step_is_done_ends_the_run_at_once(
         assert [path.name for path in checkpoints_in(run / "checkpoints")][-1] == "step_00000004"
     elif state == "building":
         assert not (tmp_path / "runs").exists(), "folders that it made are gone"
+
+
+@pytest.mark.slow
+def test_data_that_do_not_come_delay_no_end(tmp_path, monkeypatch, handlers):
+    came = threading.Event()
+
+    def stuck(dataset, samples):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        came.wait(60)
+        return np.zeros((len(samples), 9), np.int32)
+
+    monkeypatch.setattr(SyntheticDataset, "read", stuck)
+    begin = time.monotonic()
+    ends_with(signal.SIGTERM, lambda: here(tmp_path))
+    assert time.monotonic() - begin < 20
+    came.set()
 
 
 STATES = {
