@@ -108,13 +108,24 @@ def own_signals() -> "Iterator[None]":
             signal.signal(number, handler)
 
 
+def reason_of(skipped: object) -> str:
+    """Why a test, or all of a file, was skipped: pytest has (path, line, "Skipped: why")."""
+    where = getattr(skipped, "longrepr", None)
+    return where[2].removeprefix("Skipped: ") if isinstance(where, tuple) else str(where)
+
+
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
-    """What tests have recorded with `record_property`, such as the number of cases, and after a
-    long run the files that took longest.
+    """What tests have recorded with `record_property`, such as the number of cases, why some were
+    skipped, and after a long run the files that took longest.
     """
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             terminalreporter.write_line(f"{name}: {value}")
+    reasons = Counter(map(reason_of, terminalreporter.getreports("skipped")))
+    if reasons:
+        terminalreporter.write_sep("-", f"{reasons.total()} skipped")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:6} {reason}")
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

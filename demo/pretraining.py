@@ -80,6 +80,7 @@ LEAST_SECONDS = 10.0
 """In which what is trained is chosen, and something is learned."""
 
 
+@runtime_errors_are_told()
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
     config, options = parse_training(arguments)
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
                     "expected one of them. Leave --auto out, or say with --config what is trained."
                 ]
             )
-        with lasting_output(), runtime_errors_are_told():
+        with lasting_output():
             config = choose(config, to_choose)
     config = in_steps(config)
     is_plan, given = options.is_plan(), given_settings(arguments, Options)

@@ -447,12 +447,14 @@ def remove_mapped_files(folder: str, names: Iterable[str]) -> None:
 
 @contextmanager
 def runtime_errors_are_told() -> Iterator[None]:
-    """Too little memory, and a disk that is full or fails, are the user's to change; a process that
-    is gone is nobody's mistake.
+    """Too little memory, a disk that is full or fails, and variables of the environment are the
+    user's to change; a process that is gone is nobody's mistake.
     """
     try:
         yield
     except getattr(extensions, "RemoteMemoryError", ()) as error:
+        raise UserError(str(error)) from error
+    except getattr(extensions, "EnvironmentVariableError", ()) as error:
         raise UserError(str(error)) from error
     except getattr(extensions, "InstanceError", ()) as error:
         raise LostError(str(error)) from error

@@ -17,15 +17,19 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 """The network interface by which other instances are reached."""
 
 
+class EnvironmentVariableError(ValueError):
+    """A variable whose value is none that it may have."""
+
+
 def number_from_environment(name: str, default: int) -> int:
-    """An environment variable as a whole number. ValueError if it is none."""
+    """An environment variable as a whole number. EnvironmentVariableError if it is none."""
     text = os.environ.get(name)
     if text is None:
         return default
     try:
         return int(text)
     except ValueError:
-        raise ValueError(
+        raise EnvironmentVariableError(
             f"environment variable {name}: got {text!r}; expected a whole number. Correct or "
             "unset it."
         ) from None

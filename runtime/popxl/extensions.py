@@ -9,6 +9,7 @@ from typing import Any
 from popdist import exchange
 from popdist.environment import leave_note, read_note
 from popdist.exchange import InstanceError
+from poprun.environment import EnvironmentVariableError
 
 from popxl.backend import backend
 from popxl.dtypes import bfloat16, uint32
@@ -50,6 +51,7 @@ __all__ = [
     "PHASES",
     "DeviceNeeds",
     "Event",
+    "EnvironmentVariableError",
     "FileTraffic",
     "HostMemory",
     "HostNeeds",

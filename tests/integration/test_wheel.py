@@ -107,8 +107,10 @@ def tracked() -> "set[str]":
     return found | typed | {"popxl_gpt/__init__.py"}
 
 
-COMPILED = re.compile(r"popxl_engine/native/compiled/kernels_(amx|bf16|v4|v3)_[0-9a-f]{16}\.so")
-LEVELS = ["amx", "bf16", "v3", "v4"] if platform.machine() == "x86_64" else []
+COMPILED = re.compile(
+    r"popxl_engine/native/compiled/kernels_(amx|avx512_bf16|avx512|avx2)_[0-9a-f]{16}\.so"
+)
+LEVELS = ["amx", "avx2", "avx512", "avx512_bf16"] if platform.machine() == "x86_64" else []
 """CPUs that this machine's compiler makes kernels for."""
 
 

@@ -10,6 +10,7 @@ from popxl_engine.kernels.casting import power_of_two
 from popxl_engine.kernels.dtypes import LIMITED, torch_dtype
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES
+from popxl_engine.native import instruction_sets
 from popxl_engine.native import library as native
 
 
@@ -19,8 +20,11 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
     back to slow loops.
     """
     if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        is_supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return bool(is_supported) and instruction_sets.may_use("avx512f")
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()) and instruction_sets.may_use(
+        "avx512_fp16"
+    )
 
 
 @functools.cache
@@ -33,6 +37,7 @@ def prefers_onednn() -> bool:
     if (
         not hasattr(torch.ops.mkldnn, "_linear_pointwise")
         or torch.backends.cpu.get_cpu_capability() != "AVX512"
+        or not instruction_sets.may_use("avx512f")
     ):
         return False
     try:

@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from poprun import private
 
-from popxl_engine.native import compiling, shipped
+from popxl_engine.native import compiling, instruction_sets, shipped
 from popxl_engine.native.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS
 
 logger = logging.getLogger("popxl")
@@ -100,7 +101,7 @@ def begin() -> None:
 
 
 def _begin_one(sources: Sources, compiler: list[str]) -> None:
-    for path in _candidates(tuple(compiler), sources):
+    for path in _candidates(compiler, sources):
         # who needs the library says so
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             _start(path, compiler, sources)
@@ -121,7 +122,7 @@ def libraries(sources: Sources = KERNEL_SOURCES) -> Iterator[Path]:
         logger.log(level, "%s: %s; %s.", what, no, sources.instead)
         return
     is_told = False
-    for path in (*_candidates(tuple(compiler), sources), None):
+    for path in (*_candidates(compiler, sources), None):
         try:
             found = built(path or _own_folder() / f"{sources.name}.so", compiler, sources)
         except private.NotPrivate as error:
@@ -168,7 +169,7 @@ def _loaded(path: Path, name: Callable[[Path], str]) -> ctypes.CDLL | None:
 
 def _shipped() -> Path | None:
     """The kernels that a wheel has brought for this CPU; None too where they are switched off."""
-    return None if _is_off() else shipped.library_for(_instructions())
+    return None if _is_off() else shipped.library()
 
 
 def is_being_made(sources: Sources) -> bool:
@@ -249,7 +250,7 @@ class Making:
     def __init__(self, path: Path, compiler: list[str], sources: Sources = KERNEL_SOURCES):
         maker = [sys.executable or "python3", "-I", "-S", compiling.__file__]
         command = [*maker, str(TIME_LIMIT), str(path), str(sources.folder)]
-        command += [*compiler, *sources.words]
+        command += [shlex.join(_named_flags()), *compiler, *sources.words]
         _watch_ends()
         self._process = compiling.started(  # Ctrl-C is for the program
             command,
@@ -321,12 +322,24 @@ def _is_off() -> bool:
     return os.environ.get("POPXL_NATIVE", "1") == "0"
 
 
-@functools.cache
-def _candidates(compiler: tuple[str, ...], sources: Sources = KERNEL_SOURCES) -> list[Path]:
+def _named_flags() -> tuple[str, ...]:
+    """What the compiler is told of the instruction set that is named; nothing where none is."""
+    chosen = instruction_sets.named()
+    return () if chosen is None else chosen.flags
+
+
+def _candidates(compiler: list[str], sources: Sources = KERNEL_SOURCES) -> list[Path]:
     """Where a library may be, of these sources and flags, this compiler and machine; the same when
     asked again.
     """
-    made_by = (FLAGS, OPTIONAL_FLAGS, (*compiler, *sources.words), _machine())
+    return _candidates_for((*compiler, *sources.words), sources, _named_flags())
+
+
+@functools.cache
+def _candidates_for(
+    compiler: tuple[str, ...], sources: Sources, named_flags: tuple[str, ...]
+) -> list[Path]:
+    made_by = (FLAGS, OPTIONAL_FLAGS, named_flags, compiler, _machine())
     key = compiling.key_of(sources.files(), *made_by)
     return [folder / f"{sources.name}_{key}.so" for folder in _folders()]
 
@@ -353,18 +366,7 @@ def _own_folder() -> Path:
 def _machine() -> str:
     """What compiled code depends on: the architecture, and the instructions that this CPU has."""
     features = sysconfig.get_platform() + platform.machine()
-    return features + (_instructions() or platform.processor())
-
-
-def _instructions() -> str:
-    """The line of the system's that names the instructions of this CPU; nothing where there is
-    none.
-    """
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return features + (instruction_sets.instructions() or platform.processor())
 
 
 def _folders() -> list[Path]:

@@ -1,6 +1,6 @@
 """Make a file of compiled code: a process of its own, that ends when its standard input does.
 
-    python -I -S compiling.py SECONDS FILE SOURCES COMPILER [ARGUMENT ...]
+    python -I -S compiling.py SECONDS FILE SOURCES FLAGS COMPILER [ARGUMENT ...]
 
 It leaves nothing unfinished behind, and loads nothing but the standard library.
 """
@@ -36,11 +36,16 @@ CANNOT_WRITE, CANNOT_COMPILE = 3, 4
 """Exit codes. The reason is printed."""
 
 
-def main(seconds: str, file: str, sources: str, *compiler: str) -> None:
-    """Make the library of the units in a folder. Does not return."""
+def main(seconds: str, file: str, sources: str, named: str, *compiler: str) -> None:
+    """Make the library of the units in a folder. Does not return.
+
+    Args:
+        named: flags of an instruction set, in one word; nothing for this CPU's own.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    units, flags = units_in(Path(sources)), tuple(shlex.split(named))
     try:
-        _make(Path(file), units_in(Path(sources)), list(compiler), float(seconds))
+        _make(Path(file), units, list(compiler), float(seconds), flags)
     except OSError as error:
         sys.exit(_told(CANNOT_WRITE, error))
     except subprocess.SubprocessError as error:
@@ -79,7 +84,13 @@ def find_compiler() -> list[str] | None:
     return None
 
 
-def _make(path: Path, units: Sequence[Path], compiler: list[str], seconds: float) -> None:
+def _make(
+    path: Path,
+    units: Sequence[Path],
+    compiler: list[str],
+    seconds: float,
+    named: tuple[str, ...],
+) -> None:
     """Compile to ``path``, with a hash of the file at its end: loading a damaged one kills. Raises
     as `built`.
 
@@ -89,7 +100,7 @@ def _make(path: Path, units: Sequence[Path], compiler: list[str], seconds: float
     before = _mark(path)
     with _alone_in(path.parent, seconds):
         if (after := _mark(path)) is None or after == before:
-            _compile_to(path, units, compiler, time.monotonic() + seconds)
+            _compile_to(path, units, compiler, time.monotonic() + seconds, named)
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
@@ -131,14 +142,16 @@ def _end_with_input(seconds: float) -> None:
         sys.exit(1)
 
 
-def _compile_to(path: Path, units: Sequence[Path], compiler: list[str], until: float) -> None:
+def _compile_to(
+    path: Path, units: Sequence[Path], compiler: list[str], until: float, named: tuple[str, ...]
+) -> None:
     # A folder of its own: machines that share the cache without locks may compile at the same time.
     folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
     try:
         part = folder / path.name
         part.write_bytes(bytes(ROOM))  # a full folder is told from a compiler that fails
         part.unlink()
-        _compile(compiler, units, part, until)
+        _compile(compiler, units, part, until, named)
         part.write_bytes(sealed(part.read_bytes()))
         part.chmod(0o600)  # whatever the umask says: a file that others may write to is not loaded
         os.replace(part, path)
@@ -146,11 +159,16 @@ def _compile_to(path: Path, units: Sequence[Path], compiler: list[str], until: f
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compile(compiler: list[str], units: Sequence[Path], to: Path, until: float) -> None:
-    """Compile with all flags, or else with those that the compiler knows, each by itself."""
+def _compile(
+    compiler: list[str], units: Sequence[Path], to: Path, until: float, named: tuple[str, ...]
+) -> None:
+    """Compile with all flags, or else with those that the compiler knows, each by itself; those of
+    a named instruction set must be known.
+    """
+    wanted = flags_for(named)
 
     def all_units(optional: Sequence[str]) -> None:
-        flags = [*FLAGS, *optional]
+        flags = [*FLAGS, *named, *optional]
         objects = [str(to.with_name(f"{unit.stem}.o")) for unit in units]
         compiling = [[*flags, "-c", str(unit), "-o", o] for unit, o in zip(units, objects)]
         _run_all(compiler, compiling, to.parent, until)
@@ -169,9 +187,14 @@ def _compile(compiler: list[str], units: Sequence[Path], to: Path, until: float)
         return True
 
     try:
-        all_units(OPTIONAL_FLAGS)
+        all_units(wanted)
     except Refusal:
-        all_units([flag for flag in OPTIONAL_FLAGS if knows(flag)])
+        all_units([flag for flag in wanted if knows(flag)])
+
+
+def flags_for(named: tuple[str, ...]) -> tuple[str, ...]:
+    """The optional flags: this CPU's instructions among them, where no others are named."""
+    return tuple(flag for flag in OPTIONAL_FLAGS if flag != THIS_CPU or not named)
 
 
 class Refusal(subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Kernels that a wheel brings compiled: a file for each level of instructions.
+"""Kernels that a wheel brings compiled: a file for each instruction set.
 
     python -m popxl_engine.native.shipped FOLDER
 
@@ -12,51 +12,25 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from popxl_engine.native import compiling
+from popxl_engine.native import compiling, instruction_sets
+from popxl_engine.native.instruction_sets import SETS, InstructionSet
 
 FOLDER = compiling.FOLDER / "compiled"
 """There is none in a checkout."""
 
 
-@dataclass(frozen=True)
-class Level:
-    """CPUs for which the sources are the same, and the compiler may use the same instructions."""
-
-    name: str
-    flags: tuple[str, ...]
-    instructions: frozenset[str]
-    """All that such a CPU has, in the words of Linux."""
+LEVELS = tuple(each for each in SETS if each.instructions)
 
 
-V3 = frozenset(
-    "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3".split()
-    + "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split()
-)
-V4 = V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
-BF16 = V4 | {"avx512_bf16"}
-AMX = BF16 | {"amx_tile", "amx_bf16"}
-LEVELS = (
-    Level("amx", ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), AMX),
-    Level("bf16", ("-march=x86-64-v4", "-mavx512bf16"), BF16),
-    Level("v4", ("-march=x86-64-v4",), V4),
-    Level("v3", ("-march=x86-64-v3",), V3),
-)
-"""The best first. A CPU has the first one whose instructions it has, and no other one's file."""
-
-
-def library_for(instructions: str) -> Path | None:
-    """The file for a CPU; None where the wheel has brought none that is whole.
-
-    Args:
-        instructions: that the CPU has, as Linux lists them.
+def library() -> Path | None:
+    """The file for this CPU, or for the instruction set that is named; None where the wheel has
+    brought none that is whole.
     """
     if not FOLDER.is_dir():
         return None
-    has = frozenset(instructions.split())
-    level = next((level for level in LEVELS if level.instructions <= has), None)
+    level = instruction_sets.named() or next(iter(instruction_sets.playable()), None)
     path = FOLDER / _name(level) if level else None
     return path if path and path.is_file() and compiling.is_whole(path.read_bytes()) else None
 
@@ -77,7 +51,7 @@ def make(folder: Path) -> None:
             (folder / _name(level)).write_bytes(compiling.sealed(code))
 
 
-def _compiled(level: Level, compiler: list[str]) -> bytes | None:
+def _compiled(level: InstructionSet, compiler: list[str]) -> bytes | None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernels.so"
         units = map(str, compiling.units_in(compiling.FOLDER))
@@ -89,14 +63,13 @@ def _compiled(level: Level, compiler: list[str]) -> bytes | None:
     return None
 
 
-def _name(level: Level) -> str:
+def _name(level: InstructionSet) -> str:
     key = compiling.key_of(compiling.files_in(compiling.FOLDER), _flags(level))
     return f"kernels_{level.name}_{key}.so"
 
 
-def _flags(level: Level) -> list[str]:
-    optional = [flag for flag in compiling.OPTIONAL_FLAGS if flag != compiling.THIS_CPU]
-    return [*compiling.FLAGS, *optional, *level.flags]
+def _flags(level: InstructionSet) -> list[str]:
+    return [*compiling.FLAGS, *compiling.flags_for(level.flags), *level.flags]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from poprun.environment import EnvironmentVariableError
 
 from popxl_engine.ir import Block, map_blocks, to_text, verify
 from popxl_engine.kernels.flash_attention import has_flash_attention
@@ -115,14 +116,15 @@ def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:
     """The passes for a device, without those that ``POPXL_PASSES`` turns off.
 
     Raises:
-        ValueError: it names a pass that is not there, or without which programs would be wrong.
+        EnvironmentVariableError: it names a pass that is not there, or without which programs
+            would be wrong.
     """
     named = os.environ.get("POPXL_PASSES", "").split(",")
     off = {name.strip() for name in named if name.strip()}
     optional = [p.name for p in PASSES if p.is_optional]
     unknown = off - {f"-{name}" for name in (*optional, "all")}
     if unknown:
-        raise ValueError(
+        raise EnvironmentVariableError(
             f"POPXL_PASSES: got {', '.join(sorted(unknown))}; expected '-name' for some of "
             f"{', '.join(optional)}, or '-all'."
         )
@@ -137,13 +139,13 @@ def _printed_after() -> set[str]:
     """The passes after which ``POPXL_PRINT_AFTER`` has programs printed.
 
     Raises:
-        ValueError: it names one that is not there.
+        EnvironmentVariableError: it names one that is not there.
     """
     printed = {n.strip() for n in os.environ.get("POPXL_PRINT_AFTER", "").split(",") if n.strip()}
     known = ["lower", *(p.name for p in PASSES)]
     unknown = printed - {*known}
     if unknown:
-        raise ValueError(
+        raise EnvironmentVariableError(
             f"POPXL_PRINT_AFTER: got {', '.join(sorted(unknown))}; expected some of "
             f"{', '.join(known)}."
         )

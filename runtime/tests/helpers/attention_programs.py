@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.products import FLAGS
+from helpers.products import WAYS
 from helpers.quick import cases
 
-COMPILED = cases(FLAGS, lambda way: way in ("compiled", "vectors"))
+COMPILED = cases(WAYS, lambda way: way in ("compiled", "vectors"))
 
 
 ways = pytest.mark.parametrize("way", [*COMPILED, "parts"])

@@ -9,10 +9,13 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from popxl_engine.native import compiling
+import torch
+from popxl_engine.native import compiling, instruction_sets
 from popxl_engine.native import library as native
+from popxl_engine.native.instruction_sets import InstructionSet
 from popxl_engine.native.library import (
     _are_tiles_refused,
     _functions,
@@ -21,32 +24,38 @@ from popxl_engine.native.library import (
     library,
 )
 
-needs_tiles = pytest.mark.skipif(not has_tiles(), reason="no tiles: torch multiplies")
+TYPES = (torch.float32, torch.bfloat16) if has_tiles() else (torch.float32,)
+"""What the library multiplies matrices of."""
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def needs_tiles(test: Test) -> Test | None:
+    """A test of products of bfloat16 by tiles. Where there are none, torch multiplies, there is
+    nothing to test, and none is collected.
+    """
+    return test if has_tiles() else None
+
 
 EMULATOR = Path(__file__).parent / "emulated" / "amx.h"
-FLAGS = {
-    "compiled": "",
-    "AMX": f"-D__AMX_BF16__ -include {shlex.quote(str(EMULATOR))}",
-    "dot products": "-mno-amx-bf16",
-    "vectors": "-mno-amx-bf16 -mno-avx512bf16",
-}
-"""What the compiler is told, if this is an x86."""
-TURNED_OFF = {"-mno-amx-bf16": "__AMX_BF16__", "-mno-avx512bf16": "__AVX512BF16__"}
-"""By flag: what the compiler defines on a CPU on which that changes something."""
+EMULATED = f"-D__AMX_BF16__ -include {shlex.quote(str(EMULATOR))}"
+WAYS = ("compiled", "AMX", "dot products", "vectors")
+LESSER = {"dot products": "avx512_bf16", "vectors": "avx512"}
+"""The best instruction set that multiplies in a way."""
 
 
 @functools.cache
-def _defined() -> frozenset[str]:
-    """What the compiler defines on this CPU."""
-    command = [*(compiling.find_compiler() or ["c++"]), "-march=native", "-dM", "-E", "-x", "c++"]
-    told = subprocess.run([*command, os.devnull], capture_output=True, text=True)
+def _defined(flags: tuple[str, ...]) -> frozenset[str]:
+    """What the compiler defines, told these."""
+    command = [*(compiling.find_compiler() or ["c++"]), *flags, "-dM", "-E", "-x", "c++"]
+    told = subprocess.run([*command, os.devnull], capture_output=True, text=True, check=True)
     return frozenset(line.split()[1] for line in told.stdout.splitlines())
 
 
-def _flags_of(way: str) -> str:
-    """Without those that change nothing here: the same library is not compiled twice."""
-    words = FLAGS[way].split()
-    return " ".join(w for w in words if w not in TURNED_OFF or TURNED_OFF[w] in _defined())
+def sets_in_use() -> list[InstructionSet]:
+    """The instruction sets that the compiler uses here, the best first."""
+    chosen = instruction_sets.named()
+    defined = _defined((compiling.THIS_CPU,) if chosen is None else chosen.flags)
+    return [each for each in instruction_sets.SETS if each.macro in defined]
 
 
 def choice_of_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
@@ -59,11 +68,14 @@ def choice_of_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
     def choose(way: str) -> None:
         if way == "parts":
             monkeypatch.setattr(native, "attends", lambda *tensors: False)
-        elif platform.machine() == "x86_64" and (flags := _flags_of(way)):
-            monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} {flags}")
+        elif way == "AMX" and platform.machine() == "x86_64":
+            monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} {EMULATED}")
             load_again()
             assert library() is not None
-            assert way != "vectors" or not hasattr(library(), "refuses_tiles")
+        elif LESSER.get(way) in [each.name for each in sets_in_use()[1:]]:
+            monkeypatch.setenv(instruction_sets.VARIABLE, LESSER[way])
+            load_again()
+            assert hasattr(library(), "refuses_tiles") == (way != "vectors")
 
     yield choose
     monkeypatch.undo()

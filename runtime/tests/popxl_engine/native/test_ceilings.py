@@ -6,7 +6,7 @@ import popxl
 import pytest
 import torch
 from helpers.matrices import random
-from helpers.products import needs_tiles
+from helpers.products import TYPES
 from popxl import extensions
 from popxl_engine.machine.device import PROCESSOR, Processor
 from popxl_engine.native import library
@@ -32,7 +32,7 @@ def multiplied(panels: torch.Tensor, threads: int, rounds: int, where: str) -> f
 
 
 @pytest.mark.parametrize("where", LOADS)
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_tiles)])
+@pytest.mark.parametrize("dtype", TYPES)
 def test_each_round_and_thread_multiplies_as_much_wherever_operands_come_from(dtype, where):
     ones = torch.ones(2 * NUMBERS, dtype=dtype)
     once = multiplied(ones, threads=1, rounds=1, where="second cache")
@@ -41,7 +41,7 @@ def test_each_round_and_thread_multiplies_as_much_wherever_operands_come_from(dt
         assert multiplied(ones, threads, rounds, where) == threads * rounds * once
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_tiles)])
+@pytest.mark.parametrize("dtype", TYPES)
 def test_operands_from_the_cache_are_the_panels_numbers(dtype):
     panels = (random(2 * NUMBERS) * 8).round().to(dtype)  # whole numbers: sums are exact
     rows = multiplied(torch.ones(NUMBERS, dtype=dtype), 1, 1, "second cache") / NUMBERS

@@ -9,7 +9,8 @@ import re
 from typing import Any, NamedTuple
 
 import pytest
-from popxl_engine.native import build, compiling, library
+from helpers.products import sets_in_use
+from popxl_engine.native import build, instruction_sets, library
 
 CTYPES: dict[str, Any] = {
     "int": ctypes.c_int,
@@ -159,13 +160,10 @@ def test_a_difference_is_seen(sources):
     assert len(differences(sources, in_python())) == 1
 
 
-def loaded() -> ctypes.CDLL | None:
-    return library.library()
-
-
-@pytest.mark.skipif(loaded() is None, reason="no C++ compiler: there is no library")
-def test_the_library_has_the_functions_of_its_sources():
-    tiles = set(exported((compiling.FOLDER / "products.cpp").read_text(encoding="utf-8")))
-    tiles.add("multiply_ceiling_bf16")
-    missing = {name for name in in_sources() if not hasattr(loaded(), name)}
-    assert missing in (set(), tiles), "all are there, or those that need a CPU with tiles are not"
+@pytest.mark.skipif(library.library() is None, reason="no C++ compiler: there is no library")
+def test_the_library_has_the_functions_of_its_sources_and_instruction_sets():
+    here = sets_in_use()
+    missing = {name for name in in_sources() if not hasattr(library.library(), name)}
+    assert missing == set().union(
+        *(each.functions for each in instruction_sets.SETS if each not in here)
+    )

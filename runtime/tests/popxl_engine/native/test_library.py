@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from helpers import stand_ins
 from helpers.quick import cases
-from popxl_engine.native import build, compiling
+from popxl_engine.native import build, compiling, instruction_sets
 from popxl_engine.native import library as native
 
 from tests import warm
@@ -39,7 +39,8 @@ CALLS = len(UNITS) + 1
 
 
 @pytest.fixture
-def compiler(tmp_path: Path) -> list[str]:
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.delenv(instruction_sets.VARIABLE, raising=False)
     return stand_ins.compiler(tmp_path, COMPILER)
 
 

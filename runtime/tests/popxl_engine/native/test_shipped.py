@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 from helpers import stand_ins
-from popxl_engine.native import build, compiling, shipped
+from popxl_engine.native import build, compiling, instruction_sets, shipped
+from popxl_engine.native.instruction_sets import AMX, BF16, V3, V4
 
 COMPILER = 'echo "$@" > "$to"'
 """Writes what it was asked for."""
 CPUS = {
-    "amx": shipped.AMX,
-    "bf16": shipped.BF16,
-    "v4": shipped.V4 | {"avx512_vnni", "amx_tile", "amx_bf16"},
-    "v3": shipped.V3 | {"avx512f"},
-    "": shipped.AMX - {"fma"},
+    "amx": AMX,
+    "avx512_bf16": BF16,
+    "avx512": V4 | {"avx512_vnni", "amx_tile", "amx_bf16"},
+    "avx2": V3 | {"avx512f"},
+    "": AMX - {"fma"},
 }
 """Instructions by the level of the CPU."""
 needs_levels = pytest.mark.skipif(
@@ -29,6 +30,7 @@ needs_levels = pytest.mark.skipif(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the wheel's files are; there are none yet."""
+    monkeypatch.delenv(instruction_sets.VARIABLE, raising=False)
     monkeypatch.setenv("CXX", shlex.join(stand_ins.compiler(tmp_path, COMPILER)))
     monkeypatch.setattr(shipped, "FOLDER", tmp_path / "compiled")
     return shipped.FOLDER
@@ -36,8 +38,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def level_for(cpu: str) -> str:
     """The level whose file a CPU has."""
-    path = shipped.library_for(f"flags\t\t: fpu {' '.join(sorted(CPUS[cpu]))}")
-    return path.name.split("_")[1] if path else ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            instruction_sets, "instructions", lambda: f"flags\t\t: fpu {' '.join(CPUS[cpu])}"
+        )
+        path = shipped.library()
+    return path.name.removeprefix("kernels_").rpartition("_")[0] if path else ""
 
 
 @needs_levels
@@ -78,15 +84,15 @@ def test_there_is_no_folder_where_nothing_can_be_compiled(
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     shipped.make(folder)
     assert not folder.exists()
-    assert shipped.library_for(" ".join(shipped.AMX)) is None
+    assert level_for("amx") == ""
 
 
 @needs_levels
 def test_a_damaged_file_is_not_taken(folder: Path) -> None:
     shipped.make(folder)
-    (path,) = folder.glob("kernels_v3_*")
+    (path,) = folder.glob("kernels_avx2_*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert [level_for(cpu) for cpu in ("v4", "v3")] == ["v4", ""]
+    assert [level_for(cpu) for cpu in ("avx512", "avx2")] == ["avx512", ""]
 
 
 @needs_levels
@@ -95,7 +101,7 @@ def test_a_file_of_other_sources_or_flags_is_not_taken(
     what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped.make(folder)
-    assert level_for("v3") == "v3"
+    assert level_for("avx2") == "avx2"
     if what == "sources":
         (tmp_path / "sources").mkdir()
         for path in compiling.files_in(compiling.FOLDER):
@@ -105,7 +111,7 @@ def test_a_file_of_other_sources_or_flags_is_not_taken(
         monkeypatch.setattr(compiling, "FOLDER", tmp_path / "sources")
     else:
         monkeypatch.setattr(compiling, "FLAGS", ("-O2", *compiling.FLAGS[1:]))
-    assert level_for("v3") == ""
+    assert level_for("avx2") == ""
 
 
 @needs_levels
@@ -113,14 +119,14 @@ def test_what_the_loader_refuses_is_made_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shipped.make(folder)
-    monkeypatch.setattr(build, "_instructions", lambda: " ".join(shipped.BF16))
+    monkeypatch.setattr(instruction_sets, "instructions", lambda: " ".join(BF16))
     made: list[build.Sources] = []
     monkeypatch.setattr(build, "libraries", lambda sources: iter(made.append(sources) or ()))
     with caplog.at_level(logging.DEBUG, "popxl"):
         assert build.load() is None
     assert made == [build.KERNEL_SOURCES]
     (refused,) = caplog.messages
-    assert "kernels_bf16_" in refused and "cannot be loaded" in refused
+    assert "kernels_avx512_bf16_" in refused and "cannot be loaded" in refused
 
 
 @needs_levels
@@ -131,7 +137,7 @@ def test_kernels_that_the_wheel_has_brought_are_not_compiled(
     if is_there:
         shipped.make(folder)
     begun: list[str] = []
-    monkeypatch.setattr(build, "_instructions", lambda: " ".join(shipped.V3))
+    monkeypatch.setattr(instruction_sets, "instructions", lambda: " ".join(V3))
     monkeypatch.setattr(build, "_begin_one", lambda sources, _: begun.append(sources.name))
     build.begin.__wrapped__()
     assert ("kernels" in begun) != is_there

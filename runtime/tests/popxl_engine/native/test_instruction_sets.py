@@ -1,0 +1,61 @@
+"""Which instruction sets a CPU plays, what the variable that names one says, and what it changes."""
+
+import platform
+from pathlib import Path
+
+import pytest
+from poprun.environment import EnvironmentVariableError
+from popxl_engine.kernels import linalg
+from popxl_engine.native import build, compiling, instruction_sets
+from popxl_engine.native.instruction_sets import AMX, BF16, SETS, V3, VARIABLE
+
+X86, ARM = "x86_64", "aarch64"
+
+
+def on(monkeypatch: pytest.MonkeyPatch, machine: str, has: frozenset[str], name: str) -> None:
+    """Another CPU, and the variable."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(instruction_sets, "instructions", lambda: "flags : " + " ".join(has))
+    monkeypatch.setenv(VARIABLE, name)
+
+
+def test_each_set_has_the_instructions_of_those_below_it() -> None:
+    for better, lesser in zip(SETS, SETS[1:]):
+        assert better.instructions > lesser.instructions
+
+
+@pytest.mark.parametrize(
+    "machine, has, name, problem",
+    [
+        (X86, V3, "avx3", "got avx3; expected avx2, sse2. Correct"),
+        (X86, V3, "avx512", "got avx512, which this CPU lacks; expected avx2, sse2. Correct"),
+        (X86, AMX - {"fma"}, "avx2", "got avx2, which this CPU lacks; expected sse2. Correct"),
+        (ARM, V3, "avx2", "lacks; expected no value, as this is no x86-64. Correct"),
+    ],
+)
+def test_a_set_that_the_cpu_does_not_play_is_refused_in_words(
+    machine: str, has: frozenset[str], name: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, machine, has, name)
+    with pytest.raises(EnvironmentVariableError, match=rf"^{VARIABLE}: .*{problem}"):
+        build.begin.__wrapped__()
+
+
+def test_of_a_named_set_other_instructions_are_used_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on(monkeypatch, X86, BF16, "avx2")
+    monkeypatch.setattr(linalg.torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert not linalg.prefers_onednn.__wrapped__()
+    assert not linalg.multiplies_natively.__wrapped__(linalg.torch.bfloat16)
+    assert not linalg.multiplies_natively.__wrapped__(linalg.torch.float16)
+    flags = [word for word in compiling.flags_for(build._named_flags()) if "arch" in word]
+    assert flags == [] and build._named_flags() == ("-march=x86-64-v3",)
+
+
+def test_each_set_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: set[Path] = set()
+    for name in ("", *(each.name for each in SETS)):
+        on(monkeypatch, X86, AMX, name)
+        files.add(build._candidates(["c++"])[0])
+    assert len(files) == 1 + len(SETS)
