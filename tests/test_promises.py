@@ -16,7 +16,7 @@ PROMISES = (
     "Death and hang of instances", "Signals", "Suspension", "Silent corruption", "Silent corruption at rest",
     "Replicas that differ", "Numbers that are not finite", "Batches without labels", "Spikes",
     "Logging services", "Soak",
-    "Plan", "Plan of the process", "Determinism", "One run", "Batch system",
+    "Plan", "Plan of the process", "Determinism", "Rows alone", "One run", "Batch system",
 )  # fmt: skip
 
 

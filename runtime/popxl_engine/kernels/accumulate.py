@@ -9,6 +9,7 @@ import torch
 from popxl_engine.kernels.linalg import prefers_onednn, product
 from popxl_engine.kernels.registry import kernel, kernel_like
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES
+from popxl_engine.kernels.small_products import multiplies_small
 from popxl_engine.kernels.var_updates import mean_factors
 from popxl_engine.native import library as native
 
@@ -28,7 +29,8 @@ def accumulate_gemm_(
     mean = kernel_like("accumulate_mean_", t)
     if t.is_cuda or t.dtype in TORCH_HALF_DTYPES or not t.is_floating_point():
         return mean(t, product(lhs, rhs, lhs.dtype), step)
-    if t.dtype == lhs.dtype == torch.float32 and not prefers_onednn():
+    is_plain = not prefers_onednn() and not multiplies_small(lhs, rhs)
+    if t.dtype == lhs.dtype == torch.float32 and is_plain:
         old, new = mean_factors(step)
         return t.addmm_(lhs, rhs, beta=old, alpha=new)
     for start in range(0, t.shape[0], ROWS_AT_A_TIME):

@@ -12,6 +12,7 @@ from popxl_engine.kernels.linalg import (
 )
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES
+from popxl_engine.kernels.small_products import multiplies_small
 from popxl_engine.native import library as native
 
 TILE_ROW = 64
@@ -36,7 +37,8 @@ def masked_scores(
     """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] ->
     [..., m, n].
     """
-    if lhs.dtype in TORCH_HALF_DTYPES and not (lhs.is_cuda or multiplies_natively(lhs.dtype)):
+    is_slow = lhs.dtype in TORCH_HALF_DTYPES and not (lhs.is_cuda or multiplies_natively(lhs.dtype))
+    if is_slow or multiplies_small(lhs, rhs):
         return product(lhs, rhs, torch.float32).mul_(scale).add_(mask).to(lhs.dtype)
     shape = (*lhs.shape[:-1], rhs.shape[-1])
     left, right = lhs.reshape(-1, *lhs.shape[-2:]), rhs.reshape(-1, *rhs.shape[-2:])

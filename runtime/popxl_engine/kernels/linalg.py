@@ -10,6 +10,7 @@ from popxl_engine.kernels.casting import power_of_two
 from popxl_engine.kernels.dtypes import LIMITED, torch_dtype
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES
+from popxl_engine.kernels.small_products import small_product
 from popxl_engine.native import instruction_sets
 from popxl_engine.native import library as native
 
@@ -84,6 +85,8 @@ def matrix_product(
     lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """lhs @ rhs + bias for floating-point matrices of one type: [m, k], [k, n], [n] -> [m, n]."""
+    if (small := small_product(lhs, rhs, lhs.dtype, bias)) is not None:
+        return small
     if native.multiplies_few(lhs, rhs):
         return few_rows(lhs, rhs, bias)
     if lhs.is_cuda:
@@ -140,6 +143,8 @@ def few_rows(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None) ->
 
 def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.Tensor:
     """lhs @ rhs, accumulated in float32 or wider and rounded once to ``result``."""
+    if (small := small_product(lhs, rhs, result)) is not None:
+        return small
     if lhs.dim() == rhs.dim() == 2 and result == lhs.dtype and native.multiplies_few(lhs, rhs):
         return few_rows(lhs, rhs, None)
     if lhs.dtype in TORCH_HALF_DTYPES and (

@@ -47,6 +47,7 @@ SIGNATURES = {
     "random_words": ("pnnn", 0),
     "accumulate_product": ("pnnpnnpnffnnnp", 0),
     "multiply_add": ("pnnpnnppnnnn", 0),
+    "multiply_small": ("ppppp", 1),
     "multiply_few": ("pnpnnppnnn", 1),
     "attend": ("pnnn" * 3 + "pfpp" + "pnnn" + "nnnnn" + "pnnf", 1),
     "attend_few": ("pnnn" * 4 + "fpp" + "nnnnn", 1),
@@ -57,9 +58,8 @@ SIGNATURES = {
 }
 """Of each function: its parameters before the number of threads (pointers, sizes and numbers), and
 how many element types its name ends in. Those that end in `scratch` return a number of elements.
-`accumulate_product`, `multiply_add` and, of bfloat16, `multiply_ceiling` and `newton_schulz` are
-there on CPUs that multiply bfloat16: with AVX-512's dot products, or AMX; so is `refuses_tiles`,
-which has no parameters and returns a number."""
+Which of them CPUs without some instructions lack, `instruction_sets` says. `refuses_tiles`, one of
+these, has no parameters and returns a number."""
 
 
 _elsewhere = False
@@ -200,6 +200,11 @@ def call(name: str, dtypes: tuple[torch.dtype, ...], *arguments: Any) -> None:
         if given[i] is not None:
             given[i] = given[i].data_ptr()
     function(*given, torch.get_num_threads())
+
+
+def function(name: str, dtype: torch.dtype) -> Any:
+    """A function of one element type, for whoever calls it with numbers alone."""
+    return _functions()[(name, dtype)][0]
 
 
 def scratch(name: str, dtypes: tuple[torch.dtype, ...], *sizes: int) -> int:

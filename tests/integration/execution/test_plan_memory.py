@@ -59,8 +59,10 @@ def without_scratch(
     changes: "list[tuple[int, int]]", products: "list[tuple[int, int]]"
 ) -> "list[tuple[int, int]]":
     """Less what is taken and given back inside one product: where oneDNN rearranges a factor. No
-    plan knows that.
+    plan knows that. Small products are not oneDNN's.
     """
+    if not products:
+        return changes
     found: list[tuple[int, int]] = []
     for moment, nbytes in changes:
         begin, end = products[max(0, bisect.bisect(products, (moment, moment)) - 1)]
