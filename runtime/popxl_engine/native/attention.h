@@ -70,6 +70,7 @@ struct View {
 
 struct Sizes {
   int64_t batch, heads, queries, keys, width;  // width: of a head
+  int64_t multiply_adds() const { return 2 * batch * heads * queries * keys * width; }
 };
 
 // Elements are dropped where their draws, read as int32, are below the threshold, and scaled
@@ -166,7 +167,7 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), stride = row + SKEW;
   const bool is_kept = probabilities != nullptr;
   std::vector<MaskExtent> extents(ceil_div(n.queries, PANEL));
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(threads) if (threads > 1 && n.multiply_adds() > SMALL)
   {
     thread_local Workspace workspace, floats, elements;
     Packed* const packed_keys =
@@ -231,7 +232,7 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
       dropout.parts > 0 && !recomputes;  // for the gradient of what dropout left, and nothing else
   const int64_t probs_row = recomputes ? row : keys;  // and that of factors
   std::vector<MaskExtent> extents(ceil_div(n.queries, PANEL));
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(threads) if (threads > 1 && n.multiply_adds() > SMALL)
   {
     thread_local Workspace workspace, floats;
     const int64_t packed = ((2 + recomputes) * row + 2 * queries) * width;

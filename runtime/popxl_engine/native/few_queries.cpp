@@ -55,7 +55,9 @@ template <class T>
 void attend_few(const View<const T>& query, const View<const T>& key, const View<const T>& value,
                 const View<const T>& mask, float scale, T* probs, T* y, const Sizes& n,
                 int threads) {
-  in_pieces(n.batch * n.heads, 1, threads, [=](int64_t head, int64_t) {
+  // what limits is reading, which threads share sooner
+  const int taken = n.batch * n.heads * n.keys * n.width > SMALL / 8 ? threads : 1;
+  in_pieces(n.batch * n.heads, 1, taken, [=](int64_t head, int64_t) {
     const int64_t b = head / n.heads, h = head % n.heads;
     std::vector<float> memory(std::size_t(n.keys + 2 * n.width));
     float *const scores = memory.data(), *const sums = scores + n.keys,

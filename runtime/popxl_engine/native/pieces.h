@@ -9,6 +9,10 @@ static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + si
 
 constexpr int64_t PIECE = 1 << 14;  // elements that one thread takes at a time
 
+// Multiply-adds that one thread makes sooner than others wake, and much sooner than others that
+// wait for a core which another program has.
+constexpr int64_t SMALL = 1 << 18;
+
 // Calls work(first, end) for pieces of 0 .. count.
 template <class Work>
 static void in_pieces(int64_t count, int64_t piece, int threads, Work work) {

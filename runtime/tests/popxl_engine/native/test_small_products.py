@@ -1,6 +1,8 @@
 """Small products: the numbers, and bits that do not depend on what is multiplied beside a row."""
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import popxl
@@ -11,6 +13,7 @@ from helpers.surrounded import Surrounded
 from popxl import ops
 from popxl_engine.kernels import small_products
 from popxl_engine.kernels.accumulate import accumulate_gemm_
+from popxl_engine.kernels.attention import attention, attention_grad
 from popxl_engine.kernels.gemm import gemm_bias, masked_scores
 from popxl_engine.kernels.linalg import few_rows, product
 from popxl_engine.kernels.small_products import SMALL, multiplies_small, small_product
@@ -168,3 +171,42 @@ def test_operands_alone_are_read_and_the_result_alone_is_written(left, right, dt
             y.give_back()
             assert torch.equal(y.given, small_product(lhs.given, rhs.given, dtype, bias.given))
             assert y.given.isfinite().all()
+
+
+def attended(queries: int) -> torch.Tensor:
+    """Attention of queries to as many keys, and its gradients."""
+    q, k, v = (random(1, 2, queries, 16, seed=seed) for seed in range(3))
+    mask, factors = torch.zeros(queries, queries), (None, 0.0)
+    probs, y = attention(q, k.mT, v, mask, 0.3, *factors)
+    attention_grad(y, q.mT, k, v.mT, probs, probs, 0.3, *factors)
+    return y
+
+
+@pytest.mark.parametrize(
+    "work, is_small",
+    [
+        pytest.param(
+            lambda: product(random(64, 64), random(64, 64), torch.float32), True, id="product"
+        ),
+        pytest.param(lambda: attended(16), True, id="attention"),
+        pytest.param(
+            lambda: product(random(512, 64), random(64, 64), torch.float32), False, id="more"
+        ),
+        pytest.param(lambda: attended(256), False, id="more attention"),
+    ],
+)
+def test_what_is_small_takes_one_thread(work, is_small):
+    """Each thread that begins one has others of its own: OpenMP starts them when it needs them."""
+
+    def started() -> int:
+        before = torch.get_num_threads()
+        torch.set_num_threads(3)
+        try:
+            count = len(os.listdir("/proc/self/task"))
+            work()
+            return len(os.listdir("/proc/self/task")) - count
+        finally:
+            torch.set_num_threads(before)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert (pool.submit(started).result() == 0) == is_small
