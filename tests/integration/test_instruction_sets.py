@@ -15,7 +15,7 @@ KERNELS = [
     f"runtime/tests/popxl_engine/{name}"
     for name in (
         "native/test_interface.py", "native/test_kernels.py", "native/test_edges.py",
-        "native/test_few_rows.py", "native/test_few_queries.py", "native/test_ceilings.py",
+        "native/test_few_rows.py", "native/test_small_products.py", "native/test_few_queries.py", "native/test_ceilings.py",
         "passes/test_products.py",
     )
 ]  # fmt: skip

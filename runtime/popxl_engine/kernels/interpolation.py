@@ -15,13 +15,16 @@ Tap = tuple[torch.Tensor, torch.Tensor]
 A = -0.75
 """Slope of the cubic at distance one."""
 
-COORDINATES: dict[str, Callable[[torch.Tensor, float, int], torch.Tensor]] = {
-    "half_pixel": lambda i, scale, size: (i + 0.5) / scale - 0.5,
-    "pytorch_half_pixel": lambda i, scale, size: (i + 0.5) / scale - 0.5 if len(i) > 1 else i,
-    "align_corners": lambda i, scale, size: i * (size - 1) / max(len(i) - 1, 1),
-    "asymmetric": lambda i, scale, size: i / scale,
+Share = Callable[[torch.Tensor, float, float], torch.Tensor]
+COORDINATES: dict[str, Callable[[torch.Tensor, Share, float, int], torch.Tensor]] = {
+    "half_pixel": lambda i, share, scale, size: share(i + 0.5, 1, scale) - 0.5,
+    "pytorch_half_pixel": lambda i, share, scale, size: (
+        share(i + 0.5, 1, scale) - 0.5 if len(i) > 1 else i
+    ),
+    "align_corners": lambda i, share, scale, size: share(i, size - 1, max(len(i) - 1, 1)),
+    "asymmetric": lambda i, share, scale, size: share(i, 1, scale),
 }
-"""Where the values of an axis lie among its ``size`` elements."""
+"""Where the values of an axis lie among its ``size`` elements; share(x, a, b) is x * a / b."""
 
 NEAREST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "round_prefer_floor": lambda position: torch.ceil(position - 0.5),
@@ -47,20 +50,29 @@ def taps(
     coordinates: str,
     like: torch.Tensor,
 ) -> Iterator[Tap]:
-    """The elements along an axis that make each value. Positions are computed in float64, on the
-    tensor's device.
+    """The elements along an axis that make each value.
+
+    Positions of which the nearest element is taken are computed in float64; others, and weights, in
+    the type of what is weighed, as torch does: the ratio is rounded, then the position, once.
     """
-    position = COORDINATES[coordinates](
-        torch.arange(count, dtype=torch.float64, device=like.device), scale, size
-    )
+    each = torch.arange(count, dtype=torch.float64, device=like.device)
+    place = COORDINATES[coordinates]
     if mode == "nearest":
+        position = place(each, lambda x, a, b: x * a / b, scale, size)
         yield NEAREST[nearest_mode](position).long().clamp(0, size - 1), like.new_ones(count)
         return
+
+    def share(x: torch.Tensor, a: float, b: float) -> torch.Tensor:
+        return x * float(torch.tensor(a / b, dtype=like.dtype, device="cpu"))
+
+    position = place(each, share, scale, size).to(like.dtype)
+    if mode == "linear":
+        position = position.clamp(0, size - 1)
     below = torch.floor(position)
     for offset in (0, 1) if mode == "linear" else (-1, 0, 1, 2):
         distance = (position - below - offset).abs()
         weight = 1 - distance if mode == "linear" else cubic(distance)
-        yield (below.long() + offset).clamp(0, size - 1), weight.to(like.dtype)
+        yield (below.long() + offset).clamp(0, size - 1), weight
 
 
 def scaled_axes(scale_factor: Scales) -> list[tuple[int, float]]:
