@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from popxl_engine.native import instruction_sets
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 KERNELS = [
     f"runtime/tests/popxl_engine/{name}"
@@ -67,3 +69,22 @@ def losses(folder: Path, variables: "dict[str, str]") -> "list[float]":
 def test_a_training_has_the_losses_of_the_plain_kernels(name, plain, tmp_path):
     found = losses(tmp_path, environment(name))
     assert len(found) == 4 and found == pytest.approx(plain, rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variable, value",
+    [(instruction_sets.VARIABLE, "avx3"), ("POPXL_PASSES", "-tiles"), ("POPXL_PRINT_AFTER", "x")],
+)
+@pytest.mark.parametrize("plan", [[], ["--plan"]], ids=["training", "plan"])
+def test_a_variable_with_an_unknown_value_ends_a_program_in_words(variable, value, plan, tmp_path):
+    command = [warm.python(), str(ROOT / "demo/pretraining.py"), "--config", "tiny", *plan]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, variable: value},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"error: {variable}: got {value}; expected " in done.stderr
