@@ -9,6 +9,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from popxl.errors import RemoteMemoryError
 from popxl.host_limits import host_memory
 
 logger = logging.getLogger("popxl")
+MANY_BYTES = 2**30
+"""Of memory that one thread would take a tenth of a second for."""
 
 
 class Fence(Protocol):
@@ -107,7 +110,7 @@ class Pages:
         with suppress(OSError):  # a system without them
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._array = np.frombuffer(self._map, np.uint8)
-        self._array[:: mmap.PAGESIZE] = 0  # takes them now
+        touch(self._array)
         self.bytes = torch.from_numpy(self._array[:nbytes])
 
     def lock(self, device: torch.device) -> None:
@@ -133,6 +136,19 @@ class Pages:
     def decommit(self, start: int, size: int) -> None:
         """See `Memory`."""
         self._map.madvise(mmap.MADV_DONTNEED, start, size)
+
+
+def touch(memory: np.ndarray) -> None:
+    """Take all pages of some memory now: the system clears each, in several threads where that
+    takes long.
+    """
+    pages = memory[:: mmap.PAGESIZE]
+    if len(memory) < MANY_BYTES:
+        pages[:] = 0
+        return
+    parts = np.array_split(pages, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(lambda part: part.fill(0), parts))
 
 
 class Processor:

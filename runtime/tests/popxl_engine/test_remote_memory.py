@@ -7,10 +7,11 @@ import numpy as np
 import popxl
 import pytest
 import torch
-from popxl_engine.machine import memory
+from popxl_engine.machine import device, memory
 from popxl_engine.machine.device import Pages
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import as_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ELEMENTS = 2**22
 MIB = 2**20
@@ -32,6 +33,44 @@ def test_pages_are_taken_at_once_and_given_up_piece_by_piece() -> None:
     assert not pages.bytes[16 * MIB : 48 * MIB].any()
     pages.bytes.fill_(1)
     assert resident() - before > 60 * MIB
+
+
+@pytest.mark.parametrize("limit", [1, 2**30])
+@pytest.mark.parametrize("nbytes", [1, 4096, 4097, 11 * 4096 + 5])
+def test_every_page_is_touched_once(limit: int, nbytes: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(device, "MANY_BYTES", limit)
+    found = np.ones(nbytes, np.uint8)
+    device.touch(found)
+    assert np.flatnonzero(found == 0).tolist() == list(range(0, nbytes, 4096))
+
+
+class Travelling(TorchDispatchMode):
+    """Counts numbers of the host that an op with another device is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if result.device.type != "cpu":
+            on_host = [t for t in args if torch.is_tensor(t) and t.device.type == "cpu"]
+            self.count += sum(t.numel() for t in on_host)
+        return result
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 7)])
+def test_a_number_seen_everywhere_travels_to_a_device_once(shape: tuple[int, ...]) -> None:
+    row, number = torch.empty(shape, device="meta"), torch.ones(())
+    with Travelling() as travelling:
+        memory.copy_apart(row, number.expand(shape))
+    assert travelling.count == 1
+    with Travelling() as travelling:
+        memory.copy_apart(row, torch.ones(shape))
+    assert travelling.count == row.numel()
 
 
 def test_rows_of_zeros_take_no_memory_until_they_are_loaded() -> None:
