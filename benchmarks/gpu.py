@@ -1,349 +1,396 @@
-"""One training step of GPT-3 2.7B's shapes on one GPU: all state there, half of it, one layer of
-it; and plain PyTorch.
+"""Large models on one GPU: speed, idleness, traffic and memory of a step, case by case.
 
-    python benchmarks/gpu.py                        # within 8 minutes on one H200
-    python benchmarks/gpu.py --device cpu --layers 2 --hidden_size 64 --heads 4 \
-        --sequence_length 32 --batch 4
+    python benchmarks/gpu.py --list                 # the cases, and what has been measured
+    python benchmarks/gpu.py                        # those not measured yet, as many as 450 s hold
+    python benchmarks/gpu.py 7b-22GiB --again
+    python benchmarks/gpu.py --plan 14b-22GiB       # what a case takes; needs no GPU
+    python benchmarks/gpu.py --device cpu --small   # the same code on small shapes
 
-First the machine's ceilings: the link to the GPU one way, the other, and both, and matrix products
-at the model's shapes. Then the variants, alternating, one process each. With recomputation
-everywhere: a step that computes its forward pass twice does 4/3 of the model's FLOPs, which its MFU
-does not count.
+A group is 65,536 tokens, a global batch of 64 sequences of 1,024. Each case runs with one group,
+and some with two: CASE/1 and CASE/2, each in a process of its own. After a warm-up come the timed
+steps, then one that is recorded, for the timeline and for idleness. Results are appended to a file
+of JSON lines; what is there is not run again.
+
+All is recomputed in the backward pass: a step does 4/3 of the model's FLOPs, which shares do not
+count. "Products" is what a product of the model's own shape reaches alone, in the same process. Of
+models that the host's memory does not hold, some layers run; what is said of the whole model, or of
+a step of 524,288 tokens, is extrapolated, and called so.
 """
 
 import argparse
+import json
+import shlex
 import statistics
+import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]  # nothing need be installed
 
 from benchmarks.harness import (  # noqa: E402
+    BenchmarkError,
     Figures,
-    Measurement,
     Variant,
+    VariantProcess,
     Workload,
-    add_run_counts,
     machine,
     main_or_worker,
-    measure,
-    print_json,
-    run_counts,
     table,
 )
 from popxl_gpt.utils.units import bytes_text  # noqa: E402
 
-BARS = {"one layer / resident": 0.95, "resident / plain": 1.0, "MFU": 0.45}
-LARGE = 2**28
-"""Bytes of a transfer by which the link is measured."""
+GROUP, SEQUENCE = 65_536, 1024
+"""Tokens of a group, and of a sequence."""
+FULL_STEP = 524_288
+"""Tokens of the step that others publish."""
+PEAKS = {"H200": 989e12, "H100 80GB HBM3": 989e12, "A100": 312e12, "RTX 4090": 165e12}
+"""FLOP/s of dense bfloat16 products by the makers' data sheets, of cards whose name has this."""
+RESULTS = ROOT / "benchmarks" / "gpu.jsonl"
+LEAST_SECONDS = 75
+"""Left of a call's time, without which no run starts."""
 
 
-# The machine's ceilings
+def shape(
+    layers: int, hidden: int, heads: int, key_value: int, wide: int, words: int, tied: bool = False
+) -> Figures:
+    """A model of the Llama family, as settings."""
+    names = "layers hidden_size heads key_value_heads feed_forward_size vocabulary_size tied_head"
+    sizes = dict(zip(names.split(), (layers, hidden, heads, key_value, wide, words, tied)))
+    forms = {"norm": "rms_norm", "position_embedding": "rotary", "activation": "swiglu"}
+    return {**sizes, **forms, "sequence_length": SEQUENCE, "biases": False, "dropout": 0.0}
 
 
-def link(device: str, nbytes: int) -> Figures:
-    """Bytes/s to the device, from it, and both at once, by the copies that rows travel with."""
-    from popxl_engine.machine.device import device_named
-    from popxl_engine.machine.paging import HostStore
-
-    place = device_named(device)
-    store, memory = HostStore(2 * nbytes, place), place.memory(2 * nbytes).bytes
-    ways: dict[str, Callable[[], None]] = {
-        "to": lambda: store.read(0, memory[:nbytes]),
-        "from": lambda: store.write(nbytes, memory[nbytes:]),
-    }
-
-    def seconds(names: Sequence[str]) -> float:
-        jobs = [threading.Thread(target=ways[name]) for name in names]
-        begin = time.perf_counter()
-        for job in jobs:
-            job.start()
-        for job in jobs:
-            job.join()
-        return time.perf_counter() - begin
-
-    found: Figures = {}
-    for name, names in {"to": ("to",), "from": ("from",), "both": ("to", "from")}.items():
-        found[name] = len(names) * nbytes / min(seconds(names) for _ in range(5))
-    return found
+SHAPES = {
+    "7b": shape(28, 3584, 28, 4, 18944, 152_064),
+    "14b": shape(48, 5120, 40, 8, 13824, 152_064),
+    "8b": shape(32, 4096, 32, 8, 14336, 128_256),
+    "0.6b": shape(28, 1024, 16, 8, 3072, 151_936, tied=True),
+    "32b": shape(64, 5120, 40, 8, 27648, 152_064),
+}
+"""Qwen2.5-7B, 14B and 32B without biases of query, key and value, Llama-3-8B, and Qwen3-0.6B with
+heads of hidden_size / heads and no norms of theirs.
+"""
 
 
-def product_rates(device: str, dtype: str, rows: int, hidden: int, vocabulary: int) -> Figures:
-    """FLOP/s of the feed-forward layer's first product, and of logits by torch and by the engine,
-    the best of some.
-    """
-    import torch
-    from popxl_engine.kernels.linalg import matrix_product
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is measured."""
 
-    element = getattr(torch, dtype)
-    lhs = torch.randn(rows, hidden, dtype=element, device=device)
-    up = torch.randn(hidden, 4 * hidden, dtype=element, device=device)
-    words = torch.randn(vocabulary, hidden, dtype=element, device=device).t()
-
-    def rate(
-        multiply: "Callable[[torch.Tensor, torch.Tensor], torch.Tensor]", rhs: "torch.Tensor"
-    ) -> float:
-        times = []
-        for _ in range(10):
-            begin = time.perf_counter()
-            for _ in range(5):
-                multiply(lhs, rhs)
-            if lhs.is_cuda:
-                torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) / 5)
-        return 2 * rows * hidden * rhs.shape[1] / min(times)
-
-    return {
-        "up": rate(torch.mm, up),
-        "logits": rate(torch.mm, words),
-        "our logits": rate(matrix_product, words),
-    }
+    name: str
+    model: str
+    """Of `SHAPES`, or a preset."""
+    memory: str | None = None
+    """Of the device: a limit, "one layer" (what the plan needs at least, and a tenth), or all."""
+    kind: Literal["phased", "plain", "FSDP2"] = "phased"
+    groups: tuple[int, ...] = (1, 2)
+    layers: int | None = None
+    """That run, of the model's."""
+    settings: Figures = field(default_factory=dict)
+    absent: str = ""
+    """What this program lacks for it."""
 
 
-def give_memory_back() -> None:
-    """Leave the GPU's memory to the variants."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-# The variants
-
-
-class PlainWorkload:
-    """The step in plain PyTorch: compiled, fused attention and AdamW, each block's activations
-    computed again.
-    """
-
-    def __init__(self, options: Figures):
-        import torch
-
-        from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
-
-        self.options, self.device = options, torch.device(options["device"])
-        self.random = np.random.default_rng(0)
-        model = PlainModel(**options["model"], dropout=0.0, attention="fused", recomputation=True)
-        training = PlainTraining(steps=1000, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
-        dtype = getattr(torch, options["dtype"])
-        gpt = PlainGPT(model).to(self.device)
-        self.trainer = PlainTrainer(gpt, training, dtype=dtype, compiled=options["compiled"])
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the loss of the last."""
-        import torch
-
-        for _ in range(count):
-            tokens = torch.from_numpy(tokens_of(self.options, self.random)).to(self.device)
-            parts = tokens.split(self.options["micro_batch"])
-            loss = self.trainer.step([(part[:, :-1], part[:, 1:]) for part in parts])
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the optimizer comes after the loss
-        return {"loss": loss}
-
-    def finish(self) -> Figures:
-        """Device memory."""
-        return device_peak(self.device)
-
-
-class PhasedWorkload:
-    """The phased step with so much of the device's memory."""
-
-    def __init__(self, options: Figures):
-        import torch
-
-        from benchmarks.phased import PhasedTrainer
-        from popxl_gpt.utils.runtime import file_traffic
-
-        self.device, self.traffic = torch.device(options["device"]), file_traffic
-        self.random = np.random.default_rng(0)
-        self.trainer = PhasedTrainer(config_of(options), self.batches(options))
-
-    def batches(self, options: Figures) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Random tokens."""
-        while True:
-            tokens = tokens_of(options, self.random)
-            yield tokens[:, :-1], tokens[:, 1:]
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the loss of the last, and what was moved and waited for."""
-        before, begin = self.traffic(self.trainer.session), time.perf_counter()
-        figures = self.trainer.step(count)
-        after, seconds = self.traffic(self.trainer.session), time.perf_counter() - begin
-        if after is not None:
-            figures["read_bytes"] = (after.read_bytes - before.read_bytes) / count
-            figures["waiting"] = (after.waited - before.waited) / seconds
-        return figures
-
-    def finish(self) -> Figures:
-        """Device memory."""
-        return device_peak(self.device)
-
-
-def tokens_of(options: Figures, random: np.random.Generator) -> np.ndarray:
-    """One step's tokens, int64 [batch, sequence + 1]."""
-    model = options["model"]
-    return random.integers(
-        0, model["vocabulary_size"], (options["batch"], model["sequence_length"] + 1)
+def both(model: str, **options: Any) -> tuple[Case, ...]:
+    """A model with all of the device, and with one layer of it there."""
+    return (
+        Case(name=f"{model}-all", model=model, **options),
+        Case(name=f"{model}-one-layer", model=model, memory="one layer", **options),
     )
 
 
-def device_peak(device: "object") -> Figures:
-    """Most bytes that were allocated on a GPU."""
-    import torch
+EIGHT_BITS = "products in 8 bits (--products fp8)"
+CASES = (
+    Case(name="7b-22GiB", model="7b", memory="22GiB"),
+    Case(name="14b-22GiB", model="14b", memory="22GiB", layers=20),
+    Case(name="14b-all", model="14b", layers=20),
+    Case(name="7b-all", model="7b"),
+    Case(name="plain-4-layers", model="7b", kind="plain", groups=(1,), layers=4),
+    Case(name="plain-8-layers", model="7b", kind="plain", groups=(1,), layers=8),
+    Case(name="FSDP2-8-layers", model="7b", kind="FSDP2", groups=(1,), layers=8),
+    Case(
+        name="32b-adapters-22GiB",
+        model="32b",
+        memory="22GiB",
+        groups=(1,),
+        layers=32,
+        settings={"lora_rank": 16},
+    ),
+    *both("7b")[1:],
+    *both("14b", layers=20)[1:],
+    Case(name="8b-22GiB", model="8b", memory="22GiB", groups=(1,)),
+    *both("8b", groups=(1,)),
+    *both("0.6b"),
+    Case(name="demo", model="demo", groups=(1,)),
+    Case(
+        name="7b-whole-step",
+        model="7b",
+        absent="groups of micro-batches (--micro_batch_group): all activations of 524,288 tokens "
+        "take more than the host's memory",
+    ),
+    Case(
+        name="14b-whole",
+        model="14b",
+        absent="gradient rows in 16 bits (--gradient_precision): with float32 the rows of 48 "
+        "layers take more than the host's memory",
+    ),
+    Case(name="7b-fp8-22GiB", model="7b", memory="22GiB", absent=EIGHT_BITS),
+    Case(name="14b-fp8-22GiB", model="14b", memory="22GiB", absent=EIGHT_BITS),
+)
 
-    is_gpu = getattr(device, "type", "") == "cuda"
-    return {"device_peak_bytes": torch.cuda.max_memory_allocated() if is_gpu else 0}
 
+@dataclass(frozen=True)
+class Run:
+    """A case with so many groups."""
 
-def config_of(options: Figures) -> "object":
-    """The application's configuration of a variant."""
-    from popxl_gpt.config import Config, Execution, Model, Training
+    case: Case
+    groups: int
+    small: bool = False
 
-    return Config(
-        name="gpu",
-        model=Model(**options["model"], dropout=0.0, precision=options["dtype"]),
-        training=Training(
-            steps=1000,
-            global_batch_size=options["batch"],
-            learning_rate=1e-4,
-            schedule="constant",
-            stochastic_rounding=options["dtype"] != "float32",
-        ),
-        execution=Execution(
-            micro_batch_size=options["micro_batch"],
-            device=options["device"],
-            device_memory=options.get("device_memory"),
-            device_iterations=options["iterations"],
-        ),
-    )
+    @property
+    def name(self) -> str:
+        """As results have it."""
+        return f"{self.case.name}/{self.groups}" + " small" * self.small
+
+    def options(self, arguments: argparse.Namespace) -> Figures:
+        """What its process is told."""
+        case, batch, micro_batch = self.case, GROUP // SEQUENCE, 4
+        if is_preset := case.model not in SHAPES:
+            model = {}
+        else:
+            model = {**SHAPES[case.model], **({"layers": case.layers} if case.layers else {})}
+        if self.small and not is_preset:
+            batch, micro_batch = 4, 2
+            heads = {"heads": 4, "key_value_heads": 2, "hidden_size": 32, "feed_forward_size": 48}
+            model |= heads | {"layers": min(2, model["layers"]), "vocabulary_size": 96}
+            model["sequence_length"] = 16
+        timeline = f"timeline-{case.name}.json.gz" if self.groups == 1 else None
+        return {
+            **{"kind": case.kind, "model": model, "preset": case.model if is_preset else None},
+            **{"batch": self.groups * batch, "micro_batch": micro_batch, "small": self.small},
+            **{"device": arguments.device, "dtype": "bfloat16", "memory": case.memory},
+            **{"settings": case.settings, "layers": SHAPES.get(case.model, model).get("layers")},
+            "timeline": str(arguments.timelines.resolve() / timeline) if timeline else None,
+        }
 
 
 def build(options: Figures) -> Workload:
-    """One variant's workload."""
-    return PlainWorkload(options) if options["kind"] == "plain" else PhasedWorkload(options)
+    """A run's workload."""
+    from benchmarks.gpu_steps import PhasedWorkload, PlainWorkload
+
+    return (PhasedWorkload if options["kind"] == "phased" else PlainWorkload)(options)
 
 
-def options_of(arguments: argparse.Namespace) -> Figures:
-    """What all variants have in common."""
-    names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
+# Running
+
+
+def measured(run: Run, arguments: argparse.Namespace, deadline: float) -> Figures:
+    """A run's figures; with an `error` where it failed or ran out of time."""
+    found: Figures = {"run": run.name, "groups": run.groups, "seconds": []}
+    variant = Variant(name=run.name, options=run.options(arguments))
+    process = VariantProcess(Path(__file__), variant, 0)
+
+    def ask(command: str, **more: int) -> Figures:
+        process.timeout = max(1.0, deadline - time.monotonic())
+        return process.ask(command, **more)
+
+    begin = time.monotonic()
+    try:
+        ask("build")
+        found["start_up_seconds"] = time.monotonic() - begin
+        for number in range(1 + arguments.steps):
+            reply = ask("step", count=1)
+            found |= reply["figures"]
+            if number:
+                found["seconds"].append(reply["seconds"])
+            else:
+                found["warm_up_seconds"] = reply["seconds"]
+        reply = ask("finish")
+        found |= reply["finish"] | {"host_peak_bytes": reply["peak_bytes"]}
+    except BenchmarkError as error:
+        found["error"] = str(error)
+    finally:
+        process.stop()
+    return found | rates(found) if found["seconds"] else found
+
+
+def rates(found: Figures) -> Figures:
+    """Speed from a run's seconds and what it told of itself."""
+    seconds = statistics.median(found["seconds"])
+    flops = found["flops"] / seconds
+    card = found["card"] or "" if found["dtype"] == "bfloat16" else ""
+    peak = next((peak for name, peak in PEAKS.items() if name in card), None)
     return {
-        "model": {name: getattr(arguments, name) for name in names},
-        "device": arguments.device,
-        "dtype": arguments.dtype,
-        "batch": arguments.batch,
-        "micro_batch": arguments.micro_batch,
-        "iterations": arguments.device_iterations,
+        "tokens_per_s": found["tokens"] / seconds,
+        "flops_per_s": flops,
+        "of_peak": flops / peak if peak else None,
+        "of_products": flops / found["products"]["up"],
+        "to_device_bytes_per_s": found.get("to_device_bytes", 0) / seconds,
+        "from_device_bytes_per_s": found.get("from_device_bytes", 0) / seconds,
+        "host_bytes_a_parameter": found.get("host_peak_bytes", 0) / found["parameters"],
     }
 
 
-def variants_of(arguments: argparse.Namespace) -> list[Variant]:
-    """Plain PyTorch, then ours from all state on the device down to one layer's."""
-    from popxl_gpt.execution.pretraining import training_program
-    from popxl_gpt.utils.runtime import planner
-
-    options = options_of(arguments)
-    needs = planner().device_needs(training_program(config_of(options))[0], arguments.device)
-    slack = 1 + arguments.slack
-    limits = {
-        "resident": int(slack * needs.resident),
-        "half resident": int(slack * (needs.least + needs.resident) / 2),
-        "one layer resident": int(slack * needs.least),
-    }
-    plain = {**options, "kind": "plain", "compiled": arguments.device != "cpu"}
-    phased = [
-        Variant(name=name, options={**options, "kind": "phased", "device_memory": limit})
-        for name, limit in limits.items()
-    ]
-    return [Variant(name="plain", options=plain), *phased]
+def driver() -> str | None:
+    """The version of NVIDIA's driver, where there is one."""
+    try:
+        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.split("\n")[0].strip()
 
 
-def flops_of(arguments: argparse.Namespace) -> float:
-    """The model's FLOPs in a step, recomputation not counted."""
-    from popxl_gpt.execution.model_size import flops_per_step
-
-    return flops_per_step(config_of(options_of(arguments)))
+def read_results(path: Path) -> list[Figures]:
+    """What has been measured, the newest of each run last."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def rows_of(
-    measurements: Sequence[Measurement],
-    variants: Sequence[Variant],
-    tokens: int,
-    flops: float,
-    peak: float,
-) -> tuple[list[list[str]], Figures]:
-    """Rows for people and figures for programs."""
-    rows, figures = [], {}
-    for variant, m in zip(variants, measurements):
-        limit, rate = variant.options.get("device_memory"), flops / m.median
-        waiting = statistics.median(step.get("waiting", 0.0) for step in m.steps[-len(m.seconds) :])
-        moved = statistics.median(
-            step.get("read_bytes", 0.0) for step in m.steps[-len(m.seconds) :]
-        )
-        rows.append(
-            [
-                m.name,
-                f"{tokens / m.median:.0f}",
-                f"{m.median:.3f}",
-                f"{100 * m.spread:.0f} %",
-                f"{rate / 1e12:.3g}",
-            ]
-            + [
-                f"{rate / peak:.2f}",
-                bytes_text(limit) if limit else "",
-                bytes_text(moved),
-                f"{100 * waiting:.1f} %",
-            ]
-            + [f"{m.steps[-1]['loss']:.4f}"]
-        )
-        figures[m.name] = {
-            **m.figures(),
-            **m.finish,
-            "tokens_per_s": tokens / m.median,
-            "flops_per_s": rate,
-        }
-        figures[m.name] |= {
-            "mfu": rate / peak,
-            "device_memory": limit,
-            "read_bytes": moved,
-            "waiting": waiting,
-        }
-        figures[m.name] |= {"loss": m.steps[-1]["loss"]}
-    return rows, figures
+def is_there(record: Figures) -> bool:
+    """Whether a result has a speed."""
+    return "tokens_per_s" in record
 
 
-def main() -> int:
-    """Measure and print; exit code 2 where there is no such device."""
+def due(runs: Sequence[Run], results: Sequence[Figures], again: bool) -> list[Run]:
+    """The runs to do: those never tried first, then those that failed."""
+    there = {record["run"] for record in results if is_there(record)}
+    tried = {record["run"] for record in results}
+    left = [run for run in runs if again or run.name not in there]
+    return sorted(left, key=lambda run: run.name in tried)
+
+
+# Telling
+
+
+def extrapolated(results: Iterable[Figures]) -> list[tuple[str, float]]:
+    """Tokens/s of what did not run: names that say how, and values."""
+    newest = {record["run"]: record for record in results if is_there(record)}
+    second = {name: statistics.median(record["seconds"]) for name, record in newest.items()}
+    found = []
+    for case in CASES:
+        one, two = (f"{case.name}/{groups}" for groups in (1, 2))
+        if one in second and two in second:
+            count = FULL_STEP / newest[one]["tokens"]
+            whole = second[one] + (count - 1) * (second[two] - second[one])
+            name = f"{case.name}, a step of {FULL_STEP:,} tokens, linearly from one and two groups"
+            found.append((name, FULL_STEP / whole))
+        if case.kind == "phased" and case.layers and one in newest:
+            rate, share = newest[one]["tokens_per_s"], newest[one]["flops_share"]
+            found.append((f"{case.name}, all layers, by their FLOPs", rate * share))
+    few, many = "plain-4-layers/1", "plain-8-layers/1"
+    if few in second and many in second:
+        layers = SHAPES["7b"]["layers"]
+        whole = second[few] + (layers - 4) / 4 * (second[many] - second[few])
+        name = f"plain PyTorch, 7b, {layers} layers, linearly from 4 and 8"
+        found.append((name, newest[few]["tokens"] / whole))
+    return found
+
+
+def share(value: float | None) -> str:
+    """A share for the table."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def told(results: Sequence[Figures]) -> str:
+    """The results for people."""
+    lines = []
+    for name, r in {record["run"]: record for record in results if is_there(record)}.items():
+        moved = [
+            f"{bytes_text(r.get(f'{way}_device_bytes', 0))} "
+            f"{r.get(f'{way}_device_bytes_per_s', 0) / 1e9:.1f} GB/s"
+            for way in ("to", "from")
+        ]
+        plan = r.get("plan", {})
+        memory = [
+            f"{bytes_text(r.get('device_peak_bytes', 0))} / {bytes_text(plan.get('device', 0))}",
+            f"{bytes_text(r.get('pinned_bytes', 0))} / {bytes_text(plan.get('pinned', 0))}",
+            bytes_text(r.get("host_peak_bytes", 0)),
+            f"{r['host_bytes_a_parameter']:.1f}",
+        ]
+        speed = [f"{r['tokens_per_s']:.0f}", f"{statistics.median(r['seconds']):.2f}"]
+        shares = [share(r.get(key)) for key in ("of_peak", "of_products", "idle")]
+        start = f"{r['start_up_seconds']:.0f}"
+        lines.append([name, *speed, *shares, *moved, *memory, start])
+    heads = "run,tokens/s,s/step,of peak,of products,idle,to device,from device,device / plan"
+    heads += ",pinned / plan,host,B/param,start-up s"
+    parts = [table(heads.split(","), lines)]
+    parts += [f"extrapolated: {name}: {rate:.0f} tokens/s" for name, rate in extrapolated(results)]
+    newest = {record["run"]: record for record in results}
+    parts += [f"{name}: {r['error']}" for name, r in newest.items() if "error" in r]
+    return "\n".join(parts)
+
+
+def listed(results: Sequence[Figures]) -> str:
+    """The cases."""
+    there = {record["run"] for record in results if is_there(record)}
+    lines = []
+    for case in CASES:
+        runs = [Run(case, groups).name for groups in case.groups]
+        state = f"needs {case.absent}" if case.absent else f"{sum(r in there for r in runs)} of "
+        state += "" if case.absent else f"{len(runs)} measured"
+        layers = SHAPES.get(case.model, {}).get("layers", "")
+        few = f"{case.layers} of {layers}" if case.layers else str(layers)
+        lines.append([case.name, case.kind, case.model, few, case.memory or "all", state])
+    return table(["case", "kind", "model", "layers", "device memory", "state"], lines)
+
+
+def planned(runs: Sequence[Run], arguments: argparse.Namespace) -> str:
+    """What the phased runs take, by the plan."""
+    from benchmarks.gpu_steps import config_of, plan_of
+
+    lines = []
+    for run in runs:
+        if run.case.kind != "phased":
+            continue
+        plan = plan_of(config_of(run.options(arguments)), run.options(arguments))
+        sizes = [bytes_text(plan[key]) for key in ("least", "resident", "device", "pinned")]
+        lines.append([run.name, f"{plan['parameters'] / 1e9:.2f} G", *sizes])
+    heads = ["run", "parameters", "device, least", "device, all rows", "limit", "pinned"]
+    return table(heads, lines)
+
+
+def parsed() -> argparse.Namespace:
+    """The arguments; exit code 2 for cases that there are not, or cannot be yet."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all, in order")
+    parser.add_argument("--list", action="store_true", help="show the cases")
+    parser.add_argument("--plan", action="store_true", help="show what cases take, and run none")
+    parser.add_argument("--again", action="store_true", help="run what is measured already, too")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    sizes = {
-        "layers": 8,
-        "hidden_size": 2560,
-        "heads": 32,
-        "sequence_length": 2048,
-        "vocabulary_size": 50257,
-    }
-    for name, default in {**sizes, "batch": 128, "micro_batch": 4}.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    add_run_counts(parser, rounds=2)
-    parser.add_argument(
-        "--slack",
-        type=float,
-        default=0.1,
-        help="device memory beyond what the program needs, a share",
-    )
-    parser.add_argument("--link_bytes", type=int, default=LARGE)
+    parser.add_argument("--small", action="store_true", help="small shapes: the code, no figures")
+    parser.add_argument("--seconds", type=float, default=450, help="that the call may take")
+    parser.add_argument("--steps", type=int, default=2, help="timed, after one to warm up")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON lines")
+    parser.add_argument("--timelines", type=Path, default=Path(), help="folder")
     arguments = parser.parse_args()
+    names = [case.name for case in CASES]
+    for name in arguments.cases:
+        if name not in names:
+            parser.error(f"CASE: got {name}; expected some of {', '.join(names)}.")
+        if absent := CASES[names.index(name)].absent:
+            parser.error(f"CASE: got {name}, which needs {absent}; expected what there is.")
+    return arguments
 
+
+def main() -> int:
+    """Measure and print; exit code 2 where there is no such device, 1 where a run failed."""
+    arguments = parsed()
+    deadline, results = time.monotonic() + arguments.seconds, read_results(arguments.results)
+    if arguments.list:
+        print(listed(results))
+        return 0
+    names = arguments.cases or [case.name for case in CASES if not case.absent]
+    chosen = [case for case in CASES if case.name in names]
+    runs = [Run(case, groups, arguments.small) for case in chosen for groups in case.groups]
+    if arguments.plan:
+        print(planned(runs, arguments))
+        return 0
     from popxl_gpt.config import UserError
     from popxl_gpt.utils.runtime import session_device
 
@@ -352,59 +399,23 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    bandwidth = link(arguments.device, arguments.link_bytes)
-    rows = arguments.micro_batch * arguments.sequence_length
-    products = product_rates(
-        arguments.device, arguments.dtype, rows, arguments.hidden_size, arguments.vocabulary_size
-    )
-    give_memory_back()
-    peak = products["up"]
-    print(
-        "link to the device "
-        + ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in bandwidth.items())
-    )
-    rates = ", ".join(f"{name} {rate / 1e12:.2f} TFLOP/s" for name, rate in products.items())
-    print(f"matrix products {rates} ({rows} rows, {arguments.dtype})\n", flush=True)
-    tokens, flops = arguments.batch * arguments.sequence_length, flops_of(arguments)
-    variants = variants_of(arguments)
-    measured = measure(Path(__file__), variants, **run_counts(arguments))
-    lines, figures = rows_of(measured, variants, tokens, flops, peak)
-    headers = [
-        "variant",
-        "tokens/s",
-        "s/step",
-        "spread",
-        "TFLOP/s",
-        "MFU",
-        "device memory",
-        "read a step",
-    ]
-    print(table([*headers, "waiting", "loss"], lines))
-    speed = {name: found["tokens_per_s"] for name, found in figures.items()}
-    reached = {
-        "one layer / resident": speed["one layer resident"] / speed["resident"],
-        "resident / plain": speed["resident"] / speed["plain"],
-        "MFU": figures["resident"]["mfu"],
-    }
-    print()
-    for name, bar in BARS.items():
-        print(f"bar: {name} at least {bar}: {reached[name]:.2f}")
-    result = {
-        "benchmark": "gpu",
-        "machine": machine(),
-        "tokens_per_step": tokens,
-        "link": bandwidth,
-    }
-    print_json(
-        {
-            **result,
-            "products": products,
-            "variants": figures,
-            "reached": reached,
-            "settings": vars(arguments),
-        }
-    )
-    return 0
+    arguments.timelines.mkdir(parents=True, exist_ok=True)
+    here = {"machine": machine(), "driver": driver(), "command": shlex.join(["python", *sys.argv])}
+    failed = False
+    for run in due(runs, results, arguments.again):
+        left = deadline - time.monotonic()
+        if left < LEAST_SECONDS:
+            print(f"{run.name}: not begun, as {max(0, left):.0f} s are left", flush=True)
+            break
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        record = measured(run, arguments, deadline) | here | {"when": when}
+        failed |= not is_there(record)
+        results.append(record)
+        with arguments.results.open("a") as file:
+            file.write(json.dumps(record, sort_keys=True) + "\n")
+        print(f"{told([record])}\n", flush=True)
+    print(told(results))
+    return int(failed)
 
 
 if __name__ == "__main__":

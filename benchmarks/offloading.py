@@ -19,9 +19,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from benchmarks.plain_gpt import PlainTrainer, PlainTraining
 
 
-def start_alone() -> None:
-    """A process group of this process alone: its collectives are copies."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def start_alone(device: str = "cpu") -> None:
+    """A process group of this process alone: its collectives are copies. What is on the host has
+    Gloo's.
+    """
+    backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def blocks_of(gpt: nn.Module, compiled: bool) -> list[nn.Module]:
@@ -36,7 +39,11 @@ def blocks_of(gpt: nn.Module, compiled: bool) -> list[nn.Module]:
 
 
 class ShardedTrainer(PlainTrainer):
-    """FSDP2: each block is gathered for forward, dropped, and gathered again for backward."""
+    """FSDP2: each block is gathered for forward, dropped, and gathered again for backward.
+
+    Args:
+        device: what computes; state is on the host.
+    """
 
     def __init__(
         self,
@@ -46,18 +53,20 @@ class ShardedTrainer(PlainTrainer):
         dtype: torch.dtype,
         compiled: bool,
         accumulation: int,
+        device: str = "cpu",
     ):
         del accumulation  # `step` counts what it is given
+        self.device = torch.device(device)
         precision = MixedPrecisionPolicy()
         if dtype != torch.float32:
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(device, (1,))
         for module in (*blocks_of(gpt, compiled), gpt):
             fully_shard(
                 module,
                 mesh=mesh,
                 mp_policy=precision,
-                offload_policy=CPUOffloadPolicy(pin_memory=False),
+                offload_policy=CPUOffloadPolicy(pin_memory=device != "cpu"),
             )
         super().__init__(gpt, training)
 
@@ -65,7 +74,7 @@ class ShardedTrainer(PlainTrainer):
         """As `PlainTrainer.gradients`; the sum over micro-batches goes to the host once, after the
         last.
         """
-        total = torch.zeros(())
+        total = torch.zeros((), device=self.device)
         for number, (ids, labels) in enumerate(micro_batches, start=1):
             self.gpt.set_requires_gradient_sync(number == len(micro_batches))
             loss = self.loss(ids, labels) / len(micro_batches)

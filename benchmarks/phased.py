@@ -5,12 +5,15 @@ would use it.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.harness import Figures
 from popxl_gpt.config import Config, Execution, Model, Training, learning_rate, override
+
+if TYPE_CHECKING:
+    from popxl_addons import TaskSession
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -20,14 +23,20 @@ class PhasedTrainer:
 
     Args:
         batches: endless (ids, labels), each int [global_batch_size, sequence].
+        session: of the configuration; default: with fresh weights.
     """
 
-    def __init__(self, config: Config, batches: Iterator[Batch]):
+    def __init__(
+        self,
+        config: Config,
+        batches: Iterator[Batch],
+        session: "TaskSession | None" = None,
+    ):
         # here and below, not at the top: benchmarks answer `--help` at once
         from popxl_gpt.execution.pretraining import pretraining
 
         self.config, self.batches, self.done = config, batches, 0
-        self.session = pretraining(config)
+        self.session = pretraining(config) if session is None else session
         self.session.__enter__()  # the process ends with the workload
 
     def step(self, count: int) -> Figures:
