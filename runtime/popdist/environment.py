@@ -1,9 +1,9 @@
 """Which instance this is, and of how many, as the launcher's environment says."""
 
 import os
-import shlex
 import sys
 from collections.abc import Callable
+from shlex import quote
 from typing import Any
 
 from poprun.environment import INDEX, INSTANCES, IPUS, REPLICAS, number_from_environment
@@ -37,8 +37,8 @@ class UnmetTasksError(RuntimeError):
             replicas: of the run; None: one in each process.
             flags: which the program needs for it.
         """
-        tasks, program = self.tasks, shlex.join([*sys.orig_argv, *flags])
-        command = f"{shlex.quote(sys.orig_argv[0])} -m poprun --num-instances {tasks.count}"
+        tasks, program = self.tasks, " ".join(map(quote, [*sys.orig_argv, *flags]))
+        command = f"{quote(sys.orig_argv[0])} -m poprun --num-instances {tasks.count}"
         if replicas not in (None, tasks.count):
             command = f"{command} --num-replicas {replicas}"
         if tasks.machines != 1:

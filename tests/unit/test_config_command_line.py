@@ -300,9 +300,11 @@ def test_the_reference_lists_every_leaf_once():
 
 
 PROGRAM = """
-import sys, config
-with config.exit_on_user_error():
-    config.parse_command_line(sys.argv[1:], program="p", default="tiny")
+import sys
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.errors import exit_on_user_error
+with exit_on_user_error():
+    parse_command_line(sys.argv[1:], program="p", default="tiny")
 print("fine")
 """
 
