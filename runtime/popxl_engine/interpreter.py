@@ -179,8 +179,11 @@ class Interpreter:
         return [c.copy() for c in outputs]
 
     def repeat(self, op: Op, env: Env) -> ReplicaRun:
-        """Run a graph repeatedly; its outputs become its first inputs."""
-        graph, inputs = op.arguments["graph"], [env[t] for t in op.arguments["inputs"]]
+        """Run a graph repeatedly; its outputs become its first inputs. Inputs that are not given by
+        reference keep their values, even if the graph changes what they were read from.
+        """
+        graph, given = op.arguments["graph"], [env[t] for t in op.arguments["inputs"]]
+        inputs = [c if op.is_by_reference(t) else c.copy() for t, c in zip(graph.inputs, given)]
         carried, outer = [c.copy() for c in inputs[: len(graph.outputs)]], self.rng_path
         for i in range(op.arguments["repeat_count"]):
             first = inputs[: len(carried)] if i == 0 else carried

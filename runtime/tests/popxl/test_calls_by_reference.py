@@ -99,6 +99,23 @@ def test_a_carried_input_of_a_loop_can_be_declared_written(
     assert values(ir, v) == [0, 11]
 
 
+@both_ways
+def test_a_loop_takes_a_value_once_though_it_changes_what_that_was_read_from(
+    interpret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``for _ in range(3): v += a`` with the first value of v as a."""
+    monkeypatch.setenv("POPXL_INTERPRET", interpret)
+
+    def add(x: popxl.TensorByRef, a: popxl.Tensor) -> None:
+        ops.add_(x, a)
+
+    ir = popxl.Ir()
+    with ir.main_graph:
+        (_, v) = variables(2)
+        ops.repeat(ir.create_graph(add, v, v), 3, v, v)
+    assert values(ir, [v]) == [10 + 3 * 10]
+
+
 def test_a_write_goes_through_nested_calls_where_each_is_declared() -> None:
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
