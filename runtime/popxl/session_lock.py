@@ -36,29 +36,29 @@ class SessionLock:
             RuntimeError: the thread is inside such a block, or the process is a fork; begins with
                 ``where``.
         """
-        self._check_process(where)
-        if self._lock._is_owned():  # type: ignore[attr-defined] # as threading.Condition asks
-            raise RuntimeError(
-                f"{where}: got a call in the middle of another one of the same thread, from a "
-                "signal handler or what a run calls; expected it before or after. Note there what "
-                "is to be done, and do it between runs."
-            )
+        self._check(where)
         self._process = os.getpid()
         return self._lock
 
     def together(self, where: str) -> AbstractContextManager[bool]:
         """A block of several such blocks, between which come no other ones of this kind.
-        RuntimeError in a fork.
+        RuntimeError as above.
         """
-        self._check_process(where)
+        self._check(where)  # else a handler may wait here for a thread that waits for its own
         return self._outer_lock
 
-    def _check_process(self, where: str) -> None:
+    def _check(self, where: str) -> None:
         if self.is_of_a_parent:  # which may have had a lock that nobody gives back
             raise RuntimeError(
                 f"{where}: got a fork of the process that made the program's session; expected "
                 "that process. Read there what a fork needs, or start processes afresh: "
                 "multiprocessing.get_context('spawn')."
+            )
+        if self._lock._is_owned():  # type: ignore[attr-defined] # as threading.Condition asks
+            raise RuntimeError(
+                f"{where}: got a call in the middle of another one of the same thread, from a "
+                "signal handler or what a run calls; expected it before or after. Note there what "
+                "is to be done, and do it between runs."
             )
 
     @contextmanager

@@ -7,13 +7,16 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import popxl
+import popxl_addons as addons
 import pytest
 from helpers.session_programs import counter
 from popxl import extensions, ops
+from popxl_addons import TaskSession
 
 SIZE = 24
 RUNS, THREADS = 400, 4
@@ -189,6 +192,36 @@ def test_a_signal_handler_in_the_middle_of_a_run_is_refused_in_words(call: str) 
         f"{where}: got a call in the middle of another one of the same thread, from a signal "
         "handler or what a run calls; expected it before or after. Note there what is to be done, "
         "and do it between runs."
+    ]
+
+
+def test_a_signal_handler_does_not_wait_for_a_thread_that_waits_for_its_own(
+    tmp_path: Path,
+) -> None:
+    """That of a TaskSession's run, which is in a block of several calls."""
+    ir, v, out = counter()
+    session = TaskSession([], [out], addons.NamedTensors(v=v), ir=ir)
+    seen: list[str] = []
+
+    def handle(*_: Any) -> None:
+        with pytest.raises(RuntimeError) as refusal:
+            session.save_checkpoint(str(tmp_path))
+        seen.append(str(refusal.value).partition(";")[0])
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with session, ThreadPoolExecutor(1) as pool:
+            with session._lock("weights_to_host"):
+                run = pool.submit(session.run)
+                while session._lock._outer_lock.acquire(blocking=False):
+                    session._lock._outer_lock.release()  # until the run has it
+                signal.raise_signal(signal.SIGUSR1)
+            assert run.result(timeout=60)[out] == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [
+        "save_checkpoint: got a call in the middle of another one of the same thread, from a "
+        "signal handler or what a run calls"
     ]
 
 
