@@ -11,7 +11,7 @@ from popxl_gpt.config.bounded import shortened
 from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
 from popxl_gpt.config.schema import Config
-from popxl_gpt.config.shorthands import without_shorthands
+from popxl_gpt.config.shorthands import without_replaced, without_shorthands
 from popxl_gpt.config.validation import check_values, combination_problems
 from popxl_gpt.config.yaml_files import read_yaml
 
@@ -95,7 +95,7 @@ def entry_mapping(name: str, presets: Mapping[str, Any], file: Path) -> dict[str
         wanted = presets[wanted].get(INHERITS)
     merged: dict[str, Any] = {"name": name}
     for ancestor in reversed(chain):
-        merged = merge(merged, presets[ancestor])
+        merged = merge(without_replaced(merged, presets[ancestor]), presets[ancestor])
     merged.pop(INHERITS, None)
     return deepcopy(merged)
 

@@ -39,6 +39,8 @@ SHORTHANDS = (
 EPOCHS = "epochs"
 """The one that takes the training data to replace by `steps`."""
 NAMES = (*(shorthand.name for shorthand in SHORTHANDS), EPOCHS)
+PAIRS = (*((each.name, each.stands_for) for each in SHORTHANDS), (EPOCHS, "steps"))
+"""Each with what it stands for."""
 
 
 def without_shorthands(values: Values, above: Set[str], below: Set[str]) -> dict[str, Any]:
@@ -52,8 +54,7 @@ def without_shorthands(values: Values, above: Set[str], below: Set[str]) -> dict
         ValueError: a shorthand and what it stands for are given in one place; lists each.
     """
     found, problems = dict(values), []
-    pairs = [(each.name, each.stands_for) for each in SHORTHANDS] + [(EPOCHS, "steps")]
-    for name, stands_for in pairs:
+    for name, stands_for in PAIRS:
         if found[name] is None:
             continue
         for given in (above, below):
@@ -78,6 +79,21 @@ def without_shorthands(values: Values, above: Set[str], below: Set[str]) -> dict
     if problems:
         raise ValueError(problems)
     return found
+
+
+def without_replaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections without the settings in whose place those above have a shorthand, or what one stands
+    for.
+    """
+    sections = [section for section in above.values() if isinstance(section, Mapping)]
+    given = {name for each in sections for name, value in each.items() if value is not None}
+    replaced = {one for pair in PAIRS for one, other in (pair, pair[::-1]) if other in given}
+    return {
+        key: {name: section[name] for name in section if name not in replaced}
+        if isinstance(section, Mapping)
+        else section
+        for key, section in below.items()
+    }
 
 
 def _with_minutes(name: str, expected: str) -> str:

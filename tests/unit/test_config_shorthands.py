@@ -247,3 +247,23 @@ def test_a_file_of_several_configurations_of_ours_is_read_by_name(tmp_path):
     )
     found = parse(f"--config {file}:wide")
     assert (found.name, found.model.layers, found.model.hidden_size) == ("wide", 3, 96)
+
+
+@pytest.mark.parametrize(
+    "inherited, own, expected",
+    [
+        ("{steps: 50, warmup_steps: 7}", "training: {warmup_proportion: 0.1}", (50, 5, 8)),
+        ("{steps: 50, warmup_proportion: 0.1}", "training: {warmup_steps: 3}", (50, 3, 8)),
+        ("{epochs: 2}", "training: {steps: 20}", (20, 0, 8)),
+        ("{steps: 50}", "training: {epochs: null}", (50, 0, 8)),
+        ("{steps: 50}", "execution: {gradient_accumulation_steps: 3}", (50, 0, 3)),
+    ],
+)
+def test_what_an_entry_says_stands_in_place_of_what_it_inherits(tmp_path, inherited, own, expected):
+    file = tmp_path / "mine.yml"
+    file.write_text(
+        f"base:\n  training: {inherited}\nhalf:\n  inherits: base\n  model: {{layers: 3}}\n"
+        f"mine:\n  inherits: half\n  {own}\n"
+    )
+    found = parse(f"--config {file}:mine").training
+    assert (found.steps, found.warmup_steps, found.global_batch_size) == expected
