@@ -3,6 +3,7 @@ application, whose keys are translated.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -51,7 +52,16 @@ def read_configuration(file: Path, name: str = "") -> dict[str, Any]:
 
 def _entry(file: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """One of several configurations, which may stand in groups such as `release`."""
-    entries = dict(_entries(content))
+    found = list(_entries(content))
+    entries = dict(found)
+    if len(entries) != len(found):
+        repeated = sorted(each for each, count in Counter(n for n, _ in found).items() if count > 1)
+        raise ConfigError(
+            [
+                f"{file}: got several configurations of the name {', '.join(repeated)}; expected "
+                "one of each. Rename the others."
+            ]
+        )
     if not name and len(entries) == 1:
         (name,) = entries
     if name in entries:
@@ -99,7 +109,12 @@ def _translated(file: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         if last in WITHOUT_EFFECT:
             ignored.append(path)
         elif ours in known:
-            sections.setdefault(known[ours].section, {})[ours] = value
+            section = sections.setdefault(known[ours].section, {})
+            if section.get(ours, value) != value:
+                problems.append(
+                    f"{file}: {path}: got a second {ours}; expected one. Leave one out."
+                )
+            section[ours] = value
         elif value is not None:
             hint = INSTEAD.get(last) or did_you_mean(last, known) or "Leave it out."
             problems.append(f"{file}: {path}: got a key that has no meaning here. {hint}")

@@ -92,7 +92,15 @@ def entry_mapping(name: str, presets: Mapping[str, Any], file: Path) -> dict[str
                     "sections of settings."
                 ]
             )
-        wanted = presets[wanted].get(INHERITS)
+        parent = presets[wanted].get(INHERITS)
+        if parent is not None and not isinstance(parent, str):
+            raise ConfigError(
+                [
+                    f"{file.name}: preset {wanted!r}: {INHERITS}: got {shortened(parent)}; "
+                    "expected the name of one preset."
+                ]
+            )
+        wanted = parent
     merged: dict[str, Any] = {"name": name}
     for ancestor in reversed(chain):
         merged = merge(without_replaced(merged, presets[ancestor]), presets[ancestor])

@@ -96,6 +96,8 @@ def test_inheritance_goes_through_any_number_of_presets(tmp_path):
     "text, wanted, words",
     [
         ("a: {inherits: b}\nb: {inherits: a}", "a", "preset 'a' inherits from itself: a -> b -> a"),
+        ("a: {inherits: 3}", "a", "preset 'a': inherits: got 3; expected the name of one preset"),
+        ("a: {inherits: [a]}", "a", "preset 'a': inherits: got ['a']; expected the name of one"),
         (
             "big: {}\na: {inherits: bgi}",
             "a",

@@ -231,6 +231,8 @@ def test_a_file_of_graphcores_application_is_translated(tmp_path, capsys):
         (("", ""), "", ":NAME, with one of small, large."),
         (("", ""), ":lrge", "expected the name of one. Did you mean 'large'?"),
         (("*rate", "*rates"), ":small", "got the alias *rates; expected one of a value before"),
+        (("maximum:", "constant: 1, maximum:"), ":small", "maximum: got a second learning_rate"),
+        (("large:", "small:"), ":small", "got several configurations of the name small"),
     ],
 )
 def test_what_has_no_meaning_here_is_named(tmp_path, change, name, words):
