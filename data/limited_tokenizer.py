@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGXCPU
+from signal import SIGKILL, SIGXCPU
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,13 @@ class LimitedTokenizer:
         if kind == GREW:
             raise self._refused(f"{what} of more than {GROWTH} times the size of what it is given")
         if not kind:
-            is_late = process.code() == -SIGXCPU
+            code = process.code()
+            if code == -SIGKILL:  # which none of its limits does
+                raise DataError(
+                    f"{self.name}: got no {what}, for the process that makes them was killed; "
+                    "expected it to go on. Perhaps the machine's memory ran out. Start again."
+                )
+            is_late = code == -SIGXCPU
             within = f"{seconds} s" if is_late else f"{bytes_text(memory)} of memory"
             raise self._refused(f"no {what} within {within}")
         return content

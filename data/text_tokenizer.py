@@ -80,8 +80,8 @@ class TextTokenizer:
         end: the name of the token that ends documents; None: the one that `beside` names, or else
             `END_OF_TEXT`, or else the one whose number `beside` says.
     Raises:
-        ValueError: the post-processor does more than to put tokens around a text, or `end` is no
-            token.
+        ValueError: the post-processor does more than to put tokens around a text.
+        DataError: `end` is no token.
     """
 
     def __init__(
@@ -95,7 +95,10 @@ class TextTokenizer:
         self._vocabulary: dict[str, int] = library.get_vocab()
         beside = beside or {}
         if end is not None and end not in self._vocabulary:
-            raise ValueError(f"no token '{end}'")
+            raise DataError(
+                f"--eos_token: got '{end}', which is no token of {name}; expected one that ends "
+                "documents. Write it as the tokenizer does."
+            )
         names = (end, beside.get("eos_token"), END_OF_TEXT)
         known = [self._vocabulary[n] for n in names if n is not None and n in self._vocabulary]
         number = beside.get("eos_token_id")
@@ -105,7 +108,8 @@ class TextTokenizer:
         """The token that ends documents; None where nothing says which does."""
         self.first, self.last = _around(library, set(self._vocabulary.values()))
         """Tokens that stand before a text, and after it, uint32 [tokens]."""
-        begin = self._vocabulary.get(beside.get("bos_token", ""))
+        named = beside.get("bos_token")
+        begin = None if named is None else self._vocabulary.get(named)
         self.begin: int | None = (
             next(iter(self.first[-1:].tolist()), None) if begin is None else begin
         )

@@ -191,3 +191,12 @@ def test_what_was_interrupted_answers_nothing_later():
     finally:
         signal.signal(signal.SIGALRM, before)
     assert limited.encode(["bb"])[0].tolist() == [1, 1]
+
+
+def test_a_process_that_was_killed_is_told_of_as_that():
+    limited = LimitedTokenizer(letters(normalizer=doubling(1)).to_str(), "mine")
+    limited.encode(["b"])
+    os.kill(limited._process._process.pid, signal.SIGKILL)
+    with pytest.raises(DataError, match="^mine: got no tokens, for the process .* was killed;"):
+        limited.encode(["b"])
+    assert limited.encode(["b"])[0].tolist() == [1]

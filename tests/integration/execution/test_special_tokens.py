@@ -173,11 +173,11 @@ def test_a_flag_names_the_end_where_nothing_else_does(tmp_path, capsys):
     out = tmp_path / "out"
     for more, said in (
         ([], "got no token '<|endoftext|>', and no eos_token in a file"),
-        (["--eos_token", "</s>"], "got 'no token '</s>''; expected"),
+        (["--eos_token", "</s>"], "--eos_token: got '</s>', which is no token of"),
     ):
         with pytest.raises(UserError) as refused:
             prepare([*words, "--output", str(out), *more])
-        assert said in str(refused.value) and "tokenizer.json: got" in str(refused.value)
+        assert said in str(refused.value) and "tokenizer.json" in str(refused.value)
     assert prepare([*words, "--output", str(out), "--eos_token", "."]) == 0
     tokens = read(out, 8)
     ids = [*bare.encode(TEXT).ids, bare.token_to_id(".")]
@@ -355,6 +355,12 @@ def test_a_model_with_another_end_is_trained_further_and_goes_back(model, tmp_pa
     assert back(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
     assert (back.bos_token, back.eos_token) == ("<s>", "</s>")
     assert json.loads((tmp_path / "back/config.json").read_text())["eos_token_id"] == 2
+
+
+def test_a_token_without_text_begins_nothing_that_no_file_says():
+    made = Tokenizer(models.BPE({"": 0, "a": 1}, []))
+    assert TextTokenizer(made, beside={"eos_token": "a"}).begin is None
+    assert TextTokenizer(made, beside={"bos_token": ""}).begin == 0
 
 
 def test_the_end_has_no_bytes_where_it_is_no_special_token():
