@@ -81,6 +81,7 @@ class SessionLock:
         try:
             yield entered
         finally:
-            with self(where):
-                self._openers.pop()
-                block.__exit__(None, None, None)
+            if not self.is_of_a_parent:  # a fork leaves the block as well, of what is not its own
+                with self(where):
+                    self._openers.pop()
+                    block.__exit__(None, None, None)

@@ -260,7 +260,7 @@ def new():
 in_a_fork(new)
 ir, w, out = program(512)
 session = popxl.Session(ir)
-with session:
+with session, extensions.profile(session):
     print(session.run()[out][0, 0])
     in_a_fork(
         session.run,
