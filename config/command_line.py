@@ -132,11 +132,10 @@ def _read(
         print(help_text(program, default, options, unused, defaults=defaults or {}))
         sys.exit(0)
     known = (*leaves(Config), *(leaves(options) if options else ()))
-    words = _Words(arguments, known, has_presets=has_presets)
+    not_used = [leaf for leaf in leaves(Config) if is_in(leaf, unused)]
+    words = _Words(arguments, known, not_used=not_used, has_presets=has_presets)
     words.read()
-    words.refuse(
-        [leaf for leaf in leaves(Config) if is_in(leaf, unused)], program.partition(":")[0]
-    )
+    words.refuse(not_used, program.partition(":")[0])
     return words
 
 
@@ -234,9 +233,11 @@ class _Words:
         known: Sequence[Leaf],
         words: str | None = None,
         *,
+        not_used: Sequence[Leaf] = (),
         has_presets: bool,
     ):
         self.has_presets = has_presets
+        self.not_suggested = {leaf.name for leaf in not_used}
         self.rest = list(arguments)
         self.words = words
         self.flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
@@ -306,8 +307,9 @@ class _Words:
     def _refuse_flag(self, word: str, flag: str) -> None:
         name, hint = word.partition("=")[0][: 2 * SHOWN], ""
         if len(self.problems) < SHOWN:  # others are counted only
-            leaf_names = dict.fromkeys((leaf.name for leaf in self.flags.values()), None)
+            leaf_names = dict.fromkeys(leaf.name for leaf in self.flags.values())
             known = {**leaf_names, **({"config": None} if self.has_presets else {})}
+            known = {name: None for name in known if name not in self.not_suggested}
             near = did_you_mean(flag, known).replace("mean '", "mean '--")
             hint = hint_of(flag, known) or near
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")

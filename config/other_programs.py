@@ -1,6 +1,6 @@
 """What other programs that train and use GPTs call their settings, and what those are here."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 SAME = {
     # nanoGPT, and programs that follow it
@@ -15,12 +15,15 @@ SAME = {
     "seq_len": "sequence_length", "start": "prompt", "wandb_log": "wandb",
     "wandb_run_name": "wandb_name", "warmup_iters": "warmup_steps",
     # Hugging Face: the Trainer, its example scripts, configurations of models, PEFT
-    "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "epsilon",
-    "eval_steps": "validate_every", "gradient_checkpointing": "recomputation",
-    "intermediate_size": "feed_forward_size", "logging_steps": "log_every", "lora_r": "lora_rank",
+    "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_eps": "epsilon",
+    "adam_epsilon": "epsilon", "eval_steps": "validate_every",
+    "gradient_checkpointing": "recomputation", "intermediate_size": "feed_forward_size",
+    "logging_steps": "log_every", "lora_r": "lora_rank",
     "lr_scheduler_type": "schedule", "max_grad_norm": "max_norm",
-    "max_position_embeddings": "max_positions", "max_seq_length": "sequence_length",
-    "max_steps": "steps", "model_name_or_path": "init_from", "num_attention_heads": "heads",
+    "max_position_embeddings": "max_positions", "max_seq_len": "sequence_length",
+    "max_seq_length": "sequence_length", "max_steps": "steps", "model": "init_from",
+    "model_name": "init_from", "model_name_or_path": "init_from", "n_ctx": "max_positions",
+    "n_positions": "max_positions", "num_attention_heads": "heads",
     "num_hidden_layers": "layers", "num_key_value_heads": "key_value_heads",
     "num_return_sequences": "samples", "num_train_epochs": "epochs", "optim": "optimizer",
     "output_dir": "run_folder", "per_device_train_batch_size": "micro_batch_size",
@@ -42,6 +45,8 @@ SAME = {
     "tensor_model_parallel_size": "tensor_parallel_1", "train_iters": "steps",
 }  # fmt: skip
 """Names elsewhere: names here."""
+OF_TRAINED = {"init_from": "checkpoint"}
+"""Names here: those of programs that use what was trained."""
 INSTEAD = {
     "available_memory_proportion": "It would have no effect here: leave it out.",
     "backend": "--device says where a run executes, and the launcher how processes meet.",
@@ -60,13 +65,14 @@ INSTEAD = {
 """Names elsewhere of what is no single setting here: what to do."""
 
 
-def hint_of(name: str, known: Iterable[str]) -> str:
+def hint_of(name: str, known: Collection[str]) -> str:
     """What to write in place of another program's name, where that is known; else nothing.
 
     Args:
-        known: names of the settings that the program has.
+        known: names of the settings that the program uses.
     """
-    same = SAME.get(name)
-    if same is not None and same in known:
-        return f"Did you mean '--{same}'?"
+    same = SAME.get(name, "")
+    for each in (same, OF_TRAINED.get(same)):
+        if each in known:
+            return f"Did you mean '--{each}'?"
     return INSTEAD.get(name, "")

@@ -1,6 +1,7 @@
 """Settings that stand for others, other programs' names, and Graphcore's files."""
 
 import json
+import re
 from math import ceil
 
 import pytest
@@ -155,6 +156,18 @@ def test_names_of_other_programs_lead_to_those_here(name):
     told = [problems(f"--{name} 3", **program) for program in PROGRAMS.values()]
     expected = f"Did you mean '--{SAME[name]}'?" if name in SAME else INSTEAD[name]
     assert any(f"--{name}: unknown flag. {expected}" in each for each in told)
+
+
+@pytest.mark.parametrize("name", ["hf_model", "model", "model_name_or_path"])
+def test_no_flag_is_suggested_that_the_program_refuses(name):
+    told = problems(f"--{name} 3 --n_layr 4 --learning_rte 1", **PROGRAMS["generate"])
+    assert f"--{name}: unknown flag. Did you mean '--checkpoint'?" in told
+    suggested = set(re.findall(r"Did you mean '--(\w+)'", told)) - {"checkpoint"}
+    used = {leaf.name for leaf in leaves() if not command_line.is_in(leaf, GENERATE.unused())}
+    assert suggested <= used | {leaf.name for leaf in leaves(GenerateOptions)}
+    assert f"--{name}: unknown flag. Did you mean '--init_from'?" in problems(
+        f"--{name} 3", **PROGRAMS["train"]
+    )
 
 
 # Graphcore's files
