@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
-from popxl_gpt.config import Config, preset  # noqa: E402
+from popxl_gpt.config.presets import preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
 
 if TYPE_CHECKING:
-    from popxl_gpt.execution.auto.trial import Clock
+    from popxl_gpt.execution.planning.auto.trial import Clock
 
 BAR = 1.05
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -43,9 +44,9 @@ COMPARED = ("demo", "wide", "deep")
 def compared(config: Config, rounds: int, steps: int, seconds: float, clock: "Clock") -> Figures:
     """The time of each way to execute a model, and of the one that is chosen."""
     # not at the top: `--help` is answered at once
-    from popxl_gpt.execution.auto.candidates import candidates, in_words
-    from popxl_gpt.execution.auto.choice import choose
-    from popxl_gpt.execution.auto.trial import step_times
+    from popxl_gpt.execution.planning.auto.candidates import candidates, in_words
+    from popxl_gpt.execution.planning.auto.choice import choose
+    from popxl_gpt.execution.planning.auto.trial import step_times
     from popxl_gpt.execution.pretraining import pretraining, training_program
 
     ways = candidates(config, frozenset())

@@ -29,7 +29,8 @@ from benchmarks.harness import (
     print_json,
     table,
 )
-from popxl_gpt.config import Config, preset
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schema import Config
 
 CLOCKS = {False: time.perf_counter, True: time.process_time}
 """By whether processor time is asked for."""
@@ -60,7 +61,7 @@ class Phased:
     """This repository's program."""
 
     def __init__(self, options: Figures):
-        from popxl_gpt.execution.generation import CachedModel
+        from popxl_gpt.execution.inference.generation import CachedModel
         from popxl_gpt.execution.variables import fresh_weights, write_whole_weights
 
         self.clock = CLOCKS[options["processor_time"]]
@@ -137,7 +138,7 @@ def build(options: Figures) -> Workload:
 def bytes_per_token(options: Figures) -> float:
     """Bytes that a token of every text reads at least, half way through what is written."""
     # not at the top: `--help` is answered at once
-    from popxl_gpt.execution.model_size import parameter_count
+    from popxl_gpt.execution.planning.model_size import parameter_count
 
     model, size = configuration(options).model, SIZES[options["dtype"]]
     weights = parameter_count(model) - model.positions * model.hidden_size

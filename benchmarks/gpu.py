@@ -391,7 +391,7 @@ def main() -> int:
     if arguments.plan:
         print(planned(runs, arguments))
         return 0
-    from popxl_gpt.config import UserError
+    from popxl_gpt.utils.errors import UserError
     from popxl_gpt.utils.runtime import session_device
 
     try:

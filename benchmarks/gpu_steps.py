@@ -27,11 +27,12 @@ from benchmarks.harness import Figures
 from benchmarks.phased import PhasedTrainer
 from benchmarks.plain_gpt import PlainTrainer, PlainTraining
 from benchmarks.plain_llama import PlainLlama
-from popxl_gpt.config import Config, Execution, Model, Training, override, preset
-from popxl_gpt.execution.model_size import flops_per_token, parameter_count
+from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.schema import Config, Execution, Model, Training
+from popxl_gpt.execution.planning.model_size import flops_per_token, parameter_count
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.variables import write
-from popxl_gpt.modelling import model_table
+from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.runtime import file_traffic, planner, session_device
 
 LINK_BYTES = 2**28

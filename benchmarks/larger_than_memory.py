@@ -66,7 +66,7 @@ class Larger:
         if options["limit"]:
             self.cgroup = join_cgroup(options["cgroup"], options["limit"], options["cgroup_kind"])
         from benchmarks.phased import PhasedTrainer
-        from popxl_gpt.config import Config, Execution, Model, Training
+        from popxl_gpt.config.schema import Config, Execution, Model, Training
         from popxl_gpt.utils.runtime import file_traffic
 
         model, batch = Model(**options["model"], dropout=0.0), options["batch"]
@@ -271,7 +271,7 @@ def measured_with(
     moments: str, batches: list[int], arguments: argparse.Namespace, disk: Figures, model: Any
 ) -> Figures:
     """Measure some batches with moments of a type, and print them."""
-    from popxl_gpt.execution.model_size import parameter_count
+    from popxl_gpt.execution.planning.model_size import parameter_count
 
     width = WIDTHS[arguments.precision] + 2 * WIDTHS[moments]
     state = parameter_count(model) * width
@@ -362,8 +362,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     arguments = parser.parse_args()
 
-    from popxl_gpt.config import Model
-    from popxl_gpt.execution.model_size import parameter_count
+    from popxl_gpt.config.schema import Model
+    from popxl_gpt.execution.planning.model_size import parameter_count
 
     model = Model(**{name: getattr(arguments, name) for name in sizes})
     disk = disk_bandwidth(arguments.folder, arguments.disk_mib)

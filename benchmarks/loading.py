@@ -33,8 +33,11 @@ from benchmarks.harness import (  # noqa: E402
     require_file,
     table,
 )
-from popxl_gpt.config.dataset_info import read_info  # noqa: E402
-from popxl_gpt.data import BatchLoader, BatchSampler, TokenDataset, shuffle  # noqa: E402
+from popxl_gpt.data import shuffle  # noqa: E402
+from popxl_gpt.data.dataset import TokenDataset  # noqa: E402
+from popxl_gpt.data.dataset_info import read_info  # noqa: E402
+from popxl_gpt.data.loader import BatchLoader  # noqa: E402
+from popxl_gpt.data.sampling import BatchSampler  # noqa: E402
 
 WAITING_BAR = 0.01
 """Share of a consumer's time that it may wait."""

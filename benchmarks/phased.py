@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.harness import Figures
-from popxl_gpt.config import Config, Execution, Model, Training, learning_rate, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Config, Execution, Model, Training
 
 if TYPE_CHECKING:
     from popxl_addons import TaskSession
@@ -138,7 +140,7 @@ class PhasedRun(PhasedTrainer):
 
     def _loss(self, ids: np.ndarray, labels: np.ndarray, batch: int) -> float:
         """Mean loss over windows whose number is a multiple of `batch`."""
-        from popxl_gpt.execution.inference import evaluate, evaluation
+        from popxl_gpt.execution.inference.inference import evaluate, evaluation
         from popxl_gpt.execution.variables import copy_weights
 
         config = replace(

@@ -38,8 +38,8 @@ from benchmarks.shakespeare import (  # noqa: E402
     TRAINING,
     Characters,
 )
-from popxl_gpt.execution.running_mean import RunningMean  # noqa: E402
-from popxl_gpt.utils.files import save_picture  # noqa: E402
+from popxl_gpt.execution.reports.running_mean import RunningMean  # noqa: E402
+from popxl_gpt.utils.files.whole import save_picture  # noqa: E402
 
 PICTURE = ROOT / "docs/imgs/precision.png"
 REFERENCE = "float32"
@@ -58,7 +58,7 @@ MODES: "dict[str, dict[str, Any]]" = {
 def trained(text: Characters, settings: "dict[str, Any]", steps: int, seed: int) -> Figures:
     """Losses of all steps, their time, and the loss of the validation text after them."""
     from benchmarks.phased import PhasedRun
-    from popxl_gpt.execution.model_size import flops_per_step
+    from popxl_gpt.execution.planning.model_size import flops_per_step
 
     options = {"steps": steps, "seed": seed, "settings": settings}
     run = PhasedRun(options, text, MODEL, TRAINING, BATCH)

@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
 from benchmarks.phased import PhasedTrainer  # noqa: E402
-from popxl_gpt.config import Config, preset  # noqa: E402
+from popxl_gpt.config.presets import preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
 from popxl_gpt.utils.runtime import profile  # noqa: E402
 
 BAR = 0.05

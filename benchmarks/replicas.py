@@ -41,7 +41,8 @@ from benchmarks.harness import (  # noqa: E402
     print_json,
     table,
 )
-from popxl_gpt.config import Config, preset  # noqa: E402
+from popxl_gpt.config.presets import preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
 
 OVERHEAD_BAR = 1.3
 """Step time of eight data-parallel replicas in one process over the single replica's, at most."""
@@ -114,7 +115,7 @@ def configuration(options: Mapping[str, Any]) -> Config:
 
 def step_share(variant: Variant, seconds: float) -> float | None:
     """What a layout multiplies in a step, over what all its threads could in so many seconds."""
-    from popxl_gpt.execution.model_size import flops_per_step
+    from popxl_gpt.execution.planning.model_size import flops_per_step
 
     config = configuration(variant.options)
     threads = variant.options["instances"] * int(variant.environment["OMP_NUM_THREADS"])

@@ -29,7 +29,8 @@ from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
 from benchmarks.phased import PhasedTrainer  # noqa: E402
 from benchmarks.profiling import batches  # noqa: E402
 from benchmarks.verifying import named  # noqa: E402
-from popxl_gpt.config import Checkpoint, Config, override  # noqa: E402
+from popxl_gpt.config.presets import override  # noqa: E402
+from popxl_gpt.config.schema import Checkpoint, Config  # noqa: E402
 
 BAR = 0.02
 """Of the time from one checkpoint to the next."""
@@ -58,8 +59,8 @@ def compare(config: Config, folder: Path, rounds: int, steps: int) -> Figures:
     is written behind; bytes of it.
     """
     # not at the top: `--help` is answered at once
-    from popxl_gpt.execution.saved_state import Position
-    from popxl_gpt.execution.saving import begin_save, save
+    from popxl_gpt.execution.checkpoints.saved_state import Position
+    from popxl_gpt.execution.checkpoints.saving import begin_save, save
 
     trainer = PhasedTrainer(config, batches(config))
     trainer.step(2)

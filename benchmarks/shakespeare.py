@@ -40,7 +40,8 @@ from benchmarks.harness import (  # noqa: E402
     require_file,
     table,
 )
-from popxl_gpt.config import Model, preset  # noqa: E402
+from popxl_gpt.config.presets import preset  # noqa: E402
+from popxl_gpt.config.schema import Model  # noqa: E402
 
 DEFAULT_TEXT = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 LOSS_BAR = 1.90
@@ -162,7 +163,7 @@ def model_of(kind: str) -> Figures:
 
 def step_share(kind: str, vocabulary_size: int, seconds: float) -> float | None:
     """Of what this CPU multiplies at most, in a step of so many seconds."""
-    from popxl_gpt.execution.model_size import flops_per_token
+    from popxl_gpt.execution.planning.model_size import flops_per_token
 
     model = Model(**model_of(kind), vocabulary_size=vocabulary_size, dropout=0.0)
     flops = BATCH * model.sequence_length * flops_per_token(model)

@@ -44,13 +44,10 @@ from benchmarks.harness import (  # noqa: E402
     table,
 )
 from benchmarks.timed_runs import ENDED, POINTS  # noqa: E402
-from popxl_gpt.config import (  # noqa: E402
-    Model,
-    from_mapping,
-    override,
-    parse_command_line,
-    to_mapping,
-)
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.presets import from_mapping, override
+from popxl_gpt.config.saving import to_mapping
+from popxl_gpt.config.schema import Model
 from popxl_gpt.data.tokenisation import token_bytes  # noqa: E402
 
 TEXT = ROOT / "data" / "files" / "stdlib"
@@ -266,7 +263,7 @@ class Bench:
 
     def step_share(self, kind: str, settings: Settings, runs: list[Figures]) -> float | None:
         """Of what this CPU multiplies at most, in a run's calls after the first: the median."""
-        from popxl_gpt.execution.model_size import flops_per_token
+        from popxl_gpt.execution.planning.model_size import flops_per_token
 
         layers, hidden, heads = map(int, settings["size"].split("x"))
         sizes = {"layers": layers, "hidden_size": hidden, "heads": heads}

@@ -8,13 +8,14 @@ import numpy as np
 
 from benchmarks.harness import Figures
 from benchmarks.timed_runs import EVALUATED, Batch, Losses
-from popxl_gpt.config import NO_RAMPUP, from_mapping, override
-from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.config.presets import from_mapping, override
+from popxl_gpt.config.schedules import NO_RAMPUP
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.inference import evaluation, token_losses
+from popxl_gpt.execution.inference.inference import evaluation, token_losses
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import copy_weights
 
 

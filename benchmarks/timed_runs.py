@@ -21,8 +21,10 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.harness import Figures, multiply_ceiling
-from popxl_gpt.config import Training, learning_rate
-from popxl_gpt.data import BatchLoader, Dataset, TokenDataset
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Training
+from popxl_gpt.data.dataset import Dataset, TokenDataset
+from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.masking import ids_of, labels_of
 
 SCHEDULE_STEPS = 10_000

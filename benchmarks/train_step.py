@@ -363,8 +363,8 @@ def offloading_verdict(figures: Figures) -> Figures | None:
 
 def step_flops(arguments: argparse.Namespace) -> float:
     """Of a step's products without what is recomputed, attention as if not causal."""
-    from popxl_gpt.config import Model  # not at the top: baselines do without
-    from popxl_gpt.execution.model_size import flops_per_token
+    from popxl_gpt.config.schema import Model  # not at the top: baselines do without
+    from popxl_gpt.execution.planning.model_size import flops_per_token
 
     names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
     model = Model(**{name: getattr(arguments, name) for name in names})

@@ -24,7 +24,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.harness import Figures, machine, print_json, table  # noqa: E402
 from benchmarks.phased import PhasedTrainer  # noqa: E402
 from benchmarks.profiling import ALONE, batches  # noqa: E402
-from popxl_gpt.config import Config, override, preset  # noqa: E402
+from popxl_gpt.config.presets import override, preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
 from popxl_gpt.utils.runtime import replay_phases  # noqa: E402
 
 BAR = 1.2

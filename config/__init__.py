@@ -12,17 +12,6 @@ from popxl_gpt.config.command_line import (
     parse_command_line,
     parse_options,
 )
-from popxl_gpt.config.errors import (
-    ConfigError,
-    CorruptedError,
-    DivergedError,
-    LostError,
-    NotFiniteError,
-    SpikeError,
-    UserError,
-    exit_on_user_error,
-    hear_ctrl_c,
-)
 from popxl_gpt.config.leaves import Leaf, leaves, reference
 from popxl_gpt.config.presets import from_mapping, override, preset, preset_names
 from popxl_gpt.config.saving import (
@@ -37,6 +26,17 @@ from popxl_gpt.config.saving import (
 from popxl_gpt.config.schedules import NO_RAMPUP, learning_rate, stage_of, tokens_ahead
 from popxl_gpt.config.schema import Checkpoint, Config, Data, Execution, Logging, Model, Training
 from popxl_gpt.config.validation import validate
+from popxl_gpt.utils.errors import (
+    ConfigError,
+    CorruptedError,
+    DivergedError,
+    LostError,
+    NotFiniteError,
+    SpikeError,
+    UserError,
+    exit_on_user_error,
+    hear_ctrl_c,
+)
 
 __all__ = [
     "NO_RAMPUP",

@@ -10,10 +10,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from popxl_gpt.config.configuration_files import read_configuration
-from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
 from popxl_gpt.config.other_programs import hint_of
-from popxl_gpt.config.plain_files import is_file
 from popxl_gpt.config.presets import (
     build,
     did_you_mean,
@@ -22,7 +20,9 @@ from popxl_gpt.config.presets import (
     preset_names,
 )
 from popxl_gpt.config.schema import Config
-from popxl_gpt.config.texts import user_path
+from popxl_gpt.utils.errors import SHOWN, ConfigError
+from popxl_gpt.utils.files.plain import is_file
+from popxl_gpt.utils.texts import user_path
 
 RUN_CONFIG, RUN_METRICS = "config.yml", "metrics.jsonl"
 """Files in a run's folder."""

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.other_programs import INSTEAD, SAME
 from popxl_gpt.config.presets import INHERITS, SECTIONS, did_you_mean, entry_mapping
-from popxl_gpt.config.texts import shown_text
 from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.utils.texts import shown_text
 
 TRANSLATED = {
     "checkpoint.steps": "every",

@@ -13,7 +13,6 @@ from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from popxl_gpt.config.bounded import shortened
 from popxl_gpt.config.bounds import (
     AtLeast,
     Between,
@@ -26,7 +25,8 @@ from popxl_gpt.config.bounds import (
 )
 from popxl_gpt.config.numbers import KINDS
 from popxl_gpt.config.schema import Config
-from popxl_gpt.config.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
+from popxl_gpt.utils.files.bounded import shortened
+from popxl_gpt.utils.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}

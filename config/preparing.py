@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
-from popxl_gpt.config.errors import ConfigError
-from popxl_gpt.config.programs import typed_as, unknown_command
 from popxl_gpt.config.schema import PathText
+from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.utils.programs import typed_as, unknown_command
 
 CHARACTERS, GPT2 = "characters", "gpt2"
 """Tokenizers that are made, or found, in place of a file."""

@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.bounded import shortened
-from popxl_gpt.config.errors import SHOWN, ConfigError
 from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.shorthands import without_replaced, without_shorthands
 from popxl_gpt.config.validation import check_values, combination_problems
 from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.utils.errors import SHOWN, ConfigError
+from popxl_gpt.utils.files.bounded import shortened
 
 PRESETS_FILE = Path(__file__).with_name("pretraining.yml")
 INHERITS = "inherits"

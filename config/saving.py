@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.leaves import leaves
-from popxl_gpt.config.plain_files import write_plain
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.shorthands import NAMES as SHORTHANDS
 from popxl_gpt.config.yaml_files import read_yaml, to_text
+from popxl_gpt.utils.files.plain import write_plain
 
 NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
 """Sections that leave the numbers alone; the contents of data files are identified by the data

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from popxl_gpt.config.bounds import AtLeast, Between, Bytes, BytesOrShare, MoreThan, Within
-from popxl_gpt.config.texts import IsPath
+from popxl_gpt.utils.texts import IsPath
 
 Count = Annotated[int, AtLeast(1)]
 CountOrZero = Annotated[int, AtLeast(0)]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import gcd, isqrt
 from typing import Any
 
-from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.leaves import assemble, flatten, leaves
 from popxl_gpt.config.schedules import rampup_sizes
 from popxl_gpt.config.schema import Config, Training
-from popxl_gpt.config.texts import shown_text
+from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.utils.texts import shown_text
 
 SEARCHED = 100_000
 """Numbers next to a value among which a divisor is looked for."""

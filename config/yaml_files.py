@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.errors import ConfigError
 from popxl_gpt.config.numbers import FLOAT, INTEGER, integer, real
-from popxl_gpt.config.texts import shown_text
+from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.texts import shown_text
 
 FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 2000, 4096
 """At most: bytes of a file, mappings and lists inside each other, keys in all (an alias counts as

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.texts import shown_text
 from popxl_gpt.data.delimited import is_delimited
 from popxl_gpt.data.json_lines import whole_characters
 from popxl_gpt.data.left_out import LeftOut
@@ -22,6 +21,7 @@ from popxl_gpt.data.masking import masked
 from popxl_gpt.data.rows import Documents
 from popxl_gpt.data.sources import Source, rows_of, source_of, text_files
 from popxl_gpt.data.tables import is_table
+from popxl_gpt.utils.texts import shown_text
 
 ROLES = ("system", "user", "assistant")
 ANSWERS = "assistant"

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from popxl_gpt.config.dataset_info import tokenizer_of
 from popxl_gpt.data import example
+from popxl_gpt.data.dataset_info import tokenizer_of
 from popxl_gpt.data.description import Described, check_size, describe
 from popxl_gpt.data.errors import DamagedRecordError, DataError
 from popxl_gpt.data.masking import ids_of, masked

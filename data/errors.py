@@ -1,6 +1,6 @@
 """Errors of data; `DataError` itself is the configuration's, which reads their description."""
 
-from popxl_gpt.config.errors import DataError
+from popxl_gpt.utils.errors import DataError
 
 __all__ = ["DamagedRecordError", "DataError", "NoTextError"]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from popxl_gpt.config.bounded import shown
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import ids_of
+from popxl_gpt.utils.files.bounded import shown
 
 FEATURE = "input_ids"
 MASK = "loss_mask"

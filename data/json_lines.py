@@ -5,11 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.texts import shown_text
 from popxl_gpt.data.compression import open_text, plain_suffix
 from popxl_gpt.data.json_values import DECODER, TooLongError, ValueReader
 from popxl_gpt.data.plain_text import check_head
 from popxl_gpt.data.rows import Rows
+from popxl_gpt.utils.texts import shown_text
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 PROGRAMS = (

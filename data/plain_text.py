@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from popxl_gpt.config.errors import unreadable
 from popxl_gpt.data.compression import open_text
 from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.left_out import LeftOut
+from popxl_gpt.utils.errors import unreadable
 
 HEAD = 2**12
 """Bytes of a text that have no zero among them."""

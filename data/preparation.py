@@ -20,12 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.dataset_info import read_info
-from popxl_gpt.config.errors import io_failure
-from popxl_gpt.config.hub import tokenizer_file
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
+from popxl_gpt.data.dataset_info import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.data.shuffle import DocumentShuffle
@@ -41,6 +38,9 @@ from popxl_gpt.data.tokenisation import (
     tokenise,
     train_tokenizer,
 )
+from popxl_gpt.utils.errors import io_failure
+from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.files.hub import tokenizer_file
 from popxl_gpt.utils.units import counted
 
 FORMAT = 2

@@ -10,13 +10,10 @@ if __name__ == "__main__":
     if not __package__:  # run by its path: the packages are beside this folder
         sys.path[0] = str(Path(__file__).resolve().parent.parent)
     from popxl_gpt.config.preparing import parse_preparation
-    from popxl_gpt.config.programs import start
+    from popxl_gpt.utils.programs import start
 
     start("popxl_gpt.data.prepare", parse_preparation)
 
-from popxl_gpt.config.errors import text_of
-from popxl_gpt.config.escaping import one_line
-from popxl_gpt.config.hub import hub_hint, tokenizer_file
 from popxl_gpt.config.preparing import (
     CHARACTERS,
     GPT2,
@@ -32,7 +29,6 @@ from popxl_gpt.config.preparing import (
     parse_preparation,
 )
 from popxl_gpt.config.presets import did_you_mean
-from popxl_gpt.config.programs import typed_as
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
@@ -42,6 +38,10 @@ from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.sources import Source, stdlib_source, text_source
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.data.wikipedia import wikipedia_source
+from popxl_gpt.utils.errors import text_of
+from popxl_gpt.utils.escaping import one_line
+from popxl_gpt.utils.files.hub import hub_hint, tokenizer_file
+from popxl_gpt.utils.programs import typed_as
 from popxl_gpt.utils.units import counted
 
 STOPPED = "stopped; the same command goes on."

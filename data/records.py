@@ -21,10 +21,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.errors import unreadable
-from popxl_gpt.config.plain_files import check_plain, create_plain, open_plain, write_plain
 from popxl_gpt.data.errors import DamagedRecordError, DataError
+from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.files.plain import check_plain, create_plain, open_plain, write_plain
 
 HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")

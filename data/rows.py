@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from popxl_gpt.config.texts import shown_text
 from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.left_out import LeftOut
+from popxl_gpt.utils.texts import shown_text
 
 Made = TypeVar("Made")
 SHOWN = 20

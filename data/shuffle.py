@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.plain_files import append_plain, sync
 from popxl_gpt.data.sampling import derive_key, mix
 from popxl_gpt.data.splits import write_text
+from popxl_gpt.utils.files.plain import append_plain, sync
 
 BUCKET_BYTES = 64 * 2**20
 """Aim for the size of the last buckets. Up to twice as large, they are sorted in memory."""

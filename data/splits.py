@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.plain_files import create_plain
 from popxl_gpt.data import example
 from popxl_gpt.data.conversations import RecordPacker
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.records import RecordWriter, flush
+from popxl_gpt.utils.files.plain import create_plain
 from popxl_gpt.utils.units import counted
 
 _BLOCK_RECORDS = 512

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.bounded import parse_json, read_bounded
-from popxl_gpt.config.errors import unreadable
-from popxl_gpt.config.texts import shown_text
 from popxl_gpt.data.compression import optional_package
 from popxl_gpt.data.errors import DataError, NoTextError
 from popxl_gpt.data.rows import Documents, Rows, chosen_columns
+from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.files.bounded import parse_json, read_bounded
+from popxl_gpt.utils.texts import shown_text
 
 PARQUET, ARROW = ".parquet", ".arrow"
 ROWS = 1000

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from popxl_gpt.config.bounded import parse_json, read_bounded
-from popxl_gpt.config.errors import unreadable
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
+from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.files.bounded import parse_json, read_bounded
 
 END_OF_TEXT = "<|endoftext|>"
 CONFIG = "tokenizer_config.json"

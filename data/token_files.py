@@ -7,10 +7,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from popxl_gpt.config.dataset_info import read_info, split_files
-from popxl_gpt.config.plain_files import names_in
-from popxl_gpt.config.texts import user_path
+from popxl_gpt.data.dataset_info import read_info, split_files
 from popxl_gpt.data.errors import DataError
+from popxl_gpt.utils.files.plain import names_in
+from popxl_gpt.utils.texts import user_path
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from popxl_gpt.config.errors import unreadable
-from popxl_gpt.config.plain_files import check_plain
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.sources import Source
+from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.files.plain import check_plain
 
 COMPRESSION = 4
 """Bytes of text per byte of a bz2 dump, roughly."""

@@ -12,24 +12,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from popxl_gpt.config import (
-    Config,
-    ConfigError,
-    UserError,
+from popxl_gpt.config.command_line import (
     check_command_line,
     given_settings,
-    leaves,
     parse_command_line,
     parse_options,
 )
-from popxl_gpt.config.dataset_info import implied_settings
-from popxl_gpt.config.hub import hub_hint, tokenizer_file
-from popxl_gpt.config.plain_files import is_folder, open_plain, real_path
+from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
-from popxl_gpt.config.programs import start, typed_as, unknown_command
-from popxl_gpt.config.schema import Count, CountOrZero, PathText, PositiveOrZero, TopP
-from popxl_gpt.config.texts import IsFreeText, text_of_path
-from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.config.schema import Config, Count, CountOrZero, PathText, PositiveOrZero, TopP
+from popxl_gpt.data.dataset_info import implied_settings
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.files.hub import hub_hint, tokenizer_file
+from popxl_gpt.utils.files.plain import is_folder, open_plain, real_path
+from popxl_gpt.utils.programs import start, typed_as, unknown_command
+from popxl_gpt.utils.texts import IsFreeText, text_of_path
 
 FreeText = Annotated[str, IsFreeText()]
 LAYOUT = (

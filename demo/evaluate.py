@@ -25,36 +25,31 @@ from typing import Any
 import numpy as np
 import popdist
 
-from popxl_gpt.config import (
-    NO_RAMPUP,
-    Config,
-    ConfigError,
-    NotFiniteError,
-    UserError,
-    from_mapping,
-    override,
-    to_mapping,
-)
-from popxl_gpt.config.errors import reason_of
-from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.config.texts import several, user_path
-from popxl_gpt.data import Dataset, TokenArray, TokenDataset
+from popxl_gpt.config.presets import from_mapping, override
+from popxl_gpt.config.saving import to_mapping
+from popxl_gpt.config.schedules import NO_RAMPUP
+from popxl_gpt.config.schema import Config
+from popxl_gpt.data.dataset import Dataset, TokenDataset
+from popxl_gpt.data.in_memory import TokenArray
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import token_bytes, tokenise, unknown_token
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
-from popxl_gpt.demo.text import check_made_by, read_tokenizer
-from popxl_gpt.demo.writing import end_of_documents
-from popxl_gpt.execution.checkpoint import SavedRun, find_trained
-from popxl_gpt.execution.checkpoint_folder import TOKENIZER
-from popxl_gpt.execution.evaluation import Evaluation, Measured
-from popxl_gpt.execution.inference import evaluation
+from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
+from popxl_gpt.demo.job.writing import end_of_documents
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
+from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.errors import ConfigError, NotFiniteError, UserError, reason_of
+from popxl_gpt.utils.files.plain import real_path
+from popxl_gpt.utils.files.whole import written_whole
 from popxl_gpt.utils.runtime import runtime_errors_are_told
+from popxl_gpt.utils.texts import several, user_path
 from popxl_gpt.utils.units import duration
 
 REPORT_SECONDS = 10.0

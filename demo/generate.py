@@ -20,30 +20,27 @@ from typing import Any
 
 import popdist
 
-from popxl_gpt.config import (
-    NO_RAMPUP,
-    Config,
-    ConfigError,
-    UserError,
-    override,
-    to_mapping,
-)
-from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.escaping import as_it_is
-from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.config.texts import encoding_problem, several, user_path
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.saving import to_mapping
+from popxl_gpt.config.schedules import NO_RAMPUP
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
-from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.demo.writing import OnEnd, OnText, end_of_documents, write
-from popxl_gpt.execution.checkpoint import SavedRun, find_trained
-from popxl_gpt.execution.checkpoint_folder import TOKENIZER
-from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.inference.generation import CachedModel
+from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
-from popxl_gpt.execution.sampling import Sampling
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.escaping import as_it_is
+from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.files.plain import real_path
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
+from popxl_gpt.utils.texts import encoding_problem, several, user_path
 
 PROMPT_BYTES = 2**26
 """Of a file with a prompt."""

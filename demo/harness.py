@@ -15,14 +15,15 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, make_table
 from tqdm import tqdm
 
-from popxl_gpt.config import Config, ConfigError, UserError
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.text_tokenizer import TextTokenizer
-from popxl_gpt.demo.writing import write
-from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.generation import CachedModel
-from popxl_gpt.execution.sampling import Sampling
-from popxl_gpt.execution.scoring import Continuation, score
+from popxl_gpt.demo.job.writing import write
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.inference.generation import CachedModel
+from popxl_gpt.execution.inference.sampling import Sampling
+from popxl_gpt.execution.inference.scoring import Continuation, score
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.errors import ConfigError, UserError
 
 TEXTS = 8
 """Written at the same time by each data-parallel replica."""

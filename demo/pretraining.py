@@ -22,56 +22,58 @@ from shlex import quote
 
 import popdist
 
-from popxl_gpt.config import (
-    Config,
-    ConfigError,
-    DivergedError,
-    SpikeError,
-    UserError,
-    changes,
-    given_settings,
-    stage_of,
-)
-from popxl_gpt.config.errors import failure_number, numbered
+from popxl_gpt.config.command_line import given_settings
 from popxl_gpt.config.partners import without_partner
-from popxl_gpt.config.programs import typed_as
-from popxl_gpt.data import Dataset
+from popxl_gpt.config.saving import changes
+from popxl_gpt.config.schedules import stage_of
+from popxl_gpt.config.schema import Config
+from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.commands import given_for_choice, parse_training
-from popxl_gpt.demo.description import describe
-from popxl_gpt.demo.interruption import Interruption
-from popxl_gpt.demo.output import lasting_output
-from popxl_gpt.demo.run_folder import RunFolder, check_folders, claimed
-from popxl_gpt.demo.run_memory import RunMemory
-from popxl_gpt.demo.samples import Samples, show_samples_if_possible
-from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.demo.training_data import (
+from popxl_gpt.demo.job.description import describe
+from popxl_gpt.demo.job.interruption import Interruption
+from popxl_gpt.demo.job.output import lasting_output
+from popxl_gpt.demo.job.run_folder import RunFolder, check_folders, claimed
+from popxl_gpt.demo.job.run_memory import RunMemory
+from popxl_gpt.demo.job.samples import Samples, show_samples_if_possible
+from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.demo.job.training_data import (
     begun_tokenizer,
     given_tokenizer,
     in_steps,
     open_data,
     run_tokenizer,
 )
-from popxl_gpt.demo.training_run import TrainingRun
-from popxl_gpt.demo.warnings_file import WarningsFile, warnings_kept
-from popxl_gpt.execution.auto.resolved import executable, resolved
-from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.checkpoint_folder import best_in, checkpoints_in
-from popxl_gpt.execution.inference import evaluation_program
-from popxl_gpt.execution.initial_weights import Weights, initial_weights
+from popxl_gpt.demo.job.training_run import TrainingRun
+from popxl_gpt.demo.job.warnings_file import WarningsFile, warnings_kept
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint_folder import best_in, checkpoints_in
+from popxl_gpt.execution.exchange.initial_weights import Weights, initial_weights
+from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.instances import check_instances, check_launch
-from popxl_gpt.execution.memory import check_memory
-from popxl_gpt.execution.minutes import chosen, since_start, text_of
-from popxl_gpt.execution.model_size import parameter_count, trained_count
+from popxl_gpt.execution.planning.auto.resolved import executable, resolved
+from popxl_gpt.execution.planning.memory import check_memory
+from popxl_gpt.execution.planning.minutes.choice import chosen, text_of
+from popxl_gpt.execution.planning.minutes.schedule import since_start
+from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
+from popxl_gpt.execution.planning.plan.fit import check_fits
+from popxl_gpt.execution.planning.plan.process import ProcessMemory
+from popxl_gpt.execution.planning.plan.report import plan_and_show, write_plan
+from popxl_gpt.execution.planning.plan.run_plan import make_run_plan
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.folder import written_to
-from popxl_gpt.execution.reports.plan.fit import check_fits
-from popxl_gpt.execution.reports.plan.process import ProcessMemory
-from popxl_gpt.execution.reports.plan.report import plan_and_show, write_plan
-from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.errors import (
+    ConfigError,
+    DivergedError,
+    SpikeError,
+    UserError,
+    failure_number,
+    numbered,
+)
+from popxl_gpt.utils.files.output_folder import written_to
+from popxl_gpt.utils.programs import typed_as
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.units import si
 

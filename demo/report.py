@@ -12,11 +12,11 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
-from popxl_gpt.config import UserError
-from popxl_gpt.config.texts import user_path
 from popxl_gpt.demo.commands import parse_report
 from popxl_gpt.execution.reports.run.report import write_report
 from popxl_gpt.execution.reports.run.run_files import REPORT, read_run
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.texts import user_path
 
 
 def main(arguments: Sequence[str]) -> int:

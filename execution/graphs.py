@@ -15,12 +15,13 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config import Config
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.batch_serialisation import LayerIO
 from popxl_gpt.execution.optimizer import Optimizer, grad_norm_sq
 from popxl_gpt.execution.train_state import TrainState
 from popxl_gpt.execution.transfers import Gather, Load, Reduce, Row, Store
-from popxl_gpt.modelling import Layout, Table, trained
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Table, trained
 
 Tree = TypeVar("Tree", NamedTensors, NamedVariableFactories)
 

@@ -10,8 +10,9 @@ import popxl_addons as addons
 from popxl import DeviceToHostStream, HostToDeviceStream
 from popxl_addons.array_munging import tensor_parallel_input
 
-from popxl_gpt.config import Config, UserError
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.layer_plan import POSITIONS
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import gather
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import popdist
 
-from popxl_gpt.config import Config, UserError, to_yaml, validate
+from popxl_gpt.config.saving import to_yaml
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.validation import validate
 from popxl_gpt.execution.host import data_share
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.log import set_up_logging
 from popxl_gpt.utils.runtime import gather
 

@@ -7,7 +7,8 @@ import popxl_addons as addons
 from popxl.transforms.autodiff import GradGraphInfo
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.modelling import Layer, trained
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.parameters import trained
 from popxl_gpt.utils.runtime import accumulator_options
 
 

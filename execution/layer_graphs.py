@@ -16,7 +16,7 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config import Config, Execution
+from popxl_gpt.config.schema import Config, Execution
 from popxl_gpt.execution.batch_serialisation import (
     LayerIO,
     kept_activations,
@@ -58,7 +58,6 @@ from popxl_gpt.execution.transfers import (
     shard_length,
     shard_spec,
 )
-from popxl_gpt.modelling import Layer, Layout, Table, trained
 from popxl_gpt.modelling.attention import recomputing_gradients
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.embedding import Embedding
@@ -71,6 +70,9 @@ from popxl_gpt.modelling.head import (
     ScoreHead,
     TokenLossHead,
 )
+from popxl_gpt.modelling.layer import Layer
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Table, trained
 from popxl_gpt.utils.runtime import data_type, seed_spec
 
 

@@ -8,7 +8,7 @@ own number n.
 from dataclasses import dataclass
 from typing import TypeVar
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import popxl
 import popxl_addons as addons
 from popxl import ReplicaGrouping, Tensor, TensorByRef, ops
 
-from popxl_gpt.modelling import Layout, Parameter
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Parameter
 from popxl_gpt.utils.runtime import newton_schulz
 
 RMS = 0.2

@@ -17,10 +17,11 @@ from popxl_addons.ops.grad_reduce_square_add import grad_reduce_square_add
 from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config import Config, Training
+from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.muon import MuonStep
 from popxl_gpt.execution.train_state import TrainState
-from popxl_gpt.modelling import Layout, Parameter, Role, Table
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Parameter, Role, Table
 from popxl_gpt.utils.runtime import data_type, moment_options, update_condition
 
 SCALAR = TensorSpec((), popxl.float32)

@@ -18,7 +18,7 @@ from popxl import Tensor, ops
 from popxl_addons import TaskSession
 from popxl_addons.named_tensors import NamedTensors
 
-from popxl_gpt.config import Config, Training
+from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.host import StepResult, run_steps
 from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.utils.runtime import find_not_finite, gather

@@ -7,8 +7,8 @@ from pathlib import Path
 
 if __name__ == "__main__":  # run as a script: the packages are beside this folder, not in it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from popxl_gpt.config.programs import start
     from popxl_gpt.execution.reports.benchmark.options import parse
+    from popxl_gpt.utils.programs import start
 
     start("popxl_gpt.execution.pretraining", parse)
 
@@ -19,7 +19,7 @@ import popxl_addons as addons
 from popxl import Tensor, TensorByRef, TensorSpec, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from popxl_gpt.config import Config, Execution, Training
+from popxl_gpt.config.schema import Config, Execution, Training
 from popxl_gpt.execution import phases
 from popxl_gpt.execution.batch_serialisation import LayerIO
 from popxl_gpt.execution.graphs import TrainingStep, TwoPassGraphs
@@ -39,7 +39,7 @@ from popxl_gpt.execution.reports.benchmark import report
 from popxl_gpt.execution.spikes import follow_norm, norm_limit
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
-from popxl_gpt.modelling import Layout
+from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.utils.runtime import (
     before_reading,
     expect_session,

@@ -5,7 +5,7 @@ from collections import Counter
 import popdist
 import popxl_addons as addons
 
-from popxl_gpt.config import CorruptedError
+from popxl_gpt.utils.errors import CorruptedError
 from popxl_gpt.utils.runtime import gather, replica_digests
 
 

@@ -14,7 +14,7 @@ import popxl
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
-from popxl_gpt.config import Training
+from popxl_gpt.config.schema import Training
 
 LARGEST = 1e18
 """As which larger norms count: float32 holds its square."""

@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import popdist
 import popxl
 
-from popxl_gpt.config import Config, UserError
-from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.utils.folder_lock import FolderLock
+from popxl_gpt.config.schema import Config
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.files.folder_lock import FolderLock
+from popxl_gpt.utils.files.plain import real_path
 
 _LOCKS: "WeakValueDictionary[Path, FolderLock]" = WeakValueDictionary()
 """Of the folders that programs of this process have."""

@@ -8,7 +8,7 @@ import numpy as np
 import popxl
 from popxl import Tensor
 
-from popxl_gpt.config import Training
+from popxl_gpt.config.schema import Training
 
 LossScale = Tensor | float
 """What the loss is multiplied by: a tensor where the program finds it, else a constant of its

@@ -20,11 +20,12 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config import Config, UserError
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraphs, TrainingStep
 from popxl_gpt.execution.state_folder import state_folder
-from popxl_gpt.modelling import model_table
+from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.ahead import made_ahead
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import remove_mapped_files
 
 DRAWN_AHEAD = 2**29

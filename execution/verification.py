@@ -7,8 +7,9 @@ from typing import Any
 import popdist
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, CorruptedError
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.overflow import layer_of_iteration
+from popxl_gpt.utils.errors import CorruptedError
 from popxl_gpt.utils.runtime import gather, replay_phases
 
 

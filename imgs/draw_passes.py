@@ -28,7 +28,7 @@ from popxl_engine.passes import (  # noqa: E402
     enabled_passes,
 )
 
-from popxl_gpt.config import override, preset  # noqa: E402
+from popxl_gpt.config.presets import override, preset  # noqa: E402
 from popxl_gpt.execution.pretraining import training_program  # noqa: E402
 
 PAGE = ROOT / "docs/passes.md"

@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT))
 import popxl  # noqa: E402
 from popxl_addons.named_tensors import NamedTensors  # noqa: E402
 
-from popxl_gpt.config import Config, preset  # noqa: E402
+from popxl_gpt.config.presets import preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
 from popxl_gpt.execution.graphs import TrainingStep  # noqa: E402
 from popxl_gpt.execution.pretraining import make_ir, make_kept, run_phases, training_step  # noqa: E402
 

@@ -13,7 +13,7 @@ import popxl_addons as addons
 from popxl import Tensor, TensorByRef, ops
 from popxl.transforms.autodiff import GradGraphInfo
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.linear import Linear

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from popxl import Tensor, TensorByRef, ops
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.attention import Attention, CachedAttention
 from popxl_gpt.modelling.feed_forward import FeedForward
 from popxl_gpt.modelling.layer import Layer

@@ -4,7 +4,7 @@ tp2: replica groups.
 
 from popxl import Tensor, ops
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.attention import residual_std
 from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout

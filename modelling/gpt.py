@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from popxl_gpt.config import Execution, Model
+from popxl_gpt.config.schema import Execution, Model
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.embedding import Embedding
 from popxl_gpt.modelling.head import Head

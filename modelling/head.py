@@ -11,7 +11,7 @@ import popxl
 from popxl import Tensor, ops
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.embedding import word_table
 from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout

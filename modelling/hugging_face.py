@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.parameters import Parameter, Role
 
 HEAD = "lm_head.weight"

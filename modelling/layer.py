@@ -16,7 +16,7 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
     replicated_all_reduce_identical_inputs,
 )
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Table
 from popxl_gpt.utils.runtime import data_type

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import popxl
 from popxl import ReplicaGrouping
 
-from popxl_gpt.config import Execution
+from popxl_gpt.config.schema import Execution
 from popxl_gpt.modelling.parameters import Parameter
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from popxl import Tensor
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table

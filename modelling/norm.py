@@ -9,7 +9,7 @@ import popxl
 from popxl import Tensor, ops
 from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table

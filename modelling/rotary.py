@@ -7,7 +7,7 @@ import numpy as np
 import popxl
 from popxl import Tensor
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 
 Tables = tuple[Tensor, Tensor]
 """Sines and cosines of the angles of positions and pairs, [P, D/2] each."""

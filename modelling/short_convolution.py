@@ -8,7 +8,7 @@ import numpy as np
 import popxl
 from popxl import Tensor, TensorByRef, ops
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
 from popxl_gpt.utils.runtime import short_convolution

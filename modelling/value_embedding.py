@@ -8,7 +8,7 @@ import math
 
 from popxl import Tensor, ops
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layer import Layer, enter
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table

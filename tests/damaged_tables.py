@@ -16,9 +16,9 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from popxl_gpt.config import UserError
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.sources import text_source
+from popxl_gpt.utils.errors import UserError
 
 ROWS = 46
 SIZES = (-1, 0, 1, 7, 100, 5000, 2**31 - 1, -(2**31), 2**40, 2**62)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
-from popxl_gpt.execution.manifest import manifest_text
+from popxl_gpt.execution.checkpoints.manifest import manifest_text
 from tests import warm
 
 ROOT = Path(__file__).parents[1]

@@ -51,7 +51,8 @@ from popxl_engine.machine.device import Device, device_named  # noqa: E402
 from popxl_engine.machine.paging import HostStore  # noqa: E402
 from popxl_engine.support import uploader  # noqa: E402
 
-from popxl_gpt.config import Config, override, preset  # noqa: E402
+from popxl_gpt.config.presets import override, preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
 from popxl_gpt.execution.host import run_steps  # noqa: E402
 from popxl_gpt.execution.pretraining import pretraining, training_program  # noqa: E402
 from popxl_gpt.execution.variables import read_weights  # noqa: E402

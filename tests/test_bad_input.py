@@ -580,7 +580,7 @@ def test_ctrl_c_while_the_interpreter_ends_ends_it_without_a_traceback(tmp_path)
         "    atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
         "    return 0\n"
     )
-    words = "from popxl_gpt.config.programs import start; start('program', list)"
+    words = "from popxl_gpt.utils.programs import start; start('program', list)"
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "runtime", tmp_path))),

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from helpers.quick import Later
 
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.utils.pages import ROOT
 from tests import warm
 

@@ -12,12 +12,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from popxl_gpt.config import ConfigError, UserError, exit_on_user_error
-from popxl_gpt.config.escaping import EscapedStream, as_it_is
 from popxl_gpt.data import prepare
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo import convert, evaluate, generate, pretraining, report
-from popxl_gpt.execution.manifest import manifest_text, read_manifest
+from popxl_gpt.execution.checkpoints.manifest import manifest_text, read_manifest
+from popxl_gpt.utils.errors import ConfigError, UserError, exit_on_user_error
+from popxl_gpt.utils.escaping import EscapedStream, as_it_is
 from popxl_gpt.utils.log import set_up_logging
 from tests.integration.runs import run_job
 from tests.terminal import commands_in

@@ -19,23 +19,27 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import popxl_gpt.demo.pretraining
-from popxl_gpt.config import UserError, exit_on_user_error, leaves, preset, to_yaml
 from popxl_gpt.config.bounds import Bytes
-from popxl_gpt.data import TokenDataset, example
+from popxl_gpt.config.leaves import leaves
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.saving import to_yaml
+from popxl_gpt.data import example
+from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.records import FOOTER, HEADER, RecordWriter, masked_crc
 from popxl_gpt.data.tokenisation import load_tokenizer
+from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.demo.pretraining import Options
-from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
-from popxl_gpt.execution.manifest import ManifestError, manifest_text, read_manifest
-from popxl_gpt.execution.metrics import MetricsFile, read_metrics
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.manifest import ManifestError, manifest_text, read_manifest
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
+from popxl_gpt.execution.checkpoints.tensor_files import read_tensors
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
-from popxl_gpt.execution.tensor_files import read_tensors
-from popxl_gpt.modelling import model_table
+from popxl_gpt.execution.reports.metrics import MetricsFile, read_metrics
+from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.utils.errors import UserError, exit_on_user_error
 from popxl_gpt.utils.runtime import session_device
 from tests import warm
 from tests.terminal import commands_in

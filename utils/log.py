@@ -3,8 +3,8 @@
 import logging
 import os
 
-from popxl_gpt.config import UserError
-from popxl_gpt.config.escaping import one_line
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.escaping import one_line
 
 LEVEL_VARIABLE = "MODEL_LOG_LEVEL"
 """Environment variable that holds the level; INFO without it."""

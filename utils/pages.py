@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from popxl_gpt.config import UserError, exit_on_user_error, preset, preset_names, reference
+from popxl_gpt.config.leaves import reference
+from popxl_gpt.config.presets import preset, preset_names
+from popxl_gpt.utils.errors import UserError, exit_on_user_error
 from popxl_gpt.utils.units import si
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +30,7 @@ def presets_table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     # by name, for modules of utils import nothing above them
-    count = importlib.import_module("popxl_gpt.execution.model_size").parameter_count
+    count = importlib.import_module("popxl_gpt.execution.planning.model_size").parameter_count
     for name in preset_names():
         config = preset(name)
         model, execution = config.model, config.execution

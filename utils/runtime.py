@@ -25,7 +25,7 @@ try:
 except ImportError:  # plain PopXL
     extensions = memmap_files = None  # type: ignore[assignment]
 
-from popxl_gpt.config import LostError, UserError
+from popxl_gpt.utils.errors import LostError, UserError
 
 _LOG = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from popxl_gpt.config import Config
+from popxl_gpt.config.schema import Config
 from tests.integration.gpt_oracle import small
 from tests.integration.layers import cases as formulas
 

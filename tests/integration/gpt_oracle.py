@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from helpers.quick import Later
 
-from popxl_gpt.config import Config, Model, preset
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schema import Config, Model
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.hugging_face import hugging_face_name
 

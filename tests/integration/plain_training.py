@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
-from popxl_gpt.config import Config, Training, learning_rate
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.host import StepResult
 from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import random_weights, small

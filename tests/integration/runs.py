@@ -5,7 +5,8 @@ training.
 import numpy as np
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, learning_rate
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution.host import StepResult, run_steps
 from popxl_gpt.execution.pretraining import pretraining

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from popxl_gpt.config import Config
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import run_steps
 from tests.integration.gpt_oracle import small
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from popxl_gpt.config import Config
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.overflow import COUNTED
 from popxl_gpt.execution.pretraining import pretraining

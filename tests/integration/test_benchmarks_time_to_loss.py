@@ -33,10 +33,11 @@ from benchmarks.time_to_loss import (
     tuned,
 )
 from benchmarks.timed_runs import Clock, Run, factor_at
-from popxl_gpt.config import override, preset, to_mapping
-from popxl_gpt.data import TokenDataset
+from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.saving import to_mapping
+from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.prepare import main as prepare
-from popxl_gpt.execution.evaluation import Evaluation
+from popxl_gpt.execution.inference.evaluation import Evaluation
 from tests import warm
 from tests.integration.plain_muon import newton_schulz
 

@@ -17,7 +17,7 @@ from helpers import fake_gpu
 from helpers.quick import Later
 
 from benchmarks import gpu
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from tests import warm
 
 gpu_steps, plain_llama = Later("benchmarks.gpu_steps"), Later("benchmarks.plain_llama")

@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popxl_gpt.config import UserError, preset, save
-from popxl_gpt.demo.progress import Progress
-from popxl_gpt.demo.progress_line import Part
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.saving import save
+from popxl_gpt.demo.job.progress import Progress
+from popxl_gpt.demo.job.progress_line import Part
 from popxl_gpt.demo.report import main
-from popxl_gpt.execution.metrics import MetricsFile
+from popxl_gpt.execution.reports.metrics import MetricsFile
 from popxl_gpt.execution.reports.run import curves as curves_of_runs
 from popxl_gpt.execution.reports.run.curves import POINTS, Curves, thinned
 from popxl_gpt.execution.reports.run.report import RunReport
 from popxl_gpt.execution.reports.run.run_files import read_run
-from popxl_gpt.execution.running_mean import RunningMean
+from popxl_gpt.execution.reports.running_mean import RunningMean
+from popxl_gpt.utils.errors import UserError
 from tests.browser import Browser
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, UserError, parse_command_line
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.pretraining import Options
-from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.utils.errors import UserError
 from tests.torture.application import Mode, Workshop
 from tests.torture.judge import Broken, checkpoints_of
 from tests.torture.torture import Torture

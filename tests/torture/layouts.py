@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, override
-from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_weights
 from tests.integration.runs import TRAINED, batches
 from tests.torture.application import Workshop

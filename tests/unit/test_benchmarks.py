@@ -34,7 +34,7 @@ from benchmarks.harness import (
     table,
 )
 from benchmarks.shakespeare import BATCH, CHUNK, Characters, preset_steps, summarise
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent.parent

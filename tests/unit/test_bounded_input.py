@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import ConfigError, UserError, from_mapping
-from popxl_gpt.config.bounded import read_bounded
 from popxl_gpt.config.command_line import parse_command_line
-from popxl_gpt.config.dataset_info import read_info
+from popxl_gpt.config.presets import from_mapping
 from popxl_gpt.config.yaml_files import read_yaml
-from popxl_gpt.data import TokenDataset
 from popxl_gpt.data.conversations import conversation_source
+from popxl_gpt.data.dataset import TokenDataset
+from popxl_gpt.data.dataset_info import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.nanogpt import read_bins
 from popxl_gpt.data.records import RecordFile, RecordWriter
@@ -29,10 +28,12 @@ from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.tables import saved_files
 from popxl_gpt.data.tokenisation import load_tokenizer
 from popxl_gpt.data.wikipedia import strip_markup, wikipedia_source
-from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder
-from popxl_gpt.execution.manifest import manifest_text, read_manifest
-from popxl_gpt.execution.tensor_files import read_tensors
+from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.execution.checkpoints.manifest import manifest_text, read_manifest
+from popxl_gpt.execution.checkpoints.tensor_files import read_tensors
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder
+from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.files.bounded import read_bounded
 
 MEMORY = 2**29
 """Bytes that a process may take beside what it has at its start."""

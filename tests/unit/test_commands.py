@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt import __version__
-from popxl_gpt.config import ConfigError, UserError, leaves
+from popxl_gpt.config.leaves import leaves
 from popxl_gpt.demo import commands, starting
 from popxl_gpt.demo.commands import GenerateOptions, parse_training
-from popxl_gpt.demo.tensorboard_log import TensorboardLog
-from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.demo.job.tensorboard_log import TensorboardLog
+from popxl_gpt.execution.inference.sampling import Sampling
+from popxl_gpt.utils.errors import ConfigError, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = """

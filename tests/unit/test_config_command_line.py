@@ -302,7 +302,7 @@ def test_the_reference_lists_every_leaf_once():
 PROGRAM = """
 import sys
 from popxl_gpt.config.command_line import parse_command_line
-from popxl_gpt.config.errors import exit_on_user_error
+from popxl_gpt.utils.errors import exit_on_user_error
 with exit_on_user_error():
     parse_command_line(sys.argv[1:], program="p", default="tiny")
 print("fine")

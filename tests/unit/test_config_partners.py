@@ -2,8 +2,9 @@
 
 import pytest
 
-from popxl_gpt.config import leaves, preset
+from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.partners import PARTNERS, without_partner
+from popxl_gpt.config.presets import preset
 
 NAMES = [name for partner in PARTNERS for name in partner.names]
 WITHOUT, WITH = (

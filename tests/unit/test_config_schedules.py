@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from popxl_gpt.config import Config, Training, learning_rate, preset, stage_of, tokens_ahead
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schedules import learning_rate, stage_of, tokens_ahead
+from popxl_gpt.config.schema import Config, Training
 
 STEPS, WARMUP, HIGH, LOW = 100, 10, 1e-3, 1e-4
 

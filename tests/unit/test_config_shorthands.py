@@ -13,7 +13,7 @@ from popxl_gpt.config.other_programs import INSTEAD, SAME
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.demo.commands import GENERATE, GenerateOptions, TrainOptions
-from popxl_gpt.demo.training_data import in_steps
+from popxl_gpt.demo.job.training_data import in_steps
 
 
 def parse(line: str, **kwargs):

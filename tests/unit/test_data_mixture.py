@@ -5,21 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from popxl_gpt.config import ConfigError, UserError, preset
-from popxl_gpt.data import (
-    BatchLoader,
-    BatchSampler,
-    DataError,
-    MixedDataset,
-    SyntheticDataset,
-    TokenDataset,
-)
+from popxl_gpt.config.presets import preset
+from popxl_gpt.data.dataset import TokenDataset
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.in_memory import SyntheticDataset
+from popxl_gpt.data.loader import BatchLoader
+from popxl_gpt.data.mixture import MixedDataset
 from popxl_gpt.data.preparation import Settings, prepare
-from popxl_gpt.data.sampling import BLOCK, Mixture, shares_of
+from popxl_gpt.data.sampling import BLOCK, BatchSampler, Mixture, shares_of
 from popxl_gpt.data.sources import text_source
-from popxl_gpt.demo.description import describe
-from popxl_gpt.demo.run_folder import RunFolder
-from popxl_gpt.demo.training_data import open_data
+from popxl_gpt.demo.job.description import describe
+from popxl_gpt.demo.job.run_folder import RunFolder
+from popxl_gpt.demo.job.training_data import open_data
+from popxl_gpt.utils.errors import ConfigError, UserError
 from tests.integration.runs import run_job
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popxl_gpt.config.dataset_info import read_info
-from popxl_gpt.data import DataError
+from popxl_gpt.data.dataset_info import read_info
+from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.prepare import main
 
 

@@ -9,7 +9,8 @@ from helpers.quick import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popxl_gpt.data import DataError, TokenDataset
+from popxl_gpt.data.dataset import TokenDataset
+from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.wikipedia import strip_markup, wikipedia_source
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.utils.folder_lock import FolderLock
+from popxl_gpt.utils.files.folder_lock import FolderLock
 
 
 def test_a_folder_that_cannot_be_looked_at_for_a_while_is_not_lost(

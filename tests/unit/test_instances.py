@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError
 from popxl_gpt.execution import instances
 from popxl_gpt.execution.instances import code_hashes
+from popxl_gpt.utils.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
-from popxl_gpt.demo.text import whole_lines
-from popxl_gpt.demo.writing import TextStream
+from popxl_gpt.demo.job.text import whole_lines
+from popxl_gpt.demo.job.writing import TextStream
 
 TEXTS = ["the cat sat on the mat", "日本 über  \n\tx", "", "🐈" * 9, "a" * 999, "<unk></s>"]
 

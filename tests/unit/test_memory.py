@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError, preset
-from popxl_gpt.execution import memory
+from popxl_gpt.config.presets import preset
+from popxl_gpt.execution.planning import memory
+from popxl_gpt.utils.errors import UserError
 
 MIB = 2**20
 

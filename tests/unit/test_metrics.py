@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import preset
-from popxl_gpt.demo.run_clock import RunClock
-from popxl_gpt.execution.metrics import MetricsFile
+from popxl_gpt.config.presets import preset
+from popxl_gpt.demo.job.run_clock import RunClock
+from popxl_gpt.execution.reports.metrics import MetricsFile
 
 LINE = {"loss": 4.5, "validation_loss": None, "learning_rate": 0.001, "gradient_norm": 2.0}
 

@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import (
-    Config,
-    ConfigError,
-    Training,
-    UserError,
-    override,
-    preset,
-    validate,
-)
+from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.config.validation import validate
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import given_for_choice, parse_training
+from popxl_gpt.demo.job.run_clock import RunClock
 from popxl_gpt.demo.pretraining import choose as choose_in_job
-from popxl_gpt.demo.run_clock import RunClock
-from popxl_gpt.execution.minutes import Text, TimedSchedule, Trial, choice, chosen, text_of
+from popxl_gpt.execution.planning.minutes import choice
+from popxl_gpt.execution.planning.minutes.choice import Text, Trial, chosen, text_of
+from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
+from popxl_gpt.utils.errors import ConfigError, UserError
 
 TRAINING = Training(
     steps=1000, decay_steps=400, schedule="wsd", warmup_steps=10, learning_rate=1.0, minimum_learning_rate=0.1

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from popxl_gpt.demo import output
-from popxl_gpt.demo.output import PIECE, Output
+from popxl_gpt.demo.job import output
+from popxl_gpt.demo.job.output import PIECE, Output
 
 ROOM = 2 * PIECE
 

@@ -11,7 +11,7 @@ import pytest
 import popxl_gpt.data.shuffle
 from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.data.shuffle import DocumentShuffle
-from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.files.whole import written_whole
 
 
 class Disk:

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from popxl_gpt.config import preset
-from popxl_gpt.demo.progress import Progress
-from popxl_gpt.demo.progress_line import Part, ProgressLine, fitting, whole
-from popxl_gpt.demo.warnings_file import warnings_kept
+from popxl_gpt.config.presets import preset
+from popxl_gpt.demo.job.progress import Progress
+from popxl_gpt.demo.job.progress_line import Part, ProgressLine, fitting, whole
+from popxl_gpt.demo.job.warnings_file import warnings_kept
 
 COLUMNS = 60
 

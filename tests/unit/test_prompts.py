@@ -4,7 +4,7 @@ import pytest
 
 from popxl_gpt.data.tokenisation import END_OF_TEXT, load_tokenizer, tokenise, train_tokenizer
 from popxl_gpt.demo import generate
-from popxl_gpt.demo.text import read_tokenizer
+from popxl_gpt.demo.job.text import read_tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from popxl_gpt.data.records import checksum
+from popxl_gpt.execution.checkpoints.saving import _shares
+from popxl_gpt.execution.checkpoints.tensor_files import read_tensors, write_tensors
 from popxl_gpt.execution.part_queue import PartQueue, bytes_of, copied
-from popxl_gpt.execution.saving import _shares
-from popxl_gpt.execution.tensor_files import read_tensors, write_tensors
 
 
 def part(name: str, floats: int) -> "tuple[str, dict[str, np.ndarray]]":

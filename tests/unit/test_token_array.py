@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from popxl_gpt.config import UserError, preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.execution.host import token_array
+from popxl_gpt.utils.errors import UserError
 
 CONFIG = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
 VOCABULARY = CONFIG.model.vocabulary_size

@@ -11,22 +11,14 @@ from pathlib import Path
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import (
-    ConfigError,
-    LostError,
-    UserError,
-    exit_on_user_error,
-    from_mapping,
-    leaves,
-    load,
-    preset,
-    to_yaml,
-)
-from popxl_gpt.config.errors import unreadable
-from popxl_gpt.config.plain_files import append_plain, open_plain, real_path
-from popxl_gpt.config.texts import path_text, user_path
+from popxl_gpt.config.leaves import leaves
+from popxl_gpt.config.presets import from_mapping, preset
+from popxl_gpt.config.saving import load, to_yaml
 from popxl_gpt.config.yaml_files import read_yaml
-from popxl_gpt.execution.memory import LARGEST_STATE, check_memory
+from popxl_gpt.execution.planning.memory import LARGEST_STATE, check_memory
+from popxl_gpt.utils.errors import ConfigError, LostError, UserError, exit_on_user_error, unreadable
+from popxl_gpt.utils.files.plain import append_plain, open_plain, real_path
+from popxl_gpt.utils.texts import path_text, user_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -378,7 +370,7 @@ FAILURES = {
 def test_names_beyond_the_locales_encoding_are_refused_with_the_way_out():
     """.. and not as text that is no UTF-8, which they are."""
     program = (
-        "import sys; from popxl_gpt.config.texts import path_text, text_problem\n"
+        "import sys; from popxl_gpt.utils.texts import path_text, text_problem\n"
         "sys.stdout.reconfigure(encoding='utf-8')\n"
         "print(text_problem(sys.argv[1]))\n"
         "try: path_text(chr(0xe4))\n"
@@ -498,7 +490,7 @@ def test_under_torchrun_the_first_process_of_a_machine_tells_what_all_fail_by():
 def test_under_torchrun_a_process_that_fails_alone_is_heard(monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setattr("popxl_gpt.config.errors.HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("popxl_gpt.utils.errors.HOLD_SECONDS", 0.0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(SystemExit), exit_on_user_error():
         raise UserError("mine alone.")

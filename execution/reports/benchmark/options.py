@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popxl_gpt.config import Config, UserError, parse_command_line
-from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.utils.errors import UserError
 
 UNUSED = (
     "data", "checkpoint", "epochs", "log_every", "tensorboard", "wandb", "wandb_name", "wandb_tags",

@@ -7,16 +7,17 @@ from dataclasses import asdict
 import popdist
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, given_settings
-from popxl_gpt.execution.auto.resolved import executable, resolved
+from popxl_gpt.config.command_line import given_settings
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.instances import check_instances, check_launch
-from popxl_gpt.execution.memory import check_memory
-from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.planning.auto.resolved import executable, resolved
+from popxl_gpt.execution.planning.memory import check_memory
+from popxl_gpt.execution.planning.model_size import parameter_count
+from popxl_gpt.execution.planning.plan.fit import check_fits
+from popxl_gpt.execution.planning.plan.process import Build
+from popxl_gpt.execution.planning.plan.report import plan_and_show
 from popxl_gpt.execution.reports.benchmark.options import Options, parse
 from popxl_gpt.execution.reports.benchmark.speed import FileUse, measure
-from popxl_gpt.execution.reports.plan.fit import check_fits
-from popxl_gpt.execution.reports.plan.process import Build
-from popxl_gpt.execution.reports.plan.report import plan_and_show
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.units import bytes_text, duration, si

@@ -8,12 +8,13 @@ from typing import Any
 
 import popxl_addons as addons
 
-from popxl_gpt.config import Config
-from popxl_gpt.data import BatchLoader, SyntheticDataset
+from popxl_gpt.config.schema import Config
+from popxl_gpt.data.in_memory import SyntheticDataset
+from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.execution.host import data_share, run_steps
-from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.planning.machine import run_ceiling
+from popxl_gpt.execution.planning.model_size import flops_per_step
 from popxl_gpt.execution.reports.benchmark.options import Options
-from popxl_gpt.execution.reports.machine import run_ceiling
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.utils.runtime import file_traffic
 

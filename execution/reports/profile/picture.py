@@ -9,7 +9,7 @@ import numpy as np
 
 from popxl_gpt.execution.reports.profile.run_profile import RunProfile
 from popxl_gpt.execution.reports.profile.text import fraction, speed
-from popxl_gpt.utils.files import save_picture
+from popxl_gpt.utils.files.whole import save_picture
 from popxl_gpt.utils.units import duration
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import Any
 import popdist
 import popxl
 
-from popxl_gpt.config import Config
-from popxl_gpt.execution.reports.folder import written_to
-from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.reports.profile.picture import draw_profile
 from popxl_gpt.execution.reports.profile.run_profile import make_run_profile
 from popxl_gpt.execution.reports.profile.text import profile_text
 from popxl_gpt.execution.reports.profile.values import profile_values
-from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.files.output_folder import written_to
+from popxl_gpt.utils.files.whole import written_whole
 from popxl_gpt.utils.runtime import gather, planner, profile
 
 WARM_UP = 2

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from popxl_gpt.config import Config
-from popxl_gpt.execution.reports.machine import speeds
-from popxl_gpt.execution.reports.options import PlanOptions
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.machine import speeds
+from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.runtime import planner
 
 

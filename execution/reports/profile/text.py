@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from popxl_gpt.execution.model_size import parameter_count
-from popxl_gpt.execution.reports.machine import origin
+from popxl_gpt.execution.planning.machine import origin
+from popxl_gpt.execution.planning.model_size import parameter_count
+from popxl_gpt.execution.planning.text import micro_batches, table
 from popxl_gpt.execution.reports.profile.run_profile import RunProfile
-from popxl_gpt.execution.reports.text import micro_batches, table
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 WORTH_TELLING = 0.01

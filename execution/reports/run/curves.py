@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from popxl_gpt.execution.metrics import MetricsReader, number_of
-from popxl_gpt.execution.running_mean import RunningMean
+from popxl_gpt.execution.reports.metrics import MetricsReader, number_of
+from popxl_gpt.execution.reports.running_mean import RunningMean
 
 POINTS = 1000
 """Of a curve that is shown; more are thinned to the extremes of equal parts."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config import changes, to_mapping, to_yaml
+from popxl_gpt.config.saving import changes, to_mapping, to_yaml
 from popxl_gpt.execution.reports.run.charts import charts
 from popxl_gpt.execution.reports.run.run_files import SHOWN, RunFiles
 from popxl_gpt.utils.units import bytes_text, counted, duration, si

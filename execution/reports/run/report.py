@@ -7,7 +7,7 @@ from pathlib import Path
 
 from popxl_gpt.execution.reports.run.page import page
 from popxl_gpt.execution.reports.run.run_files import REPORT, RunFiles, read_run
-from popxl_gpt.utils.files import written_whole
+from popxl_gpt.utils.files.whole import written_whole
 
 SECONDS = 60.0
 """Between reports of a run that trains, at most."""

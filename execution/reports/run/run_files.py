@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config import Config, UserError, load
-from popxl_gpt.config.bounded import parse_json, read_bounded
 from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
-from popxl_gpt.config.plain_files import real_path
-from popxl_gpt.execution.checkpoint_folder import MANIFEST, best_in, checkpoints_in
-from popxl_gpt.execution.manifest import ManifestError, read_manifest
+from popxl_gpt.config.saving import load
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, best_in, checkpoints_in
+from popxl_gpt.execution.checkpoints.manifest import ManifestError, read_manifest
 from popxl_gpt.execution.reports.run.curves import Curves
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.files.bounded import parse_json, read_bounded
+from popxl_gpt.utils.files.plain import real_path
 
 ABOUT = "run.json"
 """What a run was when it last started: program, data, machine."""

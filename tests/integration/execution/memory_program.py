@@ -16,7 +16,8 @@ import numpy as np
 import popdist
 import popxl_addons as addons
 
-from popxl_gpt.config import Config, preset
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import own_samples, run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.utils.runtime import release_freed_memory

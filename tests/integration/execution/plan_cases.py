@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config import Config, preset
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.machine import speeds
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan.run_plan import RunPlan, StepPlan, make_run_plan, plan_step
 from popxl_gpt.execution.pretraining import training_program
-from popxl_gpt.execution.reports.machine import speeds
-from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.execution.reports.plan.run_plan import RunPlan, StepPlan, make_run_plan, plan_step
 
 SPEEDS = {"device_tflops": 1.0, "link_gbps": 1.0, "remote_gbps": 1.0}
 ODD = {

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from popxl import extensions
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
 from popxl_gpt.execution.overflow import layer_of_iteration
 from popxl_gpt.execution.pretraining import training_program

@@ -10,19 +10,22 @@ import pytest
 import torch
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, UserError, override
-from popxl_gpt.execution.checkpoint import SavedRun, find_trained
-from popxl_gpt.execution.generation import CachedModel
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
+from popxl_gpt.execution.exchange.initial_weights import initial_weights
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.inference import evaluation, token_losses
-from popxl_gpt.execution.initial_weights import initial_weights
-from popxl_gpt.execution.model_size import flops_per_token, parameter_count
+from popxl_gpt.execution.inference.generation import CachedModel
+from popxl_gpt.execution.inference.inference import evaluation, token_losses
+from popxl_gpt.execution.planning.model_size import flops_per_token, parameter_count
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import copy_weights, read_gradients, write_whole_weights
-from popxl_gpt.modelling import Role, model_table
+from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.modelling.parameters import Role
 from popxl_gpt.utils import runtime
+from popxl_gpt.utils.errors import UserError
 from tests.integration.architectures import (
     MODELS,
     doubles,
@@ -110,7 +113,7 @@ def check_logits_and_append(
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, layout, monkeypatch):
-    monkeypatch.setattr("popxl_gpt.execution.generation.PROMPT_TOKENS", 4)
+    monkeypatch.setattr("popxl_gpt.execution.inference.generation.PROMPT_TOKENS", 4)
     config = small_model(name, **LAYOUTS[layout])
     weights = random_weights(config.model)
     texts = [list(text) for text in np.random.default_rng(2).integers(0, 37, (3, 7))]

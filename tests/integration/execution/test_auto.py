@@ -12,19 +12,22 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import auto as benchmark
-from popxl_gpt.config import ConfigError, UserError, given_settings, load, override, preset
+from popxl_gpt.config.command_line import given_settings
+from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.saving import load
 from popxl_gpt.demo import pretraining as program
 from popxl_gpt.demo.commands import TrainOptions, parse_training
-from popxl_gpt.execution import checkpoint
-from popxl_gpt.execution.auto import account, candidates, choice, trial
-from popxl_gpt.execution.auto.account import Account, Placed
-from popxl_gpt.execution.auto.resolved import executable, resolved
-from popxl_gpt.execution.inference import evaluation_program
+from popxl_gpt.execution.checkpoints import checkpoint
+from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
-from popxl_gpt.execution.memory import bytes_by_kind, least_rows, state_bytes
+from popxl_gpt.execution.planning.auto import account, candidates, choice, trial
+from popxl_gpt.execution.planning.auto.account import Account, Placed
+from popxl_gpt.execution.planning.auto.resolved import executable, resolved
+from popxl_gpt.execution.planning.memory import bytes_by_kind, least_rows, state_bytes
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan import process
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.execution.reports.plan import process
+from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.runtime import planner
 
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -464,7 +467,7 @@ def test_a_run_is_executed_as_chosen_and_one_that_goes_on_does_not_search_again(
     def fails(*arguments, **more):
         raise AssertionError("searched again")
 
-    monkeypatch.setattr("popxl_gpt.execution.auto.resolved.choose", fails)
+    monkeypatch.setattr("popxl_gpt.execution.planning.auto.resolved.choose", fails)
     read, sha256 = [], checkpoint._sha256
     monkeypatch.setattr(checkpoint, "_sha256", lambda path: read.append(path) or sha256(path))
     newest = str(tmp_path / "tiny/checkpoints/step_00000002")
@@ -483,7 +486,7 @@ def test_without_an_earlier_run_there_is_a_search(tmp_path, monkeypatch):
         asked.append(arguments)
         raise UserError("asked")
 
-    monkeypatch.setattr("popxl_gpt.execution.auto.resolved.choose", choose)
+    monkeypatch.setattr("popxl_gpt.execution.planning.auto.resolved.choose", choose)
     with pytest.raises(UserError, match="asked"):
         resolved(config, (), PlanOptions(auto=True), pretraining, training_program)
     assert asked[0][-1] == choice.SECONDS

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popxl_gpt.config import Config, preset, stage_of, tokens_ahead
-from popxl_gpt.data import BatchSampler, example
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schedules import stage_of, tokens_ahead
+from popxl_gpt.config.schema import Config
+from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
-from popxl_gpt.execution import saving
-from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.modelling import model_table
+from popxl_gpt.data.sampling import BatchSampler
+from popxl_gpt.execution.checkpoints import saving
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.modelling.gpt import model_table
 from tests.integration.gpt_oracle import distance
 from tests.integration.plain_training import train_plainly
 from tests.integration.runs import run_job

@@ -5,12 +5,12 @@ import os
 import numpy as np
 import pytest
 
-from popxl_gpt.config import UserError
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint import checkpoints_in
 from popxl_gpt.execution.host import run_steps
+from popxl_gpt.utils.errors import UserError
 
 FLAGS = """
     --config tiny --name run --hidden_size 24 --heads 3 --steps 4 --warmup_steps 0 --samples 0
@@ -41,7 +41,7 @@ def test_data_that_changes_under_a_run_ends_it_with_all_steps_saved(tmp_path, mo
             os.utime(data, ns=(0, 0))
         return steps[-1]
 
-    monkeypatch.setattr("popxl_gpt.demo.training_run.run_steps", changing)
+    monkeypatch.setattr("popxl_gpt.demo.job.training_run.run_steps", changing)
     with pytest.raises(UserError, match=r"train.tfrecord: got .* it (was opened|had when)"):
         main(words)
     (saved,) = checkpoints_in(tmp_path / "run" / "checkpoints")

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from helpers.processes import environment
 
-from popxl_gpt.config import CorruptedError, override
+from popxl_gpt.config.presets import override
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
+from popxl_gpt.utils.errors import CorruptedError
 from tests import warm
 from tests.integration.bit_flips import NAME, flip
 from tests.integration.runs import TRAINED, batches

@@ -10,20 +10,22 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, UserError, override, preset
-from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in, find
-from popxl_gpt.execution.checkpoint_folder import (
+from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, checkpoints_in, find
+from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     MANIFEST,
     best_in,
     delete_old,
     folder_name,
 )
-from popxl_gpt.execution.manifest import ManifestError, read_manifest
+from popxl_gpt.execution.checkpoints.manifest import ManifestError, read_manifest
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save, write_weights
+from popxl_gpt.execution.checkpoints.tensor_files import read_tensors
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save, write_weights
-from popxl_gpt.execution.tensor_files import read_tensors
 from popxl_gpt.execution.variables import read_weights
+from popxl_gpt.utils.errors import UserError
 from tests.integration.saved_runs import BASE, train
 
 

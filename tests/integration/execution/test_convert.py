@@ -16,15 +16,17 @@ import torch
 from helpers.quick import Later
 from safetensors.torch import load_file, save_file
 
-from popxl_gpt.config import Config, UserError, preset
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main
-from popxl_gpt.execution.checkpoint import SavedRun, find_trained
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
-from popxl_gpt.execution.inference import generation, logits
-from popxl_gpt.execution.initial_weights import initial_weights
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
+from popxl_gpt.execution.exchange.initial_weights import initial_weights
+from popxl_gpt.execution.inference.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.modelling import model_table
+from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
 
 transformers = Later("transformers")
@@ -153,7 +155,8 @@ def test_a_run_begins_with_the_weights_of_another_model(theirs, tmp_path, source
     run_job(*flags, *layout)
     line = json.loads((tmp_path / "new/metrics.jsonl").read_text())
     assert line["step"] == 1
-    from popxl_gpt.data import BatchLoader, SyntheticDataset
+    from popxl_gpt.data.in_memory import SyntheticDataset
+    from popxl_gpt.data.loader import BatchLoader
 
     words, labels = BatchLoader(SyntheticDataset(12, 270, 42), 2, seed=42, shuffle=True).batch(0)
     with torch.no_grad():

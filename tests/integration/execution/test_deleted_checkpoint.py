@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from popxl_gpt.config import UserError
-from popxl_gpt.execution import checkpoint, saving
-from popxl_gpt.execution.checkpoint import SavedRun, find, find_trained
-from popxl_gpt.execution.checkpoint_folder import delete_old, folder_name
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import write_weights
+from popxl_gpt.execution.checkpoints import checkpoint, saving
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint_folder import delete_old, folder_name
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import write_weights
 from popxl_gpt.execution.variables import fresh_weights
+from popxl_gpt.utils.errors import UserError
 from tests.integration.saved_runs import BASE
 
 GONE = "step_00000000: got a checkpoint that was deleted while it was read; .* for the newest"

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from popxl_gpt import config as configuration
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
-from popxl_gpt.demo.run_folder import claimed
-from popxl_gpt.demo.text import whole_lines
-from popxl_gpt.demo.wandb_log import QUEUE, WandbLog
+from popxl_gpt.demo.job.run_folder import claimed
+from popxl_gpt.demo.job.text import whole_lines
+from popxl_gpt.demo.job.wandb_log import QUEUE, WandbLog
 from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
@@ -286,7 +286,7 @@ def test_tensorboard_shows_what_the_metrics_say_also_of_a_run_that_goes_on(folde
 @pytest.mark.parametrize("steps", [QUEUE, 2 * QUEUE])  # as many as may wait, and more
 def test_a_wandb_that_hangs_delays_no_step(monkeypatch, tmp_path, steps):
     monkeypatch.setattr(WandbLog, "_work", lambda self: time.sleep(5))
-    monkeypatch.setattr("popxl_gpt.demo.wandb_log.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("popxl_gpt.demo.job.wandb_log.CLOSE_SECONDS", 0.2)
     log = WandbLog(preset("tiny"), tmp_path)
     begin = time.perf_counter()
     for step in range(steps):

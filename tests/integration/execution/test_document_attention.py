@@ -9,15 +9,16 @@ import pytest
 import torch
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, override
+from popxl_gpt.config.presets import override
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.preparation import Settings, prepare
-from popxl_gpt.demo.training_data import open_data
+from popxl_gpt.demo.job.training_data import open_data
 from popxl_gpt.execution.host import document_positions, run_steps
-from popxl_gpt.execution.inference import evaluation, generation, logits, token_losses
+from popxl_gpt.execution.inference.inference import evaluation, generation, logits, token_losses
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.variables import read_gradients, write_whole_weights
 from popxl_gpt.modelling.hugging_face import hugging_face_name
+from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import (
     distance,
     hugging_face,

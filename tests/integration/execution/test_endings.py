@@ -19,11 +19,10 @@ import pytest
 from poprun.log_mux import HOLD_SECONDS
 from safetensors.numpy import load_file
 
-import popxl_gpt.execution.saving
-from popxl_gpt.config import UserError
-from popxl_gpt.config.errors import failure_number
+import popxl_gpt.execution.checkpoints.saving
 from popxl_gpt.demo import pretraining
-from popxl_gpt.execution.checkpoint_folder import checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
+from popxl_gpt.utils.errors import UserError, failure_number
 from tests import warm
 from tests.faults import hear_signals
 from tests.integration.runs import run_job
@@ -523,11 +522,11 @@ def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_save
 FULL_AT_STEP_2 = """
 import errno, os, sys
 sys.path[:0] = {paths}
-import popxl_gpt.execution.saving
+import popxl_gpt.execution.checkpoints.saving
 import popdist
 from popxl_gpt.config import exit_on_user_error
 from popxl_gpt.demo import pretraining
-write_tensors = popxl_gpt.execution.saving.write_tensors
+write_tensors = popxl_gpt.execution.checkpoints.saving.write_tensors
 
 def write(tensors, path):
     instance = popdist.getInstanceIndex()
@@ -537,7 +536,7 @@ def write(tensors, path):
         file.write(f"{{path.parent.name[:14]}} {{path.stem}}\\n")
     return write_tensors(tensors, path)
 
-popxl_gpt.execution.saving.write_tensors = write
+popxl_gpt.execution.checkpoints.saving.write_tensors = write
 with exit_on_user_error():
     sys.exit(pretraining.main(sys.argv[1:]))
 """
@@ -571,7 +570,7 @@ def test_a_disk_that_does_not_take_the_last_checkpoint_ends_with_an_error(
     def failing(tensors, path):
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(popxl_gpt.execution.saving, "write_tensors", failing)
+    monkeypatch.setattr(popxl_gpt.execution.checkpoints.saving, "write_tensors", failing)
     said = f"step_00000002: got '{os.strerror(number)}' while"
     with pytest.raises(UserError, match=said) as told:
         here(tmp_path, steps=2)

@@ -16,8 +16,12 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import UserError, exit_on_user_error, from_mapping, load, preset
-from popxl_gpt.data import DataError, MixedDataset, SyntheticDataset, TokenArray, TokenDataset
+from popxl_gpt.config.presets import from_mapping, preset
+from popxl_gpt.config.saving import load
+from popxl_gpt.data.dataset import TokenDataset
+from popxl_gpt.data.errors import DataError
+from popxl_gpt.data.in_memory import SyntheticDataset, TokenArray
+from popxl_gpt.data.mixture import MixedDataset
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import (
@@ -28,10 +32,11 @@ from popxl_gpt.data.tokenisation import (
 )
 from popxl_gpt.demo.commands import EvaluateOptions
 from popxl_gpt.demo.evaluate import _open, _sections, _tokenizer, evaluate, main
-from popxl_gpt.demo.text import check_made_by, read_tokenizer
-from popxl_gpt.execution.evaluation import Evaluation
-from popxl_gpt.execution.inference import evaluation, token_losses
+from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
+from popxl_gpt.execution.inference.evaluation import Evaluation
+from popxl_gpt.execution.inference.inference import evaluation, token_losses
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.errors import UserError, exit_on_user_error
 from tests import warm
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 from tests.integration.runs import run_job

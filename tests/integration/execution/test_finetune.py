@@ -8,7 +8,7 @@ import pytest
 
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.demo.generate import generate
-from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.execution.inference.sampling import Sampling
 from tests.integration.runs import run_job
 
 LETTERS = "abcdefghijklm"

@@ -7,12 +7,14 @@ import popxl
 import pytest
 from popxl import ops
 
-from popxl_gpt.config import Config, DivergedError, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import phases
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.overflow import Skipped, name_the_first
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.errors import DivergedError
 from tests.integration.gpt_oracle import random_batch, random_weights
 from tests.integration.runs import TRAINED
 from tests.integration.skipping import flags, session_of, state_of

@@ -12,12 +12,11 @@ import torch
 from helpers.quick import Later
 from safetensors.torch import load_file, save_file
 
-from popxl_gpt.config import UserError, preset
-from popxl_gpt.config.bounded import read_bounded
-from popxl_gpt.config.dataset_info import read_info
+from popxl_gpt.config.presets import preset
 from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.data import example
 from popxl_gpt.data.conversations import conversation_source
+from popxl_gpt.data.dataset_info import read_info
 from popxl_gpt.data.nanogpt import read_bins
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.records import RecordFile, RecordWriter
@@ -26,11 +25,13 @@ from popxl_gpt.data.tokenisation import load_tokenizer, train_tokenizer
 from popxl_gpt.data.wikipedia import wikipedia_source
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.execution.checkpoint import find_trained
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
-from popxl_gpt.execution.initial_weights import initial_weights
-from popxl_gpt.modelling import model_table
+from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
+from popxl_gpt.execution.exchange.initial_weights import initial_weights
+from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.files.bounded import read_bounded
 
 transformers = Later("transformers")
 huggingface_hub = Later("huggingface_hub")

@@ -13,12 +13,12 @@ import torch
 from helpers.quick import Later
 from safetensors.torch import load_file, save_file
 
-from popxl_gpt.config import UserError
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoint import find_trained
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder
-from popxl_gpt.execution.manifest import manifest_text
-from popxl_gpt.modelling import model_table
+from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.manifest import manifest_text
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder
+from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.utils.errors import UserError
 from tests.faults import tensors_changed
 
 pytestmark = pytest.mark.slow

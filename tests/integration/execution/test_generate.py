@@ -14,15 +14,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import NotFiniteError, UserError
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo import generate as command
 from popxl_gpt.demo.generate import generate
-from popxl_gpt.execution.checkpoint import SavedRun, _sha256, find_trained
-from popxl_gpt.execution.manifest import manifest_text, read_manifest
-from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, _sha256, find_trained
+from popxl_gpt.execution.checkpoints.manifest import manifest_text, read_manifest
+from popxl_gpt.execution.inference.sampling import Sampling
+from popxl_gpt.utils.errors import NotFiniteError, UserError
 from tests import warm
 from tests.integration.runs import run_job
 

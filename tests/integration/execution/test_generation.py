@@ -7,13 +7,13 @@ from helpers.quick import Later, cases
 from popxl_engine.planner.sequence import sequence
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import NotFiniteError
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import END_OF_TEXT, train_tokenizer
-from popxl_gpt.demo.writing import TextStream, write
-from popxl_gpt.execution.generation import CachedModel, CacheSizes
-from popxl_gpt.execution.sampling import Sampling, choose, probabilities
+from popxl_gpt.demo.job.writing import TextStream, write
+from popxl_gpt.execution.inference.generation import CachedModel, CacheSizes
+from popxl_gpt.execution.inference.sampling import Sampling, choose, probabilities
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils.errors import NotFiniteError
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 
 transformers = Later("transformers")
@@ -143,7 +143,7 @@ def test_prompts_are_read_in_parts_that_are_as_equal_as_can_be():
 def test_parts_of_a_prompt_give_what_the_whole_gives(monkeypatch):
     prompts = prompts_of((14, 9), 37)
     _, whole = greedy(small(max_positions=30), prompts, 5)
-    monkeypatch.setattr("popxl_gpt.execution.generation.PROMPT_TOKENS", 4)
+    monkeypatch.setattr("popxl_gpt.execution.inference.generation.PROMPT_TOKENS", 4)
     _, parts = greedy(small(max_positions=30), prompts, 5)
     np.testing.assert_allclose(parts, whole, atol=2e-5)
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from helpers.fake_gpu import run_on_fake_gpu
 
-from popxl_gpt.config import UserError, override, preset
+from popxl_gpt.config.presets import override, preset
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import (
     file_traffic,
     runtime_errors_are_told,

@@ -8,8 +8,9 @@ import pytest
 from helpers.quick import cases
 from popxl import extensions
 
-from popxl_gpt.config import Config, override
-from popxl_gpt.execution.inference import evaluation, scoring, token_losses, token_scores
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.inference.inference import evaluation, scoring, token_losses, token_scores
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.gpt_oracle import expect, random_batch, random_weights, small

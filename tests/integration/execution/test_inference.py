@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import override
+from popxl_gpt.config.presets import override
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.inference import evaluate, evaluation, generation, logits
+from popxl_gpt.execution.inference.inference import evaluate, evaluation, generation, logits
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import copy_weights, write_whole_weights
 from tests.integration.gpt_oracle import distance, expect, random_batch, random_weights, small

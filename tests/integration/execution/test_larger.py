@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popxl_gpt.config import Config, UserError, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.memory import check_memory
+from popxl_gpt.execution.planning.memory import check_memory
 from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import file_traffic, runtime_errors_are_told
 from tests import warm
 from tests.faults import obey_permissions, read, run

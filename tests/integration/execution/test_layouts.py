@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, override, preset
+from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import StepResult
 from tests.integration.gpt_oracle import small
 from tests.integration.runs import gradients_of, train, worst_distance

@@ -9,15 +9,17 @@ import torch
 from helpers.quick import Later, cases
 from safetensors.torch import load_file
 
-from popxl_gpt.config import UserError, override
-from popxl_gpt.data import BatchLoader, SyntheticDataset
+from popxl_gpt.config.presets import override
+from popxl_gpt.data.in_memory import SyntheticDataset
+from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoint import find_trained
-from popxl_gpt.execution.generation import CachedModel
-from popxl_gpt.execution.inference import generation, logits
+from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.inference.generation import CachedModel
+from popxl_gpt.execution.inference.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.modelling import model_table
+from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.hugging_face import LLAMA, QWEN3, Family
+from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
 from tests.integration.runs import own_gradients_of, run_job
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.demo import evaluate as command
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.generate import generate
-from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.execution.inference.sampling import Sampling
+from popxl_gpt.utils.errors import UserError
 from tests import warm
 from tests.integration.runs import run_job
 

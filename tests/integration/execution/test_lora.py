@@ -11,21 +11,24 @@ import pytest
 import torch
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, learning_rate, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoint import SavedRun, find_trained
-from popxl_gpt.execution.checkpoint_folder import MANIFEST
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder
-from popxl_gpt.execution.inference import evaluate, evaluation
-from popxl_gpt.execution.initial_weights import initial_weights
-from popxl_gpt.execution.memory import state_bytes
-from popxl_gpt.execution.model_size import parameter_count, trained_count
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder
+from popxl_gpt.execution.exchange.initial_weights import initial_weights
+from popxl_gpt.execution.inference.inference import evaluate, evaluation
+from popxl_gpt.execution.planning.memory import state_bytes
+from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
 from popxl_gpt.execution.pretraining import training_program
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import copy_weights, gradient_variables, write_whole_weights
-from popxl_gpt.modelling import Role, model_table
+from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.hugging_face import hugging_face_name
+from popxl_gpt.modelling.parameters import Role
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import planner
 from tests.integration.gpt_oracle import distance, hugging_face, random_weights, small
 from tests.integration.runs import batches, run_job, train, train_session

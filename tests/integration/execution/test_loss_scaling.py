@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, ConfigError, DivergedError, UserError, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint import MANIFEST, SavedRun
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import StepResult
-from popxl_gpt.execution.metrics import read_metrics
 from popxl_gpt.execution.overflow import CEILING, COUNTED, FLOOR, INITIAL
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.reports.metrics import read_metrics
+from popxl_gpt.utils.errors import ConfigError, DivergedError, UserError
 from tests.faults import json_changed
 from tests.integration.runs import TRAINED
 from tests.integration.skipping import DP_TP1, GRID, flags, run, session_of, state_of

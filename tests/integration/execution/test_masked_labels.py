@@ -9,22 +9,25 @@ import pytest
 import torch
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, learning_rate, override
-from popxl_gpt.data import DataError, example
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.data import example
+from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import host
-from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.inference import evaluation, token_losses
-from popxl_gpt.execution.metrics import read_metrics
+from popxl_gpt.execution.inference.inference import evaluation, token_losses
 from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.reports.metrics import read_metrics
 from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
 from popxl_gpt.modelling.hugging_face import hugging_face_name
+from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import distance, hugging_face, random_batch, random_weights, small
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly

@@ -10,16 +10,20 @@ import torch.nn.functional as F
 from helpers.quick import cases
 
 from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
-from popxl_gpt.config import Config, UserError, learning_rate, override
-from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.memory import state_bytes
-from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
+from popxl_gpt.execution.planning.memory import state_bytes
+from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
-from popxl_gpt.modelling import Role, model_table
+from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.hugging_face import hugging_face_name
+from popxl_gpt.modelling.parameters import Role
+from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import distance, random_weights
 from tests.integration.plain_muon import update_
 from tests.integration.runs import TRAINED, batches, train

@@ -14,10 +14,10 @@ import pytest
 from popxl_addons import TaskSession
 from popxl_engine.machine.replica import Replica
 
-from popxl_gpt.config import override, preset
+from popxl_gpt.config.presets import override, preset
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.memory import state_bytes
-from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.planning.memory import state_bytes
+from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.variables import gradient_variables
 from tests import warm
 from tests.integration.execution import memory_program
@@ -208,7 +208,7 @@ def test_memory_is_handed_back_after_compiling_around_validations_and_before_the
 ):
     released: list[bool] = []
     monkeypatch.setattr(
-        "popxl_gpt.demo.training_run.release_freed_memory", lambda: released.append(True)
+        "popxl_gpt.demo.job.training_run.release_freed_memory", lambda: released.append(True)
     )
     run_job(
         *("--config", "tiny", "--name", "run", "--run_folder", tmp_path, "--samples", 0),

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError, override
-from popxl_gpt.demo import run_memory
-from popxl_gpt.execution import memory
-from popxl_gpt.execution.inference import evaluation_program
+from popxl_gpt.config.presets import override
+from popxl_gpt.demo.job import run_memory
+from popxl_gpt.execution.inference.inference import evaluation_program
+from popxl_gpt.execution.planning import memory
+from popxl_gpt.execution.planning.plan import fit
+from popxl_gpt.execution.planning.plan.process import ProcessMemory, without_files
 from popxl_gpt.execution.pretraining import training_program
-from popxl_gpt.execution.reports.plan import fit
-from popxl_gpt.execution.reports.plan.process import ProcessMemory, without_files
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import planner
 from popxl_gpt.utils.units import bytes_text
 from tests.integration.runs import TRAINED

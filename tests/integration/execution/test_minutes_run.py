@@ -12,14 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from popxl_gpt.config import UserError, load, preset
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.saving import load
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo import pretraining
-from popxl_gpt.demo.training_run import TrainingRun
-from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.checkpoint_folder import checkpoints_in
-from popxl_gpt.execution.minutes import TimedSchedule
+from popxl_gpt.demo.job.training_run import TrainingRun
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
+from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
+from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.multi

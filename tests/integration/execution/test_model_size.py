@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from popxl_gpt.config import preset
-from popxl_gpt.execution.model_size import flops_per_token, parameter_count
+from popxl_gpt.config.presets import preset
+from popxl_gpt.execution.planning.model_size import flops_per_token, parameter_count
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, override
-from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.config.presets import override
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils import runtime
+from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import distance, random_weights
 from tests.integration.plain_muon import newton_schulz
 from tests.integration.plain_training import TRAINED as PLAIN

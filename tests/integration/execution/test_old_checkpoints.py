@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import UserError, parse_command_line
-from popxl_gpt.execution.checkpoint import SavedRun
-from popxl_gpt.execution.manifest import FORMATS, manifest_text, read_manifest
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.manifest import FORMATS, manifest_text, read_manifest
+from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
 
 OLD = Path(__file__).parents[2] / "fixtures/checkpoints"

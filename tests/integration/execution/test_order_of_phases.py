@@ -6,8 +6,8 @@ import popxl
 import pytest
 from popxl import Tensor
 
-from popxl_gpt.config import override
-from popxl_gpt.execution.inference import evaluation
+from popxl_gpt.config.presets import override
+from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.train_state import TrainState
 from tests.integration.gpt_oracle import small

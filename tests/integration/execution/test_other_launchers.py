@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError
 from popxl_gpt.demo import evaluate, generate, pretraining
 from popxl_gpt.execution import pretraining as speed
+from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
 
 pytestmark = pytest.mark.slow

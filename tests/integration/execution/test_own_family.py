@@ -14,12 +14,13 @@ import torch
 import transformers
 from helpers.quick import Later
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoint import find_trained
-from popxl_gpt.execution.checkpoint_folder import TOKENIZER, folder_name
-from popxl_gpt.execution.hugging_face import HuggingFaceFolder, write_hugging_face
+from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from tests.integration.architectures import (
     MODELS,
     doubles,

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution import phases
 from popxl_gpt.execution.batch_serialisation import LayerIO
-from popxl_gpt.execution.inference import generation, logits
+from popxl_gpt.execution.inference.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.gpt_oracle import (
     Expected,

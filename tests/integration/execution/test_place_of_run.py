@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import Config, load
 from popxl_gpt.config.command_line import parse_command_line
-from popxl_gpt.demo.samples_file import drop_later_samples, keep_samples
+from popxl_gpt.config.saving import load
+from popxl_gpt.config.schema import Config
+from popxl_gpt.demo.job.samples_file import drop_later_samples, keep_samples
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 

@@ -17,16 +17,18 @@ from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.replica import Replica
 
-from popxl_gpt.config import UserError, override, parse_command_line, preset, preset_names
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.presets import override, preset, preset_names
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.planning import machine
+from popxl_gpt.execution.planning.model_size import flops_per_step
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan.run_plan import make_run_plan
+from popxl_gpt.execution.planning.plan.text import group_name, plan_text
+from popxl_gpt.execution.planning.plan.values import plan_values
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports import machine
 from popxl_gpt.execution.reports.benchmark.options import Options
-from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.execution.reports.plan.run_plan import make_run_plan
-from popxl_gpt.execution.reports.plan.text import group_name, plan_text
-from popxl_gpt.execution.reports.plan.values import plan_values
+from popxl_gpt.utils.errors import UserError
 from tests import warm
 from tests.integration.execution.plan_cases import (
     GRIDS,
@@ -401,7 +403,7 @@ def test_flags_that_make_no_sense_are_refused(flags, says):
 WITHOUT_COMPILER = """
 import sys
 from popxl_gpt.config import preset
-from popxl_gpt.execution.model_size import flops_per_step
+from popxl_gpt.execution.planning.model_size import flops_per_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.utils.runtime import planner
 config = preset("tiny", layers=1, data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)

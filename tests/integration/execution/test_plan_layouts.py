@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 from popxl.errors import RemoteMemoryError
 
-from popxl_gpt.config import ConfigError, UserError, override
-from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.options import PlanOptions
-from popxl_gpt.execution.reports.plan import layouts as module
-from popxl_gpt.execution.reports.plan.layouts import (
+from popxl_gpt.config.presets import override
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan import layouts as module
+from popxl_gpt.execution.planning.plan.layouts import (
     Search,
     fastest_layouts,
     layouts,
@@ -20,7 +19,9 @@ from popxl_gpt.execution.reports.plan.layouts import (
     splits,
     that_fit,
 )
-from popxl_gpt.execution.reports.plan.run_plan import plan_step
+from popxl_gpt.execution.planning.plan.run_plan import plan_step
+from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.units import bytes_text
 from tests.integration.execution.plan_cases import SPEEDS, configuration, planned
 

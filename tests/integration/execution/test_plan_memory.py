@@ -16,15 +16,15 @@ from popxl_engine.machine.replica import Replica
 from popxl_engine.planner import dry_run
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from popxl_gpt.config import override
-from popxl_gpt.demo.run_memory import RunMemory
+from popxl_gpt.config.presets import override
+from popxl_gpt.demo.job.run_memory import RunMemory
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.inference import evaluation_program
-from popxl_gpt.execution.memory import copy_bytes
-from popxl_gpt.execution.model_size import parameter_count
+from popxl_gpt.execution.inference.inference import evaluation_program
+from popxl_gpt.execution.planning.memory import copy_bytes
+from popxl_gpt.execution.planning.model_size import parameter_count
+from popxl_gpt.execution.planning.plan import process
+from popxl_gpt.execution.planning.plan.process import process_memory, without_files
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.plan import process
-from popxl_gpt.execution.reports.plan.process import process_memory, without_files
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
 PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
@@ -253,7 +253,7 @@ def test_a_run_tells_its_resident_set_and_the_plan_beside_it(monkeypatch):
     for memory in (short, long):
         memory.end(2**30)
     assert re.fullmatch(r"[\d.]+ [MG]iB resident; [\d.]+ [MG]iB at its peak", short.text())
-    monkeypatch.setattr("popxl_gpt.demo.run_memory.PLANNED_AFTER", 0.0)
+    monkeypatch.setattr("popxl_gpt.demo.job.run_memory.PLANNED_AFTER", 0.0)
     assert re.search(r"resident, [\d.]+ [MG]iB planned \([-+]\d+\.\d%\);", long.text())
 
 

@@ -16,14 +16,15 @@ import pytest
 from popxl import ops
 from popxl_engine.cache import save_source
 
-from popxl_gpt.config import Config, save
-from popxl_gpt.config.plain_files import append_plain
+from popxl_gpt.config.saving import save
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.folders import partial_folder, resumable_folder
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.records import RecordFile, RecordWriter, index_path
 from popxl_gpt.data.shuffle import DocumentShuffle
-from popxl_gpt.execution.tensor_files import write_tensors
-from popxl_gpt.utils.files import written_whole
+from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
+from popxl_gpt.utils.files.plain import append_plain
+from popxl_gpt.utils.files.whole import written_whole
 from tests.integration.runs import run_job
 
 OTHER = 65534

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from popxl_gpt.config import UserError
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.convert import main as convert
+from popxl_gpt.demo.job.run_folder import RunFolder
+from popxl_gpt.demo.job.training_data import open_data
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.demo.run_folder import RunFolder
-from popxl_gpt.demo.training_data import open_data
+from popxl_gpt.utils.errors import UserError
 
 pytestmark = pytest.mark.slow
 RUN = (

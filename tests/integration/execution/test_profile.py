@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work, plan, profile
 
-from popxl_gpt.config import Config, UserError, parse_command_line, preset
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.benchmark.options import Options
-from popxl_gpt.execution.reports.options import PlanOptions
 from popxl_gpt.execution.reports.profile.picture import busy
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.reports.profile.run_profile import RunProfile, make_run_profile
 from popxl_gpt.execution.reports.profile.text import profile_text
 from popxl_gpt.execution.reports.profile.values import profile_values
+from popxl_gpt.utils.errors import UserError
 from tests import warm
 from tests.integration.execution.plan_cases import step_arrays
 from tests.integration.runs import run_job

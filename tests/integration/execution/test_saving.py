@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popxl_gpt.config import DivergedError, UserError, override
+from popxl_gpt.config.presets import override
 from popxl_gpt.demo import pretraining as job
-from popxl_gpt.demo import training_run
-from popxl_gpt.execution import saving
-from popxl_gpt.execution.checkpoint_folder import folder_name
-from popxl_gpt.execution.memory import copy_bytes
+from popxl_gpt.demo.job import training_run
+from popxl_gpt.execution.checkpoints import saving
+from popxl_gpt.execution.checkpoints.checkpoint_folder import folder_name
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import begin_save, save
+from popxl_gpt.execution.planning.memory import copy_bytes
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import begin_save, save
+from popxl_gpt.utils.errors import DivergedError, UserError
 from tests.integration.runs import TRAINED
 from tests.integration.saved_runs import BASE, train
 from tests.integration.skipping import POISON, session_of, state_of

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from popxl_gpt.config import NotFiniteError, override
-from popxl_gpt.execution.scoring import Continuation, score
+from popxl_gpt.config.presets import override
+from popxl_gpt.execution.inference.scoring import Continuation, score
+from popxl_gpt.utils.errors import NotFiniteError
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 
 LENGTHS = ((2, 1), (9, 8), (33, 5), (34, 33), (51, 50), (70, 3), (12, 4), (13, 0))

@@ -12,9 +12,10 @@ import pytest
 from popxl_engine.machine.device import Processor
 from popxl_engine.machine.paging import budget as budgets
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.inference import evaluate, evaluation, generation, logits
+from popxl_gpt.execution.inference.inference import evaluate, evaluation, generation, logits
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import copy_weights, read_weights
 from tests.integration.runs import TRAINED, batches

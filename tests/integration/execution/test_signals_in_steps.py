@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from popxl_addons import TaskSession
 
-from popxl_gpt.data import BatchLoader
 from popxl_gpt.data.in_memory import SyntheticDataset
-from popxl_gpt.demo import interruption, pretraining, training_run
-from popxl_gpt.demo.validation import Validation
-from popxl_gpt.execution import saving
-from popxl_gpt.execution.checkpoint_folder import checkpoints_in
-from popxl_gpt.execution.metrics import read_metrics
+from popxl_gpt.data.loader import BatchLoader
+from popxl_gpt.demo import pretraining
+from popxl_gpt.demo.job import interruption, training_run
+from popxl_gpt.demo.job.validation import Validation
+from popxl_gpt.execution.checkpoints import saving
+from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
+from popxl_gpt.execution.reports.metrics import read_metrics
 from tests.integration.runs import run_job
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

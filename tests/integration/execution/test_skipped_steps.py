@@ -16,24 +16,19 @@ import pytest
 from helpers.quick import cases
 from safetensors.numpy import load_file
 
-from popxl_gpt.config import (
-    ConfigError,
-    DivergedError,
-    NotFiniteError,
-    UserError,
-    learning_rate,
-    override,
-)
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import optimizer
-from popxl_gpt.execution.checkpoint import MANIFEST, SavedRun, checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint import MANIFEST, SavedRun, checkpoints_in
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import StepResult
-from popxl_gpt.execution.metrics import MetricsFile, read_metrics
 from popxl_gpt.execution.overflow import COUNTERS, Skipped
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.reports.metrics import MetricsFile, read_metrics
 from popxl_gpt.execution.variables import read_weights
+from popxl_gpt.utils.errors import ConfigError, DivergedError, NotFiniteError, UserError
 from tests import warm
 from tests.faults import json_entry, tensors_changed
 from tests.integration.gpt_oracle import distance, small

@@ -14,8 +14,8 @@ from helpers.quick import Later
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
-from popxl_gpt.config import UserError, override
-from popxl_gpt.data import TokenDataset
+from popxl_gpt.config.presets import override
+from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.text_tokenizer import TextTokenizer
@@ -23,9 +23,10 @@ from popxl_gpt.data.tokenisation import load_tokenizer, token_bytes, tokenise
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.evaluate import evaluate
 from popxl_gpt.demo.generate import generate
-from popxl_gpt.demo.text import read_tokenizer
-from popxl_gpt.execution.checkpoint import find_trained
-from popxl_gpt.execution.sampling import Sampling
+from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.inference.sampling import Sampling
+from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
 
 transformers = Later("transformers")

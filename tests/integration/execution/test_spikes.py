@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Config, SpikeError, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import SavedRun, checkpoints_in
-from popxl_gpt.execution.metrics import read_metrics
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, checkpoints_in
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
+from popxl_gpt.execution.reports.metrics import read_metrics
+from popxl_gpt.utils.errors import SpikeError
 from tests.integration.gpt_oracle import distance
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError, override
-from popxl_gpt.execution.inference import evaluation, generation
+from popxl_gpt.config.presets import override
+from popxl_gpt.execution.inference.inference import evaluation, generation
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.utils.folder_lock import FolderLock
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.files.folder_lock import FolderLock
 from tests.integration.runs import TRAINED
 
 OTHER = 65534

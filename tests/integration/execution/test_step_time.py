@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.data.in_memory import SyntheticDataset
-from popxl_gpt.demo import training_run
-from popxl_gpt.demo.progress import FEWEST, Progress
-from popxl_gpt.demo.progress_line import whole
-from popxl_gpt.demo.validation import Validation
+from popxl_gpt.demo.job import training_run
+from popxl_gpt.demo.job.progress import FEWEST, Progress
+from popxl_gpt.demo.job.progress_line import whole
+from popxl_gpt.demo.job.validation import Validation
 from tests.integration.runs import run_job
 
 FLAGS = """

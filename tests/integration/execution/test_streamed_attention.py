@@ -13,7 +13,7 @@ from popxl.extensions import device_needs
 from popxl_engine import compiler, passes
 from popxl_engine.engine import Engine
 
-from popxl_gpt.config import override
+from popxl_gpt.config.presets import override
 from popxl_gpt.execution.pretraining import training_program
 from tests.integration.execution.plan_cases import planned
 from tests.integration.gpt_oracle import distance, small

@@ -8,7 +8,8 @@ import pytest
 from helpers.quick import cases
 from popxl_engine.codegen import op_writer
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import StepResult, run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import write_whole_weights

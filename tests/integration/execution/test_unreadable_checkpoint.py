@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt.config import UserError
-from popxl_gpt.config.errors import failure_number
-from popxl_gpt.execution import saving
-from popxl_gpt.execution.checkpoint import find, find_trained
-from popxl_gpt.execution.checkpoint_folder import best_in, checkpoints_in, delete_old, folder_name
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import write_weights
+from popxl_gpt.execution.checkpoints import saving
+from popxl_gpt.execution.checkpoints.checkpoint import find, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint_folder import (
+    best_in,
+    checkpoints_in,
+    delete_old,
+    folder_name,
+)
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import write_weights
 from popxl_gpt.execution.variables import fresh_weights
+from popxl_gpt.utils.errors import UserError, failure_number
 from tests import warm
 from tests.integration.saved_runs import BASE
 

@@ -7,13 +7,15 @@ import pytest
 import torch
 from popxl_engine.machine.replica import Replica
 
-from popxl_gpt.config import CorruptedError, learning_rate, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoint import checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import read_weights, write_whole_weights
 from popxl_gpt.execution.verification import due, verified
+from popxl_gpt.utils.errors import CorruptedError
 from tests.integration.gpt_oracle import random_weights
 from tests.integration.runs import TRAINED, batches
 
@@ -233,7 +235,7 @@ def damaged_run(flips):
 
 @pytest.mark.slow
 def test_a_run_ends_at_the_step_that_verifies_the_damaged_phase(tmp_path, flips, monkeypatch):
-    monkeypatch.setattr("popxl_gpt.demo.training_run.run_steps", damaged_run(flips))
+    monkeypatch.setattr("popxl_gpt.demo.job.training_run.run_steps", damaged_run(flips))
     told = "step 2: got other bytes of tensor .*, row .* from phase decoder_fwd_phase, layer 0, on "
     with pytest.raises(CorruptedError, match=told):
         main([*FLAGS, "--run_folder", str(tmp_path)])

@@ -11,14 +11,15 @@ import pytest
 from helpers.quick import cases
 from popxl.extensions import plan
 
-from popxl_gpt.config import Config, override
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution import pretraining
-from popxl_gpt.execution.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.manifest import read_manifest
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import StepResult, run_steps
-from popxl_gpt.execution.manifest import read_manifest
 from popxl_gpt.execution.overflow import Skipped
-from popxl_gpt.execution.saved_state import Position
-from popxl_gpt.execution.saving import save
 from popxl_gpt.utils.runtime import file_traffic
 from tests.integration.gpt_oracle import small
 from tests.integration.runs import TRAINED, batches

@@ -7,7 +7,7 @@ from popxl import ops
 from popxl.transforms.ambiguity import check_ambiguity
 from popxl.transforms.op_order import Steps
 
-from popxl_gpt.config import preset, preset_names
+from popxl_gpt.config.presets import preset, preset_names
 from popxl_gpt.execution.pretraining import training_program
 
 

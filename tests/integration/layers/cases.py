@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from popxl_gpt.config import Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.attention import Attention
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.embedding import Embedding

@@ -10,9 +10,10 @@ import popxl_addons as addons
 import torch
 from popxl import ops
 
-from popxl_gpt.config import Execution, Model
-from popxl_gpt.modelling import Layout, Table
+from popxl_gpt.config.schema import Execution, Model
 from popxl_gpt.modelling.attention import recomputing_gradients
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.modelling.parameters import Table
 from tests.integration.layers.cases import Case
 
 MODEL = Model(

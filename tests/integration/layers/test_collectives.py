@@ -6,8 +6,8 @@ import popxl
 import popxl_addons as addons
 import pytest
 
-from popxl_gpt.config import Execution, Model
-from popxl_gpt.modelling import Layout
+from popxl_gpt.config.schema import Execution, Model
+from popxl_gpt.modelling.layout import Layout
 from tests.integration.layers.cases import CASES
 
 MODEL = Model(layers=2, hidden_size=24, heads=4, sequence_length=6, vocabulary_size=37, dropout=0.0)

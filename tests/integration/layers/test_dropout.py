@@ -16,8 +16,8 @@ from helpers.quick import cases
 from popxl import ops
 from popxl.extensions import stack_seeds
 
-from popxl_gpt.config import Execution, Model
-from popxl_gpt.modelling import Layout
+from popxl_gpt.config.schema import Execution, Model
+from popxl_gpt.modelling.layout import Layout
 from tests.integration.layers.cases import CASES
 from tests.integration.layers.running import (
     MODEL,

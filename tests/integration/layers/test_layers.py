@@ -8,9 +8,9 @@ import popxl
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt.config import Execution, Model
-from popxl_gpt.modelling import Layout
+from popxl_gpt.config.schema import Execution, Model
 from popxl_gpt.modelling.attention import Attention
+from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.utils import runtime
 from tests.integration.layers.cases import CASES, CHANGED, CHOICES, SPLITS, Case
 from tests.integration.layers.running import (

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from helpers.quick import Later
 
-from popxl_gpt.config import Execution, Model
-from popxl_gpt.modelling import Role, model_table, shard_weights, unshard_weights
+from popxl_gpt.config.schema import Execution, Model
+from popxl_gpt.modelling.gpt import model_table, shard_weights, unshard_weights
 from popxl_gpt.modelling.hugging_face import HEAD, hugging_face_name
+from popxl_gpt.modelling.parameters import Role
 from tests.integration.gpt_oracle import random_weights
 
 transformers = Later("transformers")

@@ -1,0 +1,115 @@
+"""The time of a run: since it began, and what is left where it has so many minutes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import popdist
+
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.planning.memory import state_bytes
+from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule, since_start
+from popxl_gpt.execution.reports.metrics import MetricsFile
+from popxl_gpt.utils.runtime import gather
+
+WRITTEN = 2e8
+"""Bytes of a checkpoint that a disk takes per second, at least."""
+ENDING = 0.5
+"""Seconds for reports and what else ends a run."""
+
+
+class RunClock:
+    """Seconds of a run, as if nothing had stopped it, and its learning rates.
+
+    Args:
+        metrics: of the run, with the seconds of training before this process.
+        saved: the checkpoint it goes on from, which may have a schedule that ends by the clock.
+        has_texts: whether the model writes at the end, by a program of its own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: MetricsFile | None,
+        saved: SavedRun | None,
+        has_texts: bool,
+    ):
+        self.config, self.has_texts = config, has_texts
+        minutes = config.training.minutes
+        done, state = (0, None) if saved is None else (saved.position.step, saved.position.schedule)
+        before = 0.0 if metrics is None else (metrics.last or {}).get("seconds", 0.0)
+        iterations = config.execution.device_iterations
+        self.schedule = (
+            None
+            if minutes is None
+            else TimedSchedule(config.training, 60.0 * minutes, iterations, done, state)
+        )
+        # a run of so many minutes begins with its process
+        self._begin = time.monotonic() - before - (0.0 if minutes is None else since_start())
+        self._made = time.monotonic()
+        self._build = 0.0
+        self._validation = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._begin
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of the schedule."""
+        return None if self.schedule is None else self.schedule.state
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run, as far as they are known."""
+        return self.config.training.steps if self.schedule is None else self.schedule.end
+
+    def is_last(self, step: int) -> bool:
+        """Whether a run is over after so many steps: never at an estimate of them."""
+        is_fixed = self.schedule is None or self.state is not None
+        return is_fixed and step >= self.steps
+
+    def training(self, steps: int) -> Training:
+        """What a run of so many steps keeps in its configuration: its decay has the same share of
+        them as of those that were expected, for a run that goes on with more time.
+        """
+        training, decay = self.config.training, self.config.training.decay_steps
+        if decay is not None:
+            decay = max(1, round(training.decay * steps / training.steps))
+        return replace(training, steps=steps, decay_steps=decay)
+
+    def learning_rate(self, step: int) -> float:
+        """Of an optimizer step, counted from 0."""
+        if self.schedule is None:
+            return learning_rate(self.config.training, step)
+        return self.schedule.learning_rate(step)
+
+    def called(self, step: int) -> int:
+        """Take the time after a call, which all processes take from the first. Returns the steps of
+        the run.
+        """
+        self._build = self._build or time.monotonic() - self._made
+        if self.schedule is not None:
+            elapsed: float = gather(self.seconds, popdist.getNumInstances())[0]
+            closing: float = gather(self._closing(), popdist.getNumInstances())[0]
+            return self.schedule.tell(step, elapsed, closing)
+        return self.steps
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """Around a validation, which the last step has, too."""
+        begin = time.monotonic()
+        yield
+        self._validation = time.monotonic() - begin
+
+    def _closing(self) -> float:
+        """Seconds from the last step to the end: validation, checkpoint, and texts, whose program
+        takes about as long to build as that of training.
+        """
+        saving = state_bytes(self.config) / WRITTEN
+        return ENDING + self._validation + saving + (self._build if self.has_texts else 0.0)

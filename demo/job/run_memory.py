@@ -1,0 +1,57 @@
+"""The resident set of a run's first process: as it was planned, and as it was."""
+
+import time
+from dataclasses import replace
+
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.inference.inference import evaluation_program
+from popxl_gpt.execution.planning.plan.process import (
+    ProcessMemory,
+    own_bytes,
+    process_memory,
+    without_files,
+)
+from popxl_gpt.execution.pretraining import training_program
+from popxl_gpt.utils.process_memory import peak_resident_bytes, resident_bytes
+from popxl_gpt.utils.runtime import expect_session
+from popxl_gpt.utils.units import bytes_text
+
+PLANNED_AFTER = 180.0
+"""Seconds of training after which the seconds that a plan takes are few."""
+
+
+class RunMemory:
+    """Made before the session is. ``planned``: what the process was to take, beside itself, where
+    that was planned already.
+    """
+
+    def __init__(self, config: Config, planned: ProcessMemory | None):
+        expect_session(config.execution.device)  # before PyTorch is loaded, which is long
+        self._config, self._plan = config, planned
+        self._itself, self._begin = own_bytes(config, planned is not None), time.monotonic()
+        self._measured = self._peak = 0
+
+    def end(self, resident: int) -> None:
+        """Note what training has come to, before the process does something else.
+
+        Args:
+            resident: bytes of the process after the last step.
+        """
+        self._measured, self._peak = max(resident, resident_bytes()), peak_resident_bytes()
+
+    def text(self) -> str:
+        """What was measured, and beside it what was to be expected, where that is planned."""
+        planned, beside = self._planned(), ""
+        if planned is not None:
+            more = self._measured / planned.resident - 1
+            beside = f", {bytes_text(planned.resident)} planned ({more:+.1%})"
+        peak = bytes_text(self._peak)
+        return f"{bytes_text(self._measured)} resident{beside}; {peak} at its peak"
+
+    def _planned(self) -> ProcessMemory | None:
+        if self._plan is not None:
+            return replace(self._plan, itself=self._itself)
+        if time.monotonic() - self._begin < PLANNED_AFTER:
+            return None
+        program = training_program(without_files(self._config))[0]
+        return process_memory(self._config, self._itself, program, evaluation_program)

@@ -1,0 +1,138 @@
+"""Which checkpoints a folder has, which of them stay, and what killed runs left beside them."""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from popxl_gpt.data.folders import remove_unlocked
+from popxl_gpt.execution.checkpoints.manifest import ManifestError, is_loss, read_manifest
+from popxl_gpt.utils.files.plain import NO_FILE, names_in, sync
+
+MANIFEST = "checkpoint.json"
+TOKENIZER = "tokenizer.json"
+"""The tokenizer's file beside a run's checkpoints."""
+NAME = re.compile(r"step_(\d+)")
+_LOG = logging.getLogger(__name__)
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint after a step."""
+    return f"step_{step:08d}"
+
+
+def checkpoints_in(folder: Path) -> "list[Path]":
+    """Checkpoints of a folder, oldest first; OSError where it cannot be read."""
+    found = [folder / name for name in names_in(folder) if NAME.fullmatch(name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A checkpoint of a step that was validated."""
+
+    path: Path
+    loss: float
+    fingerprint: Any
+    """Names what the loss was measured on; None where an earlier version wrote it."""
+
+    def is_comparable(self, other: "Validated") -> bool:
+        """Whether the losses were measured on the same."""
+        return bool(self.fingerprint == other.fingerprint)
+
+
+def validated_in(
+    folder: Path, unreadable: "dict[Path, OSError] | None" = None
+) -> "list[Validated]":
+    """Checkpoints of a folder that have a validation loss, newest first.
+
+    Args:
+        unreadable: gets those of which a disk, or a network, does not tell.
+
+    Raises:
+        OSError: the folder cannot be read, or a checkpoint, and there is no `unreadable`.
+    """
+    found = []
+    for path in reversed(checkpoints_in(folder)):
+        try:
+            manifest = read_manifest(path / MANIFEST)
+        except ManifestError:
+            continue  # loading it says so
+        except OSError as error:
+            if error.errno in NO_FILE:
+                continue
+            if unreadable is None:
+                raise
+            unreadable[path] = error
+            continue
+        loss = manifest.get("validation_loss")
+        if is_loss(loss):  # one of another version may have anything
+            found.append(Validated(path, loss, manifest.get("validation_fingerprint")))
+    return found
+
+
+def best_in(folder: Path) -> Path | None:
+    """The checkpoint with the lowest validation loss of those that were measured as the newest of
+    them, the newest of equal ones; None where no step that was saved was validated.
+    """
+    return best_of(validated_in(folder))
+
+
+def best_of(validated: "Sequence[Validated]") -> Path | None:
+    """The best of those that were measured as the first of them."""
+    alike = [each for each in validated if each.is_comparable(validated[0])]
+    return min(alike, key=lambda each: each.loss).path if alike else None
+
+
+def delete_old(folder: Path, keep: int) -> None:
+    """Delete the checkpoints before the newest ones, but the best of each measurement, and those of
+    which a disk does not tell whether they are.
+
+    A checkpoint is deleted under a hidden name: what carries a checkpoint's name is whole.
+    """
+    unreadable: dict[Path, OSError] = {}
+    try:
+        old = checkpoints_in(folder)[:-keep]
+        validated = validated_in(folder, unreadable) if old else []
+    except OSError as error:
+        old, validated, unreadable = [], [], {folder: error}
+    for path, failure in unreadable.items():
+        _LOG.warning(
+            "%s: got '%s' while looking for the best checkpoint; expected a disk, or a network, "
+            "that works. Nothing of it is deleted.",
+            path,
+            failure.strerror,
+        )
+    kept: set[Path | None] = set(unreadable)
+    while validated:
+        kept.add(best_of(validated))
+        validated = [each for each in validated if not each.is_comparable(validated[0])]
+    for path in old:
+        if path not in kept and path.is_symlink():
+            path.unlink()  # the checkpoint itself is another folder's
+        elif path not in kept:
+            hidden = path.with_name(f".{path.name}.deleted")
+            os.rename(path, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+            sync(folder)
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a damaged checkpoint a name that no checkpoint has. Returns its new path."""
+    number, path = 1, checkpoint.with_name(f"damaged_{checkpoint.name}")
+    while path.exists():
+        number += 1
+        path = checkpoint.with_name(f"damaged_{checkpoint.name}-{number}")
+    checkpoint.rename(path)
+    return path
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what runs have left that were killed while they saved or deleted a checkpoint."""
+    with suppress(OSError):  # told when something is written
+        remove_unlocked(folder, ".step_*")

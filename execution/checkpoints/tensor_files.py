@@ -1,0 +1,256 @@
+"""Files of tensors (safetensors), piece by piece: never mapped, so that one that shrinks is an
+error in words; written with their checksums at one go, while other threads run.
+
+A file is the length of its header (uint64, little endian), the header (JSON: each tensor's type,
+shape and place), and the tensors' bytes. Source: github.com/huggingface/safetensors, section
+"Format".
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from popxl_gpt.data.records import checksum
+from popxl_gpt.utils.files.bounded import parse_json, shown
+from popxl_gpt.utils.files.plain import create_plain, open_plain
+
+HEADER_BYTES = 100_000_000
+"""The most that a header may have, as for the format's own readers."""
+TYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BOOL": np.bool_,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
+}  # fmt: skip
+"""Types that numpy has; others are only named in errors."""
+BFLOAT16 = "BF16"
+NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
+SIZES = {**{name: np.dtype(kind).itemsize for name, kind in TYPES.items()}, BFLOAT16: 2}
+"""Bytes of an element of the types that are read."""
+AXES = 64
+"""The most that a tensor may have, as numpy's."""
+_PIECE = 2**22
+_ALIGNMENT = 8
+"""Bytes, of the widest type."""
+
+
+class TensorFileError(ValueError):
+    """A file that is not as it was written. The message begins with the tensor that it is about, if
+    there is one.
+    """
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor's place in its file."""
+
+    type: str
+    shape: "tuple[int, ...]"
+    begin: int
+    """Bytes from the file's beginning."""
+    end: int
+
+
+def read_tensors(path: Path) -> "dict[str, np.ndarray]":
+    """Every tensor of a file, by name.
+
+    Raises:
+        OSError: the file cannot be read.
+        TensorFileError: it is no whole safetensors file, or has a tensor of a type that numpy has
+            not.
+    """
+    with open(open_plain(path), "rb", buffering=0) as file:
+        return {
+            name: _array(file.fileno(), name, entry)
+            for name, entry in _entries(file.fileno()).items()
+        }
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that is on the disk."""
+
+    bytes: int
+    sha256: str
+    checksums: "dict[str, int]"
+    """crc32c of each tensor's bytes."""
+
+
+def write_tensors(
+    tensors: "dict[str, np.ndarray]", path: Path, metadata: "dict[str, str] | None" = None
+) -> Written:
+    """Write a file of tensors, to the disk. OSError where it cannot be written.
+
+    Each tensor's bytes begin where its type wants them to: the widest types come first, and the
+    header is padded with blanks.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name in order:
+        array, begin = tensors[name], end
+        end += array.nbytes
+        kind, shape = NAMES[array.dtype], list(array.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    digest, checksums = hashlib.sha256(), {}
+    with open(create_plain(path), "wb", buffering=_PIECE) as file:
+        for part in (struct.pack("<Q", len(text)), text):
+            digest.update(part)
+            file.write(part)
+        for name in order:
+            content = memoryview(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+            crc = 0
+            for place in range(0, len(content), _PIECE):
+                piece = content[place : place + _PIECE]
+                digest.update(piece)
+                crc = checksum()(piece, crc)
+                file.write(piece)
+            checksums[name] = crc
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(8 + len(text) + end, digest.hexdigest(), checksums)
+
+
+def tensor_entries(path: Path) -> "dict[str, Entry]":
+    """Every tensor's place in a file, by name; raises as `read_tensors`."""
+    with open(open_plain(path), "rb", buffering=0) as file:
+        return _entries(file.fileno())
+
+
+def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
+    """One tensor of a file, bfloat16 as float32; raises as `read_tensors`."""
+    with open(open_plain(path), "rb", buffering=0) as file:
+        if entry.type != BFLOAT16:
+            return _array(file.fileno(), name, entry)
+        bits = _array(file.fileno(), name, replace(entry, type="U16")).astype(np.uint32)
+        return (bits << 16).view(np.float32)
+
+
+def damaged_tensors(path: Path, checksums: "dict[str, int]", nbytes: int) -> "list[str]":
+    """Names of the tensors whose bytes are not those that were saved; none where the damage is in
+    the header.
+
+    Args:
+        nbytes: the file's size when it was saved; no more of it is read.
+    """
+    with open(open_plain(path), "rb", buffering=0) as file:
+        number = file.fileno()
+        try:
+            entries = _entries(number, whole=False)
+        except TensorFileError:
+            return []
+        size = min(nbytes, os.fstat(number).st_size)
+        return [
+            name
+            for name, expected in checksums.items()
+            if name in entries
+            and (entries[name].end > size or _crc(number, entries[name]) != expected)
+        ]
+
+
+def _entries(number: int, whole: bool = True) -> "dict[str, Entry]":
+    size = os.fstat(number).st_size
+    begin = os.pread(number, 8, 0)
+    length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else 0
+    if not 2 <= length <= min(HEADER_BYTES, size - 8):
+        raise TensorFileError(
+            f"got a header of {length} bytes in {size}; expected a safetensors file"
+        )
+    try:
+        header = parse_json(os.pread(number, length, 8), object_pairs_hook=_unique)
+        header.pop("__metadata__", None)
+        found = {name: _entry(name, value, 8 + length) for name, value in header.items()}
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        if isinstance(error, TensorFileError):
+            raise
+        raise TensorFileError(
+            "got a header that is no description of tensors; expected a safetensors file"
+        ) from error
+    place = 8 + length
+    for name, entry in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != place:
+            raise TensorFileError(
+                f"{shown(name)}: got bytes from {entry.begin} on; expected {place}"
+            )
+        place = entry.end
+    if whole and place != size:
+        raise TensorFileError(f"got {size} bytes; expected {place} for the tensors of its header")
+    return found
+
+
+def _unique(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
+    """An object of a header, whose names are each there once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise TensorFileError(f"{shown(twice)}: got the name twice; expected once")
+    return found
+
+
+def _entry(name: str, value: "dict[str, Any]", start: int) -> Entry:
+    (begin, end), shape, kind = value["data_offsets"], value["shape"], value["dtype"]
+    if not isinstance(shape, list):
+        raise TypeError
+    if len(shape) > AXES:
+        raise TensorFileError(f"{shown(name)}: got {len(shape)} axes; expected at most {AXES}")
+    shape = tuple(shape)
+    numbers = (begin, end, *shape)
+    if not isinstance(kind, str) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in numbers
+    ):
+        raise TensorFileError(
+            f"{shown(name)}: got a place or a shape that is none; expected whole numbers"
+        )
+    if begin > end or (kind in SIZES and not _takes(shape, SIZES[kind], end - begin)):
+        raise TensorFileError(
+            f"{shown(name)}: got {end - begin} bytes for {shown(kind)} of shape {shown(shape)}; "
+            "expected what it takes"
+        )
+    return Entry(kind, shape, start + begin, start + end)
+
+
+def _takes(shape: "tuple[int, ...]", size: int, nbytes: int) -> bool:
+    """Whether elements of so many bytes and of a shape take `nbytes`. The product stops where it
+    is larger: it would grow with each axis.
+    """
+    is_empty, product = 0 in shape, size
+    for axis in shape:
+        product *= max(axis, 1)
+        if product > (2**63 - 1 if is_empty else nbytes):  # numpy has no larger one, nor an empty
+            return False
+    return nbytes == (0 if is_empty else product)
+
+
+def _array(number: int, name: str, entry: Entry) -> np.ndarray:
+    if entry.type not in TYPES:
+        raise TensorFileError(
+            f"{shown(name)}: got {shown(entry.type)}; expected float32 or float16"
+        )
+    array: np.ndarray = np.empty(entry.shape, TYPES[entry.type])
+    left, place = memoryview(array.reshape(-1).view(np.uint8)), entry.begin  # type: ignore[arg-type]
+    while left:
+        count = os.preadv(number, [left[:_PIECE]], place)
+        if not count:
+            raise TensorFileError(
+                f"{shown(name)}: got an end at byte {place}; expected {entry.end}"
+            )
+        left, place = left[count:], place + count
+    return array
+
+
+def _crc(number: int, entry: Entry) -> int:
+    crc, place = 0, entry.begin
+    while place < entry.end:
+        piece = os.pread(number, min(_PIECE, entry.end - place), place)
+        if not piece:
+            return -1
+        crc, place = checksum()(piece, crc), place + len(piece)
+    return crc

@@ -1,0 +1,415 @@
+"""A program that extends texts by one token a run, with the keys and values of tokens before kept.
+
+A batch has so many texts per replica. Their last tokens stand in one column of the cache: a shorter
+text has padding before it, which nothing attends to. A run takes either the tokens of a prompt, so
+many at a time, or one token of each text. Both branches of the program use the same rows of remote
+memory in the same order, so that weights that do not fit come as in training.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import popdist
+import popxl
+import popxl_addons as addons
+from popxl import Tensor, TensorSpec, ops
+
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import NO_RAMPUP
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.graphs import ForwardGraphs, InferenceGraphs
+from popxl_gpt.execution.host import own_samples, token_array
+from popxl_gpt.execution.layer_graphs import layer_weights
+from popxl_gpt.execution.phase_graphs import PhaseGraphs
+from popxl_gpt.execution.pretraining import make_ir
+from popxl_gpt.execution.transfers import first_row
+from popxl_gpt.execution.variables import make_weights, write
+from popxl_gpt.modelling.decoder import CONVOLUTIONS, CachedDecoderBlock, DecoderBlock
+from popxl_gpt.modelling.embedding import Embedding, none_before_first
+from popxl_gpt.modelling.head import TIED, LogitsHead
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.utils.runtime import (
+    data_type,
+    expect_session,
+    find_not_finite,
+    gather,
+    session_device,
+)
+
+PROMPT_TOKENS = 256
+"""Tokens of each text, at most, that a run takes of its prompt: bounds the memory for scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSizes:
+    """What a program is made for."""
+
+    texts: int
+    """Per data-parallel replica."""
+    prompt: int
+    """Tokens of each text that a run takes of a prompt."""
+    columns: int
+    """Tokens of each text whose keys and values are kept."""
+
+    @classmethod
+    def of(cls, config: Config, texts: int, longest: int, tokens: int) -> "CacheSizes":
+        """For prompts of up to so many tokens, and so many tokens more."""
+        positions = config.model.positions
+        whole = min(longest, positions)
+        prompt = -(-whole // -(-whole // PROMPT_TOKENS))
+        columns = -(-whole // prompt) * prompt + tokens
+        if longest + tokens > positions:  # prompts are read again, and may be as long as that
+            columns = -(-positions // prompt) * prompt
+        return cls(
+            texts=-(-texts // config.execution.data_parallel), prompt=prompt, columns=columns
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CachedPass(ForwardGraphs):
+    """All that the phases need of a run that takes so many tokens of each text."""
+
+    layout: Layout
+    sizes: CacheSizes
+    tokens: int
+    cache: Mapping[str, popxl.RemoteBuffer]
+    """What each layer keeps: keys, values, and by the name of each convolution the rows before the
+    next.
+    """
+    words: popxl.HostToDeviceStream
+    """Of each text the word before, and so many more."""
+    logits: popxl.DeviceToHostStream
+
+
+def cached_session(config: Config, sizes: CacheSizes) -> addons.TaskSession:
+    """The session of such a program. Weights are zeros until they are written."""
+    expect_session(config.execution.device)
+    ir = make_ir(config)
+    vocabulary = config.model.vocabulary_size
+    with ir.main_graph:
+        inputs = addons.InputStreams(
+            prompt=((sizes.texts * (sizes.prompt + 1),), popxl.int32),
+            words=((sizes.texts * 2,), popxl.int32),
+            padding=((sizes.texts,), popxl.int32),
+            column=((), popxl.int32),
+            is_prompt=((), popxl.bool),
+        )
+        outputs = addons.OutputStreams(logits=((sizes.texts, vocabulary), popxl.float32))
+        layout = Layout.of(ir, config.execution)
+        cache, kept = _cache(_kept_specs(config, sizes), config.model.layers)
+        word, prompt = _passes(config, layout, sizes, cache, inputs, outputs)
+        state = make_weights(word, "generation")
+        state.cache = kept
+        with popxl.in_sequence(True):
+            is_prompt, column, padding = (
+                ops.host_load(inputs[name]) for name in ("is_prompt", "column", "padding")
+            )
+            read, write = (
+                ir.create_graph(extend, step, column, padding) for step in (prompt, word)
+            )
+            ops.conditional(is_prompt, read, write, [column, padding], [column, padding])
+    ir.num_host_transfers = 1
+    device = session_device(config.execution.device)
+    return addons.TaskSession(inputs, outputs, state, 1, ir, device)
+
+
+def _passes(
+    config: Config,
+    layout: Layout,
+    sizes: CacheSizes,
+    cache: Mapping[str, popxl.RemoteBuffer],
+    inputs: addons.InputStreams,
+    outputs: addons.OutputStreams,
+) -> tuple[CachedPass, CachedPass]:
+    """For one token of each text, and for those of a prompt; they share weights and cache."""
+    word: CachedPass | None = None
+    for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
+        graphs = _graphs(config, layout, sizes, tokens, word)
+        passed = CachedPass(
+            config, *graphs, layout, sizes, tokens, cache, stream, outputs["logits"]
+        )
+        word, prompt = word or passed, passed
+    assert word is not None
+    return word, prompt
+
+
+def _kept_specs(config: Config, sizes: CacheSizes) -> dict[str, TensorSpec]:
+    """What one layer keeps on a replica, by name, in the order in which its block takes them."""
+    model, execution = config.model, config.execution
+    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
+    column = (model.key_value // tp1, sizes.columns, model.head_size)
+    shapes: dict[str, tuple[int, ...]] = {"keys": column, "values": column}
+    if model.has_convolutions:
+        table = DecoderBlock.parameters(model)
+        shapes |= {name: table[f"{name}.weight"].shard_shape(tp1, tp2) for name in CONVOLUTIONS}
+    dtype = data_type(model.precision)
+    return {name: TensorSpec((sizes.texts, *shape), dtype) for name, shape in shapes.items()}
+
+
+def _cache(
+    specs: Mapping[str, TensorSpec], layers: int
+) -> tuple[dict[str, popxl.RemoteBuffer], addons.NamedTensors]:
+    """A buffer of each kind, with a row for each layer, and the rows. They are zeros at first: what
+    is hidden has no weight, but NaN has.
+    """
+    buffers, rows = {}, {}
+    for name, spec in specs.items():
+        buffers[name] = addons.create_remote_buffer(spec, layers)
+        zeros = np.broadcast_to(np.zeros((), spec.dtype.as_numpy()), spec.shape)
+        for n in range(layers):
+            rows[f"{name}.{n}"] = popxl.remote_variable(zeros, buffers[name], n, spec.dtype)
+    return buffers, addons.NamedTensors.from_dict(rows)
+
+
+def _graphs(
+    config: Config, layout: Layout, sizes: CacheSizes, tokens: int, other: CachedPass | None
+) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
+    """Embedding, decoder and head on so many tokens of each text.
+
+    Args:
+        other: a pass whose weights they share.
+    """
+    model, texts, kept = config.model, sizes.texts, _kept_specs(config, sizes)
+    keys, values, *rows_before = kept.values()
+    dtype, width = keys.dtype, model.hidden_size // config.execution.tensor_parallel_2
+    words = TensorSpec((texts * tokens,), popxl.int32)
+    x = TensorSpec((texts * tokens, width), dtype)
+    mask = TensorSpec((texts, 1, tokens, sizes.columns), dtype)
+    last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
+    positions = words if model.has_position_table else None
+    before = words if model.token_shift else None
+    layers: tuple[tuple[Any, int, Sequence[Any]], ...] = (
+        (Embedding(model, layout), 1, (words, None, positions, before)),
+        (
+            CachedDecoderBlock(model, layout),
+            model.layers,
+            (
+                *(x, keys, values, mask, column),
+                words if model.value_embeddings else None,
+                words if model.has_convolutions else None,
+                tuple(rows_before),
+            ),
+        ),
+        (LogitsHead(model, layout), 1, (x, last)),
+    )
+    shared = (other.embedding, other.decoder, other.head) if other is not None else (None,) * 3
+    result: list[InferenceGraphs] = []
+    for (layer, rows, specs), same in zip(layers, shared):
+        factories, fwd = layer.create_graph(*specs)
+        tied_to = result[0] if result and TIED in factories else None
+        weights = (
+            layer_weights(config, layout, factories, rows, tied_to)
+            if same is None
+            else same.weights
+        )
+        table = layer.parameters(model)
+        result.append(InferenceGraphs(table=table, rows=rows, weights=weights, fwd=fwd))
+    return result[0], result[1], result[2]
+
+
+def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
+    """Some tokens of each text, through all layers, to the logits of what follows the last.
+
+    Args:
+        column: of the first token, int32 scalar.
+        padding: columns before each text, int32 [texts].
+    """
+    run = PhaseGraphs(step, step.config.model.layers)
+    with popxl.in_sequence(True):
+        rows = ops.host_load(step.words).reshape((step.sizes.texts, step.tokens + 1))
+        words, before = (t.reshape((-1,)) for t in (rows[:, 1:], rows[:, :-1]))
+        x, mask, positions = run.once(embedding_phase, words, before, column, padding)
+        model = step.config.model
+        beside = [words] if model.value_embeddings else []
+        beside += [positions] if model.has_convolutions else []
+        x = run.per_layer(decoder_phase, x, mask, column, beside)
+        run.once(head_phase, x)
+
+
+def embedding_phase(
+    step: CachedPass, words: Tensor, before: Tensor, column: Tensor, padding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Words, and the word before each, to activations [texts * tokens, H/tp2], what attention adds
+    to its scores, [texts, 1, tokens, columns], and positions in the texts, int32 [texts * tokens].
+    """
+    graphs, sizes, model = step.embedding, step.sizes, step.config.model
+    own = popxl.constant(np.arange(step.tokens, dtype=np.int32), popxl.int32) + column
+    begins = padding.reshape((sizes.texts, 1))
+    positions = ops.maximum(own - begins, popxl.constant(0, popxl.int32))  # [texts, tokens]
+    weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
+    numbers = positions.reshape((-1,))
+    beside = [numbers] if model.has_position_table else []
+    if model.token_shift:
+        beside.append(none_before_first(before, numbers))
+    x, *_ = graphs.fwd.bind(weights).call(words, *beside)
+
+    # A token of the padding sees itself, so that its softmax has something to sum.
+    columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)
+    first = own - positions  # [texts, tokens]
+    shape = (sizes.texts, 1, step.tokens, 1)
+    is_hidden = ops.logical_or(
+        ops.greater(columns, own.reshape((1, 1, step.tokens, 1))),
+        ops.greater(first.reshape(shape), columns),
+    )
+    hidden, seen = (popxl.constant(value, x.dtype) for value in (-np.inf, 0.0))
+    return x, ops.where(is_hidden, hidden, seen), numbers
+
+
+def decoder_phase(
+    step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor, beside: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Layer n, whose cache comes and goes with its weights. Returns n + 1 and its result.
+
+    Args:
+        beside: the words, for value embeddings, and positions, for convolutions.
+    """
+    graphs = step.decoder
+    weights = graphs.fwd_all_gather(graphs.fwd_load(n))
+    kept = [ops.remote_load(buffer, n) for buffer in step.cache.values()]
+    keys, values, *rows_before = kept
+    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column, *beside, *rows_before)
+    for buffer, tensor in zip(step.cache.values(), kept):
+        ops.remote_store(buffer, n, tensor)
+    return n + 1, x
+
+
+def head_phase(step: CachedPass, x: Tensor) -> None:
+    """The last token of each text to the logits of the next one, on every replica all classes."""
+    graphs, texts, tp1 = step.head, step.sizes.texts, step.layout.tp1
+    rows = np.arange(1, texts + 1, dtype=np.int32) * step.tokens - 1
+    weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
+    (logits,) = graphs.fwd.bind(weights).call(x, popxl.constant(rows, popxl.int32))
+    if tp1.group_size > 1:
+        logits = ops.collectives.replicated_all_gather(logits, 1, tp1, "concat")
+    ops.host_store(step.logits, logits[:, : step.config.model.vocabulary_size])
+
+
+class CachedModel:
+    """A model that gives the logits of what follows each of some texts, which grow.
+
+    At most max_positions tokens of a text are seen. One that would have more loses the first half
+    of what is seen, and the rest is read again.
+
+    Args:
+        config: of the model, and the layout to run it in.
+        texts: how many there will be at a time, over all processes.
+        longest: tokens of the longest prompt.
+        tokens: how many will follow it.
+    """
+
+    def __init__(self, config: Config, texts: int, longest: int, tokens: int):
+        self.sizes = CacheSizes.of(config, texts, longest, tokens)
+        batch = self.sizes.texts * config.execution.data_parallel
+        self.config = override(
+            config,
+            micro_batch_size=self.sizes.texts,
+            global_batch_size=batch,
+            **NO_RAMPUP,
+            widening=1,
+            head_serialisation=1,  # logits are of one row per text
+            device_iterations=1,
+            document_attention=False,  # a text is one document
+        )
+        self.session = cached_session(self.config, self.sizes)
+        self.own = self._own(texts)
+        """Numbers of the texts whose logits this process has."""
+        self._batch = batch
+        self._seen: list[list[int]] = []
+        self._finished: set[int] = set()
+        self._column = 0
+        """The first that is free."""
+
+    def start(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Read texts. Returns the logits of what follows each: float32 [own texts, vocabulary].
+
+        Args:
+            texts: token ids, at least one of each. Only the last max_positions tokens are seen.
+        """
+        positions = self.config.model.positions
+        seen = [list(text)[-positions:] for text in texts]
+        self._seen = seen + [[0] for _ in range(self._batch - len(seen))]
+        self._finished = set(range(len(seen), self._batch))
+        return self._read()
+
+    def append(self, tokens: Sequence[int]) -> np.ndarray:
+        """Add a token to each text, also to those of other processes. Returns what `start` does."""
+        positions = self.config.model.positions
+        for number, token in enumerate(tokens):
+            if number not in self._finished:
+                self._seen[number].append(token)
+        if self._column == self.sizes.columns or any(len(text) > positions for text in self._seen):
+            self._seen = [
+                text[-max(1, positions // 2) :] if len(text) > positions else text
+                for text in self._seen
+            ]
+            return self._read()
+        words = np.array([[0, *text][-2:] for text in self._seen], np.int32)
+        return self._run(words, is_prompt=False)
+
+    def forget(self, number: int) -> None:
+        """A text is finished: nothing follows it."""
+        self._seen[number] = [0]
+        self._finished.add(number)
+
+    def where_not_finite(self) -> str:
+        """Where a number of the last run was not finite first; all processes must call it."""
+        rows = self.session.state.cache.tensors  # what failed has left its numbers there
+        write(self.session, {row: np.zeros(row.shape_on_host) for row in rows})
+        with find_not_finite(self.session) as found:
+            self._read()
+        own = [
+            (
+                first.order,
+                first.replica,
+                f"tensor {first.tensor} ({first.value}), by {first.op} of graph {first.graph}, "
+                f"made at {first.where}",
+            )
+            for first in found
+        ]
+        everyone = [entry for part in gather(own, popdist.getNumInstances()) for entry in part]
+        return str(min(everyone)[-1]) if everyone else "nowhere: the logits alone"
+
+    def _read(self) -> np.ndarray:
+        """Read all that is seen, some columns at a time."""
+        size, longest = self.sizes.prompt, max(len(text) for text in self._seen)
+        columns = -(-longest // size) * size
+        words = np.zeros((self._batch, 1 + columns), np.int32)
+        for row, text in zip(words, self._seen):
+            row[1 + columns - len(text) :] = text
+        self._padding = np.array([columns - len(text) for text in self._seen], np.int32)
+        self._column = 0
+        for first in range(0, columns, size):
+            logits = self._run(words[:, first : first + 1 + size], is_prompt=True)
+        return logits
+
+    def _run(self, words: np.ndarray, is_prompt: bool) -> np.ndarray:
+        """Run tokens of all texts into the next columns: int32 [batch, 1 + tokens], the first of
+        which is the one before.
+        """
+        session, inputs, config = self.session, self.session.inputs, self.config
+        prompt = words if is_prompt else np.zeros((self._batch, 1 + self.sizes.prompt), np.int32)
+        word = words[:, -2:]
+        samples = {"prompt": prompt, "words": word, "padding": self._padding[:, None]}
+        arrays: dict[Any, Any] = {
+            inputs[name]: token_array(session, name, own_samples(array, config), config)
+            for name, array in samples.items()
+        }
+        for name, value in (("column", self._column), ("is_prompt", is_prompt)):
+            stream = inputs[name]
+            shape = session._full_input_shape(stream.shape)
+            arrays[stream] = np.full(shape, value, stream.dtype.as_numpy())
+        self._column += words.shape[1] - 1
+        found = np.asarray(session.run(arrays)[session.outputs.logits])
+        execution, local = config.execution, session.ir.instance_replication_factor
+        copies = min(local, execution.tensor_parallel_1 * execution.tensor_parallel_2)
+        # [replicas here, texts, vocabulary]; replicas of a tensor-parallel group have the same
+        logits = found.reshape(local, *session.outputs.logits.shape)[::copies]
+        return logits.reshape(-1, logits.shape[-1])[: len(self.own)]
+
+    def _own(self, texts: int) -> range:
+        execution, local = self.config.execution, self.session.ir.instance_replication_factor
+        copies = execution.tensor_parallel_1 * execution.tensor_parallel_2
+        first = popdist.getInstanceIndex() * local // copies * self.sizes.texts
+        return range(first, min(texts, first + max(1, local // copies) * self.sizes.texts))

@@ -1,0 +1,227 @@
+"""`--auto`: the fastest way to execute a model here that fits."""
+
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import popdist
+
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.auto.account import Account, Placed
+from popxl_gpt.execution.planning.auto.candidates import CHOSEN, candidates, in_words
+from popxl_gpt.execution.planning.auto.trial import Clock, Program, Trials
+from popxl_gpt.execution.planning.machine import speeds
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan.process import Build, ProcessMemory
+from popxl_gpt.execution.planning.plan.run_plan import StepPlan, plan_step
+from popxl_gpt.execution.planning.text import table
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.units import bytes_text, duration, si
+
+SECONDS = 60.0
+"""After which no further trial begins."""
+FAST_TOKENS = 4096
+"""Of a replica that run as one: where trials begin, as products are wide, and caches not full."""
+DOUBLING = 0.05
+"""What a candidate's plan is taken to be slower by, for each doubling or halving of those."""
+FAR = 1.2
+"""A plan that is slower by so much than the plan of the fastest trial is not tried."""
+CLOSE = 1.5
+"""Ways up to so many times as slow as the fastest are tried a second time: a machine that others
+use, too, is not as fast in every trial.
+"""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A way to execute a model that fits, with its time."""
+
+    placed: Placed
+    seconds: float
+    """Of a step, from trials."""
+    planned: float
+    """Of a step, by the plan."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen, and why."""
+
+    config: Config
+    seconds: float
+    """Of a step: what trials let expect."""
+    memory: ProcessMemory
+    """Of one process."""
+    tried: tuple[Tried, ...]
+    """All that were timed, the fastest first; the first one is chosen."""
+    left_out: tuple[tuple[Config, str], ...]
+    """Those that were not, with the reasons."""
+    given: tuple[str, ...]
+    """Settings that were not searched, as they were given."""
+    search_seconds: float
+
+
+def choose(
+    config: Config,
+    given: Collection[str],
+    program: Program,
+    build: Build,
+    validation: Build | None = None,
+    seconds: float = SECONDS,
+    clock: Clock = time.perf_counter,
+) -> Choice:
+    """The fastest way to execute a model that fits this machine, by plans and short trials.
+
+    Training comes to the same numbers up to rounding. All processes of a run call it together.
+
+    Args:
+        given: settings that stay as they are.
+        program: makes a session of the training program.
+        build: the training program by itself.
+        validation: the one that runs between steps.
+        seconds: after which no further trial begins.
+        clock: what trials and the search are timed by.
+
+    Raises:
+        ConfigError: what is given leaves no way to execute the model.
+        UserError: none fits.
+    """
+    begin = clock()
+    fixed = frozenset(given) & frozenset(CHOSEN)
+    ranked = _ranked(config, fixed, build)
+    account, trials = Account.of(build, validation, fixed), Trials(program, clock)
+    tried: list[Tried] = []
+    left_out: list[tuple[Config, str]] = []
+    for planned, candidate in ranked:
+        fastest = min(tried, key=lambda each: each.seconds, default=None)
+        if fastest is not None and planned > FAR * fastest.planned:
+            left_out.append((candidate, f"its plan is slower by more than {FAR - 1:.0%}"))
+            continue
+        if fastest is not None and _told(clock() - begin > seconds):
+            left_out.append((candidate, f"the {seconds:g} seconds were over"))
+            continue
+        placed = _placed_together(account, candidate)
+        if isinstance(placed, str):
+            left_out.append((candidate, placed))
+        else:
+            tried.append(Tried(placed, trials.seconds(placed.config), planned))
+    if not tried:
+        raise UserError(_nothing_fits(config, left_out))
+    tried = _tried_again(tried, trials, lambda: clock() - begin > seconds)
+    best = tried[0]
+    return Choice(
+        best.placed.config, best.seconds, best.placed.memory, tuple(tried), tuple(left_out),
+        tuple(sorted(fixed)), clock() - begin,
+    )  # fmt: skip
+
+
+def _tried_again(tried: list[Tried], trials: Trials, is_over: Callable[[], bool]) -> list[Tried]:
+    """Ways, the fastest first, of which those near it have the better of two trials."""
+    tried = sorted(tried, key=lambda each: each.seconds)
+    close = [each for each in tried[1:] if each.seconds <= CLOSE * tried[0].seconds]
+    again = {}
+    for each in (tried[0], *close) if close else ():
+        if _told(is_over()):
+            break
+        again[each] = min(each.seconds, trials.seconds(each.placed.config))
+    better = (replace(each, seconds=again.get(each, each.seconds)) for each in tried)
+    return sorted(better, key=lambda each: each.seconds)
+
+
+def _ranked(config: Config, given: frozenset[str], build: Build) -> list[tuple[float, Config]]:
+    """Candidates with their planned seconds, the most promising first."""
+    machine, measured = speeds(config, PlanOptions())
+    found = candidates(config, given)
+
+    def expected(number: int) -> tuple[float, float, int]:
+        each = found[number]
+        seconds = _at_work(plan_step(build, each, machine, measured, with_peaks=False))
+        sequences = each.execution.micro_batch_size * each.execution.widening
+        tokens = sequences * each.model.sequence_length
+        return seconds * (1 + DOUBLING * abs(math.log2(tokens / FAST_TOKENS))), seconds, number
+
+    ranked = sorted(map(expected, range(len(found))))
+    return [(seconds, found[number]) for _, seconds, number in _told(ranked)]
+
+
+def _at_work(plan: StepPlan) -> float:
+    """Planned seconds of a step; on processors without rows, which are used where they lie."""
+    if plan.config.execution.device.startswith("cuda"):
+        return plan.seconds
+    return float(sum(time.compute + time.link for time in plan.times) / plan.program.steps)
+
+
+def _placed_together(account: Account, config: Config) -> Placed | str:
+    """What `Account.place` finds in all processes of a run."""
+    found, instances = account.place(config), popdist.getNumInstances()
+    reason = found if isinstance(found, str) else ""
+    if problems := [told for told in gather(reason, instances, patiently=True) if told]:
+        return str(problems[0])
+    assert isinstance(found, Placed)
+    execution = found.config.execution
+    kept = execution.activation_memory or (0 if execution.recomputation else math.inf)
+    mine = (execution.host_memory or 0, kept)
+    rows, budgets = zip(*gather(mine, instances, patiently=True))
+    shared = {}
+    if min(rows) != max(rows):
+        shared["host_memory"] = min(rows)
+    if min(budgets) != max(budgets):
+        shared |= {"recomputation": True, "activation_memory": min(budgets)}
+    if shared.get("host_memory") == 0:
+        return "fits the memory of some processes only"
+    return replace(found, config=override(found.config, **shared))
+
+
+def _told(value: Any) -> Any:
+    """The first process's value, for all to go the same way."""
+    return gather(value, popdist.getNumInstances(), patiently=True)[0]
+
+
+def _nothing_fits(config: Config, left_out: list[tuple[Config, str]]) -> str:
+    reasons = "; ".join(f"{in_words(each)}: {why}" for each, why in left_out)
+    return (
+        f"--auto: got {config.name}, none of whose {len(left_out)} ways to execute it fits; "
+        f"expected one. Choose a smaller model or batch, or start more processes. {reasons}."
+    )
+
+
+def choice_text(choice: Choice) -> str:
+    """The choice in words, with what it was chosen from."""
+    rows = [("way to execute", "step, trial", "step, plan", "resident")]
+    for each in choice.tried:
+        rows.append(
+            (
+                in_words(each.placed.config),
+                duration(each.seconds),
+                duration(each.planned),
+                bytes_text(each.placed.memory.resident),
+            )
+        )
+    best, config = choice.tried[0], choice.config
+    why = "the only one that was timed" if len(choice.tried) == 1 else (
+        f"the fastest of {len(choice.tried)}, "
+        f"{choice.tried[1].seconds / best.seconds - 1:.1%} before the next"
+    )  # fmt: skip
+    lines = [
+        f"chosen      {in_words(config)}: {why}",
+        f"memory      {best.placed.why}",
+        (
+            f"prediction  {duration(choice.seconds)} a step, "
+            f"{si(config.tokens_per_step / choice.seconds, 'tokens/s')}, "
+            f"{bytes_text(choice.memory.resident)} resident"
+        ),
+    ]
+    if config.execution.memmap_dir is not None:
+        lines[-1] += "; files may take longer"
+    if choice.given:
+        lines.append(f"given       {', '.join(f'--{name}' for name in choice.given)}")
+    reasons: dict[str, int] = {}
+    for _, reason in choice.left_out:
+        reasons[reason] = reasons.get(reason, 0) + 1
+    lines += [f"left out    {count}: {reason}" for reason, count in reasons.items()]
+    head = f"auto: {config.name}, searched for {duration(choice.search_seconds)}"
+    return "\n\n".join([head, table(rows), "\n".join(lines)])

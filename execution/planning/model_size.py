@@ -1,0 +1,71 @@
+"""How large a model is and how much work a step of it, read from the model itself."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import popxl_addons as addons
+
+from popxl_gpt.config.schema import Config, Model
+from popxl_gpt.execution.inference.forward import forward_program
+from popxl_gpt.modelling.gpt import layer_tables
+from popxl_gpt.modelling.parameters import Table, trained
+
+BACKWARD = 2
+"""Matrix products of the backward pass for each of the forward pass: by either operand."""
+FROZEN_BACKWARD = 1
+"""The same of frozen weights: by the activations alone."""
+
+
+def parameter_count(model: Model) -> int:
+    """Numbers in the whole model, padding apart; what layers share counts once."""
+    return _counted(model, layer_tables(model))
+
+
+def trained_count(model: Model) -> int:
+    """Numbers that training changes: all of them, or those of adapters."""
+    tables, has_adapters = layer_tables(model), model.lora_rank > 0
+    return _counted(model, {kind: trained(t, has_adapters) for kind, t in tables.items()})
+
+
+def _counted(model: Model, tables: Mapping[str, Table]) -> int:
+    counts = {
+        kind: sum(math.prod(parameter.shape) for parameter in table.values())
+        for kind, table in tables.items()
+    }
+    return counts["embedding"] + model.layers * counts["decoder"] + counts["head"]
+
+
+def flops_per_token(model: Model) -> float:
+    """Floating-point operations of the matrix products that forward and backward pass need per
+    token, recomputation not counted.
+
+    Counted in the program of the forward pass, attention as if not causal.
+    """
+    few = replace(model, layers=1, attention_serialisation=1, dropout=0.0)
+    per_kind = _forward_flops(few)
+    forward = sum(
+        flops * (model.layers if phase.startswith("decoder") else 1)
+        for phase, flops in per_kind.items()
+    )
+    backward = FROZEN_BACKWARD if model.lora_rank else BACKWARD
+    return (1 + backward) * forward / model.sequence_length
+
+
+@functools.lru_cache(maxsize=16)
+def _forward_flops(model: Model) -> "dict[str, int]":
+    """Those of each phase of one sequence's forward pass, each of which runs once."""
+    phases = forward_program(model).main_graph.called_graphs
+    return {phase.name: _products(addons.evaluate_FLOPs(phase)) for phase in phases}
+
+
+def _products(work: "Mapping[str, Any]") -> int:
+    """Operations of matrix products."""
+    return sum(work.get("matmul", {}).values())
+
+
+def flops_per_step(config: Config) -> float:
+    """The same for one global batch."""
+    return flops_per_token(config.model) * config.tokens_per_step

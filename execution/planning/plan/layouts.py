@@ -1,0 +1,227 @@
+"""`--plan --devices N`: the fastest layouts of a model over N devices, by their plans."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import popdist
+
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.machine import speeds
+from popxl_gpt.execution.planning.memory import GRADIENT, WIDTHS
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan.process import Build
+from popxl_gpt.execution.planning.plan.run_plan import StepPlan, plan_step
+from popxl_gpt.execution.planning.text import layout_name, table
+from popxl_gpt.modelling.gpt import layer_tables
+from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.units import bytes_text, duration, si
+
+SHOWN = 5
+"""Layouts that are told."""
+PROCESSES = 4
+"""That plan at a time, at most; each takes about 400 MiB."""
+
+
+def splits(devices: int) -> list[tuple[int, int, int]]:
+    """All (data parallel, tensor parallel 1, tensor parallel 2) over a number of devices."""
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    return [
+        (dp, tp1, devices // (dp * tp1))
+        for dp in divisors
+        for tp1 in divisors
+        if devices // dp % tp1 == 0
+    ]
+
+
+def layouts(config: Config, devices: int) -> list[Config]:
+    """The configuration with each layout over so many devices that it can have.
+
+    Raises:
+        ConfigError: there is none; lists what is wrong with each.
+    """
+    found, problems = [], []
+    for dp, tp1, tp2 in splits(devices):
+        try:
+            found.append(
+                override(config, data_parallel=dp, tensor_parallel_1=tp1, tensor_parallel_2=tp2)
+            )
+        except ConfigError as error:
+            problems.append(f"{dp} x {tp1} x {tp2}: {error.problems[0]}")
+    if not found:
+        raise ConfigError(
+            [
+                f"devices: got {devices}; expected a number that {config.name} splits over, as "
+                "dp x tp1 x tp2. Choose another, or change what no layout fits:",
+                *problems,
+            ]
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has found. Peak memory, which takes longest to find, is that of the layouts
+    that are shown, and of those that were looked at and did not fit; elsewhere it is 0.
+    """
+
+    shown: list[StepPlan]
+    """The fastest ones that fit, the fastest first; of equally fast ones that which needs less
+    memory.
+    """
+    others: list[StepPlan]
+    """All the others, the fastest first."""
+
+
+def least_bytes(config: Config) -> int:
+    """Device memory that the layout needs at least: a decoder block's gathered weights, and their
+    gradients where they are trained, which a backward phase has at a time.
+    """
+    model, execution = config.model, config.execution
+    block = sum(math.prod(p.shape) for p in layer_tables(model)["decoder"].values())
+    nbytes = WIDTHS[model.precision] + (0 if model.lora_rank else GRADIENT)
+    return block * nbytes // (execution.tensor_parallel_1 * execution.tensor_parallel_2)
+
+
+def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Search:
+    """The fastest layouts over `options.devices`; with `--device_memory` the fastest that fit."""
+    assert options.devices is not None
+    if popdist.isPopdistEnvSet():
+        raise ConfigError(
+            ["--devices: got it under a launcher; expected one process. Start it without poprun."]
+        )
+    memory = config.execution.device_memory
+    if isinstance(memory, float):
+        raise ConfigError(
+            [
+                "device_memory: got a share with --devices, whose memory is not known; expected an "
+                "amount, such as 16GiB."
+            ]
+        )
+    machine, measured = speeds(config, options)
+    chosen = layouts(config, options.devices)
+    plan = partial(plan_step, build, machine=machine, measured=measured)
+    workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
+    several: AbstractContextManager[ProcessPoolExecutor | None] = nullcontext()
+    if workers > 1:
+        several = ProcessPoolExecutor(workers, get_context("spawn"))
+    with several as pool:
+
+        def planned(configs: Sequence[Config], with_peaks: bool) -> list[StepPlan]:
+            if pool is None:
+                return [plan(config, with_peaks=with_peaks) for config in configs]
+            return list(pool.map(partial(plan, with_peaks=with_peaks), configs))
+
+        found = sorted(planned(chosen, False), key=lambda p: p.seconds)
+        return that_fit(found, memory, lambda configs: planned(configs, True))
+
+
+def that_fit(
+    found: list[StepPlan],
+    memory: int | None,
+    with_peaks: Callable[[Sequence[Config]], list[StepPlan]],
+) -> Search:
+    """The first layouts that run with so many bytes; peaks are found for as many as it takes.
+
+    Args:
+        found: plans without peaks, the fastest first.
+        with_peaks: plans configurations with their peaks.
+
+    Raises:
+        UserError: none fits.
+    """
+    most = math.inf if memory is None else memory
+    rest = [p for p in found if least_bytes(p.config) <= most]
+    too_large = [p for p in found if least_bytes(p.config) > most]
+    shown: list[StepPlan] = []
+    while rest and len(shown) < SHOWN:
+        last = rest[min(SHOWN - len(shown), len(rest)) - 1].seconds
+        next_ones = [p for p in rest if p.seconds <= last]  # equally fast ones together
+        rest = rest[len(next_ones) :]
+        for plan in with_peaks([p.config for p in next_ones]):
+            (shown if plan.device_bytes <= most else too_large).append(plan)
+    if not shown:
+        assert memory is not None
+        needed = [p.device_bytes for p in too_large if p.device_bytes]
+        if not needed:
+            smallest = min(too_large, key=lambda p: least_bytes(p.config))
+            needed = [with_peaks([smallest.config])[0].device_bytes]
+        least = min(needed)
+        raise UserError(
+            f"device_memory: got {bytes_text(memory)}; expected at least {bytes_text(least)}, as "
+            f"the smallest of {len(found)} layouts over {found[0].program.replicas} devices takes. "
+            "Lower --micro_batch_size, raise --attention_serialisation, or use more devices."
+        )
+    shown.sort(key=lambda p: (p.seconds, p.program.peak_bytes))
+    others = [*shown[SHOWN:], *too_large, *rest]
+    return Search(shown[:SHOWN], sorted(others, key=lambda p: p.seconds))
+
+
+def layouts_text(search: Search) -> str:
+    """The fastest ones as a table, and the flags of the first."""
+    found = search.shown
+    rows = [
+        (
+            "dp x tp1 x tp2",
+            "step",
+            "bound by",
+            "compute",
+            "links",
+            "remote",
+            "throughput",
+            "of the limit",
+            "device memory",
+            "remote memory",
+        )
+    ]
+    for p in found:
+        steps = p.program.steps
+        rows.append(
+            (
+                layout_name(p.config.execution),
+                duration(p.seconds),
+                p.bound,
+                duration(sum(t.compute for t in p.times) / steps),
+                duration(sum(t.link for t in p.times) / steps),
+                duration(sum(t.remote for t in p.times) / steps),
+                si(p.tokens_per_second, "tokens/s"),
+                f"{p.limit / p.seconds:.1%}",
+                bytes_text(p.program.peak_bytes),
+                bytes_text(p.program.remote_memory_bytes),
+            )
+        )
+    best = found[0].config.execution
+    flags = (
+        f"--data_parallel {best.data_parallel} --tensor_parallel_1 {best.tensor_parallel_1} "
+        f"--tensor_parallel_2 {best.tensor_parallel_2}"
+    )
+    return (
+        f"layouts of {found[0].config.name} over {found[0].program.replicas} devices: the fastest "
+        f"{len(found)} of {len(found) + len(search.others)}\n\n{table(rows)}\n\n"
+        f"Bounds are seconds per step, memory is per device.\nThe first one's flags: {flags}"
+    )
+
+
+def layouts_values(search: Search) -> "list[dict[str, Any]]":
+    """All layouts as plain values: those that are shown, then the others, the fastest first."""
+    return [
+        {
+            "data_parallel": p.config.execution.data_parallel,
+            "tensor_parallel_1": p.config.execution.tensor_parallel_1,
+            "tensor_parallel_2": p.config.execution.tensor_parallel_2,
+            "seconds": p.seconds,
+            "limit_seconds": p.limit,
+            "bound": p.bound,
+            "tokens_per_second": p.tokens_per_second,
+            "device_peak_bytes": p.program.peak_bytes or None,
+            "remote_bytes_per_replica": p.program.remote_memory_bytes,
+        }
+        for p in (*search.shown, *search.others)
+    ]

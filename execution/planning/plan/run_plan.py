@@ -1,0 +1,125 @@
+"""What a run would need of memory, traffic and time, found without running it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import popxl
+
+from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.machine import speeds
+from popxl_gpt.execution.planning.model_size import flops_per_step
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan.process import (
+    Build,
+    ProcessMemory,
+    own_bytes,
+    process_memory,
+    without_files,
+)
+from popxl_gpt.utils.runtime import planner
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A plan of a training program with its times."""
+
+    config: Config
+    program: Any
+    """The runtime's plan of a run on one replica."""
+    machine: Any
+    """Speeds."""
+    measured: tuple[str, ...]
+    """Those speeds, by flag, that were measured on this machine."""
+    times: tuple[Any, ...]
+    """Of each phase in a run."""
+    device_bytes: int
+    """Of a device, with which a replica runs, at least: the most that rows take, and the most that
+    all else takes, though not at the same time. Found with peaks where it is limited; else 0.
+    """
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return sum(time.seconds for time in self.times) / self.program.steps
+
+    @property
+    def limit(self) -> float:
+        """Of one step at the physical limit."""
+        return sum(time.limit for time in self.times) / self.program.steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all replicas."""
+        return self.config.tokens_per_step / self.seconds
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the devices' speed that the model's own FLOPs use, recomputation not counted."""
+        return (
+            flops_per_step(self.config) / self.program.replicas / self.machine.flops / self.seconds
+        )
+
+    @property
+    def bound(self) -> str:
+        """What most of a step is made of: compute, links or remote."""
+        totals = dict.fromkeys(("compute", "links", "remote"), 0.0)
+        for time in self.times:
+            for name, seconds in time.parts.items():
+                totals[name] += seconds
+        return max(totals, key=lambda name: totals[name])
+
+
+@dataclass(frozen=True)
+class RunPlan(StepPlan):
+    """The same, with what a run of it takes here."""
+
+    process: ProcessMemory
+    """Of the host, as this process would take it."""
+
+
+def plan_step(
+    build: Build,
+    config: Config,
+    machine: Any,
+    measured: tuple[str, ...],
+    with_peaks: bool = True,
+) -> StepPlan:
+    """Build a training program and plan it for a machine. Files of remote memory are not made.
+
+    Args:
+        measured: the flags of those speeds that were measured.
+        with_peaks: find peak memory, which takes longest; else it is 0.
+    """
+    return _timed(config, build(without_files(config))[0], machine, measured, with_peaks)
+
+
+def make_run_plan(
+    build: Build, config: Config, options: PlanOptions, validation: Build | None = None
+) -> RunPlan:
+    """`plan_step`, and the memory of a process on this machine.
+
+    Args:
+        build: builds the training program.
+        validation: builds the one that runs between steps.
+    """
+    itself = own_bytes(config)
+    ir = build(without_files(config))[0]
+    with planner().compiled_once(ir):
+        step = _timed(config, ir, *speeds(config, options))
+        process = process_memory(config, itself, ir, validation)
+    return RunPlan(**vars(step), process=process)
+
+
+def _timed(
+    config: Config,
+    ir: popxl.Ir,
+    machine: Any,
+    measured: tuple[str, ...],
+    with_peaks: bool = True,
+) -> StepPlan:
+    tools, kind = planner(), "cuda" if config.execution.device.startswith("cuda") else "cpu"
+    program = tools.plan(ir, device=kind, with_peaks=with_peaks)
+    times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
+    is_limited = with_peaks and config.execution.device_memory is not None
+    device_bytes = tools.device_needs(ir, device=kind).least if is_limited else 0
+    return StepPlan(config, program, machine, measured, times, device_bytes)

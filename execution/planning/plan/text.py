@@ -1,0 +1,190 @@
+"""A plan as text: a line per phase, a line per collective, and the totals."""
+
+import popdist
+
+from popxl_gpt.config.schema import Execution
+from popxl_gpt.execution.planning.machine import origin
+from popxl_gpt.execution.planning.model_size import parameter_count
+from popxl_gpt.execution.planning.plan.run_plan import RunPlan
+from popxl_gpt.execution.planning.text import layout_name, micro_batches, table
+from popxl_gpt.utils.units import bytes_text, counted, duration, si
+
+ASSUMPTIONS = (
+    "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and "
+    "go while the device computes; collectives are waited for.\nPeak memory: of a device with "
+    "memory of its own; a CPU uses remote rows where they lie. Remote memory: of the buffers "
+    "that a phase reaches.\nA ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an "
+    "all-gather's or a reduce-scatter's, padded.\nPhysical limit of a phase: the larger of FLOPs "
+    "and remote bytes over their speeds."
+)
+
+
+def plan_text(found: RunPlan) -> str:
+    """The whole plan."""
+    return "\n\n".join(
+        [_head(found), _phases(found), _collectives(found), _totals(found), ASSUMPTIONS]
+    )
+
+
+def _head(found: RunPlan) -> str:
+    execution, machine, replicas = found.config.execution, found.machine, found.program.replicas
+    layout = layout_name(execution)
+    speeds = (
+        ("device", "device_tflops", si(machine.flops, "FLOP/s")),
+        ("links", "link_gbps", si(machine.link, "B/s")),
+        ("remote memory", "remote_gbps", si(machine.remote, "B/s")),
+    )
+    told = ", ".join(
+        name + " " + text + origin(found.config, flag, found.measured)
+        for name, flag, text in speeds
+    )
+    return (
+        f"plan of {found.config.name}: {si(parameter_count(found.config.model))} parameters, "
+        f"{found.config.model.precision}, {replicas} replica{'s' * (replicas > 1)} (dp x tp1 x "
+        f"tp2 = {layout}), {micro_batches(found.config)} per step\n{told}"
+    )
+
+
+def _phases(found: RunPlan) -> str:
+    heads = (
+        "phase",
+        "runs",
+        "FLOP",
+        "peak memory",
+        "remote memory",
+        "from remote",
+        "to remote",
+        "sent",
+        "compute",
+        "links",
+        "remote",
+    )
+    rows, steps = [(*heads, "bound")], found.program.steps
+    for phase, time in zip(found.program.phases, found.times):
+        rows.append(
+            (
+                phase.name,
+                f"{phase.runs / steps:.4g}",
+                si(phase.flops / steps),
+                bytes_text(phase.peak_bytes),
+                bytes_text(phase.remote_memory_bytes),
+                bytes_text(phase.loaded_bytes / steps),
+                bytes_text(phase.stored_bytes / steps),
+                bytes_text(phase.sent_bytes / steps),
+                duration(time.compute / steps),
+                duration(time.link / steps),
+                duration(time.remote / steps),
+                time.bound if time.seconds else "-",
+            )
+        )
+    phases, times = found.program.phases, found.times
+    rows.append(
+        (
+            "step",
+            "",
+            si(sum(p.flops for p in phases) / steps),
+            bytes_text(found.program.peak_bytes),
+            bytes_text(found.program.remote_memory_bytes),
+            bytes_text(sum(p.loaded_bytes for p in phases) / steps),
+            bytes_text(sum(p.stored_bytes for p in phases) / steps),
+            bytes_text(sum(p.sent_bytes for p in phases) / steps),
+            duration(sum(t.compute for t in times) / steps),
+            duration(sum(t.link for t in times) / steps),
+            duration(sum(t.remote for t in times) / steps),
+            found.bound,
+        )
+    )
+    return table(rows)
+
+
+def _collectives(found: RunPlan) -> str:
+    rows, steps = (
+        [("phase", "collective", "group", "calls", "brought", "sent")],
+        found.program.steps,
+    )
+    for phase in found.program.phases:
+        for c in phase.collectives:
+            group = group_name(c.group_size, c.stride, found.config.execution)
+            sizes = (bytes_text(c.brought_bytes / steps), bytes_text(c.sent_bytes / steps))
+            rows.append(
+                (
+                    phase.name,
+                    c.op.removeprefix("replicated_"),
+                    group,
+                    f"{c.calls / steps:.4g}",
+                    *sizes,
+                )
+            )
+    return table(rows, numbers_from=3) if len(rows) > 1 else "no collectives: each replica is alone"
+
+
+def group_name(size: int, stride: int, execution: Execution) -> str:
+    """A group by what it is for, with its size."""
+    tp1, tp2, dp = execution.tensor_parallel_1, execution.tensor_parallel_2, execution.data_parallel
+    known = (
+        ("tp2", tp2, 1),
+        ("tp1", tp1, tp2),
+        ("dp", dp, tp1 * tp2),
+        ("all", tp1 * tp2 * dp, 1),
+        ("tp1 x tp2", tp1 * tp2, 1),
+        ("dp x tp1", dp * tp1, tp2),
+    )
+    name = next((name for name, *group in known if group == [size, stride]), None)
+    if name is None:
+        name = f"stride {stride}" if stride else "no one stride"
+    return f"{name} ({size})"
+
+
+def _totals(found: RunPlan) -> str:
+    program, config = found.program, found.config
+    process, replicas_here = found.process, program.replicas // popdist.getNumInstances()
+    slowest, longest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
+    in_it = duration(slowest.seconds / program.steps)
+    lines = (
+        ("device memory", f"{bytes_text(program.peak_bytes)} at peak on each replica"),
+        (
+            "remote memory",
+            f"{bytes_text(program.remote_memory_bytes)} per replica, "
+            f"{bytes_text(program.total_remote_memory_bytes)} in total",
+        ),
+        (
+            "process",
+            f"{bytes_text(process.resident)} resident: {bytes_text(process.itself)} for itself, "
+            f"{bytes_text(process.rows)} of rows and {bytes_text(process.tensors)} of tensors for "
+            f"{replicas_here} replica{'s' * (replicas_here > 1)}, or in place of tensors "
+            f"{bytes_text(process.saving)} for checkpoints",
+        ),
+        (
+            "saving",
+            f"{bytes_text(process.copy)} more at most, while a checkpoint is written beside "
+            "training"
+            if process.copy
+            else "training waits while a checkpoint is written",
+        ),
+        (
+            "step",
+            (
+                f"{duration(found.seconds)} for {si(config.tokens_per_step, 'tokens')}, bound by "
+                f"{found.bound}"
+            ),
+        ),
+        ("longest phase", f"{longest.name}, {in_it}, bound by {slowest.bound}"),
+        ("throughput", si(found.tokens_per_second, "tokens/s")),
+        (
+            "of the limit",
+            (
+                f"{found.limit / found.seconds:.1%} of the physical limit, "
+                f"{duration(found.limit)} per step"
+            ),
+        ),
+        (
+            "utilisation",
+            f"{found.utilisation:.1%} of the devices' speed, recomputation not counted",
+        ),
+        (
+            "whole run",
+            f"{counted(config.training.steps, 'step')}, "
+            f"{duration(found.seconds * config.training.steps)}",
+        ),
+    )
+    return "\n".join(f"{name:<15}{text}" for name, text in lines)
