@@ -80,7 +80,7 @@ bench: $(INSTALLED)
 	    echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ]; done  # 2: it has said which file it needs
 
 docs: $(INSTALLED)
-	$(BIN)/python -m utils.pages
+	$(BIN)/python imgs/write_tables.py
 	PYTHONPATH=runtime:runtime/tests $(BIN)/python -m helpers.ops_page
 	$(BIN)/python imgs/draw_phases.py
 	$(BIN)/python imgs/draw_architecture.py

@@ -14,7 +14,6 @@ from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
 from popxl_gpt.config.other_programs import hint_of
 from popxl_gpt.config.presets import (
     build,
-    did_you_mean,
     from_sections,
     preset_mapping,
     preset_names,
@@ -22,7 +21,7 @@ from popxl_gpt.config.presets import (
 from popxl_gpt.config.schema import Config
 from popxl_gpt.utils.errors import SHOWN, ConfigError
 from popxl_gpt.utils.files.plain import is_file
-from popxl_gpt.utils.texts import user_path
+from popxl_gpt.utils.texts import did_you_mean, user_path
 
 RUN_CONFIG, RUN_METRICS = "config.yml", "metrics.jsonl"
 """Files in a run's folder."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.other_programs import INSTEAD, SAME
-from popxl_gpt.config.presets import INHERITS, SECTIONS, did_you_mean, entry_mapping
+from popxl_gpt.config.presets import INHERITS, SECTIONS, entry_mapping
 from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.utils.errors import ConfigError
-from popxl_gpt.utils.texts import shown_text
+from popxl_gpt.utils.texts import did_you_mean, shown_text
 
 TRANSLATED = {
     "checkpoint.steps": "every",

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from popxl_gpt.config.validation import check_values, combination_problems
 from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.utils.errors import SHOWN, ConfigError
 from popxl_gpt.utils.files.bounded import shortened
+from popxl_gpt.utils.texts import did_you_mean
 
 PRESETS_FILE = Path(__file__).with_name("pretraining.yml")
 INHERITS = "inherits"
@@ -199,23 +199,3 @@ def _meant(name: Any, known: set[str]) -> str:
 
 def _section_name(leaf: Leaf) -> str:
     return f"config.{leaf.section}" if leaf.section else "config"
-
-
-def did_you_mean(name: str, known: Any, *, listed: bool = False) -> str:
-    """A sentence that suggests a known name close to this one; without one, the known names if
-    `listed`.
-    """
-    if len(name) > 2 * max(map(len, known), default=0):
-        return ""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6) or [
-        candidate
-        for candidate in sorted(known)
-        if name and (candidate.startswith(name) or name.startswith(candidate))
-    ]
-    if close:
-        return f"Did you mean {close[0]!r}?"
-    return (
-        f"Known are {', '.join(known if isinstance(known, dict) else sorted(known))}."
-        if listed
-        else ""
-    )

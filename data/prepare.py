@@ -28,7 +28,6 @@ from popxl_gpt.config.preparing import (
     Wikipedia,
     parse_preparation,
 )
-from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
@@ -42,6 +41,7 @@ from popxl_gpt.utils.errors import text_of
 from popxl_gpt.utils.escaping import one_line
 from popxl_gpt.utils.files.hub import hub_hint, tokenizer_file
 from popxl_gpt.utils.programs import typed_as
+from popxl_gpt.utils.texts import did_you_mean
 from popxl_gpt.utils.units import counted
 
 STOPPED = "stopped; the same command goes on."

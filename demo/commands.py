@@ -22,9 +22,9 @@ from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.schema import Config, Count, CountOrZero, PathText, PositiveOrZero, TopP
 from popxl_gpt.data.dataset_info import implied_settings
-from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.utils.errors import ConfigError, UserError
-from popxl_gpt.utils.files.hub import hub_hint, tokenizer_file
+from popxl_gpt.demo.job.options import TrainOptions, no_tensorboard, unreadable_tokenizer
+from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.utils.files.hub import tokenizer_file
 from popxl_gpt.utils.files.plain import is_folder, open_plain, real_path
 from popxl_gpt.utils.programs import start, typed_as, unknown_command
 from popxl_gpt.utils.texts import IsFreeText, text_of_path
@@ -41,20 +41,6 @@ ONE_REPLICA = {
     "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
 }  # fmt: skip
 """How a trained model runs unless it is told otherwise, whatever trained it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainOptions(PlanOptions):
-    """What this program prints at the end, profiles on the way, or plans instead of running."""
-
-    limit: bool = False
-    """Plan the run at its start, in some seconds: progress tells the share of the machine's
-    physical limit that it reaches, and the report what bounds each phase.
-    """
-    samples: CountOrZero = 2
-    """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
-    sample_every: CountOrZero = 0
-    """Steps after which it writes them on the way, too, for the report; 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,22 +314,6 @@ def check_training(arguments: Sequence[str]) -> None:
             raise unreadable_tokenizer(path, error) from error
     if config.logging.tensorboard and not options.is_plan() and find_spec("tensorboard") is None:
         raise no_tensorboard("it is not installed")
-
-
-def no_tensorboard(reason: object) -> UserError:
-    """What to raise where the optional package cannot be imported."""
-    return UserError(
-        f"--tensorboard: got it without the package tensorboard ({reason}); expected that it can "
-        "be imported. Run `pip install tensorboard`, or leave --tensorboard out."
-    )
-
-
-def unreadable_tokenizer(path: Path, error: OSError) -> UserError:
-    """What to raise for a tokenizer's file that cannot be opened or read."""
-    return UserError(
-        f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. "
-        f"Check the path.{hub_hint(path)}"
-    )
 
 
 def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":

@@ -29,10 +29,10 @@ from popxl_gpt.config.schedules import stage_of
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.text_tokenizer import TextTokenizer
-from popxl_gpt.demo.commands import TrainOptions as Options
 from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.job.description import describe
 from popxl_gpt.demo.job.interruption import Interruption
+from popxl_gpt.demo.job.options import TrainOptions as Options
 from popxl_gpt.demo.job.output import lasting_output
 from popxl_gpt.demo.job.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.job.run_memory import RunMemory

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -126,3 +127,22 @@ def code_hashes() -> "dict[str, str]":
                     name = f"{package.rpartition('.')[2]}/{path.relative_to(folder)}"
                     hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return hashes
+
+
+def processes_here() -> int:
+    """Processes of this run that its launcher starts on this machine.
+
+    Raises:
+        UserError: what the launcher's variable says is no number of processes.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise UserError(
+            f"environment variable LOCAL_WORLD_SIZE: got {text!r}; expected a whole number of at "
+            "least 1. Correct or unset it."
+        )
+    return found

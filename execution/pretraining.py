@@ -10,9 +10,8 @@ if __name__ == "__main__":  # run as a script: the packages are beside this fold
     from popxl_gpt.execution.reports.benchmark.options import parse
     from popxl_gpt.utils.programs import start
 
-    start("popxl_gpt.execution.pretraining", parse)
+    start("popxl_gpt.execution.reports.benchmark.report", parse)
 
-from collections.abc import Sequence
 
 import popxl
 import popxl_addons as addons
@@ -35,7 +34,6 @@ from popxl_gpt.execution.layer_graphs import (
 from popxl_gpt.execution.layer_plan import POSITIONS
 from popxl_gpt.execution.overflow import count_step, counters, make_counters, seeds
 from popxl_gpt.execution.phase_graphs import PhaseGraphs
-from popxl_gpt.execution.reports.benchmark import report
 from popxl_gpt.execution.spikes import follow_norm, norm_limit
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
@@ -306,8 +304,3 @@ def finish_step(
     count_step(training, is_finite, kept, has_labels)
     for name in seeds(training):
         ops.add_(kept[name], popxl.constant(1, popxl.uint32))
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure the program, or plan it."""
-    report.main(pretraining, training_program, arguments)

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from popxl_gpt.utils.pages import ROOT
+ROOT = Path(__file__).resolve().parent.parent
+
 
 SYSTEM = ("bash", "dirname", "mktemp", "rm", "tee", "grep", "tail", "cat", "env")
 NEEDED = ("c++", "cc", "ip", "chromium", "mpirun", "sbatch", "munge")

@@ -26,8 +26,9 @@ import pytest
 from helpers.quick import Later
 
 from popxl_gpt.config.presets import preset
-from popxl_gpt.utils.pages import ROOT
 from tests import warm
+
+ROOT = Path(__file__).resolve().parent.parent
 
 phases_picture = Later("imgs.draw_phases")
 architecture_picture = Later("imgs.draw_architecture")

@@ -2,10 +2,12 @@
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 
-from popxl_gpt.utils.pages import ROOT
+ROOT = Path(__file__).resolve().parent.parent
+
 
 PAGE = ROOT / "docs" / "promises.md"
 PROMISES = (

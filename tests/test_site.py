@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from popxl_gpt.utils.pages import ROOT
+ROOT = Path(__file__).resolve().parent.parent
+
 
 LOADING = ("script", "link", "img", "iframe", "source")
 """Elements whose addresses a browser loads by itself."""

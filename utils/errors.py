@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from popxl_gpt.utils.escaping import escaped, escaped_streams, one_line
-from popxl_gpt.utils.files.plain import PointerError
 
 USER_ERROR_EXIT_CODE = 2
 SHOWN = 50
@@ -70,6 +69,10 @@ class DataError(UserError):
     """Data that cannot be used. The message says where, what was found, what was expected and what
     to do.
     """
+
+
+class PointerError(OSError):
+    """A pointer of Git LFS in place of a file, which was not fetched."""
 
 
 def unreadable(path: Path, error: Exception) -> DataError:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from popxl_gpt import __version__
-from popxl_gpt.config.presets import did_you_mean
 from popxl_gpt.utils.errors import exit_on_user_error
-from popxl_gpt.utils.texts import shown_text
+from popxl_gpt.utils.texts import did_you_mean, shown_text
 
 
 def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:

@@ -4,6 +4,7 @@ import os
 import sys
 import unicodedata
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,23 @@ def shown_text(text: str) -> str:
 def several(given: Any) -> "tuple[Any, ...]":
     """What a caller gives as one text or as several: one is a sequence of texts, too."""
     return (given,) if isinstance(given, (str, Path)) else tuple(given)
+
+
+def did_you_mean(name: str, known: Any, *, listed: bool = False) -> str:
+    """A sentence that suggests a known name close to this one; without one, the known names if
+    `listed`.
+    """
+    if len(name) > 2 * max(map(len, known), default=0):
+        return ""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6) or [
+        candidate
+        for candidate in sorted(known)
+        if name and (candidate.startswith(name) or name.startswith(candidate))
+    ]
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return (
+        f"Known are {', '.join(known if isinstance(known, dict) else sorted(known))}."
+        if listed
+        else ""
+    )

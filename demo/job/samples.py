@@ -14,7 +14,7 @@ import popdist
 from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.text_tokenizer import TextTokenizer
-from popxl_gpt.demo.commands import TrainOptions as Options
+from popxl_gpt.demo.job.options import TrainOptions as Options
 from popxl_gpt.demo.job.samples_file import keep_samples
 from popxl_gpt.demo.job.text import MARK, SampleWriter, whole_lines
 from popxl_gpt.demo.job.training_run import TrainingRun

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.demo.commands import no_tensorboard
+from popxl_gpt.demo.job.options import no_tensorboard
 from popxl_gpt.utils.errors import reason_of
 
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.text_tokenizer import TextTokenizer, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
-from popxl_gpt.demo.commands import unreadable_tokenizer
+from popxl_gpt.demo.job.options import unreadable_tokenizer
 from popxl_gpt.demo.job.writing import write
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling

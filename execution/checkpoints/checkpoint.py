@@ -53,10 +53,10 @@ from popxl_gpt.execution.variables import write
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.linear import DOWN, UP, merged
 from popxl_gpt.modelling.parameters import Parameter, Table
-from popxl_gpt.utils.errors import NotFiniteError, UserError, io_failure, unreadable
+from popxl_gpt.utils.errors import NotFiniteError, PointerError, UserError, io_failure, unreadable
 from popxl_gpt.utils.files.bounded import shown
 from popxl_gpt.utils.files.hub import foreign_model, hub_hint
-from popxl_gpt.utils.files.plain import NO_FILE, PointerError, check_plain, open_plain, real_path
+from popxl_gpt.utils.files.plain import NO_FILE, check_plain, open_plain, real_path
 from popxl_gpt.utils.units import counted
 
 OLDER = (

@@ -39,8 +39,8 @@ from popxl_gpt.execution.checkpoints.saved_state import (
     scalars_of,
 )
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
+from popxl_gpt.execution.instances import processes_here
 from popxl_gpt.execution.part_queue import PartQueue, copied
-from popxl_gpt.execution.planning.memory import processes_here
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import DivergedError, UserError, failure_number, numbered, reason_of
 from popxl_gpt.utils.files.plain import sync, write_plain

@@ -34,10 +34,10 @@ from popxl_gpt.execution.exchange.hugging_face_files import (
 )
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.hugging_face import HEAD, Family, family_of
-from popxl_gpt.utils.errors import UserError, unreadable
+from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import shown
 from popxl_gpt.utils.files.hub import foreign_model, hub_hint
-from popxl_gpt.utils.files.plain import PointerError, check_plain, names_in, write_plain
+from popxl_gpt.utils.files.plain import check_plain, names_in, write_plain
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

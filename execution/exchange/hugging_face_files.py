@@ -18,9 +18,8 @@ from popxl_gpt.execution.checkpoints.tensor_files import (
     tensor_entries,
 )
 from popxl_gpt.modelling.hugging_face import HEAD, Family
-from popxl_gpt.utils.errors import UserError, unreadable
+from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import JSON_VALUES, parse_json, read_bounded, shown
-from popxl_gpt.utils.files.plain import PointerError
 
 FLOATS = ("F32", "F16", BFLOAT16)
 """Types of weights, as their files name them."""

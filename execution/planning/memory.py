@@ -1,10 +1,10 @@
 """Whether a run's state fits this machine, told before anything is made."""
 
 import math
-import os
 from itertools import pairwise
 
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.instances import processes_here
 from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
 from popxl_gpt.modelling.gpt import layer_tables
 from popxl_gpt.utils.errors import UserError
@@ -91,25 +91,6 @@ def copy_bytes(config: Config, instances: int) -> int:
     by_kind = bytes_by_kind(config)
     total = sum(n * (config.model.layers if k == "decoder" else 1) for k, n in by_kind.items())
     return max(total // instances, *by_kind.values())
-
-
-def processes_here() -> int:
-    """Processes of this run that its launcher starts on this machine.
-
-    Raises:
-        UserError: what the launcher's variable says is no number of processes.
-    """
-    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    try:
-        found = int(text)
-    except ValueError:
-        found = 0
-    if found < 1:
-        raise UserError(
-            f"environment variable LOCAL_WORLD_SIZE: got {text!r}; expected a whole number of at "
-            "least 1. Correct or unset it."
-        )
-    return found
 
 
 def check_memory(config: Config, instances: int) -> None:

@@ -9,24 +9,28 @@ from pathlib import Path
 import pytest
 from helpers.quick import cases
 
-from popxl_gpt import config
-from popxl_gpt.config.leaves import field_docstrings, flatten, shown
+from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.leaves import Leaf, field_docstrings, flatten, leaves, reference, shown
+from popxl_gpt.config.presets import from_mapping, preset, preset_names
+from popxl_gpt.config.saving import save
+from popxl_gpt.config.schema import Checkpoint, Data, Execution, Logging, Model, Training
+from popxl_gpt.utils.errors import ConfigError, exit_on_user_error
 
 ROOT = Path(__file__).parents[2]
 BATCH = "global_batch_size"
 
 
 def parse(line: str, default: str = "tiny", **kwargs):
-    return config.parse_command_line(line.split(), program="program", default=default, **kwargs)[0]
+    return parse_command_line(line.split(), program="program", default=default, **kwargs)[0]
 
 
 def problems(line: str, default: str = "tiny", **kwargs) -> tuple[str, ...]:
-    with pytest.raises(config.ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         parse(line, default, **kwargs)
     return caught.value.problems
 
 
-def other_value(leaf: config.Leaf):
+def other_value(leaf: Leaf):
     """A valid value that differs from the default and agrees with the tiny preset."""
     if leaf.choices:
         return next(choice for choice in leaf.choices if choice != leaf.default)
@@ -58,9 +62,7 @@ def other_value(leaf: config.Leaf):
     return 2 if leaf.kind is int else 0.5
 
 
-KINDS = {
-    (leaf.kind, leaf.optional, leaf.is_list, bool(leaf.choices)): leaf for leaf in config.leaves()
-}
+KINDS = {(leaf.kind, leaf.optional, leaf.is_list, bool(leaf.choices)): leaf for leaf in leaves()}
 """A leaf of each kind."""
 
 
@@ -74,9 +76,9 @@ micro-batches of 2 sequences.
 @pytest.mark.parametrize(
     "leaf",
     cases(
-        config.leaves(),
+        leaves(),
         lambda leaf: leaf in KINDS.values(),
-        [leaf.path for leaf in config.leaves()],
+        [leaf.path for leaf in leaves()],
     ),
 )
 def test_every_leaf_is_a_flag_in_every_spelling(leaf):
@@ -117,18 +119,18 @@ def test_config_chooses_a_preset_or_a_file(tmp_path):
     assert parse("--config gpt2_xl").model.layers == 48
     assert parse("--config=gpt2_small --layers 3").model.layers == 3
     file = tmp_path / "config.yml"
-    config.save(config.preset("demo", layers=7), file)
-    assert parse(f"--config {file}") == config.preset("demo", layers=7)
+    save(preset("demo", layers=7), file)
+    assert parse(f"--config {file}") == preset("demo", layers=7)
 
 
 def test_config_takes_a_runs_folder_unless_a_preset_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("runs/mine", "tiny", "."):
         Path(name).mkdir(parents=True, exist_ok=True)
-        config.save(config.preset("demo", layers=7), Path(name, "config.yml"))
-    assert parse("--config runs/mine") == config.preset("demo", layers=7)
-    assert parse("--config tiny").model.layers == config.preset("tiny").model.layers
-    with pytest.raises(config.ConfigError, match="--config: unknown preset ''"):
+        save(preset("demo", layers=7), Path(name, "config.yml"))
+    assert parse("--config runs/mine") == preset("demo", layers=7)
+    assert parse("--config tiny").model.layers == preset("tiny").model.layers
+    with pytest.raises(ConfigError, match="--config: unknown preset ''"):
         parse("--config=")
 
 
@@ -167,7 +169,7 @@ def test_memory_may_have_a_unit(text, count):
     words = text.replace(" ", "")
     assert parse(f"--host_memory {words} --memmap_dir there").execution.host_memory == count
     values = {"execution": {"host_memory": text, "memmap_dir": "there"}}
-    assert config.from_mapping(values).execution.host_memory == count
+    assert from_mapping(values).execution.host_memory == count
 
 
 @pytest.mark.parametrize(
@@ -184,12 +186,9 @@ def test_memory_may_have_a_unit(text, count):
 )
 def test_memory_of_a_device_may_be_a_share_of_it(text, amount):
     found = parse(f"--device_memory {text}").execution.device_memory
-    from_file = config.from_mapping({"execution": {"device_memory": text}}).execution.device_memory
+    from_file = from_mapping({"execution": {"device_memory": text}}).execution.device_memory
     assert found == from_file == amount and type(found) is type(from_file) is type(amount)
-    assert (
-        config.from_mapping({"execution": {"device_memory": amount}}).execution.device_memory
-        == amount
-    )
+    assert from_mapping({"execution": {"device_memory": amount}}).execution.device_memory == amount
 
 
 def test_lists_take_every_word_up_to_the_next_flag():
@@ -252,7 +251,7 @@ class Options:
 
 
 def test_a_program_may_have_flags_of_its_own():
-    found, options = config.parse_command_line(
+    found, options = parse_command_line(
         ["--plan", "--iterations", "5", "--layers", "3"],
         program="program",
         default="tiny",
@@ -268,26 +267,26 @@ def test_help_shows_every_flag_with_its_docstring(capsys):
         parse("--layers x --help", options=Options)
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for leaf in (*config.leaves(), *config.leaves(Options)):
+    for leaf in (*leaves(), *leaves(Options)):
         assert f"--{leaf.name}" in text
         assert " ".join(leaf.doc.split()) in text
-    assert all(name in text for name in config.preset_names())
+    assert all(name in text for name in preset_names())
 
 
 def test_help_texts_are_not_read_until_help_is_asked_for(monkeypatch):
     monkeypatch.setattr(sys.modules[field_docstrings.__module__], "field_docstrings", None)
-    config.leaves.cache_clear()
+    leaves.cache_clear()
     assert parse("--layers 3", options=Options).model.layers == 3
 
 
 def test_every_field_has_a_docstring_that_is_a_sentence():
     for record in (
-        config.Model,
-        config.Training,
-        config.Data,
-        config.Execution,
-        config.Checkpoint,
-        config.Logging,
+        Model,
+        Training,
+        Data,
+        Execution,
+        Checkpoint,
+        Logging,
     ):
         docs = field_docstrings(record)
         assert list(docs) == [field for field in record.__slots__]
@@ -295,8 +294,8 @@ def test_every_field_has_a_docstring_that_is_a_sentence():
 
 
 def test_the_reference_lists_every_leaf_once():
-    text = config.reference()
-    assert all(text.count(f"| `--{leaf.name}` |") == 1 for leaf in config.leaves())
+    text = reference()
+    assert all(text.count(f"| `--{leaf.name}` |") == 1 for leaf in leaves())
 
 
 PROGRAM = """
@@ -325,7 +324,7 @@ def test_a_mistake_of_the_program_is_one_line_and_its_traceback_a_file(
     capsys, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(SystemExit) as stop, config.exit_on_user_error():
+    with pytest.raises(SystemExit) as stop, exit_on_user_error():
         1 / 0
     assert stop.value.code == 70
     (line,) = capsys.readouterr().err.splitlines()

@@ -5,14 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from popxl_gpt import config
-from popxl_gpt.config.presets import merge, preset_mapping
+from popxl_gpt.config.leaves import leaves
+from popxl_gpt.config.presets import merge, override, preset, preset_mapping, preset_names
+from popxl_gpt.config.saving import changes, config_hash, load, numerics_hash, save, to_yaml
+from popxl_gpt.config.schedules import learning_rate
+from popxl_gpt.config.schema import Config
+from popxl_gpt.config.validation import validate
 from popxl_gpt.config.yaml_files import read_yaml
+from popxl_gpt.utils.errors import ConfigError
 
 
 def test_every_preset_resolves_and_is_valid():
-    for name in config.preset_names():
-        config.validate(config.preset(name))
+    for name in preset_names():
+        validate(preset(name))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,7 @@ def test_every_preset_resolves_and_is_valid():
 def test_presets_have_the_published_sizes(
     name, layers, hidden, heads, sequence, replicas, batch, loss_scaling, serialisation
 ):
-    found = config.preset(name)
+    found = preset(name)
     model, execution = found.model, found.execution
     assert (model.layers, model.hidden_size, model.heads, model.sequence_length) == (
         layers,
@@ -51,7 +56,7 @@ def test_presets_have_the_published_sizes(
 
 
 def test_derived_values_follow_from_the_leaves():
-    found = config.preset("gpt3_175B_pod256")
+    found = preset("gpt3_175B_pod256")
     assert found.gradient_accumulation == 128 // 4
     assert found.execution.replication_factor == 256
     assert found.tokens_per_step == 128 * 2048
@@ -60,7 +65,7 @@ def test_derived_values_follow_from_the_leaves():
         4 * 12288,
         128,
     )
-    given = config.override(found, max_positions=4096, feed_forward_size=64)
+    given = override(found, max_positions=4096, feed_forward_size=64)
     assert (given.model.positions, given.model.feed_forward) == (4096, 64)
 
 
@@ -113,7 +118,7 @@ def test_inheritance_goes_through_any_number_of_presets(tmp_path):
 )
 def test_a_slip_in_a_presets_file_is_named(tmp_path, text, wanted, words):
     file = _presets(tmp_path, text)
-    with pytest.raises(config.ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         preset_mapping(wanted, file)
     assert words in str(caught.value)
 
@@ -126,43 +131,43 @@ def test_yaml_numbers_with_exponents_are_numbers(tmp_path):
 @pytest.mark.slow
 def test_a_saved_configuration_loads_equal(tmp_path):
     file = tmp_path / "config.yml"
-    for name in config.preset_names():
+    for name in preset_names():
         files = {"input_files": ("a b*.tfrecord", "ü"), "validation_files": ("'c",)}
-        before = config.preset(name, **files, memmap_dir="x: y", host_memory="3GiB", epsilon=1e-5)
-        config.save(before, file)
-        assert config.load(file) == before
+        before = preset(name, **files, memmap_dir="x: y", host_memory="3GiB", epsilon=1e-5)
+        save(before, file)
+        assert load(file) == before
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(config.ConfigError, match="nothing.yml: cannot be read"):
-        config.load(tmp_path / "nothing.yml")
+    with pytest.raises(ConfigError, match="nothing.yml: cannot be read"):
+        load(tmp_path / "nothing.yml")
 
 
 def test_the_saved_text_holds_every_leaf():
-    text = config.to_yaml(config.preset("tiny"))
-    assert all(f"{leaf.name}: " in text for leaf in config.leaves())
+    text = to_yaml(preset("tiny"))
+    assert all(f"{leaf.name}: " in text for leaf in leaves())
 
 
 def test_changes_are_the_leaves_that_are_not_the_presets():
-    assert config.changes(config.preset("demo")) == ("preset demo", {})
-    changed = config.preset("demo", steps=1, validate_every=0, input_files=("a", "b"))
-    assert config.changes(changed) == (
+    assert changes(preset("demo")) == ("preset demo", {})
+    changed = preset("demo", steps=1, validate_every=0, input_files=("a", "b"))
+    assert changes(changed) == (
         "preset demo",
         {"training.steps": 1, "training.validate_every": 0, "data.input_files": ["a", "b"]},
     )
-    named = config.override(config.Config(), name="mine", layers=3)
-    assert config.changes(named) == ("the defaults", {"model.layers": 3})
-    renamed = config.preset("tiny", name="mine", steps=7)
-    assert config.changes(renamed) == ("preset tiny", {"training.steps": 7})
+    named = override(Config(), name="mine", layers=3)
+    assert changes(named) == ("the defaults", {"model.layers": 3})
+    renamed = preset("tiny", name="mine", steps=7)
+    assert changes(renamed) == ("preset tiny", {"training.steps": 7})
 
 
 def test_a_run_may_end_while_it_warms_up():
-    training = config.preset("mini", steps=1).training
-    assert config.learning_rate(training, 0) == pytest.approx(3e-3 / 41)
+    training = preset("mini", steps=1).training
+    assert learning_rate(training, 0) == pytest.approx(3e-3 / 41)
 
 
 def test_records_are_frozen():
-    found = config.preset("tiny")
+    found = preset("tiny")
     with pytest.raises(FrozenInstanceError):
         found.model.layers = 3
 
@@ -203,15 +208,15 @@ NOT_NUMERIC = {
 
 @pytest.mark.parametrize("leaf", [*NUMERIC, *NOT_NUMERIC])
 def test_the_numerics_hash_changes_with_what_changes_numbers(leaf):
-    before = config.preset("tiny", memmap_dir="here", stochastic_rounding=True)
-    after = config.override(before, **{leaf: {**NUMERIC, **NOT_NUMERIC}[leaf]})
-    assert (config.numerics_hash(before) != config.numerics_hash(after)) == (leaf in NUMERIC)
-    assert config.config_hash(before) != config.config_hash(after)
+    before = preset("tiny", memmap_dir="here", stochastic_rounding=True)
+    after = override(before, **{leaf: {**NUMERIC, **NOT_NUMERIC}[leaf]})
+    assert (numerics_hash(before) != numerics_hash(after)) == (leaf in NUMERIC)
+    assert config_hash(before) != config_hash(after)
 
 
 def test_the_numerics_hash_sees_through_defaults_and_stays_the_same_over_time():
-    tiny = config.preset("tiny")
-    spelled_out = config.override(tiny, max_positions=8, feed_forward_size=256)
-    assert config.numerics_hash(tiny) == config.numerics_hash(spelled_out)
-    assert config.numerics_hash(tiny) == config.numerics_hash(replace(tiny))
-    assert len(config.numerics_hash(tiny)) == 16
+    tiny = preset("tiny")
+    spelled_out = override(tiny, max_positions=8, feed_forward_size=256)
+    assert numerics_hash(tiny) == numerics_hash(spelled_out)
+    assert numerics_hash(tiny) == numerics_hash(replace(tiny))
+    assert len(numerics_hash(tiny)) == 16

@@ -6,14 +6,19 @@ from math import ceil
 
 import pytest
 
-from popxl_gpt import config
 from popxl_gpt.config import command_line
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.other_programs import INSTEAD, SAME
+from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.saving import numerics_hash
+from popxl_gpt.config.schedules import stage_of
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sources import text_source
-from popxl_gpt.demo.commands import GENERATE, GenerateOptions, TrainOptions
+from popxl_gpt.demo.commands import GENERATE, GenerateOptions
+from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.training_data import in_steps
+from popxl_gpt.utils.errors import ConfigError, UserError
 
 
 def parse(line: str, **kwargs):
@@ -23,7 +28,7 @@ def parse(line: str, **kwargs):
 
 
 def problems(line: str, **kwargs) -> str:
-    with pytest.raises(config.ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         parse(line, **kwargs)
     return "\n".join(caught.value.problems)
 
@@ -49,7 +54,7 @@ def test_a_share_of_the_steps_warms_up(share, steps):
 def test_the_same_numbers_have_the_same_hash_however_they_are_written():
     short = parse("--gradient_accumulation_steps 4 --warmup_proportion 0.5")
     long = parse("--global_batch_size 8 --warmup_steps 10")
-    assert config.numerics_hash(short) == config.numerics_hash(long)
+    assert numerics_hash(short) == numerics_hash(long)
 
 
 def test_a_flag_wins_over_the_file_whichever_of_the_two_it_is(tmp_path):
@@ -120,7 +125,7 @@ def test_epochs_take_as_many_whole_batches_as_hold_every_sample(
     told = json.loads((tmp_path / "data" / "dataset.json").read_text())
     samples = ceil((told["splits"]["train"]["tokens"] - 1) / 8)
     found = in_steps(
-        config.preset(
+        preset(
             "tiny", input_files=(str(tmp_path / "data/train-*.tfrecord"),), epochs=epochs, warmup_proportion=0.5,
             global_batch_size=batch, device_iterations=iterations, **rest,
         )
@@ -128,7 +133,7 @@ def test_epochs_take_as_many_whole_batches_as_hold_every_sample(
     steps, seen = 0, 0
     while seen < ceil(epochs * samples):
         for _ in range(iterations):
-            seen += config.stage_of(found, seen * 8).training.global_batch_size
+            seen += stage_of(found, seen * 8).training.global_batch_size
             steps += 1
     assert (found.training.steps, found.training.epochs) == (steps, None)
     assert found.training.warmup_steps == ceil(steps / 2)
@@ -136,8 +141,8 @@ def test_epochs_take_as_many_whole_batches_as_hold_every_sample(
 
 def test_epochs_need_data_that_end():
     for rest in ({}, {"mix": ("a=1", "b=2")}):
-        with pytest.raises(config.UserError, match="--epochs: got 2 passes over .* Give those"):
-            in_steps(config.preset("tiny", epochs=2.0, **rest))
+        with pytest.raises(UserError, match="--epochs: got 2 passes over .* Give those"):
+            in_steps(preset("tiny", epochs=2.0, **rest))
 
 
 # Other programs' names
@@ -215,8 +220,8 @@ def test_a_file_of_graphcores_application_is_translated(tmp_path, capsys):
     file = tmp_path / "pretraining.yml"
     file.write_text(GRAPHCORE)
     found = parse(f"--config {file}:small")
-    assert found == config.override(
-        config.Config(),
+    assert found == override(
+        Config(),
         layers=3, hidden_size=64, sequence_length=32, dropout=0.25, precision="float16", seed=7,
         vocabulary_size=100, max_positions=48, heads=4, steps=50, global_batch_size=24,
         schedule="linear", learning_rate=2e-3, warmup_steps=5, beta1=0.8, beta2=0.98,

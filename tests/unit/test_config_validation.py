@@ -2,7 +2,10 @@
 
 import pytest
 
-from popxl_gpt import config
+from popxl_gpt.config.presets import from_mapping, preset
+from popxl_gpt.config.schema import Config, Model, Training
+from popxl_gpt.config.validation import validate
+from popxl_gpt.utils.errors import ConfigError
 
 REFUSALS = [
     ({"layers": 0}, "layers: got 0; expected a whole number, at least 1."),
@@ -262,8 +265,8 @@ REFUSALS = [
     "values, words", REFUSALS, ids=[" ".join(values) for values, _ in REFUSALS]
 )
 def test_refusals_say_what_was_given_expected_and_how_to_fix_it(values, words):
-    with pytest.raises(config.ConfigError) as caught:
-        config.preset("tiny", **values)
+    with pytest.raises(ConfigError) as caught:
+        preset("tiny", **values)
     assert words in str(caught.value)
     assert len(caught.value.problems) == 1, "one mistake is one problem"
 
@@ -285,8 +288,8 @@ SLIPS = [
 
 @pytest.mark.parametrize("mapping, words", SLIPS)
 def test_unknown_keys_are_refused_with_a_suggestion(mapping, words):
-    with pytest.raises(config.ConfigError) as caught:
-        config.from_mapping(mapping)
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(mapping)
     assert caught.value.problems == (words,)
 
 
@@ -296,22 +299,22 @@ def test_every_problem_is_told_at_once():
         "training": {"global_batch_size": 7, "schedule": "cosin"},
         "execution": {"micro_batch_size": 2},
     }
-    with pytest.raises(config.ConfigError) as caught:
-        config.from_mapping(mapping)
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(mapping)
     places = sorted(problem.split(":")[0] for problem in caught.value.problems)
     assert places == ["config.model", "global_batch_size", "hidden_size", "layers", "schedule"]
     assert str(caught.value).startswith("configuration: 5 problems.\n  1. ")
 
 
 def test_a_wrong_leaf_is_not_blamed_on_others():
-    with pytest.raises(config.ConfigError) as caught:
-        config.preset("tiny", heads="three", global_batch_size=0)
+    with pytest.raises(ConfigError) as caught:
+        preset("tiny", heads="three", global_batch_size=0)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "heads",
         "global_batch_size",
     ]
-    with pytest.raises(config.ConfigError) as caught:
-        config.preset("tiny", heads=0, micro_batch_size=0, device_iterations=0)
+    with pytest.raises(ConfigError) as caught:
+        preset("tiny", heads=0, micro_batch_size=0, device_iterations=0)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "heads",
         "micro_batch_size",
@@ -320,10 +323,10 @@ def test_a_wrong_leaf_is_not_blamed_on_others():
 
 
 def test_the_number_of_replicas_that_were_started_must_fit():
-    found = config.preset("tiny", data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=1)
-    config.validate(found, replicas=4)
-    with pytest.raises(config.ConfigError) as caught:
-        config.validate(found, replicas=8)
+    found = preset("tiny", data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=1)
+    validate(found, replicas=4)
+    with pytest.raises(ConfigError) as caught:
+        validate(found, replicas=8)
     assert (
         "replicas: got 8 from the launcher; expected data_parallel * tensor_parallel_1 * "
         "tensor_parallel_2 = "
@@ -335,15 +338,13 @@ def test_the_number_of_replicas_that_were_started_must_fit():
 
 
 def test_configurations_built_in_python_are_checked_too():
-    broken = config.Config(
-        model=config.Model(layers=-1), training=config.Training(global_batch_size=0)
-    )
-    with pytest.raises(config.ConfigError) as caught:
-        config.validate(broken)
+    broken = Config(model=Model(layers=-1), training=Training(global_batch_size=0))
+    with pytest.raises(ConfigError) as caught:
+        validate(broken)
     assert len(caught.value.problems) == 2
 
 
 def test_whole_numbers_serve_as_numbers():
-    found = config.preset("tiny", learning_rate=1, max_norm=0)
+    found = preset("tiny", learning_rate=1, max_norm=0)
     assert (found.training.learning_rate, type(found.training.learning_rate)) == (1.0, float)
     assert type(found.training.max_norm) is float

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import popxl
 import pytest
 
+from imgs.write_tables import PAGES, SETTINGS, with_generated_parts
 from popxl_gpt.utils import runtime
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.log import set_up_logging
-from popxl_gpt.utils.pages import PAGES, SETTINGS, with_generated_parts
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 

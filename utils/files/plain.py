@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from popxl_gpt.utils.errors import PointerError
+
 NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG))
 """What the system says where no file has a path."""
 NO_FILE = NOTHING | {errno.EISDIR, errno.EINVAL, errno.EFBIG}
@@ -28,10 +30,6 @@ KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-
-
-class PointerError(OSError):
-    """A pointer of Git LFS in place of a file, which was not fetched."""
 
 
 def open_plain(path: Path) -> int:

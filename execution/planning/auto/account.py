@@ -8,9 +8,10 @@ import popdist
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.instances import processes_here
 from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.planning.auto.candidates import CHOSEN
-from popxl_gpt.execution.planning.memory import least_rows, processes_here
+from popxl_gpt.execution.planning.memory import least_rows
 from popxl_gpt.execution.planning.plan.process import (
     LOADED_TO_PAGE,
     Build,

@@ -5,7 +5,8 @@ take it.
 import popdist
 
 from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.planning.memory import processes_here, state_bytes, too_little
+from popxl_gpt.execution.instances import processes_here
+from popxl_gpt.execution.planning.memory import state_bytes, too_little
 from popxl_gpt.execution.planning.plan.process import (
     Build,
     ProcessMemory,

@@ -9,7 +9,8 @@ import popdist
 import popxl
 
 from popxl_gpt.config.schema import Config, Execution
-from popxl_gpt.execution.planning.memory import copy_bytes, processes_here, saving_bytes
+from popxl_gpt.execution.instances import processes_here
+from popxl_gpt.execution.planning.memory import copy_bytes, saving_bytes
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import planner, session_device
 

@@ -1,21 +1,19 @@
 """A preset's speed, for people and as JSON."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import popdist
-import popxl_addons as addons
 
 from popxl_gpt.config.command_line import given_settings
-from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.instances import check_instances, check_launch
 from popxl_gpt.execution.planning.auto.resolved import executable, resolved
 from popxl_gpt.execution.planning.memory import check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.planning.plan.fit import check_fits
-from popxl_gpt.execution.planning.plan.process import Build
 from popxl_gpt.execution.planning.plan.report import plan_and_show
+from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.benchmark.options import Options, parse
 from popxl_gpt.execution.reports.benchmark.speed import FileUse, measure
 from popxl_gpt.execution.reports.profile.report import step_profiler
@@ -23,15 +21,9 @@ from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 
-def main(
-    program: Callable[[Config], addons.TaskSession], build: Build, arguments: Sequence[str]
-) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Print the speed of a preset's training program, as a table and, in the last line, as JSON; or
     plan it.
-
-    Args:
-        program: the session.
-        build: the program by itself, for plans.
     """
     config, options = parse(arguments)
     check_launch(config)
@@ -40,14 +32,14 @@ def main(
         config = executable(config, given)
     is_leader = check_instances(config)
     if options.auto:
-        config = resolved(config, given, options, program, build)
+        config = resolved(config, given, options, pretraining, training_program)
     if is_plan:
-        plan_and_show(build, config, options)
+        plan_and_show(training_program, config, options)
         return
     check_memory(config, popdist.getNumInstances())
     with runtime_errors_are_told():
-        check_fits(config, build, None)
-        speed = measure(program, config, options, step_profiler(config, options))
+        check_fits(config, training_program, None)
+        speed = measure(pretraining, config, options, step_profiler(config, options))
     if not is_leader:
         return
     print(

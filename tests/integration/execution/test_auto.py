@@ -16,7 +16,8 @@ from popxl_gpt.config.command_line import given_settings
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.saving import load
 from popxl_gpt.demo import pretraining as program
-from popxl_gpt.demo.commands import TrainOptions, parse_training
+from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.execution.checkpoints import checkpoint
 from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from popxl_gpt import config as configuration
 from popxl_gpt.config.presets import preset
+from popxl_gpt.config.saving import load
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
@@ -91,7 +91,7 @@ def test_a_progress_line_tells_all_that_is_worth_knowing(folder):
 
 def test_a_run_leaves_its_configuration_metrics_report_and_checkpoints(folder):
     run = folder / "runs/run"
-    assert configuration.load(run / "config.yml").model.vocabulary_size == 270
+    assert load(run / "config.yml").model.vocabulary_size == 270
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == list(range(1, 21))
     assert [line["step"] for line in metrics if line["validation_loss"] is not None] == [

@@ -1,4 +1,6 @@
-"""The generated parts of pages in docs/: `python -m utils.pages` writes them anew from the code.
+"""The generated parts of pages in docs/: they are written anew from the code.
+
+    python imgs/write_tables.py
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a new one is an entry of
 `PAGES`.
@@ -7,15 +9,19 @@ A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; a new one i
 import importlib
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from popxl_gpt.config.leaves import reference
-from popxl_gpt.config.presets import preset, preset_names
-from popxl_gpt.utils.errors import UserError, exit_on_user_error
-from popxl_gpt.utils.units import si
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from popxl_gpt.config.leaves import reference  # noqa: E402
+from popxl_gpt.config.presets import preset, preset_names  # noqa: E402
+from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
+from popxl_gpt.utils.errors import UserError, exit_on_user_error  # noqa: E402
+from popxl_gpt.utils.units import si  # noqa: E402
+
 SETTINGS = ROOT / "docs" / "settings.md"
 API = ROOT / "runtime" / "tests" / "helpers" / "public_names.json"
 """The names of the original API, by module."""
@@ -29,14 +35,12 @@ def presets_table() -> str:
         "× tp1 × tp2 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    # by name, for modules of utils import nothing above them
-    count = importlib.import_module("popxl_gpt.execution.planning.model_size").parameter_count
     for name in preset_names():
         config = preset(name)
         model, execution = config.model, config.execution
         cells = [
             f"`{name}`",
-            si(count(model)),
+            si(parameter_count(model)),
             model.layers,
             model.hidden_size,
             model.heads,

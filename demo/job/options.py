@@ -1,0 +1,39 @@
+"""The flags of the training run beside its settings, and what they need."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from popxl_gpt.config.schema import CountOrZero
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.files.hub import hub_hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions(PlanOptions):
+    """What this program prints at the end, profiles on the way, or plans instead of running."""
+
+    limit: bool = False
+    """Plan the run at its start, in some seconds: progress tells the share of the machine's
+    physical limit that it reaches, and the report what bounds each phase.
+    """
+    samples: CountOrZero = 2
+    """Texts that the model writes at the end, where there is a tokenizer; 0: none."""
+    sample_every: CountOrZero = 0
+    """Steps after which it writes them on the way, too, for the report; 0: never."""
+
+
+def no_tensorboard(reason: object) -> UserError:
+    """What to raise where the optional package cannot be imported."""
+    return UserError(
+        f"--tensorboard: got it without the package tensorboard ({reason}); expected that it can "
+        "be imported. Run `pip install tensorboard`, or leave --tensorboard out."
+    )
+
+
+def unreadable_tokenizer(path: Path, error: OSError) -> UserError:
+    """What to raise for a tokenizer's file that cannot be opened or read."""
+    return UserError(
+        f"--tokenizer: got {path}: {error.strerror}; expected a readable tokenizer.json. "
+        f"Check the path.{hub_hint(path)}"
+    )
