@@ -116,6 +116,8 @@ def _imports(source: Source, node: ast.AST, *, in_function: bool) -> Iterator[Im
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     """The statements and branches of a statement, which hold all its imports."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
+        return  # what a script does is no import of its module
     for block in ("body", "handlers", "orelse", "finalbody", "cases"):
         yield from getattr(node, block, ())
 
