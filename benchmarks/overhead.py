@@ -37,7 +37,7 @@ SHORT, LONG = 200, 2200
 START = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[1])
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 import numpy as np
@@ -55,7 +55,7 @@ with pretraining(config) as session:
 BUILD = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.execution.pretraining import training_program
 config = preset("gpt3_175B_pod256")
 begin = time.process_time()

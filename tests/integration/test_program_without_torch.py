@@ -19,7 +19,7 @@ class Forbid:
             raise ImportError(f"{name} may not be imported while a program is built")
 
 sys.meta_path.insert(0, Forbid())
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.execution.pretraining import training_program
 
 data_parallel, tensor_parallel_1, tensor_parallel_2 = (int(size) for size in sys.argv[1:])

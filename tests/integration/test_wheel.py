@@ -66,7 +66,7 @@ def built(sources: Path, folder: Path, **environment: str) -> Path:
 
 USER = """
 import popdist, popxl, popxl_addons
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 
 graph: popxl.Graph = popxl.Ir().main_graph
 replicas: int = popdist.getNumTotalReplicas()

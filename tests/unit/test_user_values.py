@@ -232,7 +232,7 @@ WRITES = {
 }
 """How files are written that others may have put a link, or a pipe, in the place of."""
 IN_OWN_FOLDERS = {
-    "utils/pages.py": "pages of this repository",
+    "data/tokenizer_process.py": "its own standard output",
     "runtime/popxl_engine/native/compiling.py": "a folder of mkdtemp in a private one",
     "runtime/popxl_engine/native/shipped.py": "a wheel that is being made",
     "runtime/popxl_addons/task_session.py": "a folder of mkdtemp, for a checkpoint",
@@ -359,7 +359,7 @@ FAILURES = {
     "names of no encoding": ("print('\\udcffä')", 0, ""),
     "Ctrl-C": ("raise KeyboardInterrupt", 130, "stopped."),
     "another process": (
-        "from popxl_gpt.config import LostError; raise LostError('instance 1 is gone')",
+        "from popxl_gpt.utils.errors import LostError; raise LostError('instance 1 is gone')",
         1,
         "error: instance 1 is gone",
     ),
@@ -395,7 +395,7 @@ def test_names_beyond_the_locales_encoding_are_refused_with_the_way_out():
 def test_any_failure_ends_in_one_line_whatever_the_streams_are(failure, streams, tmp_path):
     body, code, says = FAILURES[failure]
     program = (
-        "import sys\nfrom popxl_gpt.config import exit_on_user_error\nwith exit_on_user_error():\n    "
+        "import sys\nfrom popxl_gpt.utils.errors import exit_on_user_error\nwith exit_on_user_error():\n    "
         f"{body}\n"
     )
     environment = {
@@ -459,7 +459,7 @@ def test_a_thread_that_fails_says_so_in_one_line(capsys, tmp_path, monkeypatch):
 
 FAILING = """
 import sys
-from popxl_gpt.config import UserError, exit_on_user_error
+from popxl_gpt.utils.errors import UserError, exit_on_user_error
 
 with exit_on_user_error():
     raise UserError("steps: got none.")

@@ -42,8 +42,9 @@ LACKING = """
 import sys
 sys.path[:0] = {paths}
 import popdist
-from popxl_gpt.config import UserError, exit_on_user_error
-from popxl_gpt.demo import pretraining, samples
+from popxl_gpt.utils.errors import UserError, exit_on_user_error
+from popxl_gpt.demo import pretraining
+from popxl_gpt.demo.job import samples
 
 whole_lines = samples.whole_lines
 

@@ -37,7 +37,8 @@ def test_data_that_changes_under_a_run_ends_it_with_all_steps_saved(tmp_path, mo
     def changing(*arguments):
         steps.append(run_steps(*arguments))
         if len(steps) == 1:
-            write_tokens(data, seed=2)
+            write_tokens(tmp_path / "other.tfrecord", seed=2)
+            data.write_bytes((tmp_path / "other.tfrecord").read_bytes())  # the file that is open
             os.utime(data, ns=(0, 0))
         return steps[-1]
 

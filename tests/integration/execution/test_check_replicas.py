@@ -80,8 +80,9 @@ def damaging(step: int) -> str:
     """A program that trains as the job does, where a bit of replica 1 flips in a step."""
     return textwrap.dedent(f"""
         import sys
-        from popxl_gpt.config import exit_on_user_error
-        from popxl_gpt.demo import pretraining, training_run
+        from popxl_gpt.utils.errors import exit_on_user_error
+        from popxl_gpt.demo import pretraining
+        from popxl_gpt.demo.job import training_run
         from tests.integration.bit_flips import NAME, flip
         run_steps, steps = training_run.run_steps, []
 

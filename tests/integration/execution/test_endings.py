@@ -524,7 +524,7 @@ import errno, os, sys
 sys.path[:0] = {paths}
 import popxl_gpt.execution.checkpoints.saving
 import popdist
-from popxl_gpt.config import exit_on_user_error
+from popxl_gpt.utils.errors import exit_on_user_error
 from popxl_gpt.demo import pretraining
 write_tensors = popxl_gpt.execution.checkpoints.saving.write_tensors
 

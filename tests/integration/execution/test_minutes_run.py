@@ -141,10 +141,10 @@ def test_the_program_chooses_what_it_trains_and_says_why(tmp_path):
     assert 0.75 * 36 < seconds < 2 * 36
     for word in ("machine", "data", "size", "batch", "rate", "precision", "expected"):
         assert f"\n{word} " in f"\n{printed}"
-    config = load(tmp_path / "minutes/config.yml")
+    config = load(tmp_path / "0.6_minutes/config.yml")
     assert (config.model.sequence_length, config.model.vocabulary_size) == (64, 61)
-    end = end_by_clock(tmp_path / "minutes")
-    assert lines_of(tmp_path / "minutes")[-1]["step"] == config.training.steps == end
+    end = end_by_clock(tmp_path / "0.6_minutes")
+    assert lines_of(tmp_path / "0.6_minutes")[-1]["step"] == config.training.steps == end
 
 
 def test_too_little_memory_for_rows_is_no_mistake_of_the_program(tmp_path, monkeypatch):

@@ -402,7 +402,7 @@ def test_flags_that_make_no_sense_are_refused(flags, says):
 
 WITHOUT_COMPILER = """
 import sys
-from popxl_gpt.config import preset
+from popxl_gpt.config.presets import preset
 from popxl_gpt.execution.planning.model_size import flops_per_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.utils.runtime import planner
