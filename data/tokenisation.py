@@ -24,6 +24,7 @@ from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer, special_to
 from popxl_gpt.utils.errors import unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.hub import foreign_tokenizer, tokenizer_file
+from popxl_gpt.utils.pools import end_with_parent
 
 UNKNOWN = "\ufffd"
 """Stands for characters that a tokenizer of characters lacks."""
@@ -274,6 +275,7 @@ _worker: tuple[DocumentEncoder, Clean]
 
 def _start_worker(encoder: DocumentEncoder, clean: Clean) -> None:
     global _worker
+    end_with_parent()
     # One thread per process: there is a process per core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = encoder, clean

@@ -22,6 +22,7 @@ from popxl_gpt.execution.planning.plan.run_plan import StepPlan, plan_step
 from popxl_gpt.execution.planning.text import layout_name, table
 from popxl_gpt.modelling.gpt import layer_tables
 from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.pools import end_with_parent
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 SHOWN = 5
@@ -111,7 +112,7 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Searc
     workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
     several: AbstractContextManager[ProcessPoolExecutor | None] = nullcontext()
     if workers > 1:
-        several = ProcessPoolExecutor(workers, get_context("spawn"))
+        several = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
     with several as pool:
 
         def planned(configs: Sequence[Config], with_peaks: bool) -> list[StepPlan]:
