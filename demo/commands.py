@@ -259,7 +259,7 @@ def name_by_the_clock(flags: Mapping[str, Any]) -> str:
     minutes = f"{flags['minutes']:g}_minutes"
     for folder in map(Path, flags.get("input_files", ())[:1]):
         name = real_path(folder).name if is_folder(folder) else ""
-        if name and len(name.encode()) < 100:
+        if name.isprintable() and 0 < len(os.fsencode(name)) < 100:
             return f"{name}_{minutes}"
     return minutes
 

@@ -128,7 +128,12 @@ def test_tensorboard_without_its_package_is_refused_before_anything_is_made(
 
 def test_a_run_by_the_clock_is_called_after_its_data_and_its_minutes(tmp_path):
     (tmp_path / "mine").mkdir()
+    for link, folder in (("bytes", "\udcff"), ("commands", "\x1b[2J")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / link).symlink_to(tmp_path / folder)
     names = {
+        ("--minutes", "5", "--input_files", f"{tmp_path}/bytes"): "5_minutes",
+        ("--minutes", "5", "--input_files", f"{tmp_path}/commands"): "5_minutes",
         ("--minutes", "5"): "5_minutes",
         ("--minutes", "0.5", "--input_files", f"{tmp_path}/mine/"): "mine_0.5_minutes",
         ("--minutes", "5", "--input_files", f"{tmp_path}/mine/*.tfrecord"): "5_minutes",
@@ -137,3 +142,5 @@ def test_a_run_by_the_clock_is_called_after_its_data_and_its_minutes(tmp_path):
     }
     for words, name in names.items():
         assert parse_training(words)[0].name == name
+    with pytest.raises(UserError, match="input files: got .*, which is not UTF-8"):
+        parse_training(("--minutes", "5", "--input_files", f"{tmp_path}/\udcff"))
