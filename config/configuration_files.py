@@ -54,6 +54,13 @@ def _entry(file: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """One of several configurations, which may stand in groups such as `release`."""
     found = list(_entries(content))
     entries = dict(found)
+    if others := [each for each in entries if not isinstance(each, str)]:
+        raise ConfigError(
+            [
+                f"{file}: got a configuration of the name {others[0]!r}; expected text. Put it in "
+                "quotes."
+            ]
+        )
     if len(entries) != len(found):
         repeated = sorted(each for each, count in Counter(n for n, _ in found).items() if count > 1)
         raise ConfigError(

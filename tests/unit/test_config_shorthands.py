@@ -250,6 +250,7 @@ def test_a_file_of_graphcores_application_is_translated(tmp_path, capsys):
         (("", ""), ":lrge", "expected the name of one. Did you mean 'large'?"),
         (("*rate", "*rates"), ":small", "got the alias *rates; expected one of a value before"),
         (("maximum:", "constant: 1, maximum:"), ":small", "maximum: got a second learning_rate"),
+        (("large:", "175:"), ":175", "got a configuration of the name 175; expected text."),
         (("large:", "small:"), ":small", "got several configurations of the name small"),
     ],
 )
