@@ -40,6 +40,10 @@ PLAIN_BPE = {
 """Of a BPE model as GPT-2's."""
 EACH_CHARACTER = r"[\s\S]"
 """Pattern of tokenizers of characters."""
+LONGEST = 1024
+"""Characters of a token that no process is needed for: text of it takes so many times the memory of
+its number. GPT-2's has 128.
+"""
 _START = "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); "
 _START += "runpy.run_path(sys.argv[2], run_name='__main__')"
 
@@ -54,8 +58,10 @@ def is_linear(content: "dict[str, Any]") -> bool:
         cut.get("type") == "Split" and cut.get("pattern") == {"Regex": EACH_CHARACTER}
     )
     put_together = (content["decoder"] or {}).get("type")
+    added = (token["content"] for token in content["added_tokens"])
     return (
         content["normalizer"] is None
+        and all(len(token) <= LONGEST for token in (*model["vocab"], *added))
         and is_plain_model
         and is_plain_cut
         and put_together in ("ByteLevel", "Fuse", None)

@@ -106,6 +106,21 @@ def test_memory_is_bounded_where_time_is_left(monkeypatch):
     assert [found.tolist() for found in limited.encode(["b"])] == [[1]]  # by another process
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_added", [False, True])
+def test_memory_is_bounded_where_a_token_is_long(is_added, monkeypatch):
+    monkeypatch.setattr(popxl_gpt.data.limited_tokenizer, "MEMORY", 2**26)
+    long = "a" * 2**20
+    made = letters(None if is_added else models.BPE({"a": 0, "b": 1, long: 2}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    if is_added:
+        made.add_tokens([long])
+    limited = LimitedTokenizer(made.to_str(), "mine")
+    assert limited.decode([0, 2]) == "a" + long
+    with pytest.raises(DataError, match=r"^mine: got no text within 6\d\.\d MiB of memory"):
+        limited.decode([2] * 300)
+
+
 def trained(kind):
     """A tokenizer whose steps are not known here, trained on a few words."""
     unknown = ["<unk>", "</s>"]
