@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from popxl_gpt.execution.state_folder import state_folder
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.ahead import made_ahead
 from popxl_gpt.utils.errors import UserError
-from popxl_gpt.utils.runtime import remove_mapped_files
+from popxl_gpt.utils.runtime import remove_files
 
 DRAWN_AHEAD = 2**29
 """Bytes of fresh weights on a machine that may wait while its programs are built."""
@@ -112,7 +113,7 @@ def _remove_files(folder: str, names: Iterable[str]) -> None:
     A run that still has a file mapped keeps it.
     """
     try:
-        remove_mapped_files(folder, names)
+        remove_files(Path(folder), names)
     except OSError as error:
         raise UserError(
             f"memmap_dir: got '{error.strerror or error}' while removing what an earlier run left "

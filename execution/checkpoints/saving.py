@@ -45,7 +45,7 @@ from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import DivergedError, UserError, failure_number, numbered, reason_of
 from popxl_gpt.utils.files.plain import sync, write_plain
 from popxl_gpt.utils.files.whole import remove_partial, written_whole
-from popxl_gpt.utils.runtime import can_gather_beside, gather, gather_beside, host_bytes
+from popxl_gpt.utils.runtime import gather, gather_beside, host_bytes
 from popxl_gpt.utils.units import bytes_text
 
 
@@ -104,7 +104,7 @@ def begin_save(
     )
     if not gather(saving.target.exists(), instances, patiently=True)[0]:
         is_in_files = config.execution.memmap_dir is not None
-        saving.begin(session, is_behind and not is_in_files and can_gather_beside(instances))
+        saving.begin(session, is_behind and not is_in_files)
     return saving
 
 

@@ -1,6 +1,4 @@
-"""What goes beyond PopXL. Applications reach it through one small module that falls back to plain
-PopXL.
-"""
+"""What goes beyond PopXL. Applications reach it through one small module."""
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager

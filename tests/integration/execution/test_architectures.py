@@ -24,7 +24,6 @@ from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import copy_weights, read_gradients, write_whole_weights
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.parameters import Role
-from popxl_gpt.utils import runtime
 from popxl_gpt.utils.errors import UserError
 from tests.integration.architectures import (
     MODELS,
@@ -142,10 +141,7 @@ def test_a_text_beyond_the_positions_is_read_again_without_what_convolutions_kep
             seen = [text[-8:] if len(text) > 16 else text for text in seen]
 
 
-@pytest.mark.parametrize("has_op", [True, False], ids=["op", "plain PopXL"])
-def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn(has_op, monkeypatch):
-    if not has_op:
-        monkeypatch.delattr(runtime.extensions, "short_convolution")
+def test_documents_of_a_sequence_do_not_see_each_other_where_positions_turn():
     config = small_model("rotary, qk_norm, untied head", document_attention=True, **LAYOUTS["all"])
     words, labels = random_batch(config)
     words[words == config.model.end_of_text] = 1

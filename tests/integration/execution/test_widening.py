@@ -17,8 +17,6 @@ from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.layer_graphs import activation_spec, words_spec
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.variables import read_weights
-from popxl_gpt.utils import runtime
-from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import random_batch, small
 from tests.integration.runs import gradients_of, train, worst_distance
 
@@ -150,13 +148,3 @@ def test_a_checkpoint_loads_with_another_width(before, after, tmp_path, caplog):
         np.testing.assert_array_equal(read_weights(going_on, other)[name], array, err_msg=name)
     expected = losses_of(session, config, range(2, 5))
     np.testing.assert_allclose(losses_of(going_on, other, range(2, 5)), expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_popxl_that_draws_from_one_seed_at_a_time_is_refused(monkeypatch):
-    monkeypatch.delattr(runtime.extensions, "stack_seeds")
-    with pytest.raises(
-        UserError, match="--widening: got 2 with a PopXL that draws from one seed at a time"
-    ):
-        training_program(override(DROPPING, widening=2))
-    training_program(DROPPING)

@@ -11,7 +11,6 @@ from helpers.quick import cases
 from popxl_gpt.config.schema import Execution, Model
 from popxl_gpt.modelling.attention import Attention
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.utils import runtime
 from tests.integration.layers.cases import CASES, CHANGED, CHOICES, SPLITS, Case
 from tests.integration.layers.running import (
     MODEL,
@@ -44,13 +43,6 @@ def test_layers_with_other_choices_equal_their_formulas(choice, split):
     model = dataclasses.replace(MODEL, **CHOICES[choice])
     for case in CHANGED[choice].values():
         check(case, model, *split)
-
-
-@pytest.mark.parametrize("choice", [name for name in CHOICES if name != "value embeddings"])
-def test_without_the_extensions_of_popxl_layers_equal_their_formulas(choice, monkeypatch):
-    monkeypatch.setattr(runtime, "extensions", None)
-    for case in CHANGED[choice].values():
-        check(case, dataclasses.replace(MODEL, **CHOICES[choice]), 2, 1)
 
 
 @pytest.mark.slow
