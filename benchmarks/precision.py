@@ -39,7 +39,6 @@ from benchmarks.shakespeare import (  # noqa: E402
     Characters,
 )
 from popxl_gpt.execution.reports.running_mean import RunningMean  # noqa: E402
-from popxl_gpt.utils.files.whole import save_picture  # noqa: E402
 
 PICTURE = ROOT / "docs/imgs/precision.png"
 REFERENCE = "float32"
@@ -91,7 +90,7 @@ def draw(runs: "dict[str, list[Figures]]", path: Path) -> None:
     axes.set(xlabel="optimizer steps", ylabel="training loss less that of float32 (nats)")
     axes.grid(alpha=0.3)
     axes.legend()
-    save_picture(figure, path)
+    figure.savefig(path)
 
 
 def summarise(runs: "list[Figures]", reference: "list[Figures]") -> Figures:

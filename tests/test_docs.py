@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 from helpers.quick import Later
+from helpers.source_tree import left_out
 
 from popxl_gpt.config.presets import preset
 from tests import warm
@@ -184,8 +185,8 @@ def shorter(command: str, page: Path) -> str:
     return words
 
 
-LEFT_OUT = shutil.ignore_patterns(  # "*.pyc.*": what another process is just compiling
-    ".*", "venv", "runs", "wandb", "files", "*.pyc.*", "*.egg-info", "build", "dist"
+LEFT_OUT = left_out(  # "*.pyc.*": what another process is just compiling
+    ".*", "venv", "runs", "wandb", "*.pyc.*", "*.egg-info", "build", "dist"
 )
 
 

@@ -39,9 +39,9 @@ class PlanOptions:
     that fit, and the fastest one's plan; none: the layout that is given.
     """
     plan_folder: PathText | None = None
-    """Folder for plan.json and plan.png; none: the run's name with -plan, where runs are."""
+    """Folder for plan.json; none: the run's name with -plan, where runs are."""
     profile: bool = False
-    """Record one call of the session: a table, profile.json, profile.png, and timeline.json for
+    """Record one call of the session: a table, profile.json, and timeline.json for
     ui.perfetto.dev or chrome://tracing.
     """
     profile_folder: PathText | None = None

@@ -121,7 +121,7 @@ ROOMS = (
     Room(
         "popxl_gpt.modelling",
         (*BELOW, "popxl_gpt.utils.runtime", "popxl_gpt.config", *API),
-        ("numpy", "safetensors"),
+        ("numpy",),
     ),
     # What an exported model takes with it: transformers imports it, the application only copies it.
     Room("popxl_gpt.modelling.modeling_popxl_gpt", (), ("torch", "transformers")),
@@ -130,7 +130,7 @@ ROOMS = (
     Room(
         f"{STEP}.exchange",
         (STEP, f"{STEP}.checkpoints", *UP_TO_MODELS, *API),
-        ("numpy", "safetensors", "tokenizers"),
+        ("numpy", "tokenizers"),
     ),
     Room(
         f"{STEP}.inference",
@@ -140,12 +140,12 @@ ROOMS = (
     Room(
         f"{STEP}.planning",
         (STEP, f"{STEP}.inference", *UP_TO_MODELS, *API),
-        ("numpy", "matplotlib"),
+        ("numpy",),
     ),
     Room(
         f"{STEP}.reports",
         (STEP, f"{STEP}.planning", f"{STEP}.checkpoints", *UP_TO_MODELS, *API),
-        ("numpy", "wandb", "matplotlib"),
+        ("numpy", "wandb"),
     ),
     # An entry point asks the launcher who it is, and names the session's type.
     Room(

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers.source_tree import left_out
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("config", "data", "demo", "execution", "modelling", "utils")
@@ -79,7 +80,7 @@ layers: str = preset("tiny").model.layers
 def wheel(tmp_path_factory) -> Path:
     """The wheel of a copy of the sources, which holds nothing that was built before."""
     folder = tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns("__pycache__", "files", "*.egg-info", "tests")
+    ignored = left_out("__pycache__", "*.egg-info", "tests")
     for name in ("popxl_gpt", *FOLDERS, *(f"runtime/{name}" for name in RUNTIME)):
         shutil.copytree(ROOT / name, folder / "copy" / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -2,11 +2,9 @@
 
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from popxl_gpt.utils.files.plain import create_plain, sync
 
@@ -43,12 +41,3 @@ def remove_partial(path: Path) -> None:
     for left in path.parent.glob(".*"):
         if re.fullmatch(rf"\.{re.escape(path.name)}\.\d+", left.name):
             left.unlink(missing_ok=True)
-
-
-def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure of matplotlib as PNG; characters that its font lacks are boxes, which nobody
-    needs to hear of.
-    """
-    with written_whole(path, is_lasting=False) as partial, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(partial, format="png")

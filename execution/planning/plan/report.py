@@ -9,7 +9,6 @@ import popdist
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.plan.layouts import fastest_layouts, layouts_text, layouts_values
-from popxl_gpt.execution.planning.plan.picture import draw_plan
 from popxl_gpt.execution.planning.plan.process import Build
 from popxl_gpt.execution.planning.plan.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.planning.plan.text import plan_text
@@ -31,9 +30,7 @@ def _write(values: Any, path: Path) -> None:
 def plan_and_show(
     build: Build, config: Config, options: PlanOptions, validation: Build | None = None
 ) -> None:
-    """Print a plan, and write it as JSON and as a picture. In a run of several processes the first
-    one does it.
-    """
+    """Print a plan, and write it as JSON. In a run of several processes the first one does it."""
     if popdist.getInstanceIndex() != 0:
         return
     folder = (
@@ -51,7 +48,6 @@ def plan_and_show(
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
         write_plan(found, folder)
-        draw_plan(found, folder / "plan.png")
         if options.devices is not None:
             _write(layouts_values(search), folder / "layouts.json")
     print(f"\nwritten to {folder}")

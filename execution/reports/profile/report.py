@@ -1,4 +1,4 @@
-"""`--profile`: one call of the session, recorded: a timeline, a picture and a table."""
+"""`--profile`: one call of the session, recorded: a timeline and a table."""
 
 import json
 import tempfile
@@ -12,7 +12,6 @@ import popxl
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.reports.profile.picture import draw_profile
 from popxl_gpt.execution.reports.profile.run_profile import make_run_profile
 from popxl_gpt.execution.reports.profile.text import profile_text
 from popxl_gpt.execution.reports.profile.values import profile_values
@@ -79,10 +78,8 @@ class StepProfiler:
                 json.dumps(planner().timeline(records), separators=(",", ":")),
             )
             _write(self.folder / "profile.json", json.dumps(profile_values(found), indent=2))
-            draw_profile(found, self.folder / "profile.png")
-        names = ("timeline.json", "profile.json", "profile.png")
         print(
-            f"\nwritten to {self.folder}: {', '.join(names)}; open the timeline at "
+            f"\nwritten to {self.folder}: timeline.json, profile.json; open the timeline at "
             "ui.perfetto.dev\n",
             flush=True,
         )

@@ -1,7 +1,8 @@
 """The project's Python sources as syntax trees, and the imports in them."""
 
 import ast
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -134,3 +135,16 @@ def parse(module: str, text: str) -> Source:
     """A module from text, to see a check fail."""
     path = module.removeprefix(f"{APPLICATION}.").replace(".", "/")
     return Source(module, ROOT / f"{path}.py", ast.parse(text))
+
+
+def left_out(*patterns: str) -> Callable[[str, Collection[str]], set[str]]:
+    """What `shutil.copytree` leaves out of a copy of the sources: some patterns, and prepared
+    text.
+    """
+    ignored = shutil.ignore_patterns(*patterns)
+
+    def names_left_out(folder: str, names: Collection[str]) -> set[str]:
+        prepared = {"files"} if Path(folder).name == "data" else set()
+        return {*ignored(folder, list(names)), *(prepared & set(names))}
+
+    return names_left_out

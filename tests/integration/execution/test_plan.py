@@ -374,8 +374,7 @@ def test_both_entry_points_plan_and_leave_only_the_plan(script, tmp_path):
     assert done.returncode == 0, done.stderr
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["config"] == "tiny" and plan["machine"]["measured"] == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "plan.png"]
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 @pytest.mark.parametrize(

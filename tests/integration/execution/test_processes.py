@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.source_tree import left_out
 
 from tests import warm
 from tests.integration.runs import run_job
@@ -151,7 +152,7 @@ def test_what_does_not_fit_together_is_said_once_and_writes_nothing(flags, says,
 
 def test_other_code_in_a_process_is_found_before_anything_is_built(tmp_path):
     for package in ("popxl_gpt", "config", "data", "demo", "execution", "modelling", "utils"):
-        ignored = shutil.ignore_patterns("__pycache__", "files")
+        ignored = left_out("__pycache__")
         shutil.copytree(ROOT / package, tmp_path / "1" / package, symlinks=True, ignore=ignored)
     (tmp_path / "0").symlink_to(ROOT)
     with open(tmp_path / "1/modelling/layout.py", "a") as file:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work, plan, profile
 
+from imgs.draw_profile import busy, main
 from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.presets import preset
 from popxl_gpt.config.schema import Config
@@ -17,7 +18,6 @@ from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.benchmark.options import Options
-from popxl_gpt.execution.reports.profile.picture import busy
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.reports.profile.run_profile import RunProfile, make_run_profile
 from popxl_gpt.execution.reports.profile.text import profile_text
@@ -222,10 +222,8 @@ def test_one_run_is_recorded_and_files_are_left(tmp_path, capsys):
         assert f"\n{name} " in output
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "profile.json",
-        "profile.png",
         "timeline.json",
     ]
-    assert (tmp_path / "new/profile.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((tmp_path / "new/timeline.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert {*NAMES} <= {
@@ -252,6 +250,12 @@ def test_lanes_are_as_busy_as_their_spans_are_long():
     assert busy([(39, 40), (0, 1)], edges).tolist() == [0.1, 0, 0, 0.1]
 
 
+@pytest.mark.slow
+def test_the_picture_of_the_docs_is_drawn_from_a_run(tmp_path):
+    main(preset("tiny", **ALONE), tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
+
+
 # The programs
 
 
@@ -273,7 +277,7 @@ def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, caps
     runs = [tmp_path / name for name in ("plain", "profiled")]
     assert metrics_of(runs[0]) == metrics_of(runs[1])
     names = [sorted(path.name for path in folder.iterdir()) for folder in runs]
-    assert set(names[1]) - set(names[0]) == {"profile.json", "profile.png", "timeline.json"}
+    assert set(names[1]) - set(names[0]) == {"profile.json", "timeline.json"}
     assert "profile of profiled" in profiled and "profile of" not in plain
     before = profiled.split("profile of profiled")[0]
     assert "step 2/5 " in before and "step 3/5 " not in before

@@ -1,20 +1,38 @@
-"""A profile as a picture: how busy each lane was over time, and the time of each phase beside its
-limit.
+"""Draws `docs/imgs/profile.png`, a recorded step of preset mini: how busy each lane was over time,
+and the time of each phase beside its limit.
+
+    python imgs/draw_profile.py
 """
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
 
-from popxl_gpt.execution.reports.profile.run_profile import RunProfile
-from popxl_gpt.execution.reports.profile.text import fraction, speed
-from popxl_gpt.utils.files.whole import save_picture
-from popxl_gpt.utils.units import duration
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
+from popxl_gpt.config.presets import preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
+from popxl_gpt.execution.host import run_steps  # noqa: E402
+from popxl_gpt.execution.planning.options import PlanOptions  # noqa: E402
+from popxl_gpt.execution.pretraining import pretraining  # noqa: E402
+from popxl_gpt.execution.reports.profile.run_profile import (  # noqa: E402
+    RunProfile,
+    make_run_profile,
+)
+from popxl_gpt.execution.reports.profile.text import fraction, speed  # noqa: E402
+from popxl_gpt.utils.runtime import profile  # noqa: E402
+from popxl_gpt.utils.units import duration  # noqa: E402
+
+RUNS = 3
+"""Runs of the session, of which the last is drawn: the others fill caches."""
 COLOURS = {
     "compute": "tab:blue",
     "load": "tab:green",
@@ -43,26 +61,37 @@ NARROW = 0.07
 """Share of the run below which a phase's name does not fit into its box."""
 
 
-def draw_profile(found: RunProfile, path: Path) -> None:
-    """Write the picture to a PNG file, whole or not at all."""
-    # slow to import, and few runs draw one
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def main(config: Config | None = None, file: Path = ROOT / "docs/imgs/profile.png") -> None:
+    """Record a step, and draw it."""
+    config = config or preset("mini")
+    shape = (config.training.global_batch_size, config.model.sequence_length + 1)
+    tokens = np.random.default_rng(0).integers(0, config.model.vocabulary_size, shape)
+    batch = tokens.astype(np.int32)
+    with pretraining(config) as session, profile(session) as records:
+        for _ in range(RUNS):
+            run_steps(session, config, batch[:, :-1], batch[:, 1:], [0.0])
+    draw_profile(make_run_profile(config, PlanOptions(), records[-1]), file)
 
+
+def draw_profile(found: RunProfile, path: Path) -> None:
+    """Write the picture to a PNG file."""
     record = found.record
-    figure = Figure(figsize=(11, 4.6 + 0.38 * len(record.phases)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    lanes, bars = figure.subplots(2, 1, height_ratios=(3, 1 + 0.38 * len(record.phases)))
+    size = (11, 4.6 + 0.38 * len(record.phases))
+    figure, (lanes, bars) = plt.subplots(
+        2, 1, figsize=size, dpi=120, layout="constrained",
+        height_ratios=(3, 1 + 0.38 * len(record.phases)),
+    )  # fmt: skip
     _draw_lanes(lanes, record)
     _draw_phases(bars, found)
     reached = f"{fraction(found.limit, found.seconds):.0%} of the limit"
     figure.suptitle(
         f"{found.config.name}: {duration(found.seconds)} a step, {reached}", parse_math=False
     )
-    save_picture(figure, path)
+    figure.savefig(path)
+    plt.close(figure)
 
 
-def _draw_lanes(axes: "Axes", record: Any) -> None:
+def _draw_lanes(axes: Axes, record: Any) -> None:
     """The first replica's run: phases as boxes, and below, for each lane, how much of each moment
     it was busy.
     """
@@ -104,7 +133,7 @@ def busy(intervals: "list[tuple[int, int]]", edges: np.ndarray) -> np.ndarray:
     return np.clip(shares, 0, 1)
 
 
-def _draw_phases(axes: "Axes", found: RunProfile) -> None:
+def _draw_phases(axes: Axes, found: RunProfile) -> None:
     """For each phase its time by lanes, a line at its limit, and its speed."""
     record = found.record
     places = range(len(record.phases))
@@ -141,3 +170,7 @@ def _draw_phases(axes: "Axes", found: RunProfile) -> None:
 def plain(name: str) -> str:
     """A phase's name as it is shown."""
     return name.removesuffix("_phase").replace("_", " ")
+
+
+if __name__ == "__main__":
+    main()
