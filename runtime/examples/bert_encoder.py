@@ -239,7 +239,7 @@ def main() -> None:
             if step % 50 == 0:
                 right = (words == batch["labels"])[batch["ids"] == MASK].mean()
                 print(f"pretraining step {step:3}: loss {loss:.1f}, right {right:.0%}")
-    with training_session(Spans(config), replace(config, learning_rate=1.5e-3)) as fine_tuning:
+    with training_session(Spans(config), replace(config, learning_rate=1e-3)) as fine_tuning:
         fine_tuning.load_from_session(pretraining)  # whatever both have, by name
         for step in range(201):
             batch = texts(rng, config)

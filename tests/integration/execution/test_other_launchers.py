@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt.demo import evaluate, generate, pretraining
-from popxl_gpt.execution import pretraining as speed
+from popxl_gpt.execution.reports.benchmark import report as speed
 from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
 
