@@ -310,4 +310,5 @@ def test_help_has_groups_and_no_setting_that_is_not_used(capsys):
         command.main(["--help"])
     text = capsys.readouterr().out
     assert "--top_k TOP_K" in text and "\nexecution: " in text and "max_positions" in text
-    assert "--learning_rate" not in text and "\nlogging: " not in text
+    assert "--learning_rate" not in text and "\ncheckpoint: " not in text
+    assert "--log_level" in text and "--wandb" not in text
