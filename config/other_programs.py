@@ -47,17 +47,18 @@ SAME = {
 """Names elsewhere: names here."""
 OF_TRAINED = {"init_from": "checkpoint"}
 """Names here: those of programs that use what was trained."""
+NO_EFFECT = "It would have no effect here: leave it out."
 INSTEAD = {
-    "available_memory_proportion": "It would have no effect here: leave it out.",
+    "available_memory_proportion": NO_EFFECT,
     "backend": "--device says where a run executes, and the launcher how processes meet.",
     "bf16": "Write --precision bfloat16.",
-    "code_load": "It would have no effect here: leave it out.",
+    "code_load": NO_EFFECT,
     "compile": "Programs are compiled always: leave it out.",
     "extended_memory": "Rows wait on the host always, and in files with --memmap_dir.",
     "fp16": "Write --precision float16 --loss_scaling auto.",
-    "io_tiles": "It would have no effect here: leave it out.",
+    "io_tiles": NO_EFFECT,
     "lr_decay_iters": "Every schedule ends with --steps; --decay_steps is of wsd alone.",
-    "matmul_proportion": "It would have no effect here: leave it out.",
+    "matmul_proportion": NO_EFFECT,
     "n_samples": "All samples are trained on; --steps or --epochs says how often.",
     "pipeline": "There are no stages of a pipeline; use --tensor_parallel_1 and --data_parallel.",
     "pipeline_model_parallel_size": "There are no stages of a pipeline; use --tensor_parallel_1.",

@@ -16,10 +16,8 @@ class Shorthand:
     stands_for: str
     value: Callable[[Values], Any]
     """The other setting's value, from the values of all settings."""
-    waits_for: str = ""
-    """A shorthand that has to be replaced before this one can be."""
-    is_of_steps: bool = True
-    """Whether it says something of the number of steps, which `--minutes` chooses."""
+    is_of_steps: bool
+    """Whether it needs the number of steps, which `epochs` and `--minutes` leave open."""
 
 
 def _batch(values: Values) -> Any:
@@ -33,8 +31,8 @@ def _warmup(values: Values) -> Any:
 
 
 SHORTHANDS = (
-    Shorthand("gradient_accumulation_steps", "global_batch_size", _batch, is_of_steps=False),
-    Shorthand("warmup_proportion", "warmup_steps", _warmup, waits_for="epochs"),
+    Shorthand("gradient_accumulation_steps", "global_batch_size", _batch, False),
+    Shorthand("warmup_proportion", "warmup_steps", _warmup, True),
 )
 EPOCHS = "epochs"
 """The one that takes the training data to replace by `steps`."""
@@ -44,12 +42,12 @@ PAIRS = (*((each.name, each.stands_for) for each in SHORTHANDS), (EPOCHS, "steps
 
 
 def without_shorthands(values: Values, above: Set[str], below: Set[str]) -> dict[str, Any]:
-    """Values with each shorthand replaced by what it stands for, and itself none. One that waits
-    for another stays.
+    """Values with each shorthand replaced by what it stands for, and itself none. `epochs`, and
+    what needs the steps that follow from it, stay.
 
     Args:
-        above: names of settings that a command line gives, which win over
-        below: those of a file, which win over all others.
+        above: names of settings that a command line gives. They win over those below.
+        below: names of settings that a file gives. They win over defaults.
     Raises:
         ValueError: a shorthand and what it stands for are given in one place; lists each.
     """
@@ -69,7 +67,7 @@ def without_shorthands(values: Values, above: Set[str], below: Set[str]) -> dict
                     )
                 break
     for each in SHORTHANDS:
-        is_ready = not each.waits_for or found[each.waits_for] is None
+        is_ready = found[EPOCHS] is None or not each.is_of_steps
         if found[each.name] is not None and found["minutes"] is not None and each.is_of_steps:
             problems.append(_with_minutes(each.name, f"--{each.stands_for}"))
         elif found[each.name] is not None and is_ready:
