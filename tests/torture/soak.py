@@ -14,13 +14,13 @@ from tests.torture.application import MODES, Program, Workshop, last_line
 from tests.torture.judge import Broken, check_words
 from tests.torture.torture import Torture
 
-STEPS, LONG_STEPS = 1_000, 100_000
+STEPS, LONG_STEPS = 3_000, 100_000
 EVENTS = 20
 """Validations, and as many checkpoints, in a run."""
 SECONDS = 0.5
 """From one look at the processes to the next."""
 STALLED_SECONDS = 300
-GROWTH = 2**21
+GROWTH = 2**22
 """Bytes that the median of a process's memory may grow by, from the second quarter of the steps to
 the last: the report comes to its full size in some thousand steps, and the allocator has holes."""
 
