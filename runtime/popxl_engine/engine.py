@@ -272,7 +272,7 @@ class Engine:
             return None
         total = FileTraffic()
         for cache in self.machine.caches:
-            total.add(cache.traffic)
+            total.add(cache.transfers.traffic)
         return total
 
     def is_file(self, variable: Variable) -> bool:

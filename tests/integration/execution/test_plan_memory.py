@@ -215,7 +215,7 @@ def test_a_device_beside_the_host_has_rows_of_its_own():
     planned_rows = process_memory(limited, 0, training_program(limited)[0], None).rows
     session = pretraining(limited)
     (cache,) = session._engine.machine.caches
-    taken = cache.traffic.memory_bytes + cache.traffic.file_bytes
+    taken = cache.transfers.traffic.memory_bytes + cache.transfers.traffic.file_bytes
     assert planned_rows > needs.all_rows and taken == pytest.approx(planned_rows, rel=0.1)
     ample = override(config, device_memory=2**40)
     assert process_memory(ample, 0, training_program(ample)[0], None).rows == needs.all_rows

@@ -126,7 +126,7 @@ class RowMemory:
             self._store_of(row).write(row.start, memory)
 
     def _store_of(self, row: Row | Staying) -> Store:
-        return self.cache.store if isinstance(row, Row) else self._store[0]
+        return self.cache.transfers.store if isinstance(row, Row) else self._store[0]
 
 
 def _noted_by_nobody() -> None:
