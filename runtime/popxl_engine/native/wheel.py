@@ -14,9 +14,7 @@ from pathlib import Path
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-COMPILED = Path("popxl_engine/native/compiled")
-RUNTIME = Path(__file__).parents[2]
-SHIPPED = "popxl_engine.native.shipped"
+SHIP = "import sys; from popxl_engine.native import build; build.ship(build.Path(sys.argv[1]))"
 
 
 class BuildPython(build_py):
@@ -29,12 +27,12 @@ class BuildPython(build_py):
         super().run()
         if self.editable_mode:
             return
-        folder = Path(self.build_lib) / COMPILED
+        folder = Path(self.build_lib) / "popxl_engine/native/compiled"
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier wheel
         if os.environ.get("POPXL_NATIVE", "1") != "0":
-            environment = {**os.environ, "PYTHONPATH": str(RUNTIME)}
-            subprocess.run([sys.executable, "-m", SHIPPED, folder], env=environment, check=True)
-        self.has_kernels = folder.exists()
+            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+            subprocess.run([sys.executable, "-c", SHIP, folder], env=environment, check=True)
+        self.has_kernels = any(folder.glob("*.so"))
 
 
 class BuildWheel(bdist_wheel):

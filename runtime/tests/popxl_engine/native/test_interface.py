@@ -89,7 +89,7 @@ def ctype(declared: str) -> Any:
 
 def in_sources() -> dict[str, Signature]:
     found: dict[str, Signature] = {}
-    for path in build.KERNEL_SOURCES.files():
+    for path in sorted(build.FOLDER.glob("*.[ch]*")):
         found.update(exported(path.read_text(encoding="utf-8")))
     return found
 
