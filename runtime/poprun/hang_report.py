@@ -38,8 +38,8 @@ _waits: dict[object, Callable[[], str]] = {}
 
 @contextmanager
 def waiting(what: Callable[[], str]) -> Iterator[None]:
-    """In the body this process waits for others. ``what`` says at what; another thread may call
-    it.
+    """A block in which this process waits for others. ``what`` says at what; another thread may
+    call it.
     """
     key = object()
     _waits[key] = what

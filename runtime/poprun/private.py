@@ -12,7 +12,7 @@ from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MOST_LINKS = 40
-"""That lead to one folder; as many as the system follows (path_resolution(7))."""
+"""Links that lead to one folder; as many as the system follows (path_resolution(7))."""
 
 
 class NotPrivate(PermissionError):

@@ -124,8 +124,8 @@ def gather(value: Any, patiently: bool = False) -> list[Any]:
 
 
 def gather_beside(value: Any) -> list[Any]:
-    """As `gather`, patiently, in a thread that works beside the program: each instance has one such
-    thread at a time, and the program's own gathers and runs go on meanwhile.
+    """The same as `gather`, patiently, in a thread that works beside the program: each instance has
+    one such thread at a time, and the program's own gathers and runs go on meanwhile.
     """
     return exchange.gather_beside(value)
 

@@ -15,7 +15,7 @@ class NotFinite:
     graph: str
     """Names of the graphs it is in, outermost first, with slashes between."""
     loops: tuple[tuple[str, int], ...]
-    """Around it, outermost first: the repeated graph, and its iterations before."""
+    """Loops around it, outermost first: the repeated graph, and its iterations before."""
     tensor: str
     """Its name in its graph."""
     value: str

@@ -15,8 +15,10 @@ class PhaseDifference:
     phase: str
     """The graph that the main graph calls or repeats, or that a loop of steps does."""
     loops: tuple[tuple[str, int], ...]
-    """Of the phase itself, where a loop repeats it: its name, and its iterations before."""
+    """Loops around the phase, and the phase itself where a loop repeats it: its name, and its
+    iterations before.
+    """
     tensor: str
     """The phase's name for it, or that of the stream; of a row, of what is stored there."""
     row: tuple[RemoteBuffer, int] | None = None
-    """Where it is a row of remote memory."""
+    """The row of remote memory that it is, where it is one."""

@@ -112,7 +112,7 @@ class Tensor(TensorMethods["Tensor"]):
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """For variables: whether the host's copy is current."""
+        """Whether a variable's value on the host is current."""
         return True
 
     def _constant(self, data: np.ndarray, dtype: dtype) -> "Tensor":
@@ -150,7 +150,7 @@ class Variable(Tensor):
     """None: all replicas, however many the program gets."""
     _retrieval: RetrievalMode
     shard: Tensor | None = None
-    """For `replica_sharded_variable`: the tensor on the device that holds this replica's piece."""
+    """The tensor of a `replica_sharded_variable` on the device that holds this replica's piece."""
     shard_over: int = 1
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
@@ -589,7 +589,8 @@ class Graph(Unpicklable):
         CONTEXT._hooks(op)
 
     _times_entered = 0
-    """By `with` statements that have not ended: it is being built."""
+    """How often the graph was entered by `with` statements that have not ended: it is being built.
+    """
     _is_body = False
     """Whether a repeat or conditional runs this graph; such a graph's outputs cannot be
     extended.
@@ -606,7 +607,8 @@ class Ir(ReplicatedProgram):
         super().__init__(replication)
         self._graphs: dict[str, Graph] = {}
         self._numbers: dict[str, int] = {}
-        """Of the last graph with a name, whose graphs are told apart by their numbers."""
+        """The number of the last graph with a name, whose graphs are told apart by their numbers.
+        """
         self._buffers: list[RemoteBuffer] = []
         self._holder: Any = None
         """The `SessionState` whose values of the variables are the host's, from the first Session

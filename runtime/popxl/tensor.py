@@ -209,8 +209,8 @@ def remote_replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """As `remote_variable`, but each group's value is split over its replicas: an equal cut of it
-    fills a slot.
+    """The same as `remote_variable`, but each group's value is split over its replicas: an equal
+    cut of it fills a slot.
 
     Raises:
         ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something

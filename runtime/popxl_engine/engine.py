@@ -165,7 +165,7 @@ class Engine:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        """Around a run. The interpreter makes its tensors where PyTorch's default is."""
+        """A block around a run. The interpreter makes its tensors where PyTorch's default is."""
         interprets = self.program is None
         with self.device.running(), self.device.where if interprets else nullcontext():
             yield

@@ -57,7 +57,7 @@ class RecordedRows:
         self._moves = isinstance(rows, PagedBuffer)
         self._copies = are_stored or self._moves
         self.found: dict[int, torch.Tensor] = {}
-        """As they were loaded first; on the host where rows come and go."""
+        """Rows as they were loaded first; on the host where rows come and go."""
         self.stored: set[int] = set()
         """Rows that were stored to, and that are not over."""
         self._left: dict[int, torch.Tensor] = {}
@@ -270,7 +270,7 @@ class ReplayingGenerator(SourceGenerator):
         super().__init__(device, stochastic_rounding)
         self.replays = Replays(device)
         self.indices: dict[Block, int] = {}
-        """Of sites, by what they run."""
+        """Indices of sites, by what they run."""
 
     def add(self, site: PhaseSite) -> None:
         """Note a site."""
@@ -323,8 +323,8 @@ class Replayer:
 
     @contextmanager
     def run(self, numbers: Collection[int]) -> Iterator[None]:
-        """Around a run of the program, of which these phases run twice; they are counted round and
-        round.
+        """A block around a run of the program, of which these phases run twice; they are counted
+        round and round.
         """
         self.replays.begin(frozenset(n % self.phases for n in numbers if self.phases))
         yield
@@ -345,7 +345,7 @@ class Replayer:
         ]
 
     def _stored_names(self) -> dict[RemoteBuffer, str]:
-        """Of each buffer, what the program calls a tensor that it stores there."""
+        """What the program calls a tensor that it stores in each buffer."""
         return {
             instr.arguments["remote_buffer"]: instr.source.inputs[-1].name
             for instr in instrs_of(self.program.block)

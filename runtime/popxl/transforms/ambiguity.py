@@ -61,7 +61,7 @@ class Called(NamedTuple):
     written: set[Tensor]
     """Inputs that it changes and returns aliases of."""
     returned: list[set[Tensor]]
-    """For each output, those of which it is one."""
+    """The inputs of which each output is one."""
 
 
 @dataclass

@@ -19,7 +19,9 @@ logger = logging.getLogger("popxl")
 KEPT = "TORCHINDUCTOR_CACHE_DIR"
 """torch's environment variable for the folder of what it compiles."""
 VARIANTS = 64
-"""Of types, layouts and sizes that a function is compiled for. Others run in several passes."""
+"""Variants of types, layouts and sizes that a function is compiled for. Others run in several
+passes.
+"""
 _OF_THREAD = threading.local()
 """PyTorch's limit of those, which each thread has for itself, once it is set."""
 

@@ -132,8 +132,7 @@ def interpolate_grad(
 def samples(
     low: torch.Tensor, high: torch.Tensor, bins: int, size: int, sampling_ratio: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Along one axis, the elements that make each bin: (index [regions, bins], its weight) for
-    each.
+    """The elements along one axis that make each bin: (index [regions, bins], its weight) for each.
 
     Args:
         low, high: the regions' ends in elements of the axis [regions].

@@ -79,11 +79,11 @@ class BlockBuilder:
         self.constants: dict[Constant, Value] = {}
         self.variables: dict[Tensor, Value] = {}
         self.roots: dict[Value, Any] = {}
-        """For host values that alias a block input or variable: that root."""
+        """The root of host values that alias a block input or variable."""
         self._aliases: UnionFind[Value] = UnionFind()
-        """Those that share storage by contract."""
+        """Values that share storage by contract."""
         self.forms: dict[Value, Any] = {}
-        """For results of alias forms, and what is written to them: the forms, which tell how they
+        """The forms of results of alias forms, and of what is written to them, which tell how they
         lie in memory.
         """
 
@@ -147,7 +147,7 @@ class BlockBuilder:
         return views[::-1], [v for v in needed if v not in defined]
 
     def alike(self, references: Iterable[Value]) -> list[Value]:
-        """Those that share storage with a different one."""
+        """Values that share storage with a different one."""
         distinct = list(dict.fromkeys(references))
         if len(distinct) < 2:
             return []

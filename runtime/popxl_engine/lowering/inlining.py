@@ -1,5 +1,5 @@
-"""From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move
-to the host.
+"""The way from graphs to blocks: calls are inlined, loops and branches become bodies, small
+integers move to the host.
 
 A graph that would be inlined very often becomes a block of its own, see `outlining`: one for each
 way to use it.
@@ -131,7 +131,7 @@ class Inliner(BlockBuilder):
         path: str,
         rng_path: RngPath,
     ) -> list[Value]:
-        """Those of a call's results, or of a loop's after one iteration, that are read."""
+        """The values of a call's results, or of a loop's after one iteration, that are read."""
         graph: Graph = instr.arguments["graph"]
         body, taken = self._body(instr, graph, inputs, path, read=read)
         outputs = [

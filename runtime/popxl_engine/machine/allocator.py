@@ -16,7 +16,7 @@ ADDRESSES = 4
 """Addresses for tensors, as a multiple of the machine's memory: those of freed blocks whose pages
 the system has again are taken for blocks of their size at most."""
 _allocators: list[ctypes.CDLL] = []
-"""That of tensors, once it is in use."""
+"""The allocator of tensors, once it is in use."""
 
 
 @functools.cache

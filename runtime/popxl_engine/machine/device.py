@@ -20,7 +20,7 @@ from popxl.host_limits import host_memory
 
 logger = logging.getLogger("popxl")
 MANY_BYTES = 2**30
-"""Of memory that one thread would take a tenth of a second for."""
+"""Bytes of memory that one thread would take a tenth of a second for."""
 
 
 class Fence(Protocol):
@@ -70,8 +70,9 @@ class Device(Protocol):
         """A way between this memory and the host's, beside the program."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """Around a program: its work is done here. PyTorch's default device stays the processor: a
-        default of another kind costs every call of a PyTorch function a microsecond or more.
+        """A block around a program: its work is done here. PyTorch's default device stays the
+        processor: a default of another kind costs every call of a PyTorch function a microsecond or
+        more.
         """
 
 

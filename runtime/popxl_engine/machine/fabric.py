@@ -36,17 +36,17 @@ class Exchange:
     """One group's collective under way."""
 
     arrivals: dict[int, Arrival]
-    """Of the members in this process."""
+    """The arrivals of the members in this process."""
     operands: list[dict[int, torch.Tensor]]
-    """For each operand, every member's. Those of other processes are filled as far as this one
-    needs them.
+    """The operands, each as every member has it. Those of other processes are filled as far as this
+    one needs them.
     """
     ranges: dict[int, tuple[int, int]]
     """Where each process reduces a range of the elements for all: that range, by process."""
     incoming: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
     """Messages, and the parts of operands that each fills, as bytes."""
     transfers: list[Transfer] = field(default_factory=list)
-    """They must end."""
+    """Transfers that must end."""
     done: "Future[dict[int, Any]] | None" = None
     """The results, where a thread waits for them."""
 
@@ -100,7 +100,7 @@ class Fabric:
         self.replicas, self.local, self.device = replicas, local, device
         self.messages = exchange.connect().messages
         self.communicators = make_communicators(device, local, groups)
-        """Where each replica has a device of its own."""
+        """The communicators of replicas that each have a device of their own."""
         self._pool: ThreadPoolExecutor | None = None
 
     def instance_of(self, replica: int) -> int:
@@ -148,7 +148,7 @@ class Fabric:
         return dict(sorted(homes.items()))
 
     def _ranges(self, arrival: Arrival) -> dict[int, tuple[int, int]]:
-        """For large reductions: the elements that each process reduces for all, so that less
+        """The elements of a large reduction that each process reduces for all, so that less
         travels.
         """
         t = arrival.operands[0]

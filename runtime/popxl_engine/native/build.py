@@ -58,7 +58,7 @@ MAKE = (
 PR_SET_PDEATHSIG = 1
 """prctl(2), Linux: the signal that a process gets when its parent ends, however that ends."""
 LOCK = threading.RLock()
-"""Held while a library is looked for."""
+"""A lock that is held while a library is looked for."""
 _in_background: dict[str, "subprocess.Popen[str]"] = {}
 """The processes that make a library in the background, by its name."""
 

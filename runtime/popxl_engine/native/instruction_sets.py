@@ -40,7 +40,7 @@ PRODUCTS = frozenset(
     "refuses_tiles accumulate_product multiply_add multiply_ceiling_bf16".split()
     + "newton_schulz_bf16 newton_schulz_scratch_bf16".split()
 )
-"""Of bfloat16, by its dot products or by tiles."""
+"""Products of bfloat16, by its dot products or by tiles."""
 SETS = (
     InstructionSet("amx", (*V4_BF16, "-mamx-tile", "-mamx-bf16"), AMX, "__AMX_BF16__"),
     InstructionSet("avx512_bf16", V4_BF16, BF16, "__AVX512BF16__", PRODUCTS),

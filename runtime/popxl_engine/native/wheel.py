@@ -39,7 +39,7 @@ class BuildWheel(bdist_wheel):
     """Names the platform of a wheel with compiled kernels, which are of no one Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Of Python, its binary interface, and the platform."""
+        """The names of Python, its binary interface, and the platform."""
         python, interface, where = super().get_tag()
         if where == "any" and self.get_finalized_command("build_py").has_kernels:
             where = sysconfig.get_platform().replace("-", "_").replace(".", "_")

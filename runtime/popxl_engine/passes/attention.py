@@ -69,7 +69,7 @@ class _Gradient(NamedTuple):
 
     @property
     def positions(self) -> list[int]:
-        """Of all parts."""
+        """The positions of all parts."""
         return [n for n in self[:-1] if isinstance(n, int)]
 
 

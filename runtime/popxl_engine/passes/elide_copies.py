@@ -100,9 +100,9 @@ class _Elision:
     def __init__(self, block: Block, rules: frozenset[str]):
         self.block, self.rules = block, rules
         self.classes: UnionFind[Any] = UnionFind()
-        """Of values, remote buffers and streams."""
+        """Classes of values, remote buffers and streams."""
         self.storage: defaultdict[Any, Accesses] = defaultdict(Accesses)
-        """By what a class goes by."""
+        """Accesses by what a class goes by."""
         self.rows: dict[Value, tuple[Any, Any]] = {}
         """Values that are a whole remote row: (buffer, key of the offset)."""
         self.same: dict[Value, Value] = {}
@@ -113,7 +113,7 @@ class _Elision:
         self.viewed: set[Value] = set()
         """Values that alias forms view, and that are written."""
         self.copied: set[Instr] = set()
-        """Those whose result needs a copy."""
+        """Instructions whose result needs a copy."""
         self.views: set[Instr] = set()
         """Alias forms that must view."""
 

@@ -37,7 +37,7 @@ def pattern(op: str, **operands: Any) -> Pattern:
 
 
 def kept_pattern(op: str, **operands: Any) -> Pattern:
-    """As `pattern`, of what the fused op gives, so that others may use it."""
+    """The same as `pattern`, of what the fused op gives, so that others may use it."""
     return Pattern(op, operands, is_kept=True)
 
 
@@ -63,7 +63,7 @@ class Rewriter:
 
     @cached_property
     def uses(self) -> DefUse:
-        """Who makes and who uses the block's values."""
+        """The definitions and uses of the block's values."""
         return self.block.find(DefUse)
 
     def ops(self, *names: str) -> list[tuple[int, Instr]]:

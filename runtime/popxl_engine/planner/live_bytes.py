@@ -19,7 +19,7 @@ LEFT_ALONE = "__dynamo_disable"
 
 
 class LiveBytes(TorchDispatchMode):
-    """While active, every tensor that an operation makes counts until its memory is given up.
+    """A mode in which every tensor that an operation makes counts until its memory is given up.
 
     Tensors are expected to be on the meta device: they have shapes and no memory. A number that a
     kernel asks of one reads as `STAND_IN`, an integer as 0, a truth as False.

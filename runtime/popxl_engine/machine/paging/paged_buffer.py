@@ -45,7 +45,7 @@ class Paging:
     memory: int
     """Its bytes, over the replicas of this process."""
     open_store: Callable[[int, int], Store]
-    """From the bytes of a replica's rows, and those of the largest one."""
+    """The way to open a store, from the bytes of a replica's rows, and those of the largest one."""
     device: Device = PROCESSOR
     """Where the memory is."""
     events: Sequence[tuple[RowId, bool]] | None = None
@@ -126,8 +126,8 @@ class PagedBuffer:
             self._cache.filled(slot)
 
     def donate(self, index: int, held: list[torch.Tensor]) -> None:
-        """As `store`, of the tensor in a list, which is taken out: rows that move have memory of
-        their own.
+        """The same as `store`, of the tensor in a list, which is taken out: rows that move have
+        memory of their own.
         """
         self.store(index, held.pop())
 

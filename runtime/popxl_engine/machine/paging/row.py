@@ -38,8 +38,9 @@ class Row:
         self.next: float = NEVER
         """Time of its next use; without a trace, the later its last one was, the lower."""
         self.seen, self.later, self.passed = NEVER, -NEVER, -NEVER
-        """As looked ahead from times from `seen` to `later` on: when it is used next, and
-        `AccessTrace.moved_until` when it was used last."""
+        """The next use as looked ahead to from times from `seen` to `later` on: when it is used
+        next, and `AccessTrace.moved_until` when it was used last.
+        """
         self.last: Transfer | None = None
         """The write of its contents that was begun last."""
         self.fence: Fence | None = None
