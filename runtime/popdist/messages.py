@@ -162,12 +162,12 @@ class Link:
     def _next(self) -> None:
         self._expect(self._header, self._begin)
 
-    def _gather(self, kept: deque[bytes], size: int, then: Callable[[], None]) -> None:
+    def _gather(self, into: deque[bytes], size: int, then: Callable[[], None]) -> None:
         """Keep what comes next."""
         content = bytearray(size)
 
         def keep() -> None:
-            kept.append(bytes(content))
+            into.append(bytes(content))
             self._next()
             then()
 

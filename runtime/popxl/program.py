@@ -385,7 +385,7 @@ class Graph(Unpicklable):
     """
     _constants: list[Constant]
     _variables: list["Variable"]
-    kept: list[Tensor]
+    retained: list[Tensor]
     """Main graph only: what ops that run with an upload of the weights have made for others, see
     `fragments`.
     """
@@ -413,7 +413,7 @@ class Graph(Unpicklable):
         self._tensors, self._counters = {}, {}
         self._inputs, self._outputs, self._by_ref_inputs, self._activations = [], [], set(), set()
         self._constants, self._variables, self._ops, self._call_sites = [], [], [], []
-        self.kept, self.rounding_seed, self._hooks = [], None, Hooks()
+        self.retained, self.rounding_seed, self._hooks = [], None, Hooks()
         self.needs_own_gradient = False
         return self
 

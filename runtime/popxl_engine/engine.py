@@ -100,7 +100,7 @@ class Engine:
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
             check_same_program(ir, passes)
-        for tensor in ir.main_graph.kept:
+        for tensor in ir.main_graph.retained:
             self.machine.keep(tensor)
         for variable in ir.main_graph.variables if fill else ():
             self.machine.take_over(variable, adopt_files)
@@ -231,7 +231,7 @@ class Engine:
             with self._running(watcher.program, self._around_run):
                 yield found
         finally:
-            found += watcher.found()
+            found += watcher.not_finite()
 
     @contextmanager
     def replay(self, numbers: Collection[int]) -> Iterator[list[PhaseDifference]]:
@@ -247,7 +247,7 @@ class Engine:
             with self._running(replayer.program, lambda: replayer.run(numbers)):
                 yield found
         finally:
-            found += replayer.found()
+            found += replayer.differences()
 
     def read(self, variable: Variable) -> np.ndarray:
         """A new array with a variable's current value, in its host shape. Every process must call

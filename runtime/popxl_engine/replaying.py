@@ -56,7 +56,7 @@ class RecordedRows:
         self.rows, self.row_bytes, self.shape = rows, rows.row_bytes, rows.shape
         self._moves = isinstance(rows, PagedBuffer)
         self._copies = are_stored or self._moves
-        self.found: dict[int, torch.Tensor] = {}
+        self.loaded: dict[int, torch.Tensor] = {}
         """Rows as they were loaded first; on the host where rows come and go."""
         self.stored: set[int] = set()
         """Rows that were stored to, and that are not over."""
@@ -65,9 +65,9 @@ class RecordedRows:
     def load(self, index: int) -> torch.Tensor:
         """See `Rows`."""
         row = self.rows.load(index)
-        if index not in self.found and index not in self.stored:
+        if index not in self.loaded and index not in self.stored:
             kept = row.detach()
-            self.found[index] = kept.to("cpu", copy=True) if self._copies else kept
+            self.loaded[index] = kept.to("cpu", copy=True) if self._copies else kept
         return row
 
     def store(self, index: int, t: torch.Tensor) -> None:
@@ -98,7 +98,7 @@ class ReplayedRows(Rows):
     def __init__(self, recorded: RecordedRows, device: torch.device):
         rows = recorded.rows
         super().__init__(rows.shape, rows.dtype, rows.entries, device)
-        self._rows.update({index: t.to(device) for index, t in recorded.found.items()})
+        self._rows.update({index: t.to(device) for index, t in recorded.loaded.items()})
         self.stored: set[int] = set()
 
     def donate(self, index: int, held: list[torch.Tensor]) -> None:
@@ -197,7 +197,9 @@ class Replays:
         self.wanted: Set[int] = frozenset()
         """Numbers of phases of a run."""
         self.sites: list[PhaseSite] = []
-        self.found: list[tuple[int, PhaseSite, int, str, tuple[RemoteBuffer, int] | None]] = []
+        self.differences: list[
+            tuple[int, PhaseSite, int, str, tuple[RemoteBuffer, int] | None]
+        ] = []
         """Replica, site, iteration, name, row."""
         self._device = device
         self._count: dict[int, int] = {}
@@ -260,7 +262,7 @@ class Replays:
     ) -> None:
         done = self._iterations.get((replica, index), 1) - 1
         for name, row in recorded.differences(results, again, results_again):
-            self.found.append((replica, self.sites[index], done, name, row))
+            self.differences.append((replica, self.sites[index], done, name, row))
 
 
 class ReplayingGenerator(SourceGenerator):
@@ -329,9 +331,9 @@ class Replayer:
         self.replays.begin(frozenset(n % self.phases for n in numbers if self.phases))
         yield
 
-    def found(self) -> list[PhaseDifference]:
+    def differences(self) -> list[PhaseDifference]:
         """What the runs since the last time have found."""
-        found, self.replays.found = self.replays.found, []
+        found, self.replays.differences = self.replays.differences, []
         stored = self._stored_names() if found else {}
         return [
             PhaseDifference(

@@ -56,7 +56,11 @@ def lower(main: Graph, run_passes: GraphPass, ops: Collection[Op] | None = None)
             on_device = (v for v in main.variables if v.location_info is None)
             state = {v if v.shard is None else v.shard: None for v in on_device}
             # the last: what other parts make, of a program that no session has arranged yet
-            for t in {**state, **dict.fromkeys(main.kept), **program.graph_block(main).block.state}:
+            for t in {
+                **state,
+                **dict.fromkeys(main.retained),
+                **program.graph_block(main).block.state,
+            }:
                 builder.state(t)
             builder.inline(main, [], "")
             return builder.finish([])

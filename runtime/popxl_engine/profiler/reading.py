@@ -64,13 +64,13 @@ class Track:
         """
         if site.is_shared:
             return
-        kept = 1
+        depth = 1
         for opened, frame in zip(self._open[1:], site.frames):
             if opened.frame != frame or self._is_new_round(frame, site):
                 break
-            kept += 1
-        self.leave(kept)
-        for frame in site.frames[kept - 1 :]:
+            depth += 1
+        self.leave(depth)
+        for frame in site.frames[depth - 1 :]:
             iteration = 0
             if isinstance(frame, Block):
                 iteration = self._iterations[frame] = self._iterations.get(frame, -1) + 1
@@ -97,9 +97,9 @@ class Track:
         position, last = site.positions[frame], self._last[frame]
         return position < last or (position == last and position % 2 == 1)
 
-    def leave(self, kept: int = 0) -> None:
+    def leave(self, depth: int = 0) -> None:
         """End all frames but the first ones."""
-        while len(self._open) > kept:
+        while len(self._open) > depth:
             opened = self._open.pop()
             name, work = (
                 ("run", Work())

@@ -260,14 +260,14 @@ def test_a_stack_trace_shows_what_ran_and_reads_nothing_from_the_cache(tmp_path:
 def test_what_torch_compiles_is_kept_in_a_private_folder(
     mode: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(compiled.KEPT, "set back at the end")
-    monkeypatch.delenv(compiled.KEPT)
+    monkeypatch.setenv(compiled.TORCH_CACHE, "set back at the end")
+    monkeypatch.delenv(compiled.TORCH_CACHE)
     monkeypatch.setattr(build, "_folders", lambda: [tmp_path])
     tmp_path.chmod(mode)
     for function in (build.private_folder, compiled._keep_code_private):
         function.cache_clear()
     compiled._keep_code_private()
     build.private_folder.cache_clear()
-    kept = Path(os.environ[compiled.KEPT])
+    kept = Path(os.environ[compiled.TORCH_CACHE])
     assert (kept == tmp_path / "torch") == is_taken
     assert kept.parent.stat().st_mode & 0o777 == 0o700
