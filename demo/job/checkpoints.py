@@ -26,6 +26,8 @@ class Checkpoints(Part):
     def __init__(self, run: RunState, job: Job):
         super().__init__(run, job)
         self._tokenizer, self._saved_at = job.tokenizer, time.monotonic()
+        self._tried = run.step
+        """The last step for which one was begun; none is due before the first step."""
         self._saving: Saving | None = None
         """A checkpoint that is written while training goes on."""
 
@@ -52,7 +54,7 @@ class Checkpoints(Part):
     def between(self) -> bool:
         """Save where that is due. Weights that may be worth little are not worth an older one."""
         run = self.run
-        is_due = run.wants_save and run.step > run.first_step and not run.is_doubtful
+        is_due = run.wants_save and run.step > self._tried and not run.is_doubtful
         if is_due:
             self._save()
         return is_due
@@ -78,7 +80,7 @@ class Checkpoints(Part):
         deleted then.
         """
         run, keep_all = self.run, is_last and (self.run.is_doubtful or self.run.failure is not None)
-        run.wants_save = False
+        run.wants_save, self._tried = False, run.step
         self.settle()
         if run.saved_step == run.step:
             return

@@ -23,8 +23,10 @@ class GrowingBatch(Part):
     checkpoint, training goes on with the batch that it has.
     """
 
-    _tried: float | None = None
+    _failed: float | None = None
     """When the disk last took no checkpoint for a stage that is due."""
+    _tried = 0
+    """The step at which one was tried last."""
     _is_retried = False
 
     @classmethod
@@ -34,7 +36,7 @@ class GrowingBatch(Part):
 
     def vote(self) -> bool:
         """Whether the checkpoint is to be tried again, by the clock."""
-        return self._tried is not None and time.monotonic() - self._tried >= RETRY_SECONDS
+        return self._failed is not None and time.monotonic() - self._failed >= RETRY_SECONDS
 
     def hear(self, votes: "Sequence[bool]") -> None:
         """Do as instance 0 says."""
@@ -46,18 +48,19 @@ class GrowingBatch(Part):
         sizes = (
             c.training.global_batch_size for c in (stage_of(run.config, run.tokens), run.stage)
         )
-        is_tried = self._tried is None or self._is_retried or run.wants_save
-        if len(set(sizes)) == 1 or not (is_tried or run.saved_step == run.step):
+        is_due = self._failed is None or self._is_retried or run.wants_save
+        is_saved = run.saved_step == run.step
+        if len(set(sizes)) == 1 or not (is_saved or (is_due and run.step > self._tried)):
             return False
-        if run.saved_step == run.step:
+        if is_saved:
             self._begin_stage()
             return True
-        self._is_retried = False
+        self._is_retried, self._tried = False, run.step
         try:
             run.each("save")
-            self._tried = None
+            self._failed = None
         except NotSavedError as error:
-            self._tried = time.monotonic()
+            self._failed = time.monotonic()
             if run.is_leader:
                 _LOG.warning(
                     "%s Training goes on with batches of %d sequences; they grow when a checkpoint "
