@@ -1,7 +1,12 @@
-"""Ranges of numbers, written into a field's type: `layers: Annotated[int, AtLeast(1)]`."""
+"""Ranges of numbers, written into a field's type: `layers: Annotated[int, AtLeast(1)]`; and types
+that have them.
+"""
 
 import struct
 from dataclasses import dataclass
+from typing import Annotated
+
+from popxl_gpt.utils.texts import IsPath
 
 
 def as_computed(value: float) -> float:
@@ -123,3 +128,19 @@ class BytesOrShare(Bytes):
 
 
 Bound = AtLeast | MoreThan | Between | Within | Bytes
+
+Count = Annotated[int, AtLeast(1)]
+CountOrZero = Annotated[int, AtLeast(0)]
+Positive = Annotated[float, MoreThan(0.0)]
+PositiveOrZero = Annotated[float, AtLeast(0.0)]
+Fraction = Annotated[float, Between(0.0, 1.0)]
+TopP = Annotated[float, Within(1e-6, 1.0)]
+"""The probability that tokens to choose from have together."""
+Norm = Annotated[float, Within(1e-30, 1e30, or_zero=True)]
+"""What float32 holds, and what it gives divided by a norm or multiplied with one."""
+Scale = Annotated[float, Within(1e-6, 1e12)]
+"""Numbers whose squares float32 divides gradients by without losing them."""
+Memory = Annotated[int, Bytes()]
+MemoryOrShare = Annotated[int | float, BytesOrShare()]
+Seed = Annotated[int, Between(0, 2**32)]
+PathText = Annotated[str, IsPath()]
