@@ -1,10 +1,11 @@
-"""Ranges of numbers, written into a field's type: `layers: Annotated[int, AtLeast(1)]`; and types
-that have them.
+"""What a setting's type says of it: `layers: Annotated[int, AtLeast(1)]`. Types that are used
+several times have names.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from popxl_gpt.utils.texts import IsPath
 
@@ -129,7 +130,38 @@ class BytesOrShare(Bytes):
 
 Bound = AtLeast | MoreThan | Between | Within | Bytes
 
+
+@dataclass(frozen=True)
+class Largest:
+    """The value that no run goes beyond: a program has objects for each layer, replica and
+    iteration, tensors count in 32 bits, and steps in 63.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Another setting, without which this one does nothing. A preset may hold it without; who gives
+    a flag expects that it does something.
+    """
+
+    name: str
+    flag: str
+    """What gives that setting a value with which this one has an effect."""
+    is_met: Callable[[Any], bool]
+    """Whether a value of that setting is such."""
+
+
+class NoNumbers:
+    """A mark of settings for which the program gives the same bits whatever they are."""
+
+
+Kind = TypeVar("Kind")
+SameNumbers = Annotated[Kind, NoNumbers()]
 Count = Annotated[int, AtLeast(1)]
+ObjectCount = Annotated[Count, Largest(2**16)]
+TensorCount = Annotated[Count, Largest(2**31 - 1)]
 CountOrZero = Annotated[int, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0.0)]
 PositiveOrZero = Annotated[float, AtLeast(0.0)]

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 from popxl_gpt.config.bounds import PathText
+from popxl_gpt.config.rules import rule
+from popxl_gpt.utils.texts import shown_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,3 +50,27 @@ class Data:
                 raise ValueError(entry)
             found[name] = weight
         return found
+
+
+@rule
+def _weights(mix: tuple[str, ...]) -> str | None:
+    try:
+        Data(mix=mix).mixed()
+    except ValueError as error:
+        return (
+            f"mix: got {shown_text(str(error))}; expected FOLDER=WEIGHT, a number above 0, each "
+            "folder once, such as data/files/code=0.7. Correct it."
+        )
+    return None
+
+
+RULES = (
+    rule(
+        lambda mix, input_files: (
+            mix
+            and input_files
+            and "mix: got some while there are input_files; expected one of the two. Leave one out."
+        )
+    ),
+    _weights,
+)

@@ -7,20 +7,20 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from popxl_gpt.config.bounds import (
-    AtLeast,
     Between,
     Bound,
     Bytes,
     BytesOrShare,
-    MoreThan,
-    Within,
+    Largest,
+    Needs,
+    NoNumbers,
     as_computed,
 )
 from popxl_gpt.config.numbers import KINDS
@@ -59,6 +59,9 @@ class Leaf:
     is_path: bool = False
     is_free_text: bool = False
     bound: Bound | None = None
+    largest: int | None = None
+    needs: Needs | None = None
+    decides_numbers: bool = True
 
     @property
     def doc(self) -> str:
@@ -117,6 +120,10 @@ class Leaf:
         if not is_kind or not self._is_in_range(value):
             raise self._refusal(value)
         return self._checked_text(value) if self.kind is str else value
+
+    def is_beyond(self, value: Any) -> bool:
+        """Whether a value is larger than that of any run."""
+        return self.largest is not None and value is not None and value > self.largest
 
     def _checked_text(self, text: str) -> str:
         """A text that every output and file takes; for a path, with `~` expanded."""
@@ -230,6 +237,16 @@ def _walk(record: type, section: str) -> Iterator[Leaf]:
         )
 
 
+_NOTES: dict[type, Callable[[Any], dict[str, Any]]] = {
+    IsPath: lambda note: {"is_path": True},
+    IsFreeText: lambda note: {"is_free_text": True},
+    Largest: lambda note: {"largest": note.value},
+    Needs: lambda note: {"needs": note},
+    NoNumbers: lambda note: {"decides_numbers": False},
+}
+"""What notes on a type say of a leaf; others are bounds."""
+
+
 def _read_type(hint: Any) -> dict[str, Any]:
     """Take a field's annotation apart: the keyword arguments of `Leaf` that depend on it."""
     if get_origin(hint) in (Union, types.UnionType):
@@ -243,14 +260,10 @@ def _read_type(hint: Any) -> dict[str, Any]:
         return {**_read_type(inner), "words": words, "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
-        if notes == [IsPath()]:
-            return {**_read_type(inner), "is_path": True}
-        if notes == [IsFreeText()]:
-            return {**_read_type(inner), "is_free_text": True}
-        (bound,) = [
-            note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))
-        ]
-        return {**_read_type(inner), "bound": bound}
+        found = _read_type(inner)
+        for note in notes:
+            found |= _NOTES.get(type(note), lambda bound: {"bound": bound})(note)
+        return found
     if get_origin(hint) is Literal:
         return {"kind": str, "choices": get_args(hint)}
     if get_origin(hint) is tuple:

@@ -1,9 +1,11 @@
 """Settings: what is reported about a run."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from popxl_gpt.config.bounds import Count, PathText
+from popxl_gpt.config.bounds import Count, Needs, PathText
+
+_NEEDS = Needs("wandb", "--wandb", bool)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +24,9 @@ class Logging:
     """Write event files for TensorBoard to tensorboard/ in the run's folder."""
     wandb: bool = False
     """Log to Weights & Biases as well; WANDB_MODE=offline needs no network."""
-    wandb_name: str | None = None
+    wandb_name: Annotated[str | None, _NEEDS] = None
     """Name of the run at Weights & Biases; none: the run's name."""
-    wandb_tags: tuple[str, ...] = ()
+    wandb_tags: Annotated[tuple[str, ...], _NEEDS] = ()
     """Tags of the run at Weights & Biases."""
-    wandb_project: str = "popxl-gpt"
+    wandb_project: Annotated[str, _NEEDS] = "popxl-gpt"
     """Project at Weights & Biases."""

@@ -1,9 +1,19 @@
 """Settings: the GPT that is trained."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from popxl_gpt.config.bounds import Count, CountOrZero, Fraction, Positive, PositiveOrZero
+from popxl_gpt.config.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Needs,
+    ObjectCount,
+    Positive,
+    PositiveOrZero,
+    TensorCount,
+)
+from popxl_gpt.config.rules import multiple_of, remainder, rule
 
 ARCHITECTURE = (
     "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
@@ -17,31 +27,34 @@ ARCHITECTURE = (
 class Model:
     """The GPT that is trained."""
 
-    layers: Count = 12
+    layers: ObjectCount = 12
     """Decoder blocks."""
-    hidden_size: Count = 768
+    hidden_size: TensorCount = 768
     """Width of the activations between blocks; a multiple of heads."""
-    heads: Count = 12
+    heads: TensorCount = 12
     """Attention heads per block."""
     key_value_heads: Count | None = None
     """Heads of keys and values per block, each of which serves equally many heads of queries
     (grouped queries); none: as many as heads.
     """
-    sequence_length: Count = 1024
+    sequence_length: TensorCount = 1024
     """Tokens per training sequence."""
-    vocabulary_size: Count = 50257
+    vocabulary_size: TensorCount = 50257
     """Token ids; padded to a multiple of tensor_parallel_1 inside the program."""
-    max_positions: Count | None = None
+    max_positions: TensorCount | None = None
     """Tokens of a text that the model sees at most, which is the rows of a learned position
     embedding; none: sequence_length.
     """
-    feed_forward_size: Count | None = None
+    feed_forward_size: TensorCount | None = None
     """Width inside the feed-forward layer; none: 4 * hidden_size."""
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """How activations are normalised; RMS norms subtract no mean, and have no bias."""
     position_embedding: Literal["learned", "rotary"] = "learned"
     """Positions are told by vectors that are added to words, or by turning queries and keys."""
-    rotary_base: Positive = 10000.0
+    rotary_base: Annotated[
+        Positive,
+        Needs("position_embedding", "--position_embedding rotary", lambda value: value == "rotary"),
+    ] = 10000.0
     """Features i and i + D/2 of a head of size D turn by rotary_base ** (-2i / D) radians per
     token.
     """
@@ -75,7 +88,7 @@ class Model:
     """Probability that a unit is dropped, for embeddings, attention probabilities and residual
     branches.
     """
-    attention_serialisation: Count = 1
+    attention_serialisation: TensorCount = 1
     """Pieces the queries are cut into: less of the score matrix is held at once, and later keys
     cost nothing.
     """
@@ -83,7 +96,7 @@ class Model:
     """Width of the low-rank adapters of linear layers: they are trained, and all else is frozen; 0:
     no adapters, and all is trained.
     """
-    lora_alpha: Positive = 16.0
+    lora_alpha: Annotated[Positive, Needs("lora_rank", "--lora_rank 8", bool)] = 16.0
     """What adapters add is times this over lora_rank."""
     document_attention: bool = False
     """Let tokens attend to their own document only, where a sequence holds several; positions count
@@ -145,3 +158,60 @@ class Model:
     def has_position_table(self) -> bool:
         """Whether positions are learned vectors."""
         return self.position_embedding == "learned"
+
+
+RULES = (
+    multiple_of("hidden_size", "heads"),
+    multiple_of("heads", "tensor_parallel_1"),
+    multiple_of("heads", "key_value_heads"),
+    rule(
+        lambda key_value_heads, tensor_parallel_1, *, heads: (
+            heads % (key_value_heads or 1) == 0
+            and remainder(
+                "key_value_heads", key_value_heads, "tensor_parallel_1", tensor_parallel_1
+            )
+        )
+    ),
+    rule(
+        lambda position_embedding, hidden_size, heads: (
+            position_embedding == "rotary"
+            and hidden_size // heads % 2
+            and "position_embedding: got rotary with heads of hidden_size / heads = "
+            f"{hidden_size // heads} features; expected an even number, for they turn in pairs. "
+            "Change hidden_size or heads."
+        )
+    ),
+    multiple_of("hidden_size", "tensor_parallel_2"),
+    multiple_of("feed_forward_size", "tensor_parallel_1"),
+    multiple_of("sequence_length", "attention_serialisation"),
+    rule(
+        lambda sequence_length, max_positions: (
+            max_positions
+            and sequence_length > max_positions
+            and f"sequence_length: got {sequence_length}; expected at most max_positions = "
+            f"{max_positions}. Shorten the sequence or raise max_positions."
+        )
+    ),
+    rule(
+        lambda lora_rank, hidden_size: (
+            lora_rank > hidden_size
+            and f"lora_rank: got {lora_rank}; expected at most hidden_size = {hidden_size}, for a "
+            "wider adapter is no smaller than the layer. Use 8 or 16."
+        )
+    ),
+    rule(
+        lambda lora_rank, optimizer: (
+            lora_rank
+            and optimizer == "muon"
+            and f"optimizer: got muon with lora_rank = {lora_rank}; expected adamw, which updates "
+            "adapters. Use --optimizer adamw."
+        )
+    ),
+    rule(
+        lambda end_of_text, vocabulary_size: (
+            end_of_text >= vocabulary_size
+            and f"end_of_text: got {end_of_text}; expected a token below vocabulary_size = "
+            f"{vocabulary_size}. Use the end_of_text of the data's dataset.json."
+        )
+    ),
+)

@@ -144,7 +144,7 @@ def build(
     except ValueError as error:
         wrong = [*wrong, *error.args[0]]
     config = assemble(checked)
-    found += wrong + combination_problems(config, names | bad)
+    found += wrong + combination_problems(checked, names | bad)
     if found:
         raise ConfigError(found)
     return config

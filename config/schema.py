@@ -1,15 +1,21 @@
-"""The configuration: its sections in one record. The string under a field is its help text and
-its line in the reference.
+"""The configuration: its sections in one record, and the rules on them. The string under a field is
+its help text and its line in the reference.
 """
 
 from dataclasses import dataclass, field
 
+from popxl_gpt.config import batch, data, execution, held_out, learning_rate, model, training
 from popxl_gpt.config.checkpoint import Checkpoint
 from popxl_gpt.config.data import Data
 from popxl_gpt.config.execution import Execution
 from popxl_gpt.config.logging import Logging
 from popxl_gpt.config.model import Model
+from popxl_gpt.config.rules import rule
 from popxl_gpt.config.training import Training
+from popxl_gpt.utils.texts import shown_text
+
+LONGEST_NAME = 200
+"""Bytes of a run's name: file systems take 255, and some go to what is appended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,3 +59,30 @@ class Config:
     def tokens_per_step(self) -> int:
         """Tokens in one global batch."""
         return self.training.global_batch_size * self.model.sequence_length
+
+
+@rule
+def _name(name: str) -> str | None:
+    size = len(name.encode())
+    if not name.strip(". ") or set(name) & set("/\\\0\n"):
+        return f"name: got {name!r}; expected a name for a folder. Use letters, digits, - and _."
+    if size > LONGEST_NAME:
+        return (
+            f"name: got {shown_text(name)} of {size} bytes; expected at most {LONGEST_NAME}, for "
+            "it names a folder. Shorten it."
+        )
+    return None
+
+
+RULES = (
+    _name,
+    *model.RULES,
+    *batch.RULES,
+    *training.RULES,
+    *learning_rate.RULES,
+    *execution.CALLS,
+    *held_out.RULES,
+    *data.RULES,
+    *execution.RULES,
+)
+"""All rules, in the order in which their problems are listed."""
