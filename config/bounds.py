@@ -1,7 +1,8 @@
-"""What a setting's type says of it: `layers: Annotated[int, AtLeast(1)]`. Types that are used
+"""What a setting's type says of it: `layers: Annotated[int, Range(low=1)]`. Types that are used
 several times have names.
 """
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,65 +20,33 @@ def as_computed(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """Values from `low` on."""
+class Range:
+    """Numbers within limits, and zero where that has a meaning of its own."""
 
-    low: float
-
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return value >= self.low
-
-    def __str__(self) -> str:
-        return f"at least {self.low:g}"
-
-
-@dataclass(frozen=True)
-class MoreThan:
-    """Values above `low`."""
-
-    low: float
-
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return as_computed(value) > self.low
-
-    def __str__(self) -> str:
-        return f"more than {self.low:g}"
-
-
-@dataclass(frozen=True)
-class Between:
-    """Values from `low` on, and below `high`."""
-
-    low: float
-    high: float
-
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return self.low <= value and as_computed(value) < self.high
-
-    def __str__(self) -> str:
-        low, high = (
-            int(limit) if limit == int(limit) else limit for limit in (self.low, self.high)
-        )
-        return f"at least {low} and below {high}"
-
-
-@dataclass(frozen=True)
-class Within:
-    """Values from `low` to `high`, and zero where that has a meaning of its own."""
-
-    low: float
-    high: float
+    low: float = -math.inf
+    """The smallest one."""
+    above: float = -math.inf
+    """What all of them are more than, as programs compute with them."""
+    below: float = math.inf
+    """What all of them are less than, as programs compute with them."""
+    high: float = math.inf
+    """The largest one."""
     or_zero: bool = False
 
     def admits(self, value: float) -> bool:
         """Whether the value is in range."""
-        return self.low <= value <= self.high or (self.or_zero and value == 0)
+        return (self.or_zero and value == 0) or (
+            self.low <= value <= self.high and self.above < as_computed(value) < self.below
+        )
 
     def __str__(self) -> str:
-        return f"{'0, or ' if self.or_zero else ''}at least {self.low:g} and at most {self.high:g}"
+        words = ("at least", self.low), ("more than", self.above), ("below", self.below)
+        told = " and ".join(
+            f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"
+            for word, limit in (*words, ("at most", self.high))
+            if math.isfinite(limit)
+        )
+        return f"0, or {told}" if self.or_zero else told
 
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -128,9 +97,6 @@ class BytesOrShare(Bytes):
         return f"{super().__str__()}, a share such as 0.5 or 50%, auto"
 
 
-Bound = AtLeast | MoreThan | Between | Within | Bytes
-
-
 @dataclass(frozen=True)
 class Largest:
     """The value that no run goes beyond: a program has objects for each layer, replica and
@@ -159,20 +125,20 @@ class NoNumbers:
 
 Kind = TypeVar("Kind")
 SameNumbers = Annotated[Kind, NoNumbers()]
-Count = Annotated[int, AtLeast(1)]
+Count = Annotated[int, Range(low=1)]
 ObjectCount = Annotated[Count, Largest(2**16)]
 TensorCount = Annotated[Count, Largest(2**31 - 1)]
-CountOrZero = Annotated[int, AtLeast(0)]
-Positive = Annotated[float, MoreThan(0.0)]
-PositiveOrZero = Annotated[float, AtLeast(0.0)]
-Fraction = Annotated[float, Between(0.0, 1.0)]
-TopP = Annotated[float, Within(1e-6, 1.0)]
+CountOrZero = Annotated[int, Range(low=0)]
+Positive = Annotated[float, Range(above=0)]
+PositiveOrZero = Annotated[float, Range(low=0)]
+Fraction = Annotated[float, Range(low=0, below=1)]
+TopP = Annotated[float, Range(low=1e-6, high=1)]
 """The probability that tokens to choose from have together."""
-Norm = Annotated[float, Within(1e-30, 1e30, or_zero=True)]
+Norm = Annotated[float, Range(low=1e-30, high=1e30, or_zero=True)]
 """What float32 holds, and what it gives divided by a norm or multiplied with one."""
-Scale = Annotated[float, Within(1e-6, 1e12)]
+Scale = Annotated[float, Range(low=1e-6, high=1e12)]
 """Numbers whose squares float32 divides gradients by without losing them."""
 Memory = Annotated[int, Bytes()]
 MemoryOrShare = Annotated[int | float, BytesOrShare()]
-Seed = Annotated[int, Between(0, 2**32)]
+Seed = Annotated[int, Range(low=0, below=2**32)]
 PathText = Annotated[str, IsPath()]

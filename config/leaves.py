@@ -14,13 +14,12 @@ from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from popxl_gpt.config.bounds import (
-    Between,
-    Bound,
     Bytes,
     BytesOrShare,
     Largest,
     Needs,
     NoNumbers,
+    Range,
     as_computed,
 )
 from popxl_gpt.config.numbers import KINDS
@@ -58,7 +57,7 @@ class Leaf:
     """Texts that may stand for a number."""
     is_path: bool = False
     is_free_text: bool = False
-    bound: Bound | None = None
+    bound: Range | Bytes | None = None
     largest: int | None = None
     needs: Needs | None = None
     decides_numbers: bool = True
@@ -143,11 +142,7 @@ class Leaf:
         """
         if self.optional and text.lower() in NONE_WORDS:
             return None
-        if self.kind is bool:
-            if text.lower() in TRUE_WORDS | FALSE_WORDS:
-                return text.lower() in TRUE_WORDS
-            raise self._refusal(text)
-        if self.kind is str or text in self.words:
+        if self.kind not in KINDS or text in self.words:
             return self.check(text)
         try:
             read = self.bound.read if isinstance(self.bound, Bytes) else KINDS[self.kind]
@@ -166,21 +161,17 @@ class Leaf:
         return self.bound is None or self.bound.admits(value)
 
     def _refusal(self, value: Any) -> ValueError:
-        hint = (
-            " Write it without quotes."
-            if isinstance(value, str) and self._reads_as_number(value)
-            else ""
-        )
-        if self.kind is str and not self.choices and type(value) in (bool, int, float):
-            hint = " Write it in quotes."
-        is_large = isinstance(value, int) and abs(value) > LARGEST
-        has_bound = "below" in self.expected or "at most" in self.expected
-        large = f" and below 2**63 = {LARGEST + 1}" if is_large and not has_bound else ""
+        expected, hint = self.expected, ""
         if isinstance(value, float):
             hint = self._of_float32(value)
-        return ValueError(
-            f"{self.name}: got {shortened(value)}; expected {self.expected}{large}.{hint}"
-        )
+        elif isinstance(value, str) and self._reads_as_number(value):
+            hint = " Write it without quotes."
+        elif isinstance(value, int) and self.kind is str and not self.choices:
+            hint = " Write it in quotes."
+        if isinstance(value, int) and abs(value) > LARGEST:
+            is_told = "below" in expected or "at most" in expected
+            expected += "" if is_told else f" and below 2**63 = {LARGEST + 1}"
+        return ValueError(f"{self.name}: got {shortened(value)}; expected {expected}.{hint}")
 
     def _of_float32(self, value: float) -> str:
         """Why a number is out of range that float32 does not hold, or holds as another."""
@@ -188,15 +179,14 @@ class Leaf:
             return " float32 holds no more than 3.4e38."
         if 0 < abs(value) < FLOAT32_SMALLEST:
             return " float32 holds nothing between 0 and 1.2e-38."
-        is_rounded = isinstance(self.bound, Between) and self.bound.low <= value < self.bound.high
+        below = self.bound.below if isinstance(self.bound, Range) else math.inf
+        is_rounded = value < below <= as_computed(value)
         return f" float32 holds it as {as_computed(value):g}." if is_rounded else ""
 
     def _reads_as_number(self, text: str) -> bool:
-        if self.kind not in (int, float) or self.is_list:
-            return False
         try:
             self.check(KINDS[self.kind](text))
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, KeyError):
             return False
         return True
 
@@ -340,23 +330,3 @@ def sections(record: type = Config) -> dict[str, str]:
 
 def _first_paragraph(record: type) -> str:
     return " ".join((inspect.getdoc(record) or "").split("\n\n")[0].split())
-
-
-def reference(record: type = Config) -> str:
-    """The reference of every setting as Markdown tables, one per section."""
-    blocks = []
-    for section, doc in sections(record).items():
-        rows = [leaf for leaf in leaves(record) if leaf.section == section]
-        lines = [
-            f"### {section}\n\n{doc}" if section else doc,
-            "",
-            "| flag | default | values | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| `--{row.name}` | {shown(row.default)} | {row.expected} | "
-            f"{' '.join(row.doc.split())} |"
-            for row in rows
-        ]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
