@@ -7,11 +7,11 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from textwrap import dedent
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from popxl_gpt.config.bounds import (
     Bytes,
@@ -71,6 +71,10 @@ class Leaf:
     def path(self) -> str:
         """Dotted name, such as `model.layers`."""
         return f"{self.section}.{self.name}" if self.section else self.name
+
+    def of(self, config: Config) -> Any:
+        """Its value in a configuration."""
+        return getattr(getattr(config, self.section) if self.section else config, self.name)
 
     @property
     def expected(self) -> str:
@@ -197,34 +201,34 @@ def _word(value: Any) -> str | None:
 
 
 @cache
+def records(record: type = Config) -> dict[str, type]:
+    """A record under '', and those of its sections by name."""
+    found: dict[str, Any] = {"": record}
+    found |= {item.name: item.type for item in fields(record) if is_dataclass(item.type)}
+    return found
+
+
+@cache
 def leaves(record: type = Config) -> tuple[Leaf, ...]:
     """Every setting of a dataclass, sections after the record's own fields, in the order they are
     written.
     """
-    found = tuple(_walk(record, section=""))
+    found = [
+        _leaf(section, owner, item)
+        for section, owner in records(record).items()
+        for item in fields(owner)
+        if section or item.name not in records(record)
+    ]
     names = [leaf.name for leaf in found]
-    repeated = {name for name in names if names.count(name) > 1}
-    assert not repeated, (
-        f"leaf names must be unique over the whole record, for each is a flag: {repeated}"
-    )
-    return found
+    assert len(names) == len({*names}), f"leaf names must be unique, for each is a flag: {names}"
+    return tuple(found)
 
 
-def _walk(record: type, section: str) -> Iterator[Leaf]:
-    hints = get_type_hints(record, include_extras=True)
-    for item in fields(record):
-        if is_dataclass(hints[item.name]):
-            assert not section, "sections do not nest"
-            yield from _walk(hints[item.name], item.name)
-            continue
-        default = item.default_factory() if item.default_factory is not MISSING else item.default
-        yield Leaf(
-            section=section,
-            name=item.name,
-            default=default,
-            record=record,
-            **_read_type(hints[item.name]),
-        )
+def _leaf(section: str, record: type, item: Field[Any]) -> Leaf:
+    """The setting of a field."""
+    default = item.default_factory() if item.default_factory is not MISSING else item.default
+    about = _read_type(item.type)
+    return Leaf(section=section, name=item.name, default=default, record=record, **about)
 
 
 _NOTES: dict[type, Callable[[Any], dict[str, Any]]] = {
@@ -241,12 +245,10 @@ def _read_type(hint: Any) -> dict[str, Any]:
     """Take a field's annotation apart: the keyword arguments of `Leaf` that depend on it."""
     if get_origin(hint) in (Union, types.UnionType):
         inner, *others = [part for part in get_args(hint) if part is not type(None)]
-        words = tuple(
-            word for part in others if get_origin(part) is Literal for word in get_args(part)
-        )
-        others = [part for part in others if get_origin(part) is not Literal]
         # int | float: bytes or a share
-        assert others in ([], [float]), f"no setting can have type {hint}"
+        is_known = all(part is float or get_origin(part) is Literal for part in others)
+        assert is_known, f"no setting can have type {hint}"
+        words = tuple(word for part in others for word in get_args(part))
         return {**_read_type(inner), "words": words, "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
@@ -287,22 +289,16 @@ def _own_docstrings(record: type) -> dict[str, str]:
 
 def flatten(config: Config) -> dict[str, Any]:
     """The value of every leaf, by name."""
-    return {
-        leaf.name: getattr(getattr(config, leaf.section) if leaf.section else config, leaf.name)
-        for leaf in leaves()
-    }
+    return {leaf.name: leaf.of(config) for leaf in leaves()}
 
 
 def assemble(values: Mapping[str, Any]) -> Config:
     """The configuration with these values, one for every leaf; nothing is checked."""
-    by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
+    found: dict[str, Any] = {section: {} for section in records()}
     for leaf in leaves():
-        by_section[leaf.section][leaf.name] = values[leaf.name]
-    own = by_section.pop("")
-    hints = get_type_hints(Config)
-    return Config(
-        **own, **{section: hints[section](**found) for section, found in by_section.items()}
-    )
+        found[leaf.section][leaf.name] = values[leaf.name]
+    own = found.pop("")
+    return Config(**own, **{section: records()[section](**found[section]) for section in found})
 
 
 def shown(value: Any) -> str:
@@ -320,13 +316,8 @@ def sections(record: type = Config) -> dict[str, str]:
     """The first paragraph of each section of a record, by section name; the record's own under
     ''.
     """
-    hints = get_type_hints(record)
-    found = {"": record}
-    found.update(
-        {item.name: hints[item.name] for item in fields(record) if is_dataclass(hints[item.name])}
-    )
-    return {name: _first_paragraph(owner) for name, owner in found.items()}
-
-
-def _first_paragraph(record: type) -> str:
-    return " ".join((inspect.getdoc(record) or "").split("\n\n")[0].split())
+    paragraphs = {
+        name: (inspect.getdoc(owner) or "").split("\n\n")[0]
+        for name, owner in records(record).items()
+    }
+    return {name: " ".join(paragraph.split()) for name, paragraph in paragraphs.items()}

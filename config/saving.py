@@ -79,7 +79,7 @@ def numerics_hash(config: Config) -> str:
     mapping: dict[str, Any] = {section: {} for section in NUMERIC_SECTIONS}
     for leaf in leaves():
         if leaf.section in mapping and leaf.decides_numbers:
-            mapping[leaf.section][leaf.name] = getattr(getattr(config, leaf.section), leaf.name)
+            mapping[leaf.section][leaf.name] = leaf.of(config)
     mapping["model"] |= {
         "max_positions": config.model.positions,
         "feed_forward_size": config.model.feed_forward,
