@@ -120,7 +120,9 @@ class Needs:
 
 
 class NoNumbers:
-    """A mark of settings for which the program gives the same bits whatever they are."""
+    """A mark of settings for which the program gives the same bits whatever they are, and of those
+    that stand for another one, which decides them.
+    """
 
 
 Kind = TypeVar("Kind")

@@ -98,21 +98,19 @@ class Leaf:
         Raises:
             ValueError: if it is of another type or out of range; says what is given and expected.
         """
-        if self.optional and (value is None or _word(value) in NONE_WORDS - {""}):
+        word = value.lower() if isinstance(value, str) else None
+        if self.optional and (value is None or word in NONE_WORDS - {""}):
             return None
-        if self.kind is bool and _word(value) in TRUE_WORDS | FALSE_WORDS:
-            return _word(value) in TRUE_WORDS
-        if _word(value) in self.choices:
-            return _word(value)
+        if self.kind is bool and word in TRUE_WORDS | FALSE_WORDS:
+            return word in TRUE_WORDS
+        if word in self.choices:
+            return word
         if isinstance(value, str) and value in self.words:
             return value
-        if self.is_list:
-            if isinstance(value, (list, tuple)) and all(
-                isinstance(item, str) and item for item in value
-            ):
-                return tuple(self._checked_text(item) for item in value)
-            raise self._refusal(value)
-        if isinstance(value, int) and abs(value) > LARGEST:
+        is_several = self.is_list and isinstance(value, (list, tuple))
+        if is_several and all(isinstance(item, str) and item for item in value):
+            return tuple(self._checked_text(item) for item in value)
+        if self.is_list or (isinstance(value, int) and abs(value) > LARGEST):
             raise self._refusal(value)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value) if abs(value) <= sys.float_info.max else math.inf
@@ -193,11 +191,6 @@ class Leaf:
         except (ValueError, OverflowError, KeyError):
             return False
         return True
-
-
-def _word(value: Any) -> str | None:
-    """A text, in small letters; None for what is none."""
-    return value.lower() if isinstance(value, str) else None
 
 
 @cache
