@@ -49,52 +49,42 @@ class Range:
         return f"0, or {told}" if self.or_zero else told
 
 
-UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclass(frozen=True)
 class Bytes:
     """Amounts of memory from one byte on; as text they may have a unit: `24GiB`, `1.5 TiB`."""
 
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return value >= 1
-
-    def read(self, text: str) -> int | float | None:
-        """The bytes that a text stands for; ValueError where it is none."""
-        number = text.rstrip("BKMGTi").rstrip()
-        unit = text[len(number) :].strip()
-        if unit not in UNITS:
-            raise ValueError(f"no unit of memory: {unit}")
-        return int(number) if unit == "" else int(float(number) * UNITS[unit])
-
-    def __str__(self) -> str:
-        return "of bytes, or with a unit (KiB, MiB, GiB, TiB)"
-
-
-@dataclass(frozen=True)
-class BytesOrShare(Bytes):
-    """Amounts of memory, or a share of all there is, above 0 and at most 1: `0.5`, `50%`; `auto` is
-    none given.
+    or_share: bool = False
+    """Whether a share of all there is will do, too, above 0 and at most 1: `0.5`, `50%`; `auto` is
+    none given, then.
     """
 
     def admits(self, value: float) -> bool:
         """Whether the value is in range: whole numbers are bytes, others a share."""
-        return 0 < value <= 1 if isinstance(value, float) else super().admits(value)
+        return 0 < value <= 1 if isinstance(value, float) else value >= 1
 
     def read(self, text: str) -> int | float | None:
         """The bytes or the share that a text stands for; ValueError where it is neither."""
-        if text.lower() == "auto":
+        number = text.rstrip("BKMGTi").rstrip()
+        unit = text[len(number) :].strip()
+        if self.or_share and text.lower() == "auto":
             return None
-        if text.endswith("%"):
+        if self.or_share and text.endswith("%"):
             return float(text[:-1]) / 100
+        if unit and unit in UNITS:
+            return int(float(number) * UNITS[unit])
         try:
-            return super().read(text)
+            return int(text)
         except ValueError:
+            if not self.or_share:
+                raise
             return float(text)
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, a share such as 0.5 or 50%, auto"
+        share = ", a share such as 0.5 or 50%, auto" if self.or_share else ""
+        return f"of bytes, or with a unit (KiB, MiB, GiB, TiB){share}"
 
 
 @dataclass(frozen=True)
@@ -141,6 +131,6 @@ Norm = Annotated[float, Range(low=1e-30, high=1e30, or_zero=True)]
 Scale = Annotated[float, Range(low=1e-6, high=1e12)]
 """Numbers whose squares float32 divides gradients by without losing them."""
 Memory = Annotated[int, Bytes()]
-MemoryOrShare = Annotated[int | float, BytesOrShare()]
+MemoryOrShare = Annotated[int | float, Bytes(or_share=True)]
 Seed = Annotated[int, Range(low=0, below=2**32)]
 PathText = Annotated[str, IsPath()]

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from popxl_gpt.config.bounds import (
     Bytes,
-    BytesOrShare,
     Largest,
     Needs,
     NoNumbers,
@@ -116,7 +115,7 @@ class Leaf:
             value = float(value) if abs(value) <= sys.float_info.max else math.inf
         if isinstance(self.bound, Bytes) and isinstance(value, str):
             return self.parse(value)
-        kinds = (int, float) if isinstance(self.bound, BytesOrShare) else self.kind
+        kinds = (int, float) if self.bound == Bytes(or_share=True) else self.kind
         is_kind = isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
         if not is_kind or not self._is_in_range(value):
             raise self._refusal(value)
