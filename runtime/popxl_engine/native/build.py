@@ -38,7 +38,7 @@ logger = logging.getLogger("popxl")
 
 FOLDER = Path(__file__).parent
 SHIPPED = FOLDER / "compiled"
-"""The folder of a wheel's kernels. There is none in a checkout."""
+"""The folder of a wheel's kernels; there is none in a checkout."""
 LEVELS = tuple(each for each in SETS if each.instructions)
 """The instruction sets for which a wheel has kernels."""
 # Without contraction an element's bits do not depend on its place in a vector, on the vector's
@@ -111,9 +111,7 @@ def allocator() -> Sources | None:
 
 @functools.cache
 def begin() -> None:
-    """Start to make the libraries in the background, unless they are there, switched off, or
-    impossible.
-    """
+    """Start to make the libraries in the background, where they lack and can be made."""
     compiler = find_compiler()
     if _is_off() or compiler is None:
         return
@@ -122,7 +120,10 @@ def begin() -> None:
         with contextlib.suppress(OSError):  # who needs the library says so
             path = _path(sources, compiler)
             if not is_there(path):
-                _in_background[sources.name] = _maker(path, sources, compiler, subprocess.DEVNULL)
+                process = _maker(path, sources, compiler, subprocess.DEVNULL)
+                _in_background[sources.name] = process
+                for end in (process.wait, process.terminate):  # the last one comes first
+                    atexit.register(end)
 
 
 def is_being_made(sources: Sources) -> bool:
@@ -191,9 +192,7 @@ def make(path: Path, sources: Sources, compiler: list[str]) -> None:
         raise subprocess.SubprocessError(f"not compiled ({said.strip()[-500:]})")
 
 
-def _maker(
-    path: Path, sources: Sources, compiler: list[str], stdout: int
-) -> "subprocess.Popen[str]":
+def _maker(path: Path, sources: Sources, compiler: list[str], out: int) -> "subprocess.Popen[str]":
     """A process that makes a library and prints why it cannot."""
     command = [sys.executable or "python3", "-I", "-S", "-c", MAKE, str(FOLDER.parents[1])]
     named = shlex.join(sources.named or _named_flags())
@@ -201,7 +200,7 @@ def _maker(
     return subprocess.Popen(
         [*command, *compiler, *sources.words],
         stdin=subprocess.DEVNULL,
-        stdout=stdout,
+        stdout=out,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # Ctrl-C is for the program
