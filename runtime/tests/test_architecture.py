@@ -1,4 +1,6 @@
-"""Who may import whom. Each room's arrows stand in `ROOMS`; a new room is a line there."""
+"""The arrows between rooms: who may import whom. Each room's arrows stand in `ROOMS`; a new room is
+a line there.
+"""
 
 import ast
 import inspect

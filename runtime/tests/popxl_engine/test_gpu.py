@@ -281,7 +281,7 @@ def test_a_gpus_adamw_changes_no_bit_where_its_condition_is_false(weights, momen
 def test_what_is_compiled_of_adamw_is_called_with_its_operands(
     weights, start, condition, monkeypatch
 ):
-    """On a processor, by the plain function in place of the compiled one."""
+    """The case of a processor, by the plain function in place of the compiled one."""
     random = torch.Generator().manual_seed(0)
     old = [torch.rand(300, generator=random) for _ in range(4)]
     numbers = [torch.tensor(x) for x in (0.5, 4.0, -1e-2)]
@@ -371,7 +371,7 @@ class WideProducts(TorchDispatchMode):
 
 
 def rounded_to_both(x, key):
-    """To both types, as numbers that can be compared."""
+    """Values in both types, as numbers that can be compared."""
     places = torch.arange(x.numel()) + (2**33 + 5)
     return [rounded_at(t, x, key, places).float() for t in (torch.bfloat16, torch.float16)]
 

@@ -69,7 +69,7 @@ class Program:
 
 
 class GivenUp(Exception):
-    """Of a run."""
+    """A run that was given up."""
 
 
 class Run:

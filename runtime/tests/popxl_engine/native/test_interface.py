@@ -25,7 +25,7 @@ MACRO = re.compile(r"^[ \t]*#define[ \t]+(\w+)\(([^)]*)\)(.*)$", re.M)
 
 
 class Signature(NamedTuple):
-    """Of a function, as ctypes says it."""
+    """The signature of a function, as ctypes says it."""
 
     parameters: tuple[Any, ...]
     result: Any
@@ -83,7 +83,7 @@ def functions(text: str) -> list[tuple[str, str, str]]:
 
 
 def ctype(declared: str) -> Any:
-    """Of a parameter with its name, or of a result."""
+    """The type of a parameter with its name, or of a result."""
     return ctypes.c_void_p if "*" in declared else CTYPES[declared.split()[0]]
 
 

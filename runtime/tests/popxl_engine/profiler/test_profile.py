@@ -59,7 +59,7 @@ def of(spans: Any, replica: int, lane: str) -> list[Span]:
 
 
 def paths(spans: list[Span]) -> list[tuple[str, ...]]:
-    """For each span the names of those around it, outermost first, and its own. Fails where spans
+    """The names of the spans around each span, outermost first, and its own. Fails where spans
     cross.
     """
     found, around = [], []
