@@ -154,7 +154,7 @@ class TensorLocation:
 
 @dataclass
 class TensorLocationSettings:
-    """Where tensors of one kind live, from how many elements on."""
+    """The place where tensors of one kind live, from how many elements on."""
 
     location: TensorLocation = field(default_factory=TensorLocation)
     minElementsForOffChip: int = 2  # noqa: N815

@@ -349,8 +349,8 @@ def barrier(what: str = "waiting at a barrier") -> None:
 
 
 def difference(text: str) -> str | None:
-    """Where an instance's text first differs from instance 0's, in words, the same on every
-    instance; None: nowhere.
+    """The place where an instance's text first differs from instance 0's, in words, the same on
+    every instance; None: nowhere.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     if len(set(gather_patiently(digest, "comparing programs"))) == 1:

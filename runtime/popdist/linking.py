@@ -41,7 +41,9 @@ class Connections(NamedTuple):
 
 
 def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, str]:
-    """Where the others connect with this instance. Returns it, and its address in text."""
+    """The listener by which the others connect with this instance. Returns it, and its address in
+    text.
+    """
     if rendezvous.folder is not None:
         return wire.listen(rendezvous.folder / str(index)), str(index)
     assert isinstance(rendezvous.address, tuple)

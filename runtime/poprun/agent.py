@@ -64,7 +64,7 @@ PASSED_ON = [signal.Signals[name] for name in die_with_parent.PASSED_ON]
 
 @dataclass(frozen=True)
 class Machines:
-    """Where instances run, and where those of all machines meet."""
+    """The machines where instances run, and where those of all machines meet."""
 
     count: int
     index: int
@@ -165,8 +165,8 @@ def _start(
 
 
 def _make_rendezvous(machines: Machines, stack: ExitStack) -> rendezvous.Rendezvous:
-    """Where those of all machines meet, instances too. Its folder, if it has one, ends with the
-    stack.
+    """The place where the launchers of all machines meet, instances too. Its folder, if it has one,
+    ends with the stack.
     """
     if machines.count == 1:
         folder = stack.enter_context(rendezvous.new_folder())

@@ -1,4 +1,4 @@
-"""Where the instances of a run meet, and how they know each other there.
+"""The place where the instances of a run meet, and how they know each other there.
 
 On one machine: in a folder of mode 0700, which `poprun` makes and names in ``POPDIST_RENDEZVOUS``.
 Programs that another launcher starts derive one from the user, the launcher's address and the run.
@@ -251,7 +251,7 @@ def how_to_share() -> str:
 
 
 def secret_file() -> Path:
-    """Where the secret is kept."""
+    """The file where the secret is kept."""
     if named := os.environ.get(SECRET_FILE):
         return Path(named)
     try:

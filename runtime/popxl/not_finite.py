@@ -1,4 +1,4 @@
-"""Where in a run a number first stopped being finite."""
+"""The search for the first number of a run that stopped being finite."""
 
 from dataclasses import dataclass
 
@@ -22,4 +22,4 @@ class NotFinite:
     """What is in it: nan, inf or -inf."""
     op: str
     where: str
-    """Where the program's source makes it: file and line."""
+    """The place where the program's source makes it: file and line."""

@@ -1,4 +1,4 @@
-"""Where a phase that ran twice came to something else the second time."""
+"""A difference between the first and the second run of a phase."""
 
 from dataclasses import dataclass
 

@@ -77,7 +77,7 @@ class Span:
     graph: str = ""
     """The graphs around it, outermost first."""
     op: str = ""
-    """Where the op was built."""
+    """The line where the op was built."""
     row: int | None = None
     """The row of the remote buffer."""
 

@@ -72,7 +72,7 @@ class Tensor(TensorMethods["Tensor"]):
 
     @property
     def location_info(self) -> Any:
-        """Where the tensor lives; remote placement for remote variables, None otherwise."""
+        """The tensor's place; remote placement for remote variables, None otherwise."""
         return self._remote
 
     @property
@@ -90,7 +90,7 @@ class Tensor(TensorMethods["Tensor"]):
         return ipu
 
     def _device(self) -> int | None:
-        """Where it is made, else where the first op that uses it takes it; None if neither."""
+        """The device of the op that makes it, else of the first op that uses it, or None."""
         if self._op is not None:
             return self._op.place_of(self).ipu
         users = (op for op in self._graph._ops if self in op.inputs)
@@ -292,8 +292,8 @@ class Op(Unpicklable):
         )
 
     def place_of(self, t: Tensor, known: dict[Tensor, Place] | None = None) -> Place:
-        """Where one of the results is; what a call returns is where the call, or the called graph,
-        put it.
+        """The place of one of the results; what a call returns is where the call, or the called
+        graph, put it.
 
         Args:
             known: of results that were asked for on the way here; it gains more.
@@ -338,7 +338,7 @@ class Op(Unpicklable):
 
     @property
     def where(self) -> str:
-        """Where the user made it: ``file:line``."""
+        """The line where the user made it: ``file:line``."""
         return f"{self.source[0]}:{self.source[1]}"
 
     @property
@@ -354,7 +354,7 @@ class Op(Unpicklable):
 
 
 def place_of(t: Tensor, known: dict[Tensor, Place] | None = None) -> Place:
-    """Where the op that made a tensor put it, see `Op.place_of`."""
+    """The place where the op that made a tensor put it, see `Op.place_of`."""
     return Place(None, None) if t._op is None else t._op.place_of(t, known)
 
 

@@ -9,7 +9,7 @@ from popxl.ir import Ir
 
 @dataclass(frozen=True)
 class RemoteFiles:
-    """Where a program's remote memory lies."""
+    """The place of a program's remote memory."""
 
     folder: str
     """Takes one file for each replica, without a name: the system deletes it with the process,

@@ -51,8 +51,8 @@ TensorLike = Tensor | HostScalarTensor
 
 @dataclass(frozen=True)
 class RemotePlacement:
-    """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each
-    (1: whole).
+    """The place of a remote variable's value. ``shard_over`` replicas of a group hold one piece
+    each (1: whole).
 
     The elements fill the slots in their order, whatever the shapes; what is left of the last slot
     is zeros.

@@ -1,4 +1,4 @@
-"""Where a tensor lives: data holders that PopXL programs pass around."""
+"""The place of a tensor: data holders that PopXL programs pass around."""
 
 from enum import Enum
 

@@ -184,7 +184,7 @@ def _limits(dtype: dtype | np.dtype, target: np.dtype) -> tuple[Any, Any]:
 
 
 def _infinite(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype) -> np.ndarray:
-    """Where finite numbers become infinite."""
+    """The elements where finite numbers become infinite."""
     with np.errstate(over="ignore"):
         result = array.astype(target)
     result = round_to_bfloat16(result) if dtype is bfloat16 else result

@@ -14,7 +14,7 @@ WITHOUT_NOUN = frozenset(
     # prepositions and adverbs of time and place
     "about above across after against along among around as at before behind below beside between "
     "beyond by during for from in inside into of off on once over per since through to under until "
-    "up while with within without "
+    "up where while with within without "
     # pronouns that stand for a noun
     "he it those that they who whose "
     # participles

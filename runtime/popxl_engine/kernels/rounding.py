@@ -199,8 +199,8 @@ def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 class Updates:
-    """Where in-place updates of 16-bit tensors get the seeds of their rounding; without, they round
-    to nearest.
+    """The source from which in-place updates of 16-bit tensors get the seeds of their rounding;
+    without, they round to nearest.
     """
 
     next_seed: Callable[[], tuple[torch.Tensor, int]] | None = None

@@ -33,7 +33,7 @@ Env = dict[Value, Value]
 """What the values of a graph's block have become."""
 
 START = RngPath()
-"""Where a block runs."""
+"""The place where a block runs."""
 
 
 def inner_path(path: str, graph: Graph) -> str:

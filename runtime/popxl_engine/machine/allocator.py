@@ -1,4 +1,6 @@
-"""Where large blocks of the process's memory come from, and what becomes of freed ones."""
+"""The allocator that large blocks of the process's memory come from, and what becomes of freed
+ones.
+"""
 
 import ctypes
 import functools

@@ -1,4 +1,5 @@
-"""Where a process's tensors live and its kernels run: the machine's processor, or a GPU beside it.
+"""The device where a process's tensors live and its kernels run: the machine's processor, or a GPU
+beside it.
 
 A GPU works behind the program: what it is asked for is done later, in order. A `Fence` is a point
 in that order.
@@ -47,7 +48,7 @@ class Memory(Protocol):
 
 
 class Device(Protocol):
-    """Where tensors live."""
+    """The device where tensors live."""
 
     where: torch.device
 

@@ -42,7 +42,7 @@ class Exchange:
     one needs them.
     """
     ranges: dict[int, tuple[int, int]]
-    """Where each process reduces a range of the elements for all: that range, by process."""
+    """The range of the elements that each process reduces for all, by process."""
     incoming: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
     """Messages, and the parts of operands that each fills, as bytes."""
     transfers: list[Transfer] = field(default_factory=list)
@@ -289,7 +289,7 @@ class Fabric:
 
 
 def _waits(exchanges: Sequence[Exchange]) -> str:
-    """Where this process's replicas wait, in words."""
+    """The places where this process's replicas wait, in words."""
     return waits(
         {
             member: arrival

@@ -53,8 +53,8 @@ class Replica:
         self.state: dict[Tensor, torch.Tensor] = {}
         """Variables, and shards of variables, that live on the device."""
         self.rng_path = 0
-        """Where the program is: a number made from the run, and from the loops and branches that it
-        is in.
+        """The place of the program: a number made from the run, and from the loops and branches
+        that it is in.
         """
         self.traffic = Traffic()
         self._inputs: Arrays = {}

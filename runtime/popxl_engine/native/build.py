@@ -149,7 +149,7 @@ def load(sources: Sources = KERNEL_SOURCES) -> ctypes.CDLL | None:
 
 
 def library(sources: Sources = KERNEL_SOURCES) -> Path:
-    """Where a library is, once it is there: the wheel's, or one made here.
+    """The path of a library, once it is there: the wheel's, or one made here.
 
     Raises:
         OSError: there is no compiler, or no folder; another user can have written the library.
@@ -233,7 +233,7 @@ def _named_flags() -> tuple[str, ...]:
 
 
 def _path(sources: Sources, compiler: list[str]) -> Path:
-    """Where a library is that this compiler makes for this machine. OSError: no folder."""
+    """The path where a library is that this compiler makes for this machine. OSError: no folder."""
     flags = (FLAGS, OPTIONAL_FLAGS, _named_flags(), compiler, sources.words)
     cpu = (sysconfig.get_platform(), platform.processor(), instruction_sets.instructions())
     return private_folder() / sources.file_name(sources.name, flags, cpu)
@@ -262,7 +262,7 @@ def private_folder() -> Path:
 
 
 def _folders() -> list[Path]:
-    """Where libraries may be kept, the preferred place first."""
+    """The folders where libraries may be kept, the preferred place first."""
     folders = [Path(named)] if (named := os.environ.get("POPXL_CACHE_DIR")) else []
     with contextlib.suppress(RuntimeError):  # the user has no home
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popxl")

@@ -54,7 +54,7 @@ def _composed(block: Block) -> Block:
 
 
 class _Gradient(NamedTuple):
-    """Where the parts of a gradient of attention are."""
+    """The positions of the parts of a gradient of attention."""
 
     d_dropped_probs: int
     """dy @ value_t."""

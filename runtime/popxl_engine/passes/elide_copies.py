@@ -61,7 +61,7 @@ RULES = frozenset(
 
 
 class Accesses:
-    """Where values that share storage are read and written, in order."""
+    """The positions where values that share storage are read and written, in order."""
 
     __slots__ = ("reads", "writes")
 
@@ -272,8 +272,8 @@ class _Elision:
         return read < len(old.reads) and (through is None or old.reads[read] < through)
 
     def _written_through(self, new: Accesses, result: Value) -> int | None:
-        """Where a row that was loaded and changed is stored to its own place, after its last
-        change. None if it is not.
+        """The position where a row that was loaded and changed is stored to its own place, after
+        its last change. None if it is not.
 
         Then changing the row early is not seen by anyone: `_observable` refuses reads of the buffer
         in between.

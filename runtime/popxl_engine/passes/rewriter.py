@@ -42,8 +42,8 @@ def kept_pattern(op: str, **operands: Any) -> Pattern:
 
 
 class Match(NamedTuple):
-    """Where a pattern is found. ``arguments``: by the names in it; ``absorbed``: the positions of
-    what makes the instruction's operands.
+    """A place where a pattern is found. ``arguments``: by the names in it; ``absorbed``: the
+    positions of what makes the instruction's operands.
     """
 
     arguments: dict[str, Any]
@@ -106,8 +106,8 @@ class Rewriter:
         return index
 
     def match(self, index: int, /, **operands: Any) -> Match | None:
-        """Where the operands of an instruction match patterns, and nothing writes between what
-        makes them and the instruction.
+        """The place where the operands of an instruction match patterns, and nothing writes between
+        what makes them and the instruction.
         """
         found = Match({}, [])
         pending: list[tuple[int, Mapping[str, Any]]] = [(index, operands)]

@@ -15,7 +15,9 @@ STAND_IN = 0.5
 shortcuts for.
 """
 LEFT_ALONE = "__dynamo_disable"
-"""Where torch keeps what it calls in a function's place, once its compiler has been told."""
+"""The attribute where torch keeps what it calls in a function's place, once its compiler has been
+told.
+"""
 
 
 class LiveBytes(TorchDispatchMode):

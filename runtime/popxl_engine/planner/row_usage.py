@@ -64,7 +64,7 @@ class InUse:
     rows: int
     """Bytes of remote rows, at most."""
     phase: str
-    """Where it needs most of these."""
+    """The phase where it needs most of these."""
     working: int
     """Bytes of everything else, at most: variables, constants, activations, what kernels need on
     the way.

@@ -1,4 +1,4 @@
-"""Where each probe of a program stands: its lane and its work, and the phase and the loops around
+"""The site of each probe of a program: its lane and its work, and the phase and the loops around
 it.
 """
 

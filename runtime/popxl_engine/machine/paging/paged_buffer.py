@@ -47,7 +47,7 @@ class Paging:
     open_store: Callable[[int, int], Store]
     """The way to open a store, from the bytes of a replica's rows, and those of the largest one."""
     device: Device = PROCESSOR
-    """Where the memory is."""
+    """The device where the memory is."""
     events: Sequence[tuple[RowId, bool]] | None = None
     """The rows that a run takes, in order, and whether it stores; None where that is not
     certain.

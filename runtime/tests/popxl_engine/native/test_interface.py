@@ -47,7 +47,7 @@ def exported(text: str) -> dict[str, Signature]:
 
 
 def closing(text: str, opening: int, pair: str) -> int:
-    """Where the bracket that opens at a place closes."""
+    """The place where the bracket that opens at a place closes."""
     depth = 0
     for place in range(opening, len(text)):
         depth += (text[place] == pair[0]) - (text[place] == pair[1])

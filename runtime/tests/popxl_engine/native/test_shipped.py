@@ -30,7 +30,7 @@ needs_levels = pytest.mark.skipif(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the wheel's files are; there are none yet."""
+    """The folder where the wheel's files are; there are none yet."""
     monkeypatch.delenv(instruction_sets.VARIABLE, raising=False)
     monkeypatch.setenv("CXX", shlex.join(stand_ins.compiler(tmp_path, COMPILER)))
     monkeypatch.setattr(build, "SHIPPED", tmp_path / "compiled")
