@@ -480,8 +480,9 @@ def test_the_output_shown_is_what_a_run_prints_today():
         assert words in shown, words
 
 
-def test_the_readme_is_short():
+def test_the_readme_and_the_changelog_are_short():
     assert len(README.read_bytes()) <= 10_000
+    assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 5_000
 
 
 @over_pages
