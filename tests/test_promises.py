@@ -23,7 +23,7 @@ PROMISES = (
 
 
 def rows() -> "list[list[str]]":
-    """Promise, tests and figure of each line of the table."""
+    """Promise, figure and tests of each line of the tables."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| **")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
@@ -31,7 +31,7 @@ def rows() -> "list[list[str]]":
 @pytest.mark.slow
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0].split("**")[1])
 def test_a_promise_names_tests_that_are_there_and_a_figure(row):
-    _, tests, figure = row
+    _, figure, tests = row
     named = re.findall(r"`([^`:]+)::([^`]+)`", tests)
     assert named and figure
     for path, name in named:
