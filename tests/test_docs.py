@@ -484,7 +484,7 @@ def test_the_output_shown_is_what_a_run_prints_today():
     (shown,) = [b.text for b in blocks(README) if b.language == "text" and not b.mark]
     steps = [line for line in shown.splitlines() if line.startswith("step ")]
     pattern = (
-        r"step +\d+/\d+  loss \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
+        r"step +\d+/\d+  loss \d\.\d+  smoothed \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
         r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ [kM]?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  \d+\.\d% MFU  .* left"
     )
     assert len(steps) > 3
