@@ -22,14 +22,14 @@ from shlex import quote
 
 import popdist
 
-from popxl_gpt.config.command_line import given_settings
+from popxl_gpt.config.command_line import CommandLine
 from popxl_gpt.config.partners import without_partner
 from popxl_gpt.config.saving import changes
 from popxl_gpt.config.schedules import stage_of
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.text_tokenizer import TextTokenizer
-from popxl_gpt.demo.commands import given_for_choice, parse_training
+from popxl_gpt.demo.commands import chooses_model, parse_training
 from popxl_gpt.demo.job.description import describe
 from popxl_gpt.demo.job.interruption import Interruption
 from popxl_gpt.demo.job.options import TrainOptions as Options
@@ -82,13 +82,17 @@ LEAST_SECONDS = 10.0
 """In which what is trained is chosen, and something is learned."""
 
 
-@runtime_errors_are_told()
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
-    config, options = parse_training(arguments)
+    return run(parse_training(arguments))
+
+
+@runtime_errors_are_told()
+def run(line: CommandLine) -> int:
+    """Train as a command line says that was read. Returns the exit code."""
+    config, options, given = line
     check_launch(config)
-    to_choose = given_for_choice(arguments)
-    if to_choose is not None:
+    if chooses_model(given):
         if options.auto:
             raise ConfigError(
                 [
@@ -97,9 +101,9 @@ def main(arguments: Sequence[str]) -> int:
                 ]
             )
         with lasting_output():
-            config = choose(config, to_choose)
+            config = choose(config, given)
     config = in_steps(config)
-    is_plan, given = options.is_plan(), given_settings(arguments, Options)
+    is_plan = options.is_plan()
     if options.auto:
         config = executable(config, given)
         if not is_plan:
@@ -112,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         return train(config, options, given)
 
 
-def choose(config: Config, given: "set[str]") -> Config:
+def choose(config: Config, given: Set[str]) -> Config:
     """What to train in the minutes that the configuration has; prints why.
 
     Raises:

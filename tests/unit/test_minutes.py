@@ -14,7 +14,7 @@ from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.config.validation import validate
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
-from popxl_gpt.demo.commands import given_for_choice, parse_training
+from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.job.run_clock import RunClock
 from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.execution.planning.minutes import choice
@@ -221,16 +221,16 @@ def test_what_was_given_stays():
 @pytest.mark.parametrize("hidden, heads", [(64, 1), (130, 1), (192, 3), (200, 2), (384, 6)])
 def test_heads_follow_from_a_hidden_size_that_was_given(hidden, heads):
     words = ["--minutes", "10", "--hidden_size", str(hidden), "--input_files", "train"]
-    config, _ = parse_training(words)
-    model = chosen(config, given_for_choice(words), TEXT, 600.0, Machine(6e10)).config.model
+    config, _, given = parse_training(words)
+    model = chosen(config, given, TEXT, 600.0, Machine(6e10)).config.model
     assert (model.hidden_size, model.heads) == (hidden, heads)
 
 
 def choose_by_words(*words):
     """What a command line comes to, and how many trials it took."""
     words, machine = ["--minutes", "10", "--input_files", "train", *words], Machine(6e10)
-    config, _ = parse_training(words)
-    return chosen(config, given_for_choice(words), TEXT, 600.0, machine).config, machine.tried
+    config, _, given = parse_training(words)
+    return chosen(config, given, TEXT, 600.0, machine).config, machine.tried
 
 
 @pytest.mark.parametrize("flag, value", [("heads", 12), ("heads", 3), ("key_value_heads", 2)])
@@ -276,10 +276,10 @@ def test_held_out_data_that_are_found_are_validated_on_before_the_first_step(fla
 @pytest.mark.parametrize("files", ["train", "none"])
 def test_a_validation_of_nothing_is_refused_before_the_trials(flag, files):
     words, machine = ["--minutes", "10", "--input_files", files, f"--{flag}"], Machine(6e10)
-    config, _ = parse_training(words)
+    config, _, given = parse_training(words)
     text = None if files == "none" else replace(TEXT, validation_files=())
     with pytest.raises(ConfigError, match=f"{flag}: got true while validate_every is 0"):
-        chosen(config, given_for_choice(words), text, 600.0, machine)
+        chosen(config, given, text, 600.0, machine)
     assert not machine.tried
 
 
@@ -338,7 +338,7 @@ def test_a_ramp_that_no_choice_goes_with_is_refused_with_the_command_line(words,
 
 
 def test_several_replicas_are_refused_for_what_they_are():
-    config, _ = parse_training(["--minutes", "10", "--data_parallel", "3"])
+    config = parse_training(["--minutes", "10", "--data_parallel", "3"]).config
     with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
         choose_in_job(config, set())
 

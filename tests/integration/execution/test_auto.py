@@ -12,12 +12,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import auto as benchmark
-from popxl_gpt.config.command_line import given_settings
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.saving import load
 from popxl_gpt.demo import pretraining as program
 from popxl_gpt.demo.commands import parse_training
-from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.execution.checkpoints import checkpoint
 from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
@@ -116,7 +114,7 @@ def test_two_choices_at_once_are_refused():
 
 def test_what_flags_give_is_known_by_name():
     words = ["--config", "tiny", "--auto", "--no-recomputation", "--execution.widening", "2"]
-    assert given_settings(words, TrainOptions) == {
+    assert parse_training(words).given == {
         "auto", "config", "recomputation", "widening"
     }  # fmt: skip
 
