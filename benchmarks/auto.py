@@ -22,7 +22,7 @@ from popxl_gpt.config.presets import preset  # noqa: E402
 from popxl_gpt.config.schema import Config  # noqa: E402
 
 if TYPE_CHECKING:
-    from popxl_gpt.execution.planning.auto.trial import Clock
+    from popxl_gpt.execution.planning.trial import Clock
 
 BAR = 1.05
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -44,15 +44,15 @@ COMPARED = ("demo", "wide", "deep")
 def compared(config: Config, rounds: int, steps: int, seconds: float, clock: "Clock") -> Figures:
     """The time of each way to execute a model, and of the one that is chosen."""
     # not at the top: `--help` is answered at once
-    from popxl_gpt.execution.planning.auto.candidates import candidates, in_words
-    from popxl_gpt.execution.planning.auto.choice import choose
-    from popxl_gpt.execution.planning.auto.trial import step_times
+    from popxl_gpt.execution.planning.axes import in_words, ways
+    from popxl_gpt.execution.planning.executing import choose
+    from popxl_gpt.execution.planning.trial import step_times
     from popxl_gpt.execution.pretraining import pretraining, training_program
 
-    ways = candidates(config, frozenset())
+    compared_ways = ways(config, ())
     times: dict[str, float] = {}
     for _ in range(rounds):
-        for way in ways:
+        for way in compared_ways:
             fastest = min(step_times(pretraining, way, 1, steps, clock))
             times[in_words(way)] = min(fastest, times.get(in_words(way), fastest))
     choice = choose(config, (), pretraining, training_program, seconds=seconds, clock=clock)

@@ -1,16 +1,32 @@
-"""Whether a run's state fits this machine, told before anything is made."""
+"""The account of memory: what a process of a run takes of the host, of a device and of disks.
+
+Sizes follow from a configuration at once: they are the least that a run takes. What its programs
+take is known by planning them, which takes seconds, and is within 5 % of runs. Plans, the search
+for layouts, `--auto`, `--minutes` and the run itself ask here.
+"""
 
 import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
-from popxl_gpt.config.schema import Config
+import popdist
+import popxl
+
+from popxl_gpt.config.schema import Config, Execution
 from popxl_gpt.execution.instances import processes_here
+from popxl_gpt.execution.layer_graphs import kept_bytes
 from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
 from popxl_gpt.modelling.gpt import layer_tables
 from popxl_gpt.utils.errors import UserError
-from popxl_gpt.utils.runtime import host_bytes
+from popxl_gpt.utils.process_memory import resident_bytes
+from popxl_gpt.utils.runtime import gather, host_bytes, planner, session_device
 from popxl_gpt.utils.units import bytes_text
 
+Build = Callable[[Config], tuple[popxl.Ir, Any, Any]]
+"""Builds a configuration's program: the Ir first, what else comes is not needed."""
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "8bit": 1}
 """Bytes of a number."""
 HOST_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 4, "8bit": 4}
@@ -23,6 +39,63 @@ PROCESS = 200 * 2**20
 """Bytes that each process takes beside the state, at least, from here to its first steps: PyTorch,
 the program, and a plan of it. Pages of libraries, which processes share, are not among them.
 """
+MADE_FOR_RUNS = 22 * 2**20
+"""Bytes that a process takes from when it has loaded the engine to its first steps, beside rows and
+tensors: the program, what it is compiled to, and the kernels' code. Measured with the preset tiny.
+"""
+LOADED_TO_PAGE = 33 * 2**20
+"""What it takes more where rows come and go: how many are in use at a time is found by a dry run,
+for which PyTorch loads a library of algebra.
+"""
+SHARED_WITH_EACH = 8 * 2**20
+"""What it shares with each other process of the run here: long messages, in both directions."""
+MADE_AFTER_PLAN = 6 * 2**20
+"""Of these, what is not there after a plan."""
+AMPLE = 8
+"""Times `_known_bytes` with which no plan is needed. Plans of presets, with other batches and
+without recomputation, come to 1.1 to 5.1 times."""
+LEAST_AMPLE = 2**29
+"""Bytes below which one is made for any run."""
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Bytes of the host's memory that one process of a run takes."""
+
+    itself: int
+    """The interpreter, PyTorch, the program and its kernels."""
+    rows: int
+    """Remote rows of its replicas."""
+    tensors: int
+    """What its replicas have in hand beside rows; on a GPU that is in the device's memory."""
+    saving: int
+    """What a checkpoint is written from, in place of tensors."""
+    copy: int
+    """What it takes more while a checkpoint is written beside training: a copy of its part of the
+    state. No more than half of the memory that is free then."""
+    mapped: int = 0
+    """Of the rows, what mapped files hold: the system drops it when memory is short."""
+
+    @property
+    def resident(self) -> int:
+        """What it keeps to its end: the process's resident set."""
+        return self.itself + self.rows + max(self.tensors, self.saving)
+
+    @property
+    def needed(self) -> int:
+        """Of these, what it cannot do without."""
+        return self.resident - self.mapped
+
+
+def has_validation(config: Config) -> bool:
+    """Whether a run looks at held-out text."""
+    has_data = bool(config.data.validation_files) or config.data.is_synthetic
+    return has_data and config.training.validate_every > 0
+
+
+def without_files(config: Config) -> Config:
+    """The same with rows in memory: no file of remote memory is made."""
+    return replace(config, execution=replace(config.execution, memmap_dir=None))
 
 
 def state_bytes(config: Config) -> int:
@@ -93,6 +166,120 @@ def copy_bytes(config: Config, instances: int) -> int:
     return max(total // instances, *by_kind.values())
 
 
+def activation_bytes(config: Config) -> int:
+    """Activations that a replica keeps for the gradient where all blocks keep theirs, of all
+    micro-batches.
+    """
+    return config.model.layers * kept_bytes(config)
+
+
+def least_device_bytes(config: Config) -> int:
+    """What a replica takes of its device, at least: a decoder block's gathered weights, and their
+    gradients where they are trained, which a backward phase has at a time.
+    """
+    model, execution = config.model, config.execution
+    block = sum(math.prod(p.shape) for p in layer_tables(model)["decoder"].values())
+    nbytes = WIDTHS[model.precision] + (0 if model.lora_rank else GRADIENT)
+    return block * nbytes // (execution.tensor_parallel_1 * execution.tensor_parallel_2)
+
+
+def device_bytes(config: Config, training: popxl.Ir) -> int:
+    """What a replica takes of its device, by the program: the most that rows take, and the most
+    that all else takes, though not at the same time.
+    """
+    needs = planner().device_needs(training, device=kind_of_device(config.execution))
+    return int(needs.least)
+
+
+def own_bytes(has_planned: bool = False) -> int:
+    """Bytes of this process by the time a run makes its first steps, beside rows and tensors.
+
+    Args:
+        has_planned: it has made a plan, and with it some of what runs need.
+    """
+    session_device("cpu")  # loads the engine; a GPU that is planned for need not be there
+    made = MADE_AFTER_PLAN if has_planned else MADE_FOR_RUNS
+    return resident_bytes() + made + (processes_here() - 1) * SHARED_WITH_EACH
+
+
+def is_paged(execution: Execution) -> bool:
+    """Whether rows come and go between where they wait and where they are used."""
+    return execution.host_memory is not None or execution.device_memory is not None
+
+
+def kind_of_device(execution: Execution) -> str:
+    """What a device is to the runtime's plans: cuda or cpu."""
+    return "cuda" if execution.device.startswith("cuda") else "cpu"
+
+
+def programs_of(config: Config, training: Build, validation: Build | None) -> list[popxl.Ir]:
+    """The programs whose rows a process holds: training, and what runs between its steps. Files of
+    remote memory are not made.
+    """
+    builds = [training]
+    if validation is not None and has_validation(config):
+        builds.append(validation)
+    return [build(without_files(config))[0] for build in builds]
+
+
+def file_bytes(programs: Sequence[popxl.Ir]) -> int:
+    """What the processes of this machine take of disks where rows are in files."""
+    rows = (
+        planner().plan(ir, with_peaks=False).remote_memory_bytes * ir.instance_replication_factor
+        for ir in programs
+    )
+    return sum(rows) * processes_here()
+
+
+def process_memory(config: Config, programs: Sequence[popxl.Ir], itself: int = 0) -> ProcessMemory:
+    """What a process of a run takes of the host, by its programs.
+
+    Args:
+        programs: those of `programs_of`.
+        itself: `own_bytes`, from before the session was made.
+    """
+    execution, mapped = config.execution, 0
+    with ExitStack() as stack:
+        for ir in programs:
+            stack.enter_context(planner().compiled_once(ir))
+        rows, tensors = _rows_and_tensors(execution, programs, mapped=False)
+        on_gpu = kind_of_device(execution) == "cuda"
+        if execution.memmap_dir is not None and not is_paged(execution) and not on_gpu:
+            # files are mapped into memory, and rows used where they are
+            kept, beside = _rows_and_tensors(execution, programs, mapped=True)
+            mapped, tensors = max(0, rows - kept), max(tensors, beside)
+    return ProcessMemory(
+        itself=itself + is_paged(execution) * LOADED_TO_PAGE,
+        rows=rows,
+        tensors=0 if on_gpu else tensors,
+        saving=saving_bytes(config),
+        copy=copy_bytes(config, popdist.getNumInstances()),
+        mapped=mapped,
+    )
+
+
+def _rows_and_tensors(
+    execution: Execution, programs: Sequence[popxl.Ir], mapped: bool
+) -> tuple[int, int]:
+    """Bytes of rows in the host's memory, and of tensors, while the first program runs, with rows
+    of the others.
+
+    Args:
+        mapped: leave out rows that mapped files hold.
+    """
+    needs = [planner().host_needs(ir, mapped) for ir in programs]
+    all_rows, tensors = sum(n.all_rows for n in needs), max(n.tensors for n in needs)
+    rows = needs[0].rows + sum(n.all_rows for n in needs[1:])
+    if execution.memmap_dir is not None and execution.host_memory is not None:
+        rows = min(all_rows, execution.host_memory)
+    elif kind_of_device(execution) == "cuda":
+        rows = all_rows
+    elif isinstance(execution.device_memory, int):  # a processor that stands for a device
+        on_device = max(0, execution.device_memory - tensors)
+        rows = all_rows + (on_device if on_device < all_rows else 0)
+    return rows, tensors
+
+
 def check_memory(config: Config, instances: int) -> None:
     """Refuse a run whose state alone, what its processes here hold of it, and the processes that
     hold it, are more than this machine's memory.
@@ -141,3 +328,54 @@ def too_little(config: Config, needed: int, parts: str) -> str:
         "raise that limit, or start more processes on other machines; --plan shows where the "
         "memory goes."
     )
+
+
+def check_fits(
+    config: Config,
+    build: Build,
+    validation: Build | None,
+    planned: ProcessMemory | None = None,
+) -> ProcessMemory | None:
+    """Refuse a run whose processes here take more than is left, where the system would end them
+    without a word. All processes must call it, before one has its rows. Returns what was planned,
+    which takes seconds: nothing where there is ample memory.
+
+    Args:
+        build: builds the training program.
+        validation: builds the program that runs between steps; none: nothing does.
+        planned: what this process takes, where that is known.
+
+    Raises:
+        UserError: the processes of some machine do not fit.
+    """
+    instances, problem = popdist.getNumInstances(), None
+    ample = max(LEAST_AMPLE, AMPLE * _known_bytes(config) // instances) * processes_here()
+    if planned is None and host_bytes()[1] < ample:
+        planned = process_memory(config, programs_of(config, build, validation))
+    if planned is not None:
+        problem = _problem(config, planned)
+    for told in gather(problem, instances, patiently=True):
+        if told is not None:
+            raise UserError(told)
+    return planned
+
+
+def _known_bytes(config: Config) -> int:
+    """The state of all replicas, and the logits of a micro-batch, which may be larger."""
+    model, execution = config.model, config.execution
+    tokens = execution.micro_batch_size * execution.widening * model.sequence_length
+    return state_bytes(config) + execution.replication_factor * tokens * model.vocabulary_size * 4
+
+
+def _problem(config: Config, planned: ProcessMemory) -> str | None:
+    """Why the processes here do not fit."""
+    here = processes_here()
+    itself = own_bytes(has_planned=True) - resident_bytes()
+    rows = planned.rows - planned.mapped
+    tensors = planned.resident - planned.itself - planned.rows
+    needed = here * (itself + rows + tensors)
+    if needed <= host_bytes()[1]:
+        return None
+    each = f" for each of {here} processes" if here > 1 else ""
+    parts = f"{bytes_text(rows)} of rows and {bytes_text(itself + tensors)} of tensors{each}"
+    return too_little(config, needed, parts)

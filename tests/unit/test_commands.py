@@ -158,7 +158,7 @@ def test_the_words_of_a_training_are_read_once(words, monkeypatch):
 
     monkeypatch.setattr(Flags, "__init__", noted)
     monkeypatch.setattr("popxl_gpt.demo.pretraining.train", lambda *given: ran.append(given) or 0)
-    monkeypatch.setattr("popxl_gpt.demo.pretraining.choose", lambda config, given: config)
+    monkeypatch.setattr("popxl_gpt.demo.pretraining.choose", lambda config, *_: config)
     monkeypatch.setattr("popxl_gpt.demo.pretraining.lasting_output", nullcontext)
     monkeypatch.setattr("popxl_gpt.utils.programs._end_by_ctrl_c", lambda: None)
     monkeypatch.setattr(sys, "argv", ["program", *words])

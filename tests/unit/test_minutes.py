@@ -15,11 +15,13 @@ from popxl_gpt.config.validation import validate
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.run_clock import RunClock
+from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.pretraining import choose as choose_in_job
-from popxl_gpt.execution.planning.minutes import choice
-from popxl_gpt.execution.planning.minutes.choice import Text, Trial, chosen, text_of
-from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
+from popxl_gpt.execution.planning import axes
+from popxl_gpt.execution.planning.axes import Text
+from popxl_gpt.execution.planning.sizing import Trial, chosen, text_of
 from popxl_gpt.utils.errors import ConfigError, UserError
 
 TRAINING = Training(
@@ -154,7 +156,7 @@ def test_more_time_and_a_faster_machine_give_larger_models_with_larger_batches()
 
 @pytest.mark.parametrize("narrow, precision", [(2.5, "bfloat16"), (0.4, "float32")])
 def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narrow, precision):
-    monkeypatch.setattr(choice, "_has_bfloat16", lambda: True)
+    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: True)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     given, machine = {"input_files"}, Machine(6e10, narrow)
     found = chosen(config, given, TEXT, 600.0, machine).config
@@ -168,7 +170,7 @@ def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narr
 @pytest.mark.parametrize("build", [1.0, 4.0, 9.0, 40.0])
 @pytest.mark.parametrize("speed, narrow", [(6e10, 2.5), (6e10, 0.4), (2e9, 1.0), (4e11, 1.0)])
 def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, build, speed, narrow):
-    monkeypatch.setattr(choice, "_has_bfloat16", lambda: True)
+    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: True)
     machine, took = Machine(speed, narrow), []
 
     def try_out(config: Config) -> Trial:
@@ -181,8 +183,35 @@ def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, buil
     assert sum(took) <= 12.0 or len(took) == 1
 
 
+@pytest.mark.parametrize("build", [2.0, 50.0])
+def test_with_a_search_for_the_way_to_execute_it_that_way_is_tried_and_trained(build):
+    machine, asked = Machine(6e10), []
+
+    def execute(config: Config, seconds: float) -> tuple[Config, str]:
+        asked.append(seconds)
+        width = config.execution.micro_batch_size
+        return override(config, micro_batch_size=1, widening=width), f"auto: {config.model.layers}"
+
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    found = chosen(
+        config,
+        {"input_files"},
+        TEXT,
+        600.0,
+        lambda each: replace(machine(each), build=build),
+        execute,
+    )
+    execution = found.config.execution
+    assert execution.micro_batch_size == 1 and execution.widening > 1
+    assert found.reasons[-1] == f"auto: {found.config.model.layers}"
+    assert {each.execution.micro_batch_size for each in machine.tried} == {1}
+    # half of what is left of a tenth of the time for each search, nothing after the last trial
+    assert asked[0] == 30.0 and asked == sorted(asked, reverse=True)
+    assert len(asked) - len(machine.tried) == (asked[-1] == 0.0) == (build == 50.0)
+
+
 def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):
-    monkeypatch.setattr(choice, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: False)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     machine = Machine(6e10, narrow=9.0)
     assert chosen(config, {"input_files"}, TEXT, 600.0, machine).config.model.precision == "float32"
@@ -340,7 +369,7 @@ def test_a_ramp_that_no_choice_goes_with_is_refused_with_the_command_line(words,
 def test_several_replicas_are_refused_for_what_they_are():
     config = parse_training(["--minutes", "10", "--data_parallel", "3"]).config
     with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
-        choose_in_job(config, set())
+        choose_in_job(config, set(), TrainOptions())
 
 
 def test_steps_and_validations_are_whole_calls_of_the_program():

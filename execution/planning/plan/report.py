@@ -7,9 +7,9 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.memory import Build
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.plan.layouts import fastest_layouts, layouts_text, layouts_values
-from popxl_gpt.execution.planning.plan.process import Build
 from popxl_gpt.execution.planning.plan.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.planning.plan.text import plan_text
 from popxl_gpt.execution.planning.plan.values import plan_values

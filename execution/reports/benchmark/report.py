@@ -8,10 +8,9 @@ import popdist
 
 from popxl_gpt.config.command_line import CommandLine
 from popxl_gpt.execution.instances import check_instances, check_launch
-from popxl_gpt.execution.planning.auto.resolved import executable, resolved
-from popxl_gpt.execution.planning.memory import check_memory
+from popxl_gpt.execution.planning.executing import executable, resolved
+from popxl_gpt.execution.planning.memory import check_fits, check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count
-from popxl_gpt.execution.planning.plan.fit import check_fits
 from popxl_gpt.execution.planning.plan.report import plan_and_show
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.benchmark.options import parse
