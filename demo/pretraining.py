@@ -29,6 +29,7 @@ from popxl_gpt.config.saving import changes
 from popxl_gpt.config.schedules import stage_of
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
+from popxl_gpt.data.known_text import text_of
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import chooses_model, parse_training
 from popxl_gpt.demo.job.description import describe
@@ -57,9 +58,9 @@ from popxl_gpt.execution.instances import check_instances, check_launch
 from popxl_gpt.execution.planning.executing import executable, fastest, resolved
 from popxl_gpt.execution.planning.memory import ProcessMemory, check_fits, check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
-from popxl_gpt.execution.planning.plan.report import plan_and_show, write_plan
-from popxl_gpt.execution.planning.plan.run_plan import make_run_plan
-from popxl_gpt.execution.planning.sizing import as_it_is, chosen, text_of
+from popxl_gpt.execution.planning.plan_report import plan_and_show, write_plan
+from popxl_gpt.execution.planning.run_plan import make_run_plan
+from popxl_gpt.execution.planning.sizing import as_it_is, chosen
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights

@@ -17,22 +17,13 @@ from popxl_gpt.config.leaves import assemble, flatten
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.validation import MOST_STAGES
+from popxl_gpt.data.known_text import Text
 from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.planning.text import layout_name
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.runtime import multiplies_bfloat16
 
 Values = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Text:
-    """The data, as `dataset.json` beside them has it."""
-
-    tokens: int
-    vocabulary_size: int
-    tokenizer: str | None = None
-    validation_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from popxl_gpt.execution.planning.machine import speeds
 from popxl_gpt.execution.planning.memory import Build
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.placing import Placed, Room, placed_together
-from popxl_gpt.execution.planning.plan.run_plan import StepPlan, plan_step
+from popxl_gpt.execution.planning.run_plan import StepPlan, plan_step
 from popxl_gpt.execution.planning.text import table
 from popxl_gpt.execution.planning.trial import Clock, Program, Trials
 from popxl_gpt.utils.errors import ConfigError, UserError

@@ -4,19 +4,15 @@ The program itself is run for a moment, which tells its speed. The largest model
 enough tokens for each of its parameters in the time, and no token more often than is of use.
 """
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.dataset_info import read_info, tokenizer_of, training_files
-from popxl_gpt.data.records import RecordFile
-from popxl_gpt.data.token_files import find_files
+from popxl_gpt.data.known_text import Text
 from popxl_gpt.execution.planning.axes import (
     BATCH,
     LEAST_BATCH,
@@ -24,7 +20,6 @@ from popxl_gpt.execution.planning.axes import (
     RATE_WIDTH,
     TRAINED,
     Known,
-    Text,
     candidates,
     flops_of_token,
     matrices,
@@ -87,47 +82,6 @@ class Sized:
 Execute = Callable[[Config, float], tuple[Config, str]]
 """Finds in so many seconds how a candidate is executed; gives it so, and what is to be said of it.
 """
-
-
-def text_of(config: Config) -> Text | None:
-    """What is known of the training data beside their files; None for random tokens, or where
-    nothing is. A mixture has as many tokens as are read until a source of it was seen once.
-    """
-    mixed = config.data.mixed()
-    parts: list[tuple[tuple[str, ...], float]]
-    parts = [((training_files(name),), weight) for name, weight in mixed.items()]
-    if config.data.input_files:
-        parts = [(config.data.input_files, 1.0)]
-    whole, tokens = math.fsum(weight for _, weight in parts), math.inf
-    found: dict[Path, dict[str, Any]] = {}
-    for patterns, weight in parts:
-        own = _descriptions(find_files(patterns))
-        trained = [info.get("splits", {}).get("train", {}).get("tokens") for info in own.values()]
-        if None in trained:
-            return None
-        tokens = min(tokens, sum(trained) * whole / weight)
-        found |= own
-    if not found:
-        return None
-    folder, info = next(iter(found.items()))
-    tokenizer = tokenizer_of(folder, info)
-    return Text(
-        tokens=int(tokens),
-        vocabulary_size=max(info["vocabulary_size"] for info in found.values()),
-        tokenizer=None if tokenizer is None else str(tokenizer),
-        validation_files=tuple(
-            str(path) for folder in found for path in sorted(folder.glob("validation-*.tfrecord"))
-        ),
-    )
-
-
-def _descriptions(paths: Sequence[Path]) -> dict[Path, dict[str, Any]]:
-    """What is said of the folders of files, nothing of one without a description. The files are
-    refused now, not after the trials.
-    """
-    for path in paths:
-        RecordFile(path).check()
-    return {folder: read_info(folder) or {} for folder in dict.fromkeys(p.parent for p in paths)}
 
 
 def tried(config: Config) -> Trial:

@@ -13,6 +13,7 @@ from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.config.validation import validate
 from popxl_gpt.data import example
+from popxl_gpt.data.known_text import Text, text_of
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.job.options import TrainOptions
@@ -20,8 +21,7 @@ from popxl_gpt.demo.job.run_clock import RunClock
 from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.execution.planning import axes
-from popxl_gpt.execution.planning.axes import Text
-from popxl_gpt.execution.planning.sizing import Trial, chosen, text_of
+from popxl_gpt.execution.planning.sizing import Trial, chosen
 from popxl_gpt.utils.errors import ConfigError, UserError
 
 TRAINING = Training(

@@ -11,7 +11,7 @@ from popxl_gpt.execution.instances import check_instances, check_launch
 from popxl_gpt.execution.planning.executing import executable, resolved
 from popxl_gpt.execution.planning.memory import check_fits, check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count
-from popxl_gpt.execution.planning.plan.report import plan_and_show
+from popxl_gpt.execution.planning.plan_report import plan_and_show
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.benchmark.options import parse
 from popxl_gpt.execution.reports.benchmark.speed import FileUse, measure

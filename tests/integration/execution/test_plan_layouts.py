@@ -7,11 +7,9 @@ import pytest
 from popxl.errors import RemoteMemoryError
 
 from popxl_gpt.config.presets import override
+from popxl_gpt.execution.planning import layouts as module
 from popxl_gpt.execution.planning.axes import splits
-from popxl_gpt.execution.planning.memory import least_device_bytes
-from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan import layouts as module
-from popxl_gpt.execution.planning.plan.layouts import (
+from popxl_gpt.execution.planning.layouts import (
     Search,
     fastest_layouts,
     layouts,
@@ -19,7 +17,9 @@ from popxl_gpt.execution.planning.plan.layouts import (
     layouts_values,
     that_fit,
 )
-from popxl_gpt.execution.planning.plan.run_plan import plan_step
+from popxl_gpt.execution.planning.memory import least_device_bytes
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.run_plan import plan_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.units import bytes_text

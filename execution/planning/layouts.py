@@ -18,7 +18,7 @@ from popxl_gpt.execution.planning.axes import LAYOUT, Known
 from popxl_gpt.execution.planning.machine import speeds
 from popxl_gpt.execution.planning.memory import Build, least_device_bytes
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan.run_plan import StepPlan, plan_step
+from popxl_gpt.execution.planning.run_plan import StepPlan, plan_step
 from popxl_gpt.execution.planning.text import layout_name, table
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.pools import end_with_parent
