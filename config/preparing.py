@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from popxl_gpt.config.bounds import PathText
 from popxl_gpt.config.command_line import parse_options
 from popxl_gpt.config.flags import HELP_FLAGS
-from popxl_gpt.config.schema import PathText
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.programs import typed_as, unknown_command
 

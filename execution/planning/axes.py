@@ -13,10 +13,10 @@ from typing import Any
 
 import popdist
 
+from popxl_gpt.config.batch import MOST_STAGES
 from popxl_gpt.config.leaves import assemble, flatten
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
-from popxl_gpt.config.validation import MOST_STAGES
 from popxl_gpt.data.known_text import Text
 from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.planning.text import layout_name
