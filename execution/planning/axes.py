@@ -109,11 +109,6 @@ def _layouts(config: Config, known: Known) -> Iterator[Values]:
             yield values
 
 
-def _layout_words(config: Config) -> str:
-    execution = config.execution
-    return f"dp x tp1 x tp2 = {layout_name(execution)}" if execution.replication_factor > 1 else ""
-
-
 def _sequences(config: Config, known: Known) -> Iterator[Values]:
     """Micro-batch and width for each number of sequences that may run as one.
 
@@ -146,12 +141,6 @@ def _sequences_words(config: Config) -> str:
     return f"micro-batch {execution.micro_batch_size}{wide}"
 
 
-def _activations(config: Config, known: Known) -> Iterator[Values]:
-    """All kept or none: where those of all do not fit, those of some are kept (`Room.place`)."""
-    for recomputation in (False, True):
-        yield {"recomputation": recomputation, "activation_memory": None}
-
-
 def _activations_words(config: Config) -> str:
     execution = config.execution
     if execution.activation_memory is None:
@@ -159,14 +148,29 @@ def _activations_words(config: Config) -> str:
     return f"activations of {kept_layers(config)} of {config.model.layers} blocks kept"
 
 
-def _rows_words(config: Config) -> str:
-    return "rows in files" if config.execution.memmap_dir is not None else ""
-
-
-LAYOUT = Axis(("data_parallel", "tensor_parallel_1", "tensor_parallel_2"), _layouts, _layout_words)
+LAYOUT = Axis(
+    ("data_parallel", "tensor_parallel_1", "tensor_parallel_2"),
+    _layouts,
+    lambda config: (
+        f"dp x tp1 x tp2 = {layout_name(config.execution)}"
+        if config.execution.replication_factor > 1
+        else ""
+    ),
+)
 SEQUENCES = Axis(("micro_batch_size", "widening"), _sequences, _sequences_words)
-ACTIVATIONS = Axis(("recomputation", "activation_memory"), _activations, _activations_words)
-ROWS = Axis(("memmap_dir", "host_memory"), lambda config, known: ({},), _rows_words)
+ACTIVATIONS = Axis(
+    ("recomputation", "activation_memory"),
+    lambda config, known: (
+        {"recomputation": each, "activation_memory": None} for each in (False, True)
+    ),
+    _activations_words,
+)
+"""All kept or none: where those of all do not fit, those of some are kept (`Room.place`)."""
+ROWS = Axis(
+    ("memmap_dir", "host_memory"),
+    lambda config, known: ({},),
+    lambda config: "rows in files" if config.execution.memmap_dir is not None else "",
+)
 """Where they fit: `Room.place` says."""
 EXECUTION = (LAYOUT, SEQUENCES, ACTIVATIONS, ROWS)
 """Axes of the ways to execute a model: training comes to the same numbers, up to rounding."""
@@ -257,15 +261,6 @@ def _data(config: Config, known: Known) -> Iterator[Values]:
     yield values
 
 
-def _precisions(config: Config, known: Known) -> Iterator[Values]:
-    """The narrow one where it may be faster."""
-    yield {"precision": "bfloat16"} if multiplies_bfloat16() else {}
-
-
-def _lengths(config: Config, known: Known) -> Iterator[Values]:
-    yield {"sequence_length": next(n for least, n in LENGTHS if known.seconds >= least)}
-
-
 def _sizes(config: Config, known: Known) -> Iterator[Values]:
     """Shapes, from the smallest model on. Those that do not go with what was given drop out."""
     for layers, hidden in SHAPES:
@@ -328,8 +323,17 @@ def flops_of_token(config: Config) -> float:
 
 
 DATA = Axis(("vocabulary_size", "tokenizer", "validation_files", "validate_every"), _data)
-PRECISION = Axis(("precision",), _precisions)
-LENGTH = Axis(("sequence_length",), _lengths)
+PRECISION = Axis(
+    ("precision",),
+    lambda config, known: ({"precision": "bfloat16"} if multiplies_bfloat16() else {},),
+)
+"""The narrow one, where it may be faster."""
+LENGTH = Axis(
+    ("sequence_length",),
+    lambda config, known: (
+        {"sequence_length": next(n for least, n in LENGTHS if known.seconds >= least)},
+    ),
+)
 SIZE = Axis(("layers", "hidden_size", "heads"), _sizes)
 BATCH_AND_RATE = Axis(
     ("global_batch_size", "micro_batch_size", "learning_rate", "minimum_learning_rate"), _batches

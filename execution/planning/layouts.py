@@ -19,7 +19,7 @@ from popxl_gpt.execution.planning.machine import speeds
 from popxl_gpt.execution.planning.memory import Build, least_device_bytes
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.run_plan import StepPlan, plan_step
-from popxl_gpt.execution.planning.text import layout_name, table
+from popxl_gpt.execution.planning.text import layout_name, layout_values, table
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.pools import end_with_parent
 from popxl_gpt.utils.units import bytes_text, duration, si
@@ -174,11 +174,8 @@ def layouts_text(search: Search) -> str:
                 bytes_text(p.program.remote_memory_bytes),
             )
         )
-    best = found[0].config.execution
-    flags = (
-        f"--data_parallel {best.data_parallel} --tensor_parallel_1 {best.tensor_parallel_1} "
-        f"--tensor_parallel_2 {best.tensor_parallel_2}"
-    )
+    best = layout_values(found[0].config.execution)
+    flags = " ".join(f"--{name} {value}" for name, value in best.items())
     return (
         f"layouts of {found[0].config.name} over {found[0].program.replicas} devices: the fastest "
         f"{len(found)} of {len(found) + len(search.others)}\n\n{table(rows)}\n\n"
@@ -190,9 +187,7 @@ def layouts_values(search: Search) -> "list[dict[str, Any]]":
     """All layouts as plain values: those that are shown, then the others, the fastest first."""
     return [
         {
-            "data_parallel": p.config.execution.data_parallel,
-            "tensor_parallel_1": p.config.execution.tensor_parallel_1,
-            "tensor_parallel_2": p.config.execution.tensor_parallel_2,
+            **layout_values(p.config.execution),
             "seconds": p.seconds,
             "limit_seconds": p.limit,
             "bound": p.bound,

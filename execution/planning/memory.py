@@ -5,7 +5,6 @@ take is known by planning them, which takes seconds, and is within 5 % of runs. 
 for layouts, `--auto`, `--minutes` and the run itself ask here.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,11 +14,10 @@ from typing import Any
 import popdist
 import popxl
 
-from popxl_gpt.config.schema import Config, Execution
+from popxl_gpt.config.schema import Config, Execution, Training
 from popxl_gpt.execution.instances import processes_here
 from popxl_gpt.execution.layer_graphs import kept_bytes
-from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
-from popxl_gpt.modelling.gpt import layer_tables
+from popxl_gpt.execution.planning.model_size import numbers_by_kind, parameter_count, trained_count
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import gather, host_bytes, planner, session_device
@@ -52,8 +50,9 @@ SHARED_WITH_EACH = 8 * 2**20
 MADE_AFTER_PLAN = 6 * 2**20
 """Of these, what is not there after a plan."""
 AMPLE = 8
-"""Times `_known_bytes` with which no plan is needed. Plans of presets, with other batches and
-without recomputation, come to 1.1 to 5.1 times."""
+"""Times the state and the logits of a micro-batch, which may be larger, with which no plan is
+needed. Plans of presets, with other batches and without recomputation, come to 1.1 to 5.1 times.
+"""
 LEAST_AMPLE = 2**29
 """Bytes below which one is made for any run."""
 
@@ -112,8 +111,7 @@ def state_bytes(config: Config) -> int:
         * WIDTHS[model.precision]
     )
     changed = trained_count(model)
-    least = 1 if training.optimizer == "muon" else 2  # of each parameter
-    moments = least * WIDTHS[training.moment_precision]
+    moments = _moments(training) * WIDTHS[training.moment_precision]
     precision = WIDTHS[model.precision]
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)
@@ -122,13 +120,14 @@ def state_bytes(config: Config) -> int:
 
 def bytes_by_kind(config: Config) -> "dict[str, int]":
     """Bytes of a layer of each kind in a checkpoint: weights, and what the optimizer keeps."""
-    model, training = config.model, config.training
-    weight = HOST_WIDTHS[config.weight_precision]
-    moments = (1 if training.optimizer == "muon" else 2) * HOST_WIDTHS[training.moment_precision]
-    return {
-        kind: sum(math.prod(parameter.shape) for parameter in table.values()) * (weight + moments)
-        for kind, table in layer_tables(model).items()
-    }
+    moments = _moments(config.training) * HOST_WIDTHS[config.training.moment_precision]
+    number = HOST_WIDTHS[config.weight_precision] + moments
+    return {kind: number * count for kind, count in numbers_by_kind(config.model).items()}
+
+
+def _moments(training: Training) -> int:
+    """Numbers that the optimizer keeps of each parameter, at least."""
+    return 1 if training.optimizer == "muon" else 2
 
 
 def least_rows(config: Config, instances: int) -> int:
@@ -139,9 +138,8 @@ def least_rows(config: Config, instances: int) -> int:
     execution = config.execution
     of_a_copy = execution.tensor_parallel_1 * execution.tensor_parallel_2
     copies = max(1, execution.replication_factor // instances // of_a_copy)
-    if execution.replicated_tensor_sharding:
-        copies = 1
-    return 2 * copies * max(bytes_by_kind(config).values())
+    is_sharded = execution.replicated_tensor_sharding
+    return 2 * (1 if is_sharded else copies) * max(bytes_by_kind(config).values())
 
 
 def saving_bytes(config: Config) -> int:
@@ -178,9 +176,9 @@ def least_device_bytes(config: Config) -> int:
     gradients where they are trained, which a backward phase has at a time.
     """
     model, execution = config.model, config.execution
-    block = sum(math.prod(p.shape) for p in layer_tables(model)["decoder"].values())
-    nbytes = WIDTHS[model.precision] + (0 if model.lora_rank else GRADIENT)
-    return block * nbytes // (execution.tensor_parallel_1 * execution.tensor_parallel_2)
+    number = WIDTHS[model.precision] + (0 if model.lora_rank else GRADIENT)
+    nbytes = numbers_by_kind(model)["decoder"] * number
+    return nbytes // (execution.tensor_parallel_1 * execution.tensor_parallel_2)
 
 
 def device_bytes(config: Config, training: popxl.Ir) -> int:
@@ -348,23 +346,17 @@ def check_fits(
     Raises:
         UserError: the processes of some machine do not fit.
     """
-    instances, problem = popdist.getNumInstances(), None
-    ample = max(LEAST_AMPLE, AMPLE * _known_bytes(config) // instances) * processes_here()
-    if planned is None and host_bytes()[1] < ample:
+    instances, execution = popdist.getNumInstances(), config.execution
+    tokens = execution.micro_batch_size * execution.widening * config.model.sequence_length
+    logits = execution.replication_factor * tokens * config.model.vocabulary_size * 4
+    ample = AMPLE * (state_bytes(config) + logits) // instances
+    if planned is None and host_bytes()[1] < max(LEAST_AMPLE, ample) * processes_here():
         planned = process_memory(config, programs_of(config, build, validation))
-    if planned is not None:
-        problem = _problem(config, planned)
+    problem = None if planned is None else _problem(config, planned)
     for told in gather(problem, instances, patiently=True):
         if told is not None:
             raise UserError(told)
     return planned
-
-
-def _known_bytes(config: Config) -> int:
-    """The state of all replicas, and the logits of a micro-batch, which may be larger."""
-    model, execution = config.model, config.execution
-    tokens = execution.micro_batch_size * execution.widening * model.sequence_length
-    return state_bytes(config) + execution.replication_factor * tokens * model.vocabulary_size * 4
 
 
 def _problem(config: Config, planned: ProcessMemory) -> str | None:

@@ -11,7 +11,7 @@ import popxl_addons as addons
 from popxl_gpt.config.schema import Config, Model
 from popxl_gpt.execution.inference.forward import forward_program
 from popxl_gpt.modelling.gpt import layer_tables
-from popxl_gpt.modelling.parameters import Table, trained
+from popxl_gpt.modelling.parameters import trained
 
 BACKWARD = 2
 """Matrix products of the backward pass for each of the forward pass: by either operand."""
@@ -21,20 +21,24 @@ FROZEN_BACKWARD = 1
 
 def parameter_count(model: Model) -> int:
     """Numbers in the whole model, padding apart; what layers share counts once."""
-    return _counted(model, layer_tables(model))
+    return _of_all_layers(model, numbers_by_kind(model))
 
 
 def trained_count(model: Model) -> int:
     """Numbers that training changes: all of them, or those of adapters."""
-    tables, has_adapters = layer_tables(model), model.lora_rank > 0
-    return _counted(model, {kind: trained(t, has_adapters) for kind, t in tables.items()})
+    return _of_all_layers(model, numbers_by_kind(model, trained_only=True))
 
 
-def _counted(model: Model, tables: Mapping[str, Table]) -> int:
-    counts = {
-        kind: sum(math.prod(parameter.shape) for parameter in table.values())
-        for kind, table in tables.items()
+def numbers_by_kind(model: Model, trained_only: bool = False) -> dict[str, int]:
+    """Numbers of a layer of each kind, all of them or those that training changes."""
+    has_adapters = trained_only and model.lora_rank > 0
+    return {
+        kind: sum(math.prod(parameter.shape) for parameter in trained(table, has_adapters).values())
+        for kind, table in layer_tables(model).items()
     }
+
+
+def _of_all_layers(model: Model, counts: Mapping[str, int]) -> int:
     return counts["embedding"] + model.layers * counts["decoder"] + counts["head"]
 
 

@@ -14,7 +14,7 @@ from popxl_gpt.execution.planning.memory import Build
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.run_plan import RunPlan, make_run_plan
-from popxl_gpt.execution.planning.text import layout_name, micro_batches, table
+from popxl_gpt.execution.planning.text import layout_name, layout_values, micro_batches, table
 from popxl_gpt.utils.files.output_folder import written_to
 from popxl_gpt.utils.files.whole import written_whole
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
@@ -240,7 +240,7 @@ def plan_values(found: RunPlan) -> "dict[str, Any]":
     """The plan as plain values, per replica unless a name says otherwise: `step` is of one step,
     `phases` of a run.
     """
-    program, execution = found.program, found.config.execution
+    program = found.program
     steps = program.steps
     phases = []
     for phase, time in zip(program.phases, found.times):
@@ -261,11 +261,7 @@ def plan_values(found: RunPlan) -> "dict[str, Any]":
         "config": found.config.name,
         "replicas": program.replicas,
         "steps": steps,
-        "layout": {
-            "data_parallel": execution.data_parallel,
-            "tensor_parallel_1": execution.tensor_parallel_1,
-            "tensor_parallel_2": execution.tensor_parallel_2,
-        },
+        "layout": layout_values(found.config.execution),
         "parameters": parameter_count(found.config.model),
         "machine": asdict(found.machine) | {"measured": list(found.measured)},
         "step": {
