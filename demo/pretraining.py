@@ -79,7 +79,7 @@ PROGRAMS = (pretraining, training_program, evaluation_program)
 """What trials make sessions of, and what plans are made of: training, and what runs between steps.
 """
 LEAST_SECONDS = 10.0
-"""In which what is trained is chosen, and something is learned."""
+"""The least seconds in which what is trained is chosen, and something is learned."""
 
 
 def main(arguments: Sequence[str]) -> int:
