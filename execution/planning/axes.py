@@ -34,9 +34,9 @@ class Known:
     """Settings that stay as they are."""
     replicas: int = 1
     seconds: float = 0.0
-    """Of a run that ends by the clock."""
+    """The whole time of a run that ends by the clock."""
     left: float = 0.0
-    """Of these, what training has."""
+    """The part of it that training has."""
     speed: float = 0.0
     """FLOP/s of the program itself."""
     text: Text | None = None
@@ -49,7 +49,7 @@ class Axis:
 
     settings: tuple[str, ...]
     values: Callable[[Config, Known], Iterable[Values]]
-    """Those that the settings may have in a configuration, which is not checked."""
+    """Values that the settings may have in a configuration, which is not checked."""
     words: Callable[[Config], str] = lambda config: ""
     """What is chosen, for people; nothing of what is usual."""
 
@@ -87,7 +87,7 @@ def _combinations(config: Config, axes: tuple[Axis, ...], known: Known) -> Itera
 # How a model is executed
 
 MOST_TOKENS = 16384
-"""Of a replica that run as one: products of more are no faster, and take more memory."""
+"""Tokens of a replica that run as one: products of more are no faster, and take more memory."""
 
 
 def splits(devices: int) -> list[tuple[int, int, int]]:
@@ -246,7 +246,7 @@ RATE, RATE_WIDTH = 8e-3, 256
 9e-3 and 12e-3 come to 1.346, 1.340 and 1.340 bits a byte in as many tokens.
 """
 LENGTHS = ((8 * 3600.0, 1024), (3600.0, 512), (0.0, 256))
-"""From so many seconds on, tokens of a sequence."""
+"""Seconds of a run, and the tokens of a sequence from those on."""
 
 
 def _data(config: Config, known: Known) -> Iterator[Values]:

@@ -27,9 +27,9 @@ from popxl_gpt.utils.runtime import gather, read_note, runtime_errors_are_told
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 SECONDS = 60.0
-"""After which no further trial begins."""
+"""Seconds after which no further trial begins."""
 FAST_TOKENS = 4096
-"""Of a replica that run as one: where trials begin, as products are wide, and caches not full."""
+"""Tokens of a replica that run as one where trials begin: products are wide, caches not full."""
 DOUBLING = 0.05
 """What a candidate's plan is taken to be slower by, for each doubling or halving of those."""
 FAR = 1.2
@@ -46,9 +46,9 @@ class Tried:
 
     placed: Placed
     seconds: float
-    """Of a step, from trials."""
+    """Time of a step, from trials."""
     planned: float
-    """Of a step, by the plan."""
+    """Time of a step, by the plan."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Choice:
     """What is chosen, and why."""
 
     tried: tuple[Tried, ...]
-    """All that were timed, the fastest first; the first one is chosen."""
+    """Ways that were timed, the fastest first; the first one is chosen."""
     left_out: tuple[tuple[Config, str], ...]
-    """Those that were not, with the reasons."""
+    """Ways that were not, with the reasons."""
     given: tuple[str, ...]
     """Settings that were not searched, as they were given."""
     search_seconds: float

@@ -25,9 +25,9 @@ from popxl_gpt.utils.pools import end_with_parent
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 SHOWN = 5
-"""Layouts that are told."""
+"""Layouts that are shown."""
 PROCESSES = 4
-"""That plan at a time, at most; each takes about 400 MiB."""
+"""Processes that plan at a time, at most; each takes about 400 MiB."""
 
 
 def layouts(config: Config, devices: int) -> list[Config]:

@@ -42,15 +42,16 @@ MADE_FOR_RUNS = 22 * 2**20
 tensors: the program, what it is compiled to, and the kernels' code. Measured with the preset tiny.
 """
 LOADED_TO_PAGE = 33 * 2**20
-"""What it takes more where rows come and go: how many are in use at a time is found by a dry run,
-for which PyTorch loads a library of algebra.
+"""Bytes that it takes more where rows come and go: how many are in use at a time is found by a dry
+run, for which PyTorch loads a library of algebra.
 """
 SHARED_WITH_EACH = 8 * 2**20
-"""What it shares with each other process of the run here: long messages, in both directions."""
+"""Bytes that it shares with each other process of the run here: long messages, in both directions.
+"""
 MADE_AFTER_PLAN = 6 * 2**20
-"""Of these, what is not there after a plan."""
+"""The part of `MADE_FOR_RUNS` that is not there after a plan."""
 AMPLE = 8
-"""Times the state and the logits of a micro-batch, which may be larger, with which no plan is
+"""Multiple of the state and the logits of a micro-batch, which may be larger, with which no plan is
 needed. Plans of presets, with other batches and without recomputation, come to 1.1 to 5.1 times.
 """
 LEAST_AMPLE = 2**29
@@ -73,16 +74,16 @@ class ProcessMemory:
     """What it takes more while a checkpoint is written beside training: a copy of its part of the
     state. No more than half of the memory that is free then."""
     mapped: int = 0
-    """Of the rows, what mapped files hold: the system drops it when memory is short."""
+    """The part of the rows that mapped files hold: the system drops it when memory is short."""
 
     @property
     def resident(self) -> int:
-        """What it keeps to its end: the process's resident set."""
+        """The process's resident set, which it keeps to its end."""
         return self.itself + self.rows + max(self.tensors, self.saving)
 
     @property
     def needed(self) -> int:
-        """Of these, what it cannot do without."""
+        """The part of `resident` that it cannot do without."""
         return self.resident - self.mapped
 
 
@@ -93,14 +94,14 @@ def has_validation(config: Config) -> bool:
 
 
 def without_files(config: Config) -> Config:
-    """The same with rows in memory: no file of remote memory is made."""
+    """The configuration with rows in memory: no file of remote memory is made."""
     return replace(config, execution=replace(config.execution, memmap_dir=None))
 
 
 def state_bytes(config: Config) -> int:
-    """What all replicas together hold in host memory at a time, at least: parameters, and what is
-    larger of their gradients, all of which are there when the backward pass ends, and activations
-    between layers, which are when it begins.
+    """Bytes that all replicas together hold in host memory at a time, at least: parameters, and
+    what is larger of their gradients, all of which are there when the backward pass ends, and
+    activations between layers, which are when it begins.
     """
     model, training = config.model, config.training
     activations = (
@@ -143,9 +144,9 @@ def least_rows(config: Config, instances: int) -> int:
 
 
 def saving_bytes(config: Config) -> int:
-    """What is read of a state at a time while it is written: a layer, the next one, which is read
-    meanwhile, and a layer as it is stored, where pieces of replicas are put together or numbers are
-    decoded.
+    """Bytes that are read of a state at a time while it is written: a layer, the next one, which is
+    read meanwhile, and a layer as it is stored, where pieces of replicas are put together or
+    numbers are decoded.
     """
     by_kind, execution = bytes_by_kind(config), config.execution
     layers = ["embedding", *["decoder"] * min(config.model.layers, 2), "head"]
@@ -156,7 +157,9 @@ def saving_bytes(config: Config) -> int:
 
 
 def copy_bytes(config: Config, instances: int) -> int:
-    """What one of so many processes copies, at most, of a state that it writes beside training."""
+    """Bytes that one of so many processes copies, at most, of a state that it writes beside
+    training.
+    """
     if config.execution.memmap_dir is not None:
         return 0
     by_kind = bytes_by_kind(config)
@@ -165,15 +168,15 @@ def copy_bytes(config: Config, instances: int) -> int:
 
 
 def activation_bytes(config: Config) -> int:
-    """Activations that a replica keeps for the gradient where all blocks keep theirs, of all
-    micro-batches.
+    """Bytes of activations that a replica keeps for the gradient where all blocks keep theirs, of
+    all micro-batches.
     """
     return config.model.layers * kept_bytes(config)
 
 
 def least_device_bytes(config: Config) -> int:
-    """What a replica takes of its device, at least: a decoder block's gathered weights, and their
-    gradients where they are trained, which a backward phase has at a time.
+    """Bytes that a replica takes of its device, at least: a decoder block's gathered weights, and
+    their gradients where they are trained, which a backward phase has at a time.
     """
     model, execution = config.model, config.execution
     number = WIDTHS[model.precision] + (0 if model.lora_rank else GRADIENT)
@@ -182,8 +185,8 @@ def least_device_bytes(config: Config) -> int:
 
 
 def device_bytes(config: Config, training: popxl.Ir) -> int:
-    """What a replica takes of its device, by the program: the most that rows take, and the most
-    that all else takes, though not at the same time.
+    """Bytes that a replica takes of its device, by the program: the most that rows take, and the
+    most that all else takes, though not at the same time.
     """
     needs = planner().device_needs(training, device=kind_of_device(config.execution))
     return int(needs.least)
@@ -221,7 +224,7 @@ def programs_of(config: Config, training: Build, validation: Build | None) -> li
 
 
 def file_bytes(programs: Sequence[popxl.Ir]) -> int:
-    """What the processes of this machine take of disks where rows are in files."""
+    """Bytes that the processes of this machine take of disks where rows are in files."""
     rows = (
         planner().plan(ir, with_peaks=False).remote_memory_bytes * ir.instance_replication_factor
         for ir in programs
@@ -230,7 +233,7 @@ def file_bytes(programs: Sequence[popxl.Ir]) -> int:
 
 
 def process_memory(config: Config, programs: Sequence[popxl.Ir], itself: int = 0) -> ProcessMemory:
-    """What a process of a run takes of the host, by its programs.
+    """The host's memory that a process of a run takes, by its programs.
 
     Args:
         programs: those of `programs_of`.

@@ -16,7 +16,7 @@ from popxl_gpt.modelling.parameters import trained
 BACKWARD = 2
 """Matrix products of the backward pass for each of the forward pass: by either operand."""
 FROZEN_BACKWARD = 1
-"""The same of frozen weights: by the activations alone."""
+"""Matrix products of the backward pass over frozen weights: by the activations alone."""
 
 
 def parameter_count(model: Model) -> int:
@@ -60,7 +60,7 @@ def flops_per_token(model: Model) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _forward_flops(model: Model) -> "dict[str, int]":
-    """Those of each phase of one sequence's forward pass, each of which runs once."""
+    """Operations of each phase of one sequence's forward pass, each of which runs once."""
     phases = forward_program(model).main_graph.called_graphs
     return {phase.name: _products(addons.evaluate_FLOPs(phase)) for phase in phases}
 
@@ -71,5 +71,5 @@ def _products(work: "Mapping[str, Any]") -> int:
 
 
 def flops_per_step(config: Config) -> float:
-    """The same for one global batch."""
+    """Floating-point operations of one global batch, as of `flops_per_token`."""
     return flops_per_token(config.model) * config.tokens_per_step

@@ -31,25 +31,25 @@ class StepPlan:
     machine: Any
     """Speeds."""
     measured: tuple[str, ...]
-    """Those speeds, by flag, that were measured on this machine."""
+    """Flags of the speeds that were measured on this machine."""
     times: tuple[Any, ...]
-    """Of each phase in a run."""
+    """Times of each phase in a run."""
     device_bytes: int
     """What a replica takes of its device, where that is limited, and found with peaks; else 0."""
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return sum(time.seconds for time in self.times) / self.program.steps
 
     @property
     def limit(self) -> float:
-        """Of one step at the physical limit."""
+        """Seconds of one step at the physical limit."""
         return sum(time.limit for time in self.times) / self.program.steps
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all replicas."""
+        """Throughput of all replicas."""
         return self.config.tokens_per_step / self.seconds
 
     @property
@@ -71,10 +71,10 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class RunPlan(StepPlan):
-    """The same, with what a run of it takes here."""
+    """A plan with its times, and with what a run of it takes here."""
 
     process: ProcessMemory
-    """Of the host, as this process would take it."""
+    """Memory of the host, as this process would take it."""
 
 
 def plan_step(

@@ -33,24 +33,25 @@ from popxl_gpt.utils.runtime import host_bytes
 from popxl_gpt.utils.units import counted, duration, si
 
 TOKENS_PER_PARAMETER = 1.5
-"""Of the matrices of decoder blocks: a model that sees fewer in its time learns less than a smaller
+"""Tokens for each parameter of the matrices of decoder blocks: a model that sees fewer in its time
+learns less than a smaller
 one. On two cores 2 layers of 128 learn more in a minute (3.1 tokens for each, 1.218 bits a byte)
 than 2 of 192 (1.1, 1.240), and 4 layers of 192 more in 5 minutes (2.1, 0.980) than 2 (5.7, 0.987).
 """
 EPOCHS = 4
-"""That a text is seen: up to the fourth time it is worth nearly as much. Source: Muennighoff et al.
-2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264.
+"""Times that a text is seen: up to the fourth it is worth nearly as much. Source: Muennighoff et
+al. 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264.
 """
 DECAY = 0.4
-"""Of the steps, in which the rate falls: 4 layers of 256 come to 1.343 bits a byte from 0.8 M
+"""Share of the steps in which the rate falls: 4 layers of 256 come to 1.343 bits a byte from 0.8 M
 tokens with 0.3 of them, to 1.346 with 0.5 and to 1.361 with 0.75.
 """
 VALIDATED = 20
 """Steps between validations, at least: one takes as long as three steps."""
 TRIED_STEPS = 3
-"""Of a trial, after one that compiles."""
+"""Steps of a trial, after one that compiles."""
 TRIAL_SHARE = 0.1
-"""Of the time, for all trials: another is made where it fits, too, by what the last one took. The
+"""Share of the time for all trials: another is made where it fits, too, by what the last took. The
 first is made in any case.
 """
 GUESS = 5e10
@@ -67,7 +68,7 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Of the whole trial."""
+        """The time of the whole trial."""
         return self.build + TRIED_STEPS * self.step
 
 
@@ -146,7 +147,7 @@ class _Sizing:
         """The trial whose speed is known."""
 
     def chosen(self) -> Sized:
-        """What comes of it."""
+        """The configuration that the trials come to."""
         candidate = self._sized()
         while candidate not in self.trials and self._fits(candidate):
             self._measure(candidate)
@@ -164,7 +165,7 @@ class _Sizing:
         return Sized(final, (*self._reasons(final, steps), *filter(None, [words])))
 
     def _without_narrow(self, candidate: Config) -> Config:
-        """The same candidate, or the one that float32 comes to where that is faster."""
+        """The candidate, or the one that float32 comes to where that is faster."""
         wide = override(candidate, precision="float32")
         if "precision" in self.known.given or wide == candidate or not self._fits(wide):
             return candidate
@@ -202,7 +203,7 @@ class _Sizing:
         return self._tokens(config) >= needed or epochs > EPOCHS
 
     def _tokens(self, config: Config) -> float:
-        """Those that the run has time for."""
+        """Tokens that the run has time for."""
         return self.known.speed * self.known.left / flops_of_token(config)
 
     def _fits(self, config: Config) -> bool:
@@ -231,7 +232,7 @@ class _Sizing:
         self.known = replace(self.known, speed=speed, left=left)
 
     def _finished(self, config: Config, steps: int) -> Config:
-        """With what follows from the number of steps."""
+        """The configuration with what follows from the number of steps."""
         training = config.training
         validated = whole_calls(config, max(VALIDATED, steps // 10))
         steps = training.steps if "steps" in self.known.given else steps

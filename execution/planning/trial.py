@@ -58,7 +58,7 @@ class Trials:
     """Seconds of a step that do not depend on its micro-batches, at each depth, by layout."""
 
     def seconds(self, config: Config) -> float:
-        """Of a step of the whole model, over its whole batch."""
+        """Time of a step of the whole model, over its whole batch."""
         if config.execution.activation_memory is None:
             return self._of_equal_blocks(config)
         recomputing = override(config, activation_memory=None)
@@ -85,7 +85,7 @@ class Trials:
     def _predicted(
         self, config: Config, depths: tuple[int, ...], at_once: int, first: float
     ) -> float:
-        """From trials of so many layers and runs, of which the first is made."""
+        """Seconds by trials of so many layers and runs, of which the first is made."""
         layers, runs = config.model.layers, config.runs_per_phase
         one = (first, *(self._measured(config, depth, at_once) for depth in depths[1:]))
         if runs == at_once:
