@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from inspect import isgeneratorfunction
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,6 @@ from benchmarks import (
     building,
     ceilings,
     harness,
-    kernel_sections,
-    kernels,
     replicas,
     shakespeare,
     train_step,
@@ -245,19 +242,6 @@ def test_steps_are_counted_as_papers_count_them(monkeypatch):
     assert threads == 2 * int(several.environment["OMP_NUM_THREADS"])
 
 
-def test_products_alone_stand_beside_the_ceiling(monkeypatch, capsys):
-    monkeypatch.setattr(kernels, "ceiling_share", lambda work, seconds, dtype: work / seconds / 8e9)
-    ways = {"a": lambda: None, "b": lambda: None}
-    for unit, wanted in (("GFLOP/s", {"a": 0.25, "b": 0.5}), ("elements/ns", {})):
-        section = kernel_sections.Section("title", 2e9, unit, ways)
-        times = {"a": 1.0, "b": 0.5}
-        shares = kernels.shares_of(section, "float32", times)
-        assert shares == wanted
-        kernels.show(section, "float32", times, shares)
-        shown = capsys.readouterr().out
-        assert ("of ceiling" in shown) == ("50%" in shown) == bool(wanted)
-
-
 def test_median_and_spread_over_rounds():
     times = Measurement(
         name="a",
@@ -456,12 +440,6 @@ def test_rounds_after_a_variants_last_step_are_not_its_time():
     assert figures["seconds"] == 2 * CHUNK * 2.0 and figures["milliseconds_per_step"] == 2000.0
     assert preset_steps(2000) == preset("shakespeare").training.steps
     assert preset_steps(2 * CHUNK) == 2 * CHUNK
-
-
-def test_the_sections_of_the_kernels_benchmark_are_those_that_there_are():
-    found = [name for name, made in vars(kernel_sections).items() if isgeneratorfunction(made)]
-    assert kernels.SECTIONS == tuple(found)
-    assert set(kernels.WITHOUT_DTYPE) < set(found)
 
 
 HELP = """
