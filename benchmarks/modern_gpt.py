@@ -229,18 +229,3 @@ class ModernTrainer:
         self.adam.step()
         self.muon.step(self.training.matrix_rate * factor, self.training.weight_decay)
         return loss.item()
-
-    def state(self) -> dict[str, object]:
-        """Weights and what optimizers keep."""
-        return {
-            "gpt": self.gpt.state_dict(),
-            "adam": self.adam.state_dict(),
-            "momenta": self.muon.momenta,
-        }
-
-    def load(self, state: dict) -> None:
-        """Go on from what `state` gave."""
-        self.gpt.load_state_dict(state["gpt"])
-        self.adam.load_state_dict(state["adam"])
-        for own, saved in zip(self.muon.momenta, state["momenta"]):
-            own.copy_(saved)
