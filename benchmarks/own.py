@@ -25,6 +25,7 @@ Models are on one replica. Each figure is by the processors' time and by the clo
 of them: other work on a machine distorts processor time least.
 """
 
+import gc
 import sys
 import tempfile
 from argparse import Namespace
@@ -58,7 +59,7 @@ CASES = (
 )
 GROUPS = sorted({case.name.partition(",")[0] for case in CASES})
 CLOCKS = ("clock", "processor")
-HEADERS = ("case", "processor", "clock", "beside", "clock", "compared", "clock", "bar", "")
+HEADERS = ("case", "processor", "clock", "beside", "clock", "compared", "clock", "bar", "verdict")
 FLAGS: Flags = {
     "groups": {"nargs": "*", "metavar": "GROUP", "help": f"some of {', '.join(GROUPS)}"},
     "--cases": flag("", "only those with this in their names"),
@@ -82,6 +83,7 @@ def measured(case: Case, arguments: Namespace) -> Figures:
         ready = case.ready(arguments, Path(folder))
         for number in range(warmup + (arguments.rounds or case.rounds)):
             for name in list(ways)[:: 1 if number % 2 else -1]:
+                gc.collect()  # what others left is not its time
                 seconds = np.broadcast_to(ways[name](ready), 2)
                 if number >= warmup:
                     rounds[name].append(seconds)

@@ -157,8 +157,7 @@ def main() -> int:
     overhead = figures[BAR]["ratio"] if BAR in figures else None
     met = overhead is not None and overhead <= OVERHEAD_BAR
     if overhead is not None:
-        told = f"{BAR} at most {OVERHEAD_BAR}x the single replica: {outcome(met)}"
-        print(f"\nbar: {told}")
+        print(f"\nbar: {BAR} at most {OVERHEAD_BAR}x the single replica: {outcome(met)}")
     result = {"batch": arguments.batch, "layouts": figures, "overhead": overhead}
     return ended("replicas", arguments, met=met, **result)
 

@@ -151,10 +151,9 @@ def verdict(found: Figures) -> bool:
 def measured(arguments: argparse.Namespace, shape: str) -> Figures:
     """One shape, in a process of its own."""
     sizes = train_step.SHAPES[shape]
-    names = ("micro_batch_size", "accumulation")
     options = {
         "model": {name: sizes[name] for name in train_step.SIZES},
-        **{name: sizes[name] for name in names},
+        **{name: sizes[name] for name in ("micro_batch_size", "accumulation")},
         "dropout": 0.0,
         "dtype": arguments.dtype,
         "widening": SHAPES[shape],

@@ -210,15 +210,12 @@ class Bench:
 
     def tuned(self, kind: str) -> Settings:
         """The best settings that a recipe's trials find."""
-        minutes, trials, search = (
-            self.arguments.trial_minutes,
-            self.arguments.trials,
-            self.search(kind),
-        )
+        minutes, search = self.arguments.trial_minutes, self.search(kind)
 
         def measure(settings: Settings) -> float:
             return loss_of(self.run(kind, self.with_mode(kind, settings, minutes), minutes))
 
+        trials = self.arguments.trials
         return tuned(search, measure, trials) if trials else search.start
 
     def with_mode(self, kind: str, settings: Settings, minutes: float) -> Settings:
