@@ -88,9 +88,9 @@ class Case:
 
     name: str
     model: str
-    """Of `SHAPES`, or a preset."""
+    """One of `SHAPES`, or a preset."""
     memory: str | None = None
-    """Of the device: a limit, "one layer" (what the plan needs at least, and a tenth), or all."""
+    """The device's: a limit, "one layer" (what the plan needs at least, and a tenth), or all."""
     kind: Literal["phased", "plain", "FSDP2"] = "phased"
     groups: tuple[int, ...] = (1, 2)
     layers: int | None = None

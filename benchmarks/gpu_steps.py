@@ -36,7 +36,7 @@ from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.runtime import file_traffic, planner, session_device
 
 LINK_BYTES = 2**28
-"""Of a transfer by which the link is measured."""
+"""The size of a transfer by which the link is measured."""
 ONE_LAYER = 1.1
 """Times what a program needs at least: the device's memory with one layer of it there."""
 MOVED = {
@@ -44,7 +44,7 @@ MOVED = {
     "written_bytes": "from_device_bytes",
     "waited": "waited_seconds",
 }
-"""Of what a session counts, what is kept, and as what."""
+"""What is kept of what a session counts, and as what."""
 
 
 # What the machine does at most

@@ -48,7 +48,7 @@ from popxl_gpt.utils.runtime import file_traffic  # noqa: E402
 SHARE = 3
 """State over the limit, at least."""
 BAR = 0.8
-"""Of the bound, at least."""
+"""The share of the bound, at least."""
 WIDTHS = {"float32": 4, "bfloat16": 2}
 """Bytes of a number."""
 PROCESS_MIB = 480
@@ -59,7 +59,7 @@ SIZES = {"layers": 34, "hidden_size": 768, "heads": 12}
 SIZES |= {"sequence_length": 256, "vocabulary_size": 8192}
 LOOKING_AHEAD = {"in files": {}, "in files, fetched when asked for": {"POPXL_LOOK_AHEAD": "0"}}
 MOVED = ("read_bytes", "written_bytes", "waited")
-"""Of what a session counts, per step."""
+"""What is kept of what a session counts, per step."""
 
 
 class Larger:

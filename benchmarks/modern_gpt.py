@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of Muon's Newton-Schulz iteration, from its authors."""
+"""The coefficients of Muon's Newton-Schulz iteration, from its authors."""
 ITERATIONS = 5
 
 
@@ -46,7 +46,7 @@ class ModernTraining:
     """Rates at their highest; a step's factor scales all of them."""
 
     matrix_rate: float = 0.02
-    """Of Muon, for updates whose root mean square is that of an orthogonal matrix."""
+    """Muon's, for updates whose root mean square is that of an orthogonal matrix."""
     embedding_rate: float = 0.2
     head_rate: float = 0.004
     scalar_rate: float = 0.01

@@ -75,7 +75,9 @@ FLAGS: Flags = {
 
 
 def measured(case: Case, arguments: Namespace) -> Figures:
-    """Its seconds and those beside it, by the wall and by processors, and the verdict."""
+    """The seconds of a case and of what stands beside it, by the wall and by processors; how they
+    compare, in its unit; and the verdict.
+    """
     ways = {"timed": case.timed} | ({"beside": case.beside} if case.beside else {})
     rounds: dict[str, list] = {name: [] for name in ways}
     warmup = 0 if arguments.rounds else case.warmup
@@ -89,7 +91,7 @@ def measured(case: Case, arguments: Namespace) -> Figures:
                     rounds[name].append(seconds)
     found = {name: case.kept(values, axis=0) for name, values in rounds.items()}
     if case.compared is not None:
-        found["compared"] = case.compared.of(found["timed"], found["beside"])
+        found["compared"] = case.compared.of(*(case.unit[1] * found[name] for name in ways))
     value = found.get("compared", case.unit[1] * found["timed"])[case.clock]
     figures = {name: list(map(float, clocks)) for name, clocks in found.items()}
     return {**figures, "met": bool(case.bar[0] <= value <= case.bar[1])}

@@ -60,8 +60,8 @@ class Case:
     bar: tuple[float, float] = (-np.inf, np.inf)
     """What the comparison may be, at least and at most; where there is none, what is timed."""
     clock: int = 1
-    """Of the bar: 0 the wall's, 1 the processors', which other work distorts least."""
+    """The clock of the bar: 0 the wall's, 1 the processors', which other work distorts least."""
     rounds: int = 3
     warmup: int = 0
     kept: Callable[..., Any] = field(default=np.median)
-    """Of all rounds."""
+    """The figure that is kept of all rounds."""

@@ -153,7 +153,7 @@ class Preparing(NamedTuple):
     folder: Path
     flags: Namespace
     counts: set[int]
-    """Of tokens, which all ways make."""
+    """The numbers of tokens that the ways make: one, if they make the same."""
 
 
 def preparing(flags: Namespace, folder: Path) -> Preparing:

@@ -166,7 +166,7 @@ def model_of(kind: str) -> Figures:
 
 
 def step_share(kind: str, vocabulary_size: int, seconds: float) -> float | None:
-    """Of what this CPU multiplies at most, in a step of so many seconds."""
+    """The share of what this CPU multiplies at most, in a step of so many seconds."""
     model = Model(**model_of(kind), vocabulary_size=vocabulary_size, dropout=0.0)
     flops = BATCH * model.sequence_length * flops_per_token(model)
     return ceiling_share(flops, seconds, model.precision)

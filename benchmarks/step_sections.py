@@ -44,7 +44,7 @@ from popxl_gpt.utils.runtime import profile  # noqa: E402
 
 STEP_BAR, PRODUCTS_BAR, REST_BAR = 0.60, 0.75, 0.15
 SHAPES = {"gpt2": 4, "gpt2-1024": 1}
-"""Of `train_step.py`, each with the micro-batches that run as one: about 1024 rows."""
+"""Shapes of `train_step.py`, each with the micro-batches that run as one: about 1024 rows."""
 CEILING_SECONDS = 0.1
 UNMASKED = 0.5
 """Share of attention's scores that a causal kernel works out."""

@@ -38,7 +38,7 @@ class Recipe(Protocol):
     """What is trained, and how."""
 
     sequences: int
-    """Of an optimizer step."""
+    """Sequences of an optimizer step."""
     steps_at_once: int
     """Optimizer steps of a call."""
 
@@ -59,7 +59,7 @@ class Record:
     first_seconds: float = 0.0
     """When the first call had ended: start-up and compiling."""
     call_seconds: list[float] = field(default_factory=list)
-    """Of the calls after it."""
+    """Seconds of the calls after it."""
     bits_per_byte: float | None = None
     """Over the held-out text, at the end."""
 

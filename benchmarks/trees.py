@@ -34,7 +34,7 @@ from benchmarks.harness import (  # noqa: E402
 )
 
 LEAST_SPEED = 0.95
-"""Of each variant, over that of the other checkout, at least."""
+"""The speed of each variant, over that of the other checkout, at least."""
 MEAN_SPEED = 0.98
 """The geometric mean of all, at least."""
 MOST_MEMORY = 1.02
