@@ -65,7 +65,7 @@ RUN = (
 )
 """What a run's process does: modules of other recipes, and this one, would cost it start-up."""
 PROBE_STEPS, PROBE_MINUTES = 12, 10.0
-"""The length of a probe, which tells start-up and speed of a mode: so many steps, or minutes at most."""
+"""The length of a probe, which tells start-up and speed of a mode: steps, or minutes at most."""
 BASELINES = ("nanogpt", "modern")
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 SIZES = ("2x128x2", "2x192x3", "2x256x4", "4x192x3", "4x192x6", "4x256x4", "6x256x4", "6x384x6")
