@@ -18,6 +18,7 @@ from popxl.extensions import (
     keep_state_once,
     leave_note,
     limit_device_memory,
+    multiplies_bfloat16,
     newton_schulz,
     read_note,
     release_freed_memory,
@@ -38,7 +39,8 @@ __all__ = [
     "accumulator_options", "attention", "before_reading", "coded_moment", "data_type",
     "decoded_moment", "drop_dead_sessions", "expect_session", "file_traffic", "find_not_finite",
     "gather", "gather_beside", "has_device", "host_bytes", "keep_remote_memory_in_files",
-    "keep_state_once", "leave_note", "limit_device_memory", "moment_options", "multiply_ceiling",
+    "keep_state_once", "leave_note", "limit_device_memory", "moment_options", "multiplies_bfloat16",
+    "multiply_ceiling",
     "newton_schulz", "planner", "profile", "read_note", "release_freed_memory", "relu2",
     "remove_files", "replay_phases", "replica_digests", "rms_norm", "rotary", "round_from",
     "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
@@ -132,7 +134,7 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
 
 
 def gather_beside(value: Any, instances: int) -> list[Any]:
-    """As `gather`, patiently, in a thread that works beside the program, one in each process."""
+    """Same as `gather`, patiently, in a thread of each process that works beside the program."""
     return [value] if instances == 1 else extensions.gather_beside(value)
 
 
