@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+from popxl_gpt.config.bounds import Count, CountOrZero, PathText, PositiveOrZero, TopP
 from popxl_gpt.config.command_line import (
     check_command_line,
     given_settings,
@@ -20,7 +21,7 @@ from popxl_gpt.config.command_line import (
 )
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
-from popxl_gpt.config.schema import Config, Count, CountOrZero, PathText, PositiveOrZero, TopP
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.demo.job.options import TrainOptions, no_tensorboard, unreadable_tokenizer
 from popxl_gpt.utils.errors import ConfigError
@@ -156,7 +157,7 @@ CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
     "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's model", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
 }
-"""For each way to convert what it does and takes."""
+"""The ways to convert: what each does, and what it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +226,7 @@ GENERATE = TrainedModelCommand(
 BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
 ONE_HEAD = {"heads": 1}
-"""Until it has chosen heads, any hidden size will do."""
+"""The setting until the program has chosen heads: any hidden size will do."""
 AT_ONCE = ("data_parallel", "micro_batch_size", "widening")
 """Settings whose product divides a batch."""
 
@@ -328,7 +329,7 @@ def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:
-    """Which runs the page shows, and where it goes."""
+    """The runs that the page shows, and where it goes."""
     program = typed_as("popxl-gpt-report", "demo/report.py")
     return parse_options(
         arguments, program=f"{program}: runs as a page", options=ReportOptions, words="runs"

@@ -4,22 +4,22 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 import popdist
 
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Those that end the process with 128 + their number: at once while nothing would be saved, else
-after the present step, which is saved."""
+"""The signals that end the process with 128 + their number: at once while nothing would be saved,
+else after the present step, which is saved.
+"""
 AGAIN = (signal.SIGINT, signal.SIGTERM)
-"""Those that end it at once where one of `ENDING` came before."""
+"""The signals that end it at once where one of `ENDING` came before."""
 SAVING = signal.SIGUSR1
-"""The one that saves after the present step, and the run goes on."""
+"""The signal that saves after the present step; the run goes on."""
 AGAIN_SECONDS = 1.0
-"""So long after the first signal one of `AGAIN` is meant to end the process at once. What comes
+"""The seconds after the first signal from which one of `AGAIN` ends the process at once. What comes
 earlier may be one wish: a terminal that closes, its shell and a launcher each send their own.
 """
 _LOG = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The first one that ends the run."""
+        """The first signal that ends the run."""
         self._wants_save = False
         self._has_steps = False
         self._since = 0.0
@@ -51,17 +51,9 @@ class Interruption:
             ends = self.signal is not None and number in ENDING
             signal.signal(number, signal.SIG_IGN if ends else handler)
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """A block that, once it has steps, ends by itself when it is asked to, and saves."""
-        try:
-            yield
-        finally:
-            self._has_steps = False
-
-    def has_steps(self) -> None:
-        """From here on a signal loses what training has done, unless it is saved."""
-        self._has_steps = True
+    def has_steps(self, has_some: bool) -> None:
+        """Note whether, from here on, a signal loses what training has done, unless it is saved."""
+        self._has_steps = has_some
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if number == SAVING:
@@ -87,7 +79,7 @@ class Interruption:
         return wanted
 
 
-def first(signals: "list[int | None]") -> int | None:
+def first(signals: "Sequence[int | None]") -> int | None:
     """The signal of the first process that got one."""
     return next((number for number in signals if number is not None), None)
 

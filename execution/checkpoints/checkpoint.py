@@ -22,9 +22,10 @@ import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
 
+from popxl_gpt.config.model import ARCHITECTURE
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.saving import numerics_hash, to_mapping
-from popxl_gpt.config.schema import ARCHITECTURE, Config
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.special_tokens import END, as_list
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     MANIFEST,

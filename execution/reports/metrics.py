@@ -45,7 +45,7 @@ class MetricsFile:
         self.lines = 0
         """Lines that the file has."""
         self.kept_loss = RunningMean()
-        """Of the losses of the steps before."""
+        """The running mean of the losses of the steps before."""
         self._steps_done, self._first = steps_done, 1
         self._lost: int | None = None
         """The last of the steps from the first line's on that the file has none of."""
@@ -70,6 +70,11 @@ class MetricsFile:
             yield line
         if (before or 0) < self._steps_done:
             self._lost = self._steps_done
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training before, as the last line says."""
+        return 0.0 if self.last is None else float(self.last.get("seconds", 0.0))
 
     def tell_of_lost_lines(self, lines: int | None) -> None:
         """Say so where the file has other lines than when the run was saved.
