@@ -149,9 +149,9 @@ def test_instances_together_read_the_global_batch_in_order(
 
 def test_a_far_step_costs_no_more_than_the_first():
     sampler = BatchSampler(samples=10**9, global_batch_size=512)
-    start = time.perf_counter()
+    start = time.process_time()
     far = sampler.indices(10**15)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert len(np.unique(far)) == 512
 
 

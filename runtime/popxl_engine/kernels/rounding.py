@@ -182,8 +182,8 @@ def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         .to(torch.int16)
         .view(torch.bfloat16)
     )
-    # some element may be NaN, whose payload must not carry into the sign
-    if x.is_cuda or x.sum().isnan():
+    # some element may be NaN, whose payload must not carry into the sign; compilers know no values
+    if x.is_cuda or torch.compiler.is_compiling() or x.sum().isnan():
         return torch.where(x.isnan(), x.to(torch.bfloat16), bits)
     return bits
 

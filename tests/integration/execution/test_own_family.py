@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from helpers.quick import Later
 
 from popxl_gpt.config.presets import override
@@ -32,6 +31,7 @@ from tests.integration.architectures import (
 from tests.integration.gpt_oracle import random_weights
 from tests.integration.runs import run_job
 
+transformers = Later("transformers")
 own_family = Later("popxl_gpt.modelling.modeling_popxl_gpt")
 
 TEXTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [35, 8, 9, 7]]
