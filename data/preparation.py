@@ -24,7 +24,6 @@ from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.dataset_info import read_info
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import Source
 from popxl_gpt.data.splits import HeldOut, write_split, write_text
@@ -40,6 +39,7 @@ from popxl_gpt.data.tokenisation import (
 )
 from popxl_gpt.utils.errors import io_failure
 from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.files.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.utils.files.hub import tokenizer_file
 from popxl_gpt.utils.units import counted
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.data.folders import remove_unlocked
 from popxl_gpt.execution.checkpoints.manifest import ManifestError, is_loss, read_manifest
+from popxl_gpt.utils.files.folders import remove_unlocked
 from popxl_gpt.utils.files.plain import NO_FILE, names_in, sync
 
 MANIFEST = "checkpoint.json"

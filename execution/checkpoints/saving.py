@@ -21,7 +21,6 @@ import popxl_addons as addons
 
 from popxl_gpt.config.saving import numerics_hash, to_mapping
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     MANIFEST,
     delete_old,
@@ -43,6 +42,7 @@ from popxl_gpt.execution.instances import processes_here
 from popxl_gpt.execution.part_queue import PartQueue, copied
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import DivergedError, UserError, failure_number, numbered, reason_of
+from popxl_gpt.utils.files.folders import partial_folder, publish
 from popxl_gpt.utils.files.plain import sync, write_plain
 from popxl_gpt.utils.files.whole import remove_partial, written_whole
 from popxl_gpt.utils.runtime import gather, gather_beside, host_bytes

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from popxl_gpt.data.errors import DataError
-from popxl_gpt.utils.errors import io_failure, text_of
+from popxl_gpt.utils.errors import DataError, io_failure, text_of
 from popxl_gpt.utils.files.plain import real_path, sync
 
 REPLACED = "-replaced"
