@@ -11,7 +11,6 @@ tokens are left.
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,8 +25,8 @@ from popxl_gpt.data.dataset_info import read_info
 from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import Source
-from popxl_gpt.data.splits import HeldOut, write_split, write_text
-from popxl_gpt.data.text_tokenizer import CONFIG, TextTokenizer
+from popxl_gpt.data.splits import HeldOut, write_split
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.throughput import Throughput, size_of
 from popxl_gpt.data.tokenisation import (
     SMALLEST_VOCABULARY,
@@ -41,6 +40,8 @@ from popxl_gpt.utils.errors import io_failure
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.utils.files.hub import tokenizer_file
+from popxl_gpt.utils.files.plain import write_plain
+from popxl_gpt.utils.files.whole import remove_partial
 from popxl_gpt.utils.units import counted
 
 FORMAT = 2
@@ -194,7 +195,7 @@ def prepare(
         info |= left_out.counts()
         for name in (BUCKETS, GIVEN_BUCKETS):
             shutil.rmtree(folder / name, ignore_errors=True)
-        write_text(folder / "dataset.json", json.dumps(info, indent=2))
+        write_plain(folder / "dataset.json", json.dumps(info, indent=2) + "\n")
         try:
             publish(folder, output, overwrite=overwrite)
         except OSError:
@@ -211,10 +212,8 @@ def _tokenizer_in(
     made = folder / "tokenizer.json"
     if not made.exists():
         tokenizer = _tokenizer(sources, settings, report)
-        if tokenizer.config is not None:
-            write_text(folder / CONFIG, tokenizer.config)
-        write_text(folder / "tokenizer.new", tokenizer.to_str())
-        os.replace(folder / "tokenizer.new", made)
+        remove_partial(made)  # of a call that was killed
+        tokenizer.save(folder)
     tokenizer = load_tokenizer(made)
     tokenizer.name = str(settings.tokenizer or made)
     return tokenizer

@@ -1,7 +1,6 @@
 """Shuffles documents that do not fit into memory."""
 
 import json
-import os
 import shutil
 import time
 from array import array
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from popxl_gpt.data.sampling import derive_key, mix
-from popxl_gpt.data.splits import write_text
-from popxl_gpt.utils.files.plain import append_plain, sync
+from popxl_gpt.utils.files.plain import append_plain
+from popxl_gpt.utils.files.whole import sync, write_whole
 
 BUCKET_BYTES = 64 * 2**20
 """Aim for the size of the last buckets. Up to twice as large, they are sorted in memory."""
@@ -103,9 +102,7 @@ class DocumentShuffle:
             "tokens": self.tokens,
             "sizes": {path.name: path.stat().st_size for path in paths},
         }
-        written = self._folder / f"{PROGRESS}.new"
-        write_text(written, json.dumps(progress))
-        os.replace(written, self._folder / PROGRESS)
+        write_whole(self._folder / PROGRESS, json.dumps(progress))
         ended = time.monotonic()
         self._due = ended + (ended - began) / SHARE
 

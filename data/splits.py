@@ -10,8 +10,7 @@ import numpy as np
 from popxl_gpt.data import example
 from popxl_gpt.data.conversations import RecordPacker
 from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.records import RecordWriter, flush
-from popxl_gpt.utils.files.plain import create_plain
+from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.utils.units import counted
 
 _BLOCK_RECORDS = 512
@@ -136,10 +135,3 @@ class _Packer:
         every = windows[:: self._sequence_length]
         for start in range(0, records, _BLOCK_RECORDS):
             yield every[start : start + _BLOCK_RECORDS]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file of text, and bring it onto the disk."""
-    with open(create_plain(path), "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        flush(file)

@@ -17,6 +17,9 @@ from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
 from popxl_gpt.utils.errors import unreadable
 from popxl_gpt.utils.files.bounded import parse_json, read_bounded
+from popxl_gpt.utils.files.hub import TOKENIZER
+from popxl_gpt.utils.files.plain import write_plain
+from popxl_gpt.utils.files.whole import sync, write_whole
 
 END_OF_TEXT = "<|endoftext|>"
 CONFIG = "tokenizer_config.json"
@@ -164,6 +167,13 @@ class TextTokenizer:
         """The content of a tokenizer.json."""
         content: str = self.library.to_str(pretty=True)
         return content
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder. Once its tokenizer.json is there, the disk has all of it."""
+        if self.config is not None:
+            write_plain(folder / CONFIG, self.config + "\n")
+            sync(folder / CONFIG)
+        write_whole(folder / TOKENIZER, self.to_str() + "\n")
 
 
 def _around(library: Tokenizer, known: "set[int]") -> "tuple[np.ndarray, np.ndarray]":

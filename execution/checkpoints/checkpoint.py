@@ -31,7 +31,6 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     NAME,
     best_of,
     checkpoints_in,
-    set_aside,
     validated_in,
 )
 from popxl_gpt.execution.checkpoints.manifest import FORMAT, FORMATS, ManifestError, read_manifest
@@ -57,6 +56,7 @@ from popxl_gpt.utils.errors import NotFiniteError, PointerError, UserError, io_f
 from popxl_gpt.utils.files.bounded import shown
 from popxl_gpt.utils.files.hub import foreign_model, hub_hint
 from popxl_gpt.utils.files.plain import NO_FILE, check_plain, open_plain, real_path
+from popxl_gpt.utils.files.whole import set_aside
 from popxl_gpt.utils.units import counted
 
 OLDER = (
@@ -152,7 +152,7 @@ class SavedRun:
         from now on is newer.
         """
         for path in self.passed_over:
-            _LOG.warning("%s: damaged, now %s.", path, set_aside(path).name)
+            _LOG.warning("%s: damaged, now %s.", path, set_aside(path, "damaged_").name)
         self.passed_over = []
 
     def restore(self, session: addons.TaskSession) -> None:

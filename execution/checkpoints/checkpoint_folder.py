@@ -1,9 +1,7 @@
 """Which checkpoints a folder has, which of them stay, and what killed runs left beside them."""
 
 import logging
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +10,8 @@ from typing import Any
 
 from popxl_gpt.execution.checkpoints.manifest import ManifestError, is_loss, read_manifest
 from popxl_gpt.utils.files.folders import remove_unlocked
-from popxl_gpt.utils.files.plain import NO_FILE, names_in, sync
+from popxl_gpt.utils.files.plain import NO_FILE, names_in
+from popxl_gpt.utils.files.whole import remove_folder
 
 MANIFEST = "checkpoint.json"
 TOKENIZER = "tokenizer.json"
@@ -116,20 +115,7 @@ def delete_old(folder: Path, keep: int) -> None:
         if path not in kept and path.is_symlink():
             path.unlink()  # the checkpoint itself is another folder's
         elif path not in kept:
-            hidden = path.with_name(f".{path.name}.deleted")
-            os.rename(path, hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
-            sync(folder)
-
-
-def set_aside(checkpoint: Path) -> Path:
-    """Give a damaged checkpoint a name that no checkpoint has. Returns its new path."""
-    number, path = 1, checkpoint.with_name(f"damaged_{checkpoint.name}")
-    while path.exists():
-        number += 1
-        path = checkpoint.with_name(f"damaged_{checkpoint.name}-{number}")
-    checkpoint.rename(path)
-    return path
+            remove_folder(path, f".{path.name}.deleted")
 
 
 def remove_leftovers(folder: Path) -> None:

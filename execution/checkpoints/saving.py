@@ -43,8 +43,8 @@ from popxl_gpt.execution.part_queue import PartQueue, copied
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import DivergedError, UserError, failure_number, numbered, reason_of
 from popxl_gpt.utils.files.folders import partial_folder, publish
-from popxl_gpt.utils.files.plain import sync, write_plain
-from popxl_gpt.utils.files.whole import remove_partial, written_whole
+from popxl_gpt.utils.files.plain import write_plain
+from popxl_gpt.utils.files.whole import remove_partial, sync, write_whole
 from popxl_gpt.utils.runtime import gather, gather_beside, host_bytes
 from popxl_gpt.utils.units import bytes_text
 
@@ -395,5 +395,4 @@ def add_validation(checkpoint: Path, position: Position) -> None:
         found["validation_loss"] = position.validation_loss
         found["validation_fingerprint"] = position.validation_fingerprint
     remove_partial(path)
-    with written_whole(path) as partial:
-        partial.write_text(manifest_text({**found, "files": files}), encoding="utf-8")
+    write_whole(path, manifest_text({**found, "files": files}))

@@ -20,6 +20,7 @@ import numpy as np
 from popxl_gpt.data.records import checksum
 from popxl_gpt.utils.files.bounded import parse_json, shown
 from popxl_gpt.utils.files.plain import create_plain, open_plain
+from popxl_gpt.utils.files.whole import sync
 
 HEADER_BYTES = 100_000_000
 """The most that a header may have, as for the format's own readers."""
@@ -114,8 +115,7 @@ def write_tensors(
                 crc = checksum()(piece, crc)
                 file.write(piece)
             checksums[name] = crc
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     return Written(8 + len(text) + end, digest.hexdigest(), checksums)
 
 
