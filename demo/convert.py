@@ -26,8 +26,8 @@ from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
 from popxl_gpt.data.text_tokenizer import special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saving import write_weights
 from popxl_gpt.execution.exchange.hugging_face import (
     OWN_FILES,

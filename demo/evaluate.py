@@ -39,8 +39,9 @@ from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
 from popxl_gpt.demo.job.writing import end_of_documents
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint

@@ -40,10 +40,6 @@ class Validated:
     fingerprint: Any
     """Names what the loss was measured on; None where an earlier version wrote it."""
 
-    def is_comparable(self, other: "Validated") -> bool:
-        """Whether the losses were measured on the same."""
-        return bool(self.fingerprint == other.fingerprint)
-
 
 def validated_in(
     folder: Path, unreadable: "dict[Path, OSError] | None" = None
@@ -79,13 +75,18 @@ def best_in(folder: Path) -> Path | None:
     """The checkpoint with the lowest validation loss of those that were measured as the newest of
     them, the newest of equal ones; None where no step that was saved was validated.
     """
-    return best_of(validated_in(folder))
+    return next(iter(bests(validated_in(folder))), None)
 
 
-def best_of(validated: "Sequence[Validated]") -> Path | None:
-    """The best of those that were measured as the first of them."""
-    alike = [each for each in validated if each.is_comparable(validated[0])]
-    return min(alike, key=lambda each: each.loss).path if alike else None
+def bests(validated: "Sequence[Validated]") -> "list[Path]":
+    """The best checkpoint of each measurement, the first one of equal ones, in the order of the
+    measurements.
+    """
+    found: dict[str, Validated] = {}
+    for each in validated:
+        measured = repr(each.fingerprint)
+        found[measured] = min(found.get(measured, each), each, key=lambda one: one.loss)
+    return [each.path for each in found.values()]
 
 
 def delete_old(folder: Path, keep: int) -> None:
@@ -107,10 +108,7 @@ def delete_old(folder: Path, keep: int) -> None:
             path,
             failure.strerror,
         )
-    kept: set[Path | None] = set(unreadable)
-    while validated:
-        kept.add(best_of(validated))
-        validated = [each for each in validated if not each.is_comparable(validated[0])]
+    kept = {*unreadable, *bests(validated)}
     for path in old:
         if path not in kept and path.is_symlink():
             path.unlink()  # the checkpoint itself is another folder's
