@@ -19,8 +19,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from popxl_gpt.data import tokenizer_process
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.tokenizer_process import FAILED, GREW, text_as_text
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.units import bytes_text
 
 SECONDS = 10

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from popxl_gpt.data.encoding import byte_names
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.utils.errors import DataError
 
 MERGES = b"#version"
 """How a list of merges begins."""

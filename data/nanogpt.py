@@ -12,11 +12,10 @@ import numpy as np
 
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import read_info
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.preparation import FORMAT, OWN, Settings
 from popxl_gpt.data.splits import write_split
 from popxl_gpt.data.tokenisation import load_tokenizer
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.utils.files.plain import check_plain, create_plain, write_plain

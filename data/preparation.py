@@ -22,7 +22,6 @@ import numpy as np
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.dataset_info import read_info
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import Source
 from popxl_gpt.data.splits import HeldOut, write_split
@@ -36,7 +35,7 @@ from popxl_gpt.data.tokenisation import (
     tokenise,
     train_tokenizer,
 )
-from popxl_gpt.utils.errors import io_failure
+from popxl_gpt.utils.errors import DataError, io_failure
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.utils.files.hub import tokenizer_file

@@ -29,7 +29,6 @@ from popxl_gpt.config.preparing import (
     parse_preparation,
 )
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
 from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
 from popxl_gpt.data.preparation import Settings, prepare
@@ -37,7 +36,7 @@ from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.sources import Source, stdlib_source, text_source
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.data.wikipedia import wikipedia_source
-from popxl_gpt.utils.errors import text_of
+from popxl_gpt.utils.errors import DataError, text_of
 from popxl_gpt.utils.escaping import one_line
 from popxl_gpt.utils.files.hub import hub_hint, tokenizer_file
 from popxl_gpt.utils.programs import typed_as

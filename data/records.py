@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from popxl_gpt.data.errors import DamagedRecordError, DataError
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.data.errors import DamagedRecordError
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.plain import check_plain, create_plain, open_plain, write_plain
 from popxl_gpt.utils.files.whole import write_whole

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.utils.errors import DataError
 
 _ROUNDS = 8
 _WORD = 2**64 - 1

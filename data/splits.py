@@ -9,8 +9,8 @@ import numpy as np
 
 from popxl_gpt.data import example
 from popxl_gpt.data.conversations import RecordPacker
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.units import counted
 
 _BLOCK_RECORDS = 512

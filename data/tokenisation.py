@@ -17,11 +17,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from popxl_gpt.data.conversations import Conversation, text_of
 from popxl_gpt.data.encoding import Encoder
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.merges import MERGES, merges_tokenizer
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer, special_tokens_beside
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.hub import foreign_tokenizer, tokenizer_file
 from popxl_gpt.utils.pools import end_with_parent

@@ -14,7 +14,6 @@ import popdist
 from popxl_gpt.config.schedules import stage_of
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.job.divergence import Divergence
@@ -44,7 +43,7 @@ from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas
 from popxl_gpt.execution.reports.profile.report import StepProfiler
 from popxl_gpt.execution.verification import due, verified
-from popxl_gpt.utils.errors import UserError, failure_number, numbered, reason_of
+from popxl_gpt.utils.errors import DataError, UserError, failure_number, numbered, reason_of
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import drop_dead_sessions, gather, release_freed_memory
 

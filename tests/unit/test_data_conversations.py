@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from popxl_gpt.config.presets import preset
 from popxl_gpt.data.conversations import RecordPacker, conversation_source
 from popxl_gpt.data.dataset import TokenDataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.masking import IGNORED, ids_of, labels_of, masked
 from popxl_gpt.data.nanogpt import write_bins
@@ -18,7 +17,7 @@ from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.demo.job.training_data import open_data
-from popxl_gpt.utils.errors import UserError, exit_on_user_error
+from popxl_gpt.utils.errors import DataError, UserError, exit_on_user_error
 
 PAIRS = [(f"{a}+{b}=", f"{a + b}") for a in range(12) for b in range(9)]
 

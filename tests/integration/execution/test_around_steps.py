@@ -14,7 +14,6 @@ import pytest
 from popxl.errors import RemoteMemoryError
 
 from popxl_gpt.data import example
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.job import run_clock, samples, text, training_run
@@ -23,7 +22,7 @@ from popxl_gpt.execution.checkpoints import saving
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.checkpoints.manifest import read_manifest
 from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
-from popxl_gpt.utils.errors import LostError, UserError, failure_number
+from popxl_gpt.utils.errors import DataError, LostError, UserError, failure_number
 from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
