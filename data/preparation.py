@@ -364,7 +364,7 @@ def _limited(source: Source, limit: int | None) -> Iterator[Any]:
 def _texts(source: Source, limit: int | None) -> Iterator[str]:
     """Texts to train a tokenizer on, of so many bytes."""
     for document in _limited(source, limit):
-        text = document if isinstance(document, str) else text_of(document)
+        text = text_of(document)
         yield source.clean(text) if source.clean else text
 
 

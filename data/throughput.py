@@ -19,7 +19,7 @@ DRAW_SECONDS = 0.1
 
 def size_of(document: "str | Conversation") -> int:
     """Bytes of a document's text."""
-    return len((document if isinstance(document, str) else text_of(document)).encode())
+    return len(text_of(document).encode())
 
 
 class Throughput:

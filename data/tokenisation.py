@@ -228,7 +228,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     size = 0
     for document in documents:
         batch.append(document)
-        size += len(document if isinstance(document, str) else text_of(document)) + 1
+        size += len(text_of(document)) + 1
         if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
