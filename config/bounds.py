@@ -1,7 +1,14 @@
-"""Ranges of numbers, written into a field's type: `layers: Annotated[int, AtLeast(1)]`."""
+"""What a setting's type says of it: `layers: Annotated[int, Range(low=1)]`. Types that are used
+several times have names.
+"""
 
+import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from popxl_gpt.utils.texts import IsPath
 
 
 def as_computed(value: float) -> float:
@@ -13,113 +20,117 @@ def as_computed(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """Values from `low` on."""
+class Range:
+    """Numbers within limits, and zero where that has a meaning of its own."""
 
-    low: float
-
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return value >= self.low
-
-    def __str__(self) -> str:
-        return f"at least {self.low:g}"
-
-
-@dataclass(frozen=True)
-class MoreThan:
-    """Values above `low`."""
-
-    low: float
-
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return as_computed(value) > self.low
-
-    def __str__(self) -> str:
-        return f"more than {self.low:g}"
-
-
-@dataclass(frozen=True)
-class Between:
-    """Values from `low` on, and below `high`."""
-
-    low: float
-    high: float
-
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return self.low <= value and as_computed(value) < self.high
-
-    def __str__(self) -> str:
-        low, high = (
-            int(limit) if limit == int(limit) else limit for limit in (self.low, self.high)
-        )
-        return f"at least {low} and below {high}"
-
-
-@dataclass(frozen=True)
-class Within:
-    """Values from `low` to `high`, and zero where that has a meaning of its own."""
-
-    low: float
-    high: float
+    low: float = -math.inf
+    """The smallest one."""
+    above: float = -math.inf
+    """What all of them are more than, as programs compute with them."""
+    below: float = math.inf
+    """What all of them are less than, as programs compute with them."""
+    high: float = math.inf
+    """The largest one."""
     or_zero: bool = False
 
     def admits(self, value: float) -> bool:
         """Whether the value is in range."""
-        return self.low <= value <= self.high or (self.or_zero and value == 0)
+        return (self.or_zero and value == 0) or (
+            self.low <= value <= self.high and self.above < as_computed(value) < self.below
+        )
 
     def __str__(self) -> str:
-        return f"{'0, or ' if self.or_zero else ''}at least {self.low:g} and at most {self.high:g}"
+        words = ("at least", self.low), ("more than", self.above), ("below", self.below)
+        told = " and ".join(
+            f"{word} {limit if isinstance(limit, int) else f'{limit:g}'}"
+            for word, limit in (*words, ("at most", self.high))
+            if math.isfinite(limit)
+        )
+        return f"0, or {told}" if self.or_zero else told
 
 
-UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclass(frozen=True)
 class Bytes:
     """Amounts of memory from one byte on; as text they may have a unit: `24GiB`, `1.5 TiB`."""
 
-    def admits(self, value: float) -> bool:
-        """Whether the value is in range."""
-        return value >= 1
-
-    def read(self, text: str) -> int | float | None:
-        """The bytes that a text stands for; ValueError where it is none."""
-        number = text.rstrip("BKMGTi").rstrip()
-        unit = text[len(number) :].strip()
-        if unit not in UNITS:
-            raise ValueError(f"no unit of memory: {unit}")
-        return int(number) if unit == "" else int(float(number) * UNITS[unit])
-
-    def __str__(self) -> str:
-        return "of bytes, or with a unit (KiB, MiB, GiB, TiB)"
-
-
-@dataclass(frozen=True)
-class BytesOrShare(Bytes):
-    """Amounts of memory, or a share of all there is, above 0 and at most 1: `0.5`, `50%`; `auto` is
-    none given.
+    or_share: bool = False
+    """Whether a share of all there is will do, too, above 0 and at most 1: `0.5`, `50%`; `auto` is
+    none given, then.
     """
 
     def admits(self, value: float) -> bool:
         """Whether the value is in range: whole numbers are bytes, others a share."""
-        return 0 < value <= 1 if isinstance(value, float) else super().admits(value)
+        return 0 < value <= 1 if isinstance(value, float) else value >= 1
 
     def read(self, text: str) -> int | float | None:
         """The bytes or the share that a text stands for; ValueError where it is neither."""
-        if text.lower() == "auto":
+        number = text.rstrip("BKMGTi").rstrip()
+        unit = text[len(number) :].strip()
+        if self.or_share and text.lower() == "auto":
             return None
-        if text.endswith("%"):
+        if self.or_share and text.endswith("%"):
             return float(text[:-1]) / 100
+        if unit and unit in UNITS:
+            return int(float(number) * UNITS[unit])
         try:
-            return super().read(text)
+            return int(text)
         except ValueError:
+            if not self.or_share:
+                raise
             return float(text)
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, a share such as 0.5 or 50%, auto"
+        share = ", a share such as 0.5 or 50%, auto" if self.or_share else ""
+        return f"of bytes, or with a unit (KiB, MiB, GiB, TiB){share}"
 
 
-Bound = AtLeast | MoreThan | Between | Within | Bytes
+@dataclass(frozen=True)
+class Largest:
+    """The value that no run goes beyond: a program has objects for each layer, replica and
+    iteration, tensors count in 32 bits, and steps in 63.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Another setting, without which this one does nothing. A preset may hold it without; who gives
+    a flag expects that it does something.
+    """
+
+    name: str
+    flag: str
+    """What gives that setting a value with which this one has an effect."""
+    is_met: Callable[[Any], bool]
+    """Whether a value of that setting is such."""
+
+
+class NoNumbers:
+    """A mark of settings for which the program gives the same bits whatever they are, and of those
+    that stand for another one, which decides them.
+    """
+
+
+Kind = TypeVar("Kind")
+SameNumbers = Annotated[Kind, NoNumbers()]
+Count = Annotated[int, Range(low=1)]
+ObjectCount = Annotated[Count, Largest(2**16)]
+TensorCount = Annotated[Count, Largest(2**31 - 1)]
+CountOrZero = Annotated[int, Range(low=0)]
+Positive = Annotated[float, Range(above=0)]
+PositiveOrZero = Annotated[float, Range(low=0)]
+Fraction = Annotated[float, Range(low=0, below=1)]
+TopP = Annotated[float, Range(low=1e-6, high=1)]
+"""The probability that tokens to choose from have together."""
+Norm = Annotated[float, Range(low=1e-30, high=1e30, or_zero=True)]
+"""What float32 holds, and what it gives divided by a norm or multiplied with one."""
+Scale = Annotated[float, Range(low=1e-6, high=1e12)]
+"""Numbers whose squares float32 divides gradients by without losing them."""
+Memory = Annotated[int, Bytes()]
+MemoryOrShare = Annotated[int | float, Bytes(or_share=True)]
+Seed = Annotated[int, Range(low=0, below=2**32)]
+PathText = Annotated[str, IsPath()]

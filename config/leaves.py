@@ -7,20 +7,18 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from textwrap import dedent
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from popxl_gpt.config.bounds import (
-    AtLeast,
-    Between,
-    Bound,
     Bytes,
-    BytesOrShare,
-    MoreThan,
-    Within,
+    Largest,
+    Needs,
+    NoNumbers,
+    Range,
     as_computed,
 )
 from popxl_gpt.config.numbers import KINDS
@@ -58,7 +56,10 @@ class Leaf:
     """Texts that may stand for a number."""
     is_path: bool = False
     is_free_text: bool = False
-    bound: Bound | None = None
+    bound: Range | Bytes | None = None
+    largest: int | None = None
+    needs: Needs | None = None
+    decides_numbers: bool = True
 
     @property
     def doc(self) -> str:
@@ -69,6 +70,10 @@ class Leaf:
     def path(self) -> str:
         """Dotted name, such as `model.layers`."""
         return f"{self.section}.{self.name}" if self.section else self.name
+
+    def of(self, config: Config) -> Any:
+        """Its value in a configuration."""
+        return getattr(getattr(config, self.section) if self.section else config, self.name)
 
     @property
     def expected(self) -> str:
@@ -92,31 +97,33 @@ class Leaf:
         Raises:
             ValueError: if it is of another type or out of range; says what is given and expected.
         """
-        if self.optional and (value is None or _word(value) in NONE_WORDS - {""}):
+        word = value.lower() if isinstance(value, str) else None
+        if self.optional and (value is None or word in NONE_WORDS - {""}):
             return None
-        if self.kind is bool and _word(value) in TRUE_WORDS | FALSE_WORDS:
-            return _word(value) in TRUE_WORDS
-        if _word(value) in self.choices:
-            return _word(value)
+        if self.kind is bool and word in TRUE_WORDS | FALSE_WORDS:
+            return word in TRUE_WORDS
+        if word in self.choices:
+            return word
         if isinstance(value, str) and value in self.words:
             return value
-        if self.is_list:
-            if isinstance(value, (list, tuple)) and all(
-                isinstance(item, str) and item for item in value
-            ):
-                return tuple(self._checked_text(item) for item in value)
-            raise self._refusal(value)
-        if isinstance(value, int) and abs(value) > LARGEST:
+        is_several = self.is_list and isinstance(value, (list, tuple))
+        if is_several and all(isinstance(item, str) and item for item in value):
+            return tuple(self._checked_text(item) for item in value)
+        if self.is_list or (isinstance(value, int) and abs(value) > LARGEST):
             raise self._refusal(value)
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value) if abs(value) <= sys.float_info.max else math.inf
         if isinstance(self.bound, Bytes) and isinstance(value, str):
             return self.parse(value)
-        kinds = (int, float) if isinstance(self.bound, BytesOrShare) else self.kind
+        kinds = (int, float) if self.bound == Bytes(or_share=True) else self.kind
         is_kind = isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
         if not is_kind or not self._is_in_range(value):
             raise self._refusal(value)
         return self._checked_text(value) if self.kind is str else value
+
+    def is_beyond(self, value: Any) -> bool:
+        """Whether a value is larger than that of any run."""
+        return self.largest is not None and value is not None and value > self.largest
 
     def _checked_text(self, text: str) -> str:
         """A text that every output and file takes; for a path, with `~` expanded."""
@@ -136,11 +143,7 @@ class Leaf:
         """
         if self.optional and text.lower() in NONE_WORDS:
             return None
-        if self.kind is bool:
-            if text.lower() in TRUE_WORDS | FALSE_WORDS:
-                return text.lower() in TRUE_WORDS
-            raise self._refusal(text)
-        if self.kind is str or text in self.words:
+        if self.kind not in KINDS or text in self.words:
             return self.check(text)
         try:
             read = self.bound.read if isinstance(self.bound, Bytes) else KINDS[self.kind]
@@ -159,21 +162,17 @@ class Leaf:
         return self.bound is None or self.bound.admits(value)
 
     def _refusal(self, value: Any) -> ValueError:
-        hint = (
-            " Write it without quotes."
-            if isinstance(value, str) and self._reads_as_number(value)
-            else ""
-        )
-        if self.kind is str and not self.choices and type(value) in (bool, int, float):
-            hint = " Write it in quotes."
-        is_large = isinstance(value, int) and abs(value) > LARGEST
-        has_bound = "below" in self.expected or "at most" in self.expected
-        large = f" and below 2**63 = {LARGEST + 1}" if is_large and not has_bound else ""
+        expected, hint = self.expected, ""
         if isinstance(value, float):
             hint = self._of_float32(value)
-        return ValueError(
-            f"{self.name}: got {shortened(value)}; expected {self.expected}{large}.{hint}"
-        )
+        elif isinstance(value, str) and self._reads_as_number(value):
+            hint = " Write it without quotes."
+        elif isinstance(value, int) and self.kind is str and not self.choices:
+            hint = " Write it in quotes."
+        if isinstance(value, int) and abs(value) > LARGEST:
+            is_told = "below" in expected or "at most" in expected
+            expected += "" if is_told else f" and below 2**63 = {LARGEST + 1}"
+        return ValueError(f"{self.name}: got {shortened(value)}; expected {expected}.{hint}")
 
     def _of_float32(self, value: float) -> str:
         """Why a number is out of range that float32 does not hold, or holds as another."""
@@ -181,22 +180,24 @@ class Leaf:
             return " float32 holds no more than 3.4e38."
         if 0 < abs(value) < FLOAT32_SMALLEST:
             return " float32 holds nothing between 0 and 1.2e-38."
-        is_rounded = isinstance(self.bound, Between) and self.bound.low <= value < self.bound.high
+        below = self.bound.below if isinstance(self.bound, Range) else math.inf
+        is_rounded = value < below <= as_computed(value)
         return f" float32 holds it as {as_computed(value):g}." if is_rounded else ""
 
     def _reads_as_number(self, text: str) -> bool:
-        if self.kind not in (int, float) or self.is_list:
-            return False
         try:
             self.check(KINDS[self.kind](text))
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, KeyError):
             return False
         return True
 
 
-def _word(value: Any) -> str | None:
-    """A text, in small letters; None for what is none."""
-    return value.lower() if isinstance(value, str) else None
+@cache
+def records(record: type = Config) -> dict[str, type]:
+    """A record under '', and those of its sections by name."""
+    found: dict[str, Any] = {"": record}
+    found |= {item.name: item.type for item in fields(record) if is_dataclass(item.type)}
+    return found
 
 
 @cache
@@ -204,53 +205,49 @@ def leaves(record: type = Config) -> tuple[Leaf, ...]:
     """Every setting of a dataclass, sections after the record's own fields, in the order they are
     written.
     """
-    found = tuple(_walk(record, section=""))
+    found = [
+        _leaf(section, owner, item)
+        for section, owner in records(record).items()
+        for item in fields(owner)
+        if section or item.name not in records(record)
+    ]
     names = [leaf.name for leaf in found]
-    repeated = {name for name in names if names.count(name) > 1}
-    assert not repeated, (
-        f"leaf names must be unique over the whole record, for each is a flag: {repeated}"
-    )
-    return found
+    assert len(names) == len({*names}), f"leaf names must be unique, for each is a flag: {names}"
+    return tuple(found)
 
 
-def _walk(record: type, section: str) -> Iterator[Leaf]:
-    hints = get_type_hints(record, include_extras=True)
-    for item in fields(record):
-        if is_dataclass(hints[item.name]):
-            assert not section, "sections do not nest"
-            yield from _walk(hints[item.name], item.name)
-            continue
-        default = item.default_factory() if item.default_factory is not MISSING else item.default
-        yield Leaf(
-            section=section,
-            name=item.name,
-            default=default,
-            record=record,
-            **_read_type(hints[item.name]),
-        )
+def _leaf(section: str, record: type, item: Field[Any]) -> Leaf:
+    """The setting of a field."""
+    default = item.default_factory() if item.default_factory is not MISSING else item.default
+    about = _read_type(item.type)
+    return Leaf(section=section, name=item.name, default=default, record=record, **about)
+
+
+_NOTES: dict[type, Callable[[Any], dict[str, Any]]] = {
+    IsPath: lambda note: {"is_path": True},
+    IsFreeText: lambda note: {"is_free_text": True},
+    Largest: lambda note: {"largest": note.value},
+    Needs: lambda note: {"needs": note},
+    NoNumbers: lambda note: {"decides_numbers": False},
+}
+"""What notes on a type say of a leaf; others are bounds."""
 
 
 def _read_type(hint: Any) -> dict[str, Any]:
     """Take a field's annotation apart: the keyword arguments of `Leaf` that depend on it."""
     if get_origin(hint) in (Union, types.UnionType):
         inner, *others = [part for part in get_args(hint) if part is not type(None)]
-        words = tuple(
-            word for part in others if get_origin(part) is Literal for word in get_args(part)
-        )
-        others = [part for part in others if get_origin(part) is not Literal]
         # int | float: bytes or a share
-        assert others in ([], [float]), f"no setting can have type {hint}"
+        is_known = all(part is float or get_origin(part) is Literal for part in others)
+        assert is_known, f"no setting can have type {hint}"
+        words = tuple(word for part in others for word in get_args(part))
         return {**_read_type(inner), "words": words, "optional": type(None) in get_args(hint)}
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
-        if notes == [IsPath()]:
-            return {**_read_type(inner), "is_path": True}
-        if notes == [IsFreeText()]:
-            return {**_read_type(inner), "is_free_text": True}
-        (bound,) = [
-            note for note in notes if isinstance(note, (AtLeast, Between, MoreThan, Within, Bytes))
-        ]
-        return {**_read_type(inner), "bound": bound}
+        found = _read_type(inner)
+        for note in notes:
+            found |= _NOTES.get(type(note), lambda bound: {"bound": bound})(note)
+        return found
     if get_origin(hint) is Literal:
         return {"kind": str, "choices": get_args(hint)}
     if get_origin(hint) is tuple:
@@ -284,22 +281,16 @@ def _own_docstrings(record: type) -> dict[str, str]:
 
 def flatten(config: Config) -> dict[str, Any]:
     """The value of every leaf, by name."""
-    return {
-        leaf.name: getattr(getattr(config, leaf.section) if leaf.section else config, leaf.name)
-        for leaf in leaves()
-    }
+    return {leaf.name: leaf.of(config) for leaf in leaves()}
 
 
 def assemble(values: Mapping[str, Any]) -> Config:
     """The configuration with these values, one for every leaf; nothing is checked."""
-    by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
+    found: dict[str, Any] = {section: {} for section in records()}
     for leaf in leaves():
-        by_section[leaf.section][leaf.name] = values[leaf.name]
-    own = by_section.pop("")
-    hints = get_type_hints(Config)
-    return Config(
-        **own, **{section: hints[section](**found) for section, found in by_section.items()}
-    )
+        found[leaf.section][leaf.name] = values[leaf.name]
+    own = found.pop("")
+    return Config(**own, **{section: records()[section](**found[section]) for section in found})
 
 
 def shown(value: Any) -> str:
@@ -317,33 +308,8 @@ def sections(record: type = Config) -> dict[str, str]:
     """The first paragraph of each section of a record, by section name; the record's own under
     ''.
     """
-    hints = get_type_hints(record)
-    found = {"": record}
-    found.update(
-        {item.name: hints[item.name] for item in fields(record) if is_dataclass(hints[item.name])}
-    )
-    return {name: _first_paragraph(owner) for name, owner in found.items()}
-
-
-def _first_paragraph(record: type) -> str:
-    return " ".join((inspect.getdoc(record) or "").split("\n\n")[0].split())
-
-
-def reference(record: type = Config) -> str:
-    """The reference of every setting as Markdown tables, one per section."""
-    blocks = []
-    for section, doc in sections(record).items():
-        rows = [leaf for leaf in leaves(record) if leaf.section == section]
-        lines = [
-            f"### {section}\n\n{doc}" if section else doc,
-            "",
-            "| flag | default | values | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| `--{row.name}` | {shown(row.default)} | {row.expected} | "
-            f"{' '.join(row.doc.split())} |"
-            for row in rows
-        ]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
+    paragraphs = {
+        name: (inspect.getdoc(owner) or "").split("\n\n")[0]
+        for name, owner in records(record).items()
+    }
+    return {name: " ".join(paragraph.split()) for name, paragraph in paragraphs.items()}

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from popxl_gpt.config.bounds import PathText
 from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
-from popxl_gpt.config.schema import PathText
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.programs import typed_as, unknown_command
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.leaves import Leaf, assemble, flatten, leaves, sections
+from popxl_gpt.config.leaves import assemble, flatten, leaves, records
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.shorthands import without_replaced, without_shorthands
 from popxl_gpt.config.validation import check_values, combination_problems
@@ -17,7 +17,7 @@ from popxl_gpt.utils.texts import did_you_mean
 
 PRESETS_FILE = Path(__file__).with_name("pretraining.yml")
 INHERITS = "inherits"
-SECTIONS = tuple(name for name in sections() if name)
+SECTIONS = tuple(name for name in records() if name)
 
 
 def preset_names(file: Path = PRESETS_FILE) -> tuple[str, ...]:
@@ -137,14 +137,15 @@ def build(
         ConfigError: lists every problem.
     """
     found = list(problems)
-    given = {**from_sections(mapping, found), **_from_leaves(values, found)}
+    given = from_sections(mapping, found)
+    given |= _known(values, "config", _names("", *SECTIONS), found)
     checked, wrong, names = check_values({**flatten(base or Config()), **given})
     try:
         checked = without_shorthands(checked, values.keys() - names, given.keys() - names)
     except ValueError as error:
         wrong = [*wrong, *error.args[0]]
     config = assemble(checked)
-    found += wrong + combination_problems(config, names | bad)
+    found += wrong + combination_problems(checked, names | bad)
     if found:
         raise ConfigError(found)
     return config
@@ -153,49 +154,46 @@ def build(
 def from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Values by leaf name; adds a problem for each key that is unknown."""
     given: dict[str, Any] = {}
-    top = {leaf.name for leaf in leaves() if not leaf.section}
     for key, value in mapping.items():
-        if key in SECTIONS:
-            if not isinstance(value, Mapping):
-                problems.append(f"config.{key}: got {shortened(value)}; expected settings by name.")
-                continue
-            known = {leaf.name for leaf in leaves() if leaf.section == key}
-            for name, leaf_value in value.items():
-                if name in known:
-                    given[name] = leaf_value
-                else:
-                    problems.append(_unknown(f"config.{key}", name, known, len(problems)))
-        elif key in top:
-            given[key] = value
+        if key not in SECTIONS:
+            given |= _known({key: value}, "config", _names(""), problems, SECTIONS)
+        elif isinstance(value, Mapping):
+            given |= _known(value, f"config.{key}", _names(key), problems)
         else:
-            problems.append(_unknown("config", key, {"name", *SECTIONS}, len(problems)))
+            problems.append(f"config.{key}: got {shortened(value)}; expected settings by name.")
     return given
 
 
-def _from_leaves(values: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    known = {leaf.name for leaf in leaves()}
-    for name in values.keys() - known:
-        problems.append(_unknown("config", name, known, len(problems)))
-    return {name: value for name, value in values.items() if name in known}
+def _names(*sections: str) -> set[str]:
+    """Names of the leaves of sections."""
+    return {leaf.name for leaf in leaves() if leaf.section in sections}
 
 
-def _unknown(where: str, name: Any, known: set[str], before: int) -> str:
-    """The problem of an unknown key. After so many that no more are shown, nothing like it is
-    looked for, which takes its time.
+def _known(
+    values: Mapping[Any, Any],
+    where: str,
+    names: set[str],
+    problems: list[str],
+    others: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Values by name; adds a problem for each key that is unknown.
+
+    Args:
+        others: what else may have been meant.
     """
-    meant = _meant(name, known) if before < SHOWN else ""
-    return f"{where}: unknown key {shortened(name)}. {meant}"
+    for name in values:
+        if name not in names:
+            # of more than are shown nothing like it is looked for, which takes its time
+            meant = _meant(name, names.union(others)) if len(problems) < SHOWN else ""
+            problems.append(f"{where}: unknown key {shortened(name)}. {meant}")
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _meant(name: Any, known: set[str]) -> str:
     """What to write instead of an unknown key: a close one here, else a leaf of that name in
     another section.
     """
-    elsewhere = {leaf.name: leaf for leaf in leaves()}.get(str(name))
-    if elsewhere is not None:
-        return f"It belongs to {_section_name(elsewhere)}."
+    for leaf in leaves():
+        if leaf.name == str(name):
+            return f"It belongs to {f'config.{leaf.section}'.rstrip('.')}."
     return did_you_mean(str(name), known, listed=True)
-
-
-def _section_name(leaf: Leaf) -> str:
-    return f"config.{leaf.section}" if leaf.section else "config"

@@ -10,32 +10,13 @@ from typing import Any
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.schema import Config
-from popxl_gpt.config.shorthands import NAMES as SHORTHANDS
 from popxl_gpt.config.yaml_files import read_yaml, to_text
 from popxl_gpt.utils.files.plain import write_plain
 
-NOT_NUMERIC_SECTIONS = ("data", "checkpoint", "logging")
-"""Sections that leave the numbers alone; the contents of data files are identified by the data
-itself, not by paths.
+NUMERIC_SECTIONS = ("model", "training", "execution")
+"""Sections that decide the numbers; the contents of data files are identified by the data itself,
+not by paths.
 """
-NOT_NUMERIC_LEAVES = (
-    ("training", "max_skipped"),
-    ("training", "validate_every"),
-    ("training", "validation_batches"),
-    ("training", "validate_first"),
-    ("training", "validate_training"),
-    ("execution", "device_iterations"),
-    ("execution", "recomputation"),
-    ("execution", "activation_memory"),
-    ("execution", "device"),
-    ("execution", "device_memory"),
-    ("execution", "memmap_dir"),
-    ("execution", "host_memory"),
-    ("execution", "io_mode"),
-    ("execution", "check_replicas"),
-    ("execution", "verify_every"),
-)
-"""Leaves for which the program gives the same bits whatever they are."""
 
 
 def to_mapping(config: Config) -> dict[str, Any]:
@@ -95,14 +76,10 @@ def numerics_hash(config: Config) -> str:
     """Hash of what decides the numbers: two runs on the same data with equal hashes give the same
     losses.
     """
-    mapping = to_mapping(config)
-    for section in ("name", *NOT_NUMERIC_SECTIONS):
-        del mapping[section]
-    for section, name in NOT_NUMERIC_LEAVES:
-        del mapping[section][name]
-    for section in ("training", "execution"):
-        for name in mapping[section].keys() & SHORTHANDS:
-            del mapping[section][name]
+    mapping: dict[str, Any] = {section: {} for section in NUMERIC_SECTIONS}
+    for leaf in leaves():
+        if leaf.section in mapping and leaf.decides_numbers:
+            mapping[leaf.section][leaf.name] = leaf.of(config)
     mapping["model"] |= {
         "max_positions": config.model.positions,
         "feed_forward_size": config.model.feed_forward,

@@ -3,7 +3,6 @@ the tokens seen.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,23 +40,13 @@ NO_RAMPUP = {"rampup_batch_size": None, "rampup_increment": None, "rampup_tokens
 """Settings of a program whose batch does not grow."""
 
 
-def rampup_sizes(training: Training) -> Sequence[int]:
-    """The global batches of a ramp's stages, before that of the whole run."""
-    first, last = training.rampup_batch_size, training.global_batch_size
-    if first is None or first >= last:
-        return ()
-    if training.rampup_increment is not None:
-        return range(first, last, training.rampup_increment)
-    return [first << n for n in range(((last - 1) // first).bit_length())]
-
-
 def stage_of(config: Config, tokens: int) -> Config:
     """The configuration of the steps that begin after so many tokens: with the batch that they
     have, and without a ramp.
 
     Source: Shoeybi et al. 2019, "Megatron-LM", github.com/NVIDIA/Megatron-LM, rampup_batch_size.
     """
-    sizes, whole = rampup_sizes(config.training), config.training.rampup_tokens or 0
+    sizes, whole = config.training.rampup_sizes, config.training.rampup_tokens or 0
     size = config.training.global_batch_size
     if sizes and tokens < whole:
         size = sizes[tokens * len(sizes) // whole]
@@ -67,7 +56,7 @@ def stage_of(config: Config, tokens: int) -> Config:
 
 def tokens_ahead(config: Config, tokens: int, steps: int) -> int:
     """Tokens of so many steps that follow after so many tokens."""
-    sizes, whole = rampup_sizes(config.training), config.training.rampup_tokens or 0
+    sizes, whole = config.training.rampup_sizes, config.training.rampup_tokens or 0
     iterations, seen = config.execution.device_iterations, tokens
     while steps > 0 and sizes and seen < whole:
         stage = seen * len(sizes) // whole

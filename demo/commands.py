@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+from popxl_gpt.config.bounds import Count, CountOrZero, PathText, PositiveOrZero, TopP
 from popxl_gpt.config.command_line import (
     check_command_line,
     given_settings,
@@ -20,7 +21,7 @@ from popxl_gpt.config.command_line import (
 )
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
-from popxl_gpt.config.schema import Config, Count, CountOrZero, PathText, PositiveOrZero, TopP
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.demo.job.options import TrainOptions, no_tensorboard, unreadable_tokenizer
 from popxl_gpt.utils.errors import ConfigError

@@ -27,16 +27,16 @@ from popxl_gpt.config.partners import without_partner
 from popxl_gpt.config.saving import changes
 from popxl_gpt.config.schedules import stage_of
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import given_for_choice, parse_training
 from popxl_gpt.demo.job.description import describe
 from popxl_gpt.demo.job.interruption import Interruption
 from popxl_gpt.demo.job.options import TrainOptions as Options
 from popxl_gpt.demo.job.output import lasting_output
+from popxl_gpt.demo.job.part import Job
+from popxl_gpt.demo.job.parts import PARTS
+from popxl_gpt.demo.job.run import TrainingRun
 from popxl_gpt.demo.job.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.job.run_memory import RunMemory
-from popxl_gpt.demo.job.samples import Samples, show_samples_if_possible
 from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.demo.job.training_data import (
     begun_tokenizer,
@@ -45,7 +45,6 @@ from popxl_gpt.demo.job.training_data import (
     open_data,
     run_tokenizer,
 )
-from popxl_gpt.demo.job.training_run import TrainingRun
 from popxl_gpt.demo.job.warnings_file import WarningsFile, warnings_kept
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import best_in, checkpoints_in
@@ -66,8 +65,6 @@ from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import (
     ConfigError,
-    DivergedError,
-    SpikeError,
     UserError,
     failure_number,
     numbered,
@@ -175,54 +172,50 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             with folder.prepared(config) if is_leader else contextlib.nullcontext():
                 if is_leader:
                     show_start(config, folder, saved, given)
-                memory = RunMemory(config, planned)  # loads PyTorch
-                run = TrainingRun(
-                    config,
-                    folder,
-                    data,
-                    validation_data,
-                    saved,
-                    interruption,
-                    profiler,
-                    tokenizer,
-                    limit,
-                    Samples(tokenizer, validation_data or data, options).after_steps,
+                job = Job(
+                    config=config,
+                    options=options,
+                    folder=folder,
+                    data=data,
+                    validation_data=validation_data,
+                    tokenizer=tokenizer,
+                    saved=saved,
+                    interruption=interruption,
+                    memory=RunMemory(config, planned),  # loads PyTorch
+                    profiler=profiler,
+                    limit_seconds=limit,
+                    is_leader=is_leader,
                 )
-            kept.begin(run, folder.warnings if is_leader else None)
-            if is_leader:
-                describe(folder, config, data, validation_data)
+                run = TrainingRun(job, PARTS)
             if weights is not None:
                 write_whole_weights(run.session, config, weights)
-            if is_leader and saved is not None:
-                saved.set_aside_passed_over()
-            try:
-                signal = run.run()
-                memory.end(run.resident)
-                if signal is None:
-                    complete(run, kept, tokenizer, validation_data or data, options.samples)
-            finally:
-                run.close()
-            run.end()
-            if is_leader:
-                show_files(run, memory.text())
-    if signal is None:
-        check_succeeded(run)
+            signal = run_to_the_end(run, job, kept)
+    if signal is None and run.failure is not None:
+        raise run.failure
     return 0 if signal is None else 128 + signal
 
 
-def complete(
-    run: TrainingRun,
-    kept: WarningsFile,
-    tokenizer: TextTokenizer | None,
-    data: Dataset,
-    samples: int,
-) -> None:
-    """After the last step: samples, or why there are none, which the report says, too."""
-    failure = run.divergence.failure
-    if failure is None:
-        show_samples_if_possible(run, tokenizer, data, samples)
-    else:
-        kept.keep(failure)
+def run_to_the_end(run: TrainingRun, job: Job, kept: WarningsFile) -> int | None:
+    """Train, complete the run's folder, and print what is in it. Returns the signal that ended the
+    run early, if one did.
+    """
+    folder, saved = job.folder, job.saved
+    kept.begin(run, folder.warnings if job.is_leader else None)
+    if job.is_leader:
+        describe(folder, job.config, job.data, job.validation_data)
+        if saved is not None:
+            saved.set_aside_passed_over()
+    try:
+        signal = run.run()
+        if signal is None:
+            run.each("complete")
+            if run.failure is not None:  # the report says so, too
+                kept.keep(str(run.failure))
+    finally:
+        run.each_surely("close")
+    if job.is_leader:
+        show_files(run, job.memory.text())
+    return signal
 
 
 def check_files(config: Config) -> None:
@@ -237,14 +230,6 @@ def check_files(config: Config) -> None:
         begun_tokenizer(config, tokenizer, data, validation_data)
     if popdist.getInstanceIndex() == 0:
         check_folders(config)
-
-
-def check_succeeded(run: TrainingRun) -> None:
-    """Raise for a run that has ended before its last step by itself."""
-    if run.divergence.diverged is not None:
-        raise DivergedError(run.divergence.diverged)
-    if run.divergence.spike is not None:
-        raise SpikeError(run.divergence.spike)
 
 
 def first_weights(config: Config) -> Weights | None:
@@ -389,7 +374,7 @@ def show_files(run: TrainingRun, memory: str) -> None:
     if best is not None:
         print(f"  {'best':<14}{best}")
     print(f"  {'memory':<14}{memory}")
-    is_stopped = run.divergence.failure is None and run.step < run.config.training.steps
+    is_stopped = run.failure is None and run.step < run.config.training.steps
     if is_stopped and saved:
         program = typed_as("popxl-gpt-train", "python demo/pretraining.py")
         words = f"--config {quote(str(folder.config))} --checkpoint.load auto"

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from popxl_gpt.config.leaves import reference  # noqa: E402
+from popxl_gpt.config.leaves import leaves, sections, shown  # noqa: E402
 from popxl_gpt.config.presets import preset, preset_names  # noqa: E402
 from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
 from popxl_gpt.utils.errors import UserError, exit_on_user_error  # noqa: E402
@@ -52,6 +52,26 @@ def presets_table() -> str:
         ]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def reference() -> str:
+    """Every setting as Markdown tables, one per section."""
+    blocks = []
+    for section, doc in sections().items():
+        lines = [
+            f"### {section}\n\n{doc}" if section else doc,
+            "",
+            "| flag | default | values | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| `--{leaf.name}` | {shown(leaf.default)} | {leaf.expected} | "
+            f"{' '.join(leaf.doc.split())} |"
+            for leaf in leaves()
+            if leaf.section == section
+        ]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
 
 
 def missing_names() -> dict[str, list[str]]:

@@ -2,70 +2,81 @@
 
 import logging
 import math
-from pathlib import Path
+from typing import Any
 
-from popxl_gpt.config.schema import Config
+from popxl_gpt.demo.job.part import Call, Job, Part, RunState, Step
 from popxl_gpt.execution.host import StepResult
-from popxl_gpt.execution.overflow import FLOOR, Skipped
+from popxl_gpt.execution.overflow import FLOOR, name_the_first
+from popxl_gpt.utils.errors import DivergedError, SpikeError
 from popxl_gpt.utils.units import counted
 
 _LOG = logging.getLogger(__name__)
 
 
-class Divergence:
-    """What is wrong with a run's steps, if anything is.
+class Divergence(Part):
+    """Judges each step, and ends the run where training cannot go on, or shall not."""
 
-    Args:
-        checkpoints: the folder to go on from.
-        skipped: of the program, up to the step that is judged.
-        is_leader: this process warns.
-    """
+    _last: Call | None = None
 
-    diverged: str | None = None
-    """Why training did not succeed, once it has come to numbers that are not finite."""
-    spike: str | None = None
-    """At which spike training stopped, where it is to."""
+    def __init__(self, run: RunState, job: Job):
+        super().__init__(run, job)
+        self._checkpoints = run.folder.checkpoints
+        self._tells_of_labels = run.is_leader
+        """Whether the first step that has none is still to come."""
 
-    def __init__(self, checkpoints: Path, skipped: Skipped, is_leader: bool):
-        self.checkpoints, self.skipped, self.is_leader = checkpoints, skipped, is_leader
-        self._tells_of_labels = is_leader
-        """Of the first step that has none."""
+    def called(self, call: Call) -> None:
+        """Keep the call: its steps may have to run again."""
+        self._last = call
 
-    @property
-    def failure(self) -> str | None:
-        """Why training cannot go on, or shall not; None where it can."""
-        return self.diverged or self.spike
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether weights may be worth less than those of a checkpoint before: they have only led
-        to skipped steps.
-        """
-        return self.skipped.in_a_row > 0
-
-    def judge(self, step: int, result: StepResult, config: Config, is_last: bool) -> None:
+    def stepped(self, step: Step) -> None:
         """Look at a step's result: too many steps in a row are skipped, or the last has no finite
         loss, or its norm is a spike. Of steps in which no label counts the first is told.
         """
+        run, result = self.run, step.result
         if self._tells_of_labels and not result.has_labels:
             self._tells_of_labels = False
             _LOG.warning(
                 "step %d: got a batch in which no label counts; expected some. Such steps are "
                 "skipped, and counted as no_labels in metrics.jsonl. Look at the loss_mask of the "
                 "data.",
-                step,
+                run.step,
             )
-        self.diverged = self._problem(step, result, config, is_last) or self.diverged
+        problem = self._problem(run.step, result, step.is_end and run.clock.is_last(run.step))
+        if problem is not None:
+            run.failure = DivergedError(problem)
         if result.is_spike:
-            self._judge_spike(step, result, config)
+            self._judge_spike(run.step, result)
 
-    def _problem(self, step: int, result: StepResult, config: Config, is_last: bool) -> str | None:
-        in_a_row, limit = self.skipped.in_a_row, config.training.max_skipped
+    def fields(self) -> "dict[str, Any]":
+        """Steps so far that were left out, by reason."""
+        skipped, training = self.run.skipped, self.run.config.training
+        return {
+            "skipped": skipped.total,
+            **({"no_labels": skipped.no_labels} if training.masked_labels else {}),
+            **({"spikes": skipped.spikes} if training.looks_for_spikes else {}),
+        }
+
+    def finish(self) -> None:
+        """Say where the last call first met a number that is not finite, where that can be found:
+        weights have changed since its first step unless all are skipped.
+        """
+        run, last = self.run, self._last
+        if not isinstance(run.failure, DivergedError) or last is None:
+            return
+        if all(result.is_skipped for result in last.results):
+            place = name_the_first(run.session, run.stage, last.words, last.labels, last.results)
+            if place is not None:
+                told = f"{run.failure} The first number that was not finite: {place}."
+                run.failure = DivergedError(told)
+
+    def _problem(self, step: int, result: StepResult, is_last: bool) -> str | None:
+        training = self.run.config.training
+        in_a_row, limit = self.run.skipped.in_a_row, training.max_skipped
         cure = (
             f"The weights, saved, are those after step {step - in_a_row}. Continue from an "
-            f"earlier checkpoint in {self.checkpoints} with a lower learning_rate"
+            f"earlier checkpoint in {self._checkpoints} with a lower learning_rate"
         )
-        if config.training.fixed_scale > 1:
+        if training.fixed_scale > 1:
             cure += " or loss_scaling"
         if in_a_row >= limit:
             return (
@@ -82,19 +93,19 @@ class Divergence:
             return f"step {step}, the last: got loss {result.loss}; expected a number. {cure}."
         return None
 
-    def _judge_spike(self, step: int, result: StepResult, config: Config) -> None:
-        """Tell of a spike, and note whether training stops at it."""
-        training = config.training
+    def _judge_spike(self, step: int, result: StepResult) -> None:
+        """Warn of a spike, or end the run at it."""
+        training = self.run.config.training
         told = (
             f"step {step}: got gradient norm {result.gradient_norm:.4g}; expected at most "
             f"{result.norm_limit:.4g}, {training.spike_threshold:g} deviations above the mean of "
             f"{training.spike_window} steps. Its update is left out"
         )
         if training.on_spike == "stop":
-            self.spike = self.spike or (
+            self.run.failure = self.run.failure or SpikeError(
                 f"{told}. Step {step} is saved without it: go on from there with "
                 "--checkpoint.load auto, or from an earlier checkpoint in "
-                f"{self.checkpoints} with a lower learning_rate."
+                f"{self._checkpoints} with a lower learning_rate."
             )
-        elif self.is_leader:
+        elif self.run.is_leader:
             _LOG.warning("%s.", told)

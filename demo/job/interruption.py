@@ -4,8 +4,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -51,17 +50,9 @@ class Interruption:
             ends = self.signal is not None and number in ENDING
             signal.signal(number, signal.SIG_IGN if ends else handler)
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """A block that, once it has steps, ends by itself when it is asked to, and saves."""
-        try:
-            yield
-        finally:
-            self._has_steps = False
-
-    def has_steps(self) -> None:
-        """From here on a signal loses what training has done, unless it is saved."""
-        self._has_steps = True
+    def has_steps(self, has_some: bool) -> None:
+        """Whether, from here on, a signal loses what training has done, unless it is saved."""
+        self._has_steps = has_some
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if number == SAVING:
@@ -87,7 +78,7 @@ class Interruption:
         return wanted
 
 
-def first(signals: "list[int | None]") -> int | None:
+def first(signals: "Sequence[int | None]") -> int | None:
     """The signal of the first process that got one."""
     return next((number for number in signals if number is not None), None)
 

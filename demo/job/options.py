@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from popxl_gpt.config.schema import CountOrZero
+from popxl_gpt.config.bounds import CountOrZero
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.hub import hub_hint

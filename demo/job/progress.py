@@ -3,10 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from popxl_gpt.config.schedules import stage_of, tokens_ahead
 from popxl_gpt.config.schema import Config
-from popxl_gpt.demo.job.progress_line import Part
+from popxl_gpt.demo.job.progress_line import Piece
 from popxl_gpt.execution.planning.model_size import flops_per_token
 from popxl_gpt.execution.reports.running_mean import RunningMean
 from popxl_gpt.utils.units import duration, si
@@ -45,6 +46,8 @@ class Progress:
         self._begin = time.perf_counter()
         self._first_step, self._first_tokens = first_step, first_tokens
         self._stage = stage_of(config, first_tokens)
+        self._validation: Mapping[str, Any] = {}
+        """The record of the last step that was validated."""
 
     def begin_stage(self, stage: Config) -> None:
         """Forget times of steps with another batch."""
@@ -62,17 +65,18 @@ class Progress:
         self._runs += 1
         self._waited += waited
 
-    @property
-    def last_seconds(self) -> float:
-        """Of a step of the last session run."""
-        steps, seconds, _ = self._times[-1]
-        return round(seconds / steps, 6)
-
-    @property
-    def last_waited(self) -> float:
-        """Seconds that a step of the last session run waited for data."""
-        steps, _, waited = self._times[-1]
-        return round(waited / steps, 6)
+    def fields(self) -> "dict[str, float]":
+        """What the record of a step has of the last session run: the seconds of a step, those that
+        it waited for data, and its model FLOPs utilisation, the model's FLOP/s over the most that
+        the machine multiplies, where that is known.
+        """
+        steps, seconds, waited = self._times[-1]
+        times = {
+            "step_seconds": round(seconds / steps, 6),
+            "data_seconds": round(waited / steps, 6),
+        }
+        mfu = self._mfu(steps, seconds)
+        return times if mfu is None else {**times, "mfu": round(mfu, 4)}
 
     @property
     def seconds_per_step(self) -> float:
@@ -113,15 +117,6 @@ class Progress:
         """The model's floating-point operations per second over all replicas."""
         return self._flops * self.tokens_per_second
 
-    @property
-    def last_mfu(self) -> float | None:
-        """Model FLOPs utilisation of the last session run: the model's FLOP/s over the most that
-        the machine multiplies; None where that is not known.
-        """
-        steps, seconds, _ = self._times[-1]
-        mfu = self._mfu(steps, seconds)
-        return None if mfu is None else round(mfu, 4)
-
     def _mfu(self, steps: int, seconds: float) -> float | None:
         if self.ceiling is None:
             return None
@@ -134,62 +129,56 @@ class Progress:
         pace = (time.perf_counter() - self._begin) / (tokens - self._first_tokens)
         return pace * tokens_ahead(self.config, tokens, self.config.training.steps - step)
 
-    def parts(
-        self,
-        step: int,
-        tokens: int,
-        loss: float,
-        validation: "Mapping[str, float]",
-        learning_rate: float,
-        gradient_norm: float,
-        skipped: int = 0,
-        no_labels: int = 0,
-    ) -> "list[Part]":
+    def pieces(self, values: "Mapping[str, Any]") -> "list[Piece]":
         """The line about a step, which is to be called after each, for the smoothed loss.
 
         Args:
-            tokens: seen so far.
-            validation: what the last one found, by its names in `metrics.jsonl`.
-            skipped, no_labels: steps so far that were left out, for their norm was not finite, or
-                no label counted; shown where there are any.
+            values: the step's record, by names of `metrics.jsonl`. Steps so far that were left out
+                are shown where there are any.
         """
+        if values["validation_loss"] is not None:
+            self._validation = values
+        step, tokens, loss = values["step"], values["tokens"], values["loss"]
+        skipped, no_labels = values["skipped"], values.get("no_labels", 0)
         steps = self.config.training.steps
-        parts = [
-            Part(f"step {step:>{len(str(steps))}}/{steps}"),
-            Part(f"loss {loss:.4f}", 3),
-            Part(f"smoothed {self.loss.add(loss):.4f}"),
-            *validation_parts(validation),
-            Part(f"lr {learning_rate:.2e}", 6),
-            Part(f"norm {gradient_norm:.3f}", 5),
-            *([Part(f"{skipped} skipped", 1)] if skipped else []),
-            *([Part(f"{no_labels} skipped: no label", 1)] if no_labels else []),
-            Part(si(tokens, "tokens"), 5),
-            Part(si(self.tokens_per_second, "tokens/s"), 4),
-            Part(si(self.flops_per_second, "FLOP/s"), 9),
+        pieces = [
+            Piece(f"step {step:>{len(str(steps))}}/{steps}"),
+            Piece(f"loss {loss:.4f}", 3),
+            Piece(f"smoothed {self.loss.add(loss):.4f}"),
+            *validation_pieces(self._validation),
+            Piece(f"lr {values['learning_rate']:.2e}", 6),
+            Piece(f"norm {values['gradient_norm']:.3f}", 5),
+            *([Piece(f"{skipped} skipped", 1)] if skipped else []),
+            *([Piece(f"{no_labels} skipped: no label", 1)] if no_labels else []),
+            Piece(si(tokens, "tokens"), 5),
+            Piece(si(self.tokens_per_second, "tokens/s"), 4),
+            Piece(si(self.flops_per_second, "FLOP/s"), 9),
         ]
         mfu = self._mfu(1, self.seconds_per_step)
         if mfu is not None:
-            parts.append(Part(f"{mfu:.1%} MFU", 7))
+            pieces.append(Piece(f"{mfu:.1%} MFU", 7))
         is_whole = self._stage.tokens_per_step == self.config.tokens_per_step
         if self.limit_seconds is not None and is_whole:
-            parts.append(Part(f"{self.limit_seconds / self.seconds_per_step:.0%} of the limit", 4))
+            pieces.append(
+                Piece(f"{self.limit_seconds / self.seconds_per_step:.0%} of the limit", 4)
+            )
         share = self.waited_per_step / self.seconds_per_step
         if share > SHOWN and self._runs > 1:  # the first batch is always waited for
             told = f"{duration(self.waited_per_step)} ({share:.0%}) waiting for data"
-            parts.append(Part(told, 3))
-        return [*parts, Part(f"{duration(self.seconds_left(step, tokens))} left", 2)]
+            pieces.append(Piece(told, 3))
+        return [*pieces, Piece(f"{duration(self.seconds_left(step, tokens))} left", 2)]
 
 
-def validation_parts(found: "Mapping[str, float]") -> "list[Part]":
+def validation_pieces(found: "Mapping[str, float]") -> "list[Piece]":
     """What a validation found, by its names in `metrics.jsonl`."""
     if not found:
-        return [Part("validation -", 2)]
+        return [Piece("validation -", 2)]
     text = f"validation {found['validation_loss']:.4f}"
     if "validation_standard_error" in found:
         text += f" ±{found['validation_standard_error']:.4f}"
-    parts = [Part(text, 1)]
+    parts = [Piece(text, 1)]
     if "training_loss" in found:
-        parts.append(Part(f"on training data {found['training_loss']:.4f}", 8))
+        parts.append(Piece(f"on training data {found['training_loss']:.4f}", 8))
     if "validation_bits_per_byte" in found:
-        parts.append(Part(f"{found['validation_bits_per_byte']:.4f} bits/byte", 7))
+        parts.append(Piece(f"{found['validation_bits_per_byte']:.4f} bits/byte", 7))
     return parts

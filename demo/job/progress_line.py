@@ -17,7 +17,7 @@ ROWS = 20
 tqdm.set_lock(threading.RLock())  # by itself it takes a semaphore for several processes
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """A piece of the line. Those of the highest rank are left out first where it is too long."""
 
     text: str
@@ -36,25 +36,14 @@ class ProgressLine:
                 bar_format="{desc}", file=sys.stdout, ncols=WIDTH, nrows=ROWS, miniters=1
             )
 
-    def show(self, parts: Sequence[Part]) -> None:
+    def show(self, pieces: Sequence[Piece]) -> None:
         """Show a step. A terminal gets what fits into its width, at most ten times a second."""
         if not self.is_terminal:
-            print(whole(parts), flush=True)
+            print(whole(pieces), flush=True)
             return
         self._bar.ncols = self._width()
-        self._bar.set_description_str(fitting(parts, self._bar.ncols), refresh=False)
+        self._bar.set_description_str(fitting(pieces, self._bar.ncols), refresh=False)
         self._bar.update()
-
-    def tell(self, text: str) -> None:
-        """Show a line that stays."""
-        with self.away():
-            print(text, flush=True)
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """A block in which others may print."""
-        with line_away():
-            yield
 
     def close(self) -> None:
         """Leave the last line where it is."""
@@ -76,14 +65,20 @@ def line_away() -> Iterator[None]:
         yield
 
 
-def whole(parts: Sequence[Part]) -> str:
-    """All parts as a line."""
-    return GAP.join(part.text for part in parts)
+def tell(text: str) -> None:
+    """Show a line that stays."""
+    with line_away():
+        print(text, flush=True)
 
 
-def fitting(parts: Sequence[Part], width: int) -> str:
+def whole(pieces: Sequence[Piece]) -> str:
+    """All pieces as a line."""
+    return GAP.join(piece.text for piece in pieces)
+
+
+def fitting(pieces: Sequence[Piece], width: int) -> str:
     """The line without what does not fit into so many characters."""
-    kept = list(parts)
-    while len(whole(kept)) > width and any(part.rank for part in kept):
-        kept.remove(max(kept, key=lambda part: part.rank))
+    kept = list(pieces)
+    while len(whole(kept)) > width and any(piece.rank for piece in kept):
+        kept.remove(max(kept, key=lambda piece: piece.rank))
     return whole(kept)[:width]

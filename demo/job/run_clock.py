@@ -13,7 +13,6 @@ from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.planning.memory import state_bytes
 from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule, since_start
-from popxl_gpt.execution.reports.metrics import MetricsFile
 from popxl_gpt.utils.runtime import gather
 
 WRITTEN = 2e8
@@ -26,7 +25,6 @@ class RunClock:
     """Seconds of a run, as if nothing had stopped it, and its learning rates.
 
     Args:
-        metrics: of the run, with the seconds of training before this process.
         saved: the checkpoint it goes on from, which may have a schedule that ends by the clock.
         has_texts: whether the model writes at the end, by a program of its own.
     """
@@ -34,14 +32,12 @@ class RunClock:
     def __init__(
         self,
         config: Config,
-        metrics: MetricsFile | None,
         saved: SavedRun | None,
         has_texts: bool,
     ):
         self.config, self.has_texts = config, has_texts
         minutes = config.training.minutes
         done, state = (0, None) if saved is None else (saved.position.step, saved.position.schedule)
-        before = 0.0 if metrics is None else (metrics.last or {}).get("seconds", 0.0)
         iterations = config.execution.device_iterations
         self.schedule = (
             None
@@ -49,10 +45,14 @@ class RunClock:
             else TimedSchedule(config.training, 60.0 * minutes, iterations, done, state)
         )
         # a run of so many minutes begins with its process
-        self._begin = time.monotonic() - before - (0.0 if minutes is None else since_start())
+        self._begin = time.monotonic() - (0.0 if minutes is None else since_start())
         self._made = time.monotonic()
         self._build = 0.0
         self._validation = 0.0
+
+    def go_on(self, seconds: float) -> None:
+        """Count so many seconds of training before this process."""
+        self._begin -= seconds
 
     @property
     def seconds(self) -> float:

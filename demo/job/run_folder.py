@@ -87,22 +87,13 @@ class RunFolder:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was deleted or renamed while the run has it."""
-        return bool(self.locks) and not self.locks[0].is_there()
+        """Whether it, or that for checkpoints, was deleted or renamed while the run has it."""
+        return not all(lock.is_there() for lock in self.locks)
 
-    @property
-    def has_lost_checkpoints(self) -> bool:
-        """Whether that for checkpoints was."""
-        return not all(lock.is_there() for lock in self.locks[1:])
-
-    def make_checkpoints_again(self) -> None:
-        """Make the folder for checkpoints that was lost. UserError where it cannot be made."""
-        try:
-            is_ours = self.locks[1].take()
-        except OSError as error:
-            raise _no_checkpoints(self, error) from error
-        if not is_ours:
-            raise _is_anothers(self)
+    def lost(self) -> "tuple[Path, Path | None]":
+        """The folder that is lost, and where it is now; None: it was deleted, or nobody knows."""
+        lock = next(lock for lock in self.locks if not lock.is_there())
+        return lock.path, lock.now_at()
 
     def keep_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Write the tokenizer beside the checkpoints, where programs that use them look for it."""
@@ -256,17 +247,12 @@ def _find_again(
 
 
 @contextmanager
-def for_rescue(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
-    """Where a run whose folder was lost saves before it ends: a fresh one; its folder for
-    checkpoints, where that is another one.
-    """
+def for_rescue(config: Config) -> Iterator[RunFolder]:
+    """A fresh folder, where a run whose own was lost saves before it ends."""
+    config = replace(config, checkpoint=replace(config.checkpoint, save=None))
     with ExitStack() as stack:
-        if config.checkpoint.save:
-            if folder.has_lost_checkpoints:
-                folder.make_checkpoints_again()
-        else:
-            folder = _claim_unused(config, stack)
-            stack.enter_context(folder.prepared(replace(config, name=folder.path.name)))
+        folder = _claim_unused(config, stack)
+        stack.enter_context(folder.prepared(replace(config, name=folder.path.name)))
         yield folder
 
 

@@ -4,20 +4,18 @@ folder.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
 import numpy as np
 import popdist
 
-from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.text_tokenizer import TextTokenizer
-from popxl_gpt.demo.job.options import TrainOptions as Options
-from popxl_gpt.demo.job.samples_file import keep_samples
+from popxl_gpt.demo.job.part import Job, Part, RunState
+from popxl_gpt.demo.job.progress_line import line_away
+from popxl_gpt.demo.job.samples_file import drop_later_samples, keep_samples
 from popxl_gpt.demo.job.text import MARK, SampleWriter, whole_lines
-from popxl_gpt.demo.job.training_run import TrainingRun
 from popxl_gpt.utils.errors import LostError, NotFiniteError, UserError, outside_message
 from popxl_gpt.utils.runtime import (
     drop_dead_sessions,
@@ -30,43 +28,58 @@ PROMPT_TOKENS = 64
 SAMPLE_TOKENS = 100
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Texts that the model writes while it is trained."""
+class Samples(Part):
+    """Lets the model write every so many steps, and at the end."""
 
-    tokenizer: TextTokenizer | None
-    data: Dataset
-    options: Options
+    def __init__(self, run: RunState, job: Job):
+        super().__init__(run, job)
+        self._tokenizer, self._data = job.tokenizer, job.validation_data or job.data
+        self._count, self._every = job.options.samples, job.options.sample_every
+        if run.is_leader:
+            drop_later_samples(run.folder.samples, run.step)
 
-    def after_steps(self, run: TrainingRun) -> None:
-        """Write them where they are due: not after the last step, at which they come anyway."""
-        if run.clock.is_last(run.step) or not run.has_passed(self.options.sample_every):
+    def after(self) -> None:
+        """Write where that is due: not after the last step, at which it comes anyway."""
+        if not self.run.clock.is_last(self.run.step) and self.run.has_passed(self._every):
+            with self.run.aside(), line_away():
+                self.show()
+
+    def complete(self) -> None:
+        """Write at the end of a run that has succeeded."""
+        if self.run.failure is None:
+            self.show()
+
+    def show(self) -> None:
+        """Let the model write, where there is a tokenizer. Where it cannot, say why: no step of
+        training is to be lost for that.
+        """
+        run, tokenizer = self.run, self._tokenizer
+        if tokenizer is None or self._count <= 0:
             return
-        with run.away():
-            show_samples_if_possible(run, self.tokenizer, self.data, self.options.samples)
+        run.each("settle")  # what processes do together, as they agree here
+        found, problem = _agreed(lambda: self._prompts(tokenizer))
+        if problem is None:
+            found, problem = _agreed(
+                lambda: SampleWriter(run.session, run.config, tokenizer, found, SAMPLE_TOKENS)
+            )
+        if problem is None:
+            found, problem = _agreed(found.write)
+        if run.is_leader and problem is None:
+            keep_samples(run.folder.samples, run.step, found)
+            run.each("wrote", found)
+            _print(found)
+        elif run.is_leader:
+            _LOG.warning("no samples at step %d: %s", run.step, problem)
+        drop_dead_sessions()
 
-
-def show_samples_if_possible(
-    run: TrainingRun, tokenizer: TextTokenizer | None, data: Dataset, samples: int
-) -> None:
-    """Let the model write, where there is a tokenizer. Where it cannot, say why: no step of
-    training is to be lost for that.
-    """
-    if tokenizer is None or samples <= 0:
-        return
-    run.wait_for_checkpoint()  # which processes write together, as they agree here
-    found, problem = _agreed(lambda: _prompts(run, tokenizer, data, samples))
-    if problem is None:
-        found, problem = _agreed(
-            lambda: SampleWriter(run.session, run.config, tokenizer, found, SAMPLE_TOKENS)
-        )
-    if problem is None:
-        found, problem = _agreed(found.write)
-    if problem is None:
-        show_samples(run, found)
-    elif run.is_leader:
-        _LOG.warning("no samples at step %d: %s", run.step, problem)
-    drop_dead_sessions()
+    def _prompts(self, tokenizer: TextTokenizer) -> "list[list[int]]":
+        """Some lines of the data for each text."""
+        length = min(PROMPT_TOKENS, max(1, self.run.config.model.sequence_length // 2))
+        numbers = [index * (len(self._data) // self._count) for index in range(self._count)]
+        return [
+            whole_lines(ids_of(self._data.read(np.array([number]))[0, :length]).tolist(), tokenizer)
+            for number in numbers
+        ]
 
 
 def _agreed(work: "Callable[[], Any]") -> "tuple[Any, str | None]":
@@ -104,25 +117,8 @@ def _told(error: Exception) -> str | None:
     return None if message is None else f"{message} Or let fewer be written, or none: --samples."
 
 
-def _prompts(
-    run: TrainingRun, tokenizer: TextTokenizer, data: Dataset, samples: int
-) -> "list[list[int]]":
-    """Some lines of the data for each text."""
-    length = min(PROMPT_TOKENS, max(1, run.config.model.sequence_length // 2))
-    numbers = [index * (len(data) // samples) for index in range(samples)]
-    return [
-        whole_lines(ids_of(data.read(np.array([number]))[0, :length]).tolist(), tokenizer)
-        for number in numbers
-    ]
-
-
-def show_samples(run: TrainingRun, texts: "Sequence[tuple[str, str]]") -> None:
-    """Print and keep prompts, and what the model made of them."""
-    if run.records is None:
-        return
-    keep_samples(run.folder.samples, run.step, texts)
-    if run.records.wandb is not None:
-        run.records.wandb.log_samples(run.step, texts)
+def _print(texts: "Sequence[tuple[str, str]]") -> None:
+    """Print prompts, and what the model made of them."""
     for number, (prompt, text) in enumerate(texts, start=1):
         print(f"\nSample {number}: after {MARK} the model goes on with the text before it.\n")
         print(indent(prompt + MARK + text, "    | ", lambda line: True))

@@ -1,4 +1,4 @@
-"""What a run measures on held-out text, and on its training data, while it trains."""
+"""The measurement of a model on held-out text, and on its training data."""
 
 import hashlib
 import json

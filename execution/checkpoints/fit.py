@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.config.model import ARCHITECTURE
 from popxl_gpt.config.saving import numerics_hash, to_mapping
-from popxl_gpt.config.schema import ARCHITECTURE, Config
+from popxl_gpt.config.schema import Config
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.bounded import shown
 

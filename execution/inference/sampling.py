@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from popxl_gpt.config.bounds import Count, PositiveOrZero, Seed, TopP
 from popxl_gpt.config.leaves import leaves
-from popxl_gpt.config.schema import Count, PositiveOrZero, Seed, TopP
 from popxl_gpt.utils.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from popxl_gpt.config.schema import Count, PathText, Positive
+from popxl_gpt.config.bounds import Count, PathText, Positive
 from popxl_gpt.utils.errors import ConfigError
 
 USED_BY = {

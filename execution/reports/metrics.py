@@ -71,6 +71,11 @@ class MetricsFile:
         if (before or 0) < self._steps_done:
             self._lost = self._steps_done
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of training before, as the last line says."""
+        return 0.0 if self.last is None else float(self.last.get("seconds", 0.0))
+
     def tell_of_lost_lines(self, lines: int | None) -> None:
         """Say so where the file has other lines than when the run was saved.
 

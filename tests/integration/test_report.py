@@ -14,7 +14,7 @@ import pytest
 from popxl_gpt.config.presets import preset
 from popxl_gpt.config.saving import save
 from popxl_gpt.demo.job.progress import Progress
-from popxl_gpt.demo.job.progress_line import Part
+from popxl_gpt.demo.job.progress_line import Piece
 from popxl_gpt.demo.report import main
 from popxl_gpt.execution.reports.metrics import MetricsFile
 from popxl_gpt.execution.reports.run import curves as curves_of_runs
@@ -364,10 +364,10 @@ def test_line_headline_and_comparison_tell_one_mean_that_forgets_the_first_steps
     progress.ran(1, 0.5)
     for step, loss in enumerate(losses, start=1):
         metrics.write(line(step, loss=loss))
-        shown = progress.parts(step, 128 * step, loss, {}, 1e-3, 1.0)
+        shown = progress.pieces({"tokens": 128 * step, "skipped": 0, **line(step, loss=loss)})
     metrics.close()
     told = f"{smooth(losses):.4f}"
-    assert Part(f"smoothed {told}") in shown
+    assert Piece(f"smoothed {told}") in shown
     page = tmp_path / "page.html"
     assert main([str(run), "--output", str(page)]) == 0
     assert f"loss, smoothed</span><b>{told}</b>" in page.read_text()

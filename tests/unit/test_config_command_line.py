@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from helpers.quick import cases
 
+from imgs.write_tables import reference
 from popxl_gpt.config.command_line import parse_command_line
-from popxl_gpt.config.leaves import Leaf, field_docstrings, flatten, leaves, reference, shown
+from popxl_gpt.config.leaves import Leaf, field_docstrings, flatten, leaves, shown
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.saving import save
 from popxl_gpt.config.schema import Checkpoint, Data, Execution, Logging, Model, Training

@@ -98,7 +98,7 @@ def test_a_run_that_gets_more_time_does_not_end_where_it_would_have():
 @pytest.mark.slow
 def test_a_decay_keeps_its_share_where_the_steps_of_a_run_become_known():
     config = preset("tiny", schedule="wsd", steps=40, decay_steps=8, minutes=1.0)
-    clock = RunClock(config, None, None, has_texts=False)
+    clock = RunClock(config, None, has_texts=False)
     known = clock.training(400)
     assert (known.steps, known.decay_steps) == (400, 80)
     again = TimedSchedule(known, 2 * SECONDS)

@@ -16,7 +16,7 @@ import pytest
 
 from popxl_gpt.config.presets import preset
 from popxl_gpt.demo.job.progress import Progress
-from popxl_gpt.demo.job.progress_line import Part, ProgressLine, fitting, whole
+from popxl_gpt.demo.job.progress_line import Piece, ProgressLine, fitting, tell, whole
 from popxl_gpt.demo.job.warnings_file import warnings_kept
 
 COLUMNS = 60
@@ -56,10 +56,11 @@ def shown(content: str) -> "list[str]":
     return [line.rstrip() for line in lines]
 
 
-def parts(progress: Progress, step: int) -> "list[Part]":
+def pieces(progress: Progress, step: int) -> "list[Piece]":
     progress.ran(1, 0.5)
+    values = {"step": step, "tokens": 256 * step, "loss": 4.0 / step, "learning_rate": 1e-3}
     found = {"validation_loss": 4.5, "validation_standard_error": 0.1}
-    return progress.parts(step, 256 * step, 4.0 / step, found, 1e-3, 1.0)
+    return progress.pieces({**values, "gradient_norm": 1.0, "skipped": 0, **found})
 
 
 def test_a_terminal_keeps_one_line_and_what_is_told_stays_above(monkeypatch):
@@ -68,9 +69,9 @@ def test_a_terminal_keeps_one_line_and_what_is_told_stays_above(monkeypatch):
     with terminal(monkeypatch) as screen, warnings_kept():
         line = ProgressLine()
         for step in range(1, 301):
-            line.show(parts(progress, step))
+            line.show(pieces(progress, step))
             if step == 100:
-                line.tell("step 0 was told")
+                tell("step 0 was told")
             if step == 200:
                 logging.getLogger("demo").warning("the disk is full")
         line.close()
@@ -97,14 +98,14 @@ def test_warnings_from_before_a_run_are_kept_where_it_keeps_its_own(monkeypatch,
     assert "other settings" in shown and "a full disk" in shown and "diverged" not in shown
 
 
-def test_a_log_has_every_part(capsys):
+def test_a_log_has_every_piece(capsys):
     progress = Progress(preset("tiny", steps=300), 0, limit_seconds=0.1)
-    ProgressLine().show(parts(progress, 300))
+    ProgressLine().show(pieces(progress, 300))
     assert capsys.readouterr().out.startswith(
         "step 300/300  loss 0.0133  smoothed 0.0133  validation 4.5000 ±0.1000  lr 1.00e-03  "
         "norm 1.000  76.8 ktokens  "
     )
-    assert "  20% of the limit  " in whole(parts(progress, 300))
+    assert "  20% of the limit  " in whole(pieces(progress, 300))
 
 
 def test_utilisation_is_the_models_operations_over_what_the_machine_multiplies(capsys):
@@ -112,17 +113,17 @@ def test_utilisation_is_the_models_operations_over_what_the_machine_multiplies(c
     config = preset("tiny", **sizes, sequence_length=16)
     forward = 2 * (12 * 32 * 32 + 2 * 16 * 32) * 2 + 2 * 32 * 96  # of a token, as papers count it
     progress = Progress(config, 0)
-    assert "MFU" not in whole(parts(progress, 1)) and progress.last_mfu is None
+    assert "MFU" not in whole(pieces(progress, 1)) and "mfu" not in progress.fields()
     progress.ceiling = 1e7
-    progress.ran(4, 6.0)  # the last run, by itself; parts() adds one of half a second a step
+    progress.ran(4, 6.0)  # the last run, by itself; pieces() adds one of half a second a step
     rate = 3 * forward * config.tokens_per_step / 1.5
-    assert progress.last_mfu == pytest.approx(rate / 1e7, abs=1e-4)
-    shown = re.search(r"FLOP/s  (\S+)% MFU  ", whole(parts(progress, 2)))
+    assert progress.fields()["mfu"] == pytest.approx(rate / 1e7, abs=1e-4)
+    shown = re.search(r"FLOP/s  (\S+)% MFU  ", whole(pieces(progress, 2)))
     mean = progress.flops_per_second / 1e7
     assert shown is not None and float(shown[1]) == pytest.approx(100 * mean, abs=0.051)
 
 
-def test_the_least_important_parts_give_way():
-    line = [Part("first"), Part("least", 9), Part("second", 1), Part("less", 5)]
+def test_the_least_important_pieces_give_way():
+    line = [Piece("first"), Piece("least", 9), Piece("second", 1), Piece("less", 5)]
     texts = [fitting(line, width) for width in (50, 20, 14, 6, 3)]
     assert texts == [whole(line), "first  second  less", "first  second", "first", "fir"]

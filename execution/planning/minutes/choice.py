@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.config.batch import MOST_STAGES
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
-from popxl_gpt.config.validation import MOST_STAGES
 from popxl_gpt.data.dataset_info import read_info, tokenizer_of, training_files
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.token_files import find_files

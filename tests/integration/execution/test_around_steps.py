@@ -16,7 +16,7 @@ from popxl.errors import RemoteMemoryError
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
-from popxl_gpt.demo.job import run_clock, samples, text, training_run
+from popxl_gpt.demo.job import run_clock, samples, text, validations
 from popxl_gpt.demo.job.validation import Validation
 from popxl_gpt.execution.checkpoints import saving
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
@@ -155,14 +155,14 @@ def test_a_step_whose_validation_fails_has_its_line_and_is_validated_by_the_run_
 def test_a_batch_of_validation_that_another_process_cannot_read_ends_the_run_which_is_saved(
     tmp_path, monkeypatch
 ):
-    agree = training_run.gather
+    agree = validations.gather
 
     def with_another(value, *arguments, **keywords):
         problem = [("validation: got no answer", errno.EIO)]
         others = [[None, *problem]] if value == [None, None] else []
         return agree(value, *arguments, **keywords) + others
 
-    monkeypatch.setattr(training_run, "gather", with_another)
+    monkeypatch.setattr(validations, "gather", with_another)
     with pytest.raises(DataError, match="^instance 1: validation: got no answer$") as told:
         train(tmp_path, "--steps", 4, "--validate_every", 2)
     assert failure_number(told.value) == errno.EIO

@@ -42,7 +42,7 @@ def test_data_that_changes_under_a_run_ends_it_with_all_steps_saved(tmp_path, mo
             os.utime(data, ns=(0, 0))
         return steps[-1]
 
-    monkeypatch.setattr("popxl_gpt.demo.job.training_run.run_steps", changing)
+    monkeypatch.setattr("popxl_gpt.demo.job.run.run_steps", changing)
     with pytest.raises(UserError, match=r"train.tfrecord: got .* it (was opened|had when)"):
         main(words)
     (saved,) = checkpoints_in(tmp_path / "run" / "checkpoints")

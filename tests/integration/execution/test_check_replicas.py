@@ -82,7 +82,7 @@ def damaging(step: int) -> str:
         import sys
         from popxl_gpt.utils.errors import exit_on_user_error
         from popxl_gpt.demo import pretraining
-        from popxl_gpt.demo.job import training_run
+        from popxl_gpt.demo.job import run as training_run
         from tests.integration.bit_flips import NAME, flip
         run_steps, steps = training_run.run_steps, []
 

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 
 import popxl_gpt.execution.checkpoints.saving
 from popxl_gpt.demo import pretraining
+from popxl_gpt.demo.job import checkpoints
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.utils.errors import UserError, failure_number
 from tests import warm
@@ -463,19 +464,16 @@ def test_a_run_folder_that_is_deleted_ends_the_run_which_is_saved(tmp_path):
     assert saved_in(run) == ["checkpoints", "config.yml"]
 
 
-def test_a_folder_for_checkpoints_that_is_deleted_is_made_again(tmp_path):
-    process, run = (
-        start(words(tmp_path, steps=LONG, checkpoint__every=2), **QUIET),
-        tmp_path / "runs/run",
-    )
+def test_a_folder_for_checkpoints_that_is_renamed_ends_the_run_which_is_saved(tmp_path):
+    process, run = start(words(tmp_path, steps=LONG), **QUIET), tmp_path / "runs/run"
+    kept = tmp_path / "kept"
     wait_for_steps(process, run)
-    (run / "checkpoints").rename(tmp_path / "gone")
-    wait_for_steps(process, run, steps_in(run) + 3)
-    assert checkpoints_in(run / "checkpoints")
-    code, _, errors = end(process, signal.SIGTERM)
-    assert code == 128 + signal.SIGTERM, errors
-    assert errors.count(f"{run}/checkpoints: got a folder that was deleted or renamed during") == 1
-    assert checkpoints_in(run / "checkpoints")[-1].name == f"step_{steps_in(run):08d}"
+    (run / "checkpoints").rename(kept)
+    code, _, errors = end(process)
+    assert code == 2, errors
+    assert f"{run}/checkpoints: got a run folder that was renamed to {kept} during" in errors
+    (checkpoint,) = checkpoints_in(tmp_path / "runs/run-2/checkpoints")
+    assert f"Step {steps_in(run)} is saved: {checkpoint}." in errors
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path):
@@ -493,30 +491,26 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else(tmp_path
     assert saved_in(run / "checkpoints") == ["step_00000004"]
 
 
-@pytest.mark.parametrize("what", ["renamed", "deleted", "deleted checkpoints"])
-def test_a_folder_that_goes_as_the_run_ends_is_noticed_and_the_last_step_is_saved(
-    what, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("what", ["renamed", "deleted"])
+def test_a_folder_that_goes_before_the_last_step_is_saved_is_noticed_and_it_is_saved_elsewhere(
+    what, tmp_path, monkeypatch
 ):
-    run, away = tmp_path / "runs/run", tmp_path / "runs/away"
-    show_samples_if_possible = pretraining.show_samples_if_possible
+    run, calls = tmp_path / "runs/run", []
+    begin_save = checkpoints.begin_save
 
-    def then_lost(*arguments):
-        show_samples_if_possible(*arguments)
-        if what == "renamed":
-            run.rename(away)
-        else:
-            shutil.rmtree(run if what == "deleted" else run / "checkpoints")
+    def then_lost(*arguments, **options):
+        calls.append(None)
+        if len(calls) == 1:
+            run.rename(tmp_path / "away")
+            if what == "deleted":
+                shutil.rmtree(tmp_path / "away")
+        return begin_save(*arguments, **options)
 
-    monkeypatch.setattr(pretraining, "show_samples_if_possible", then_lost)
-    arguments = words(tmp_path, steps=4)[2:]
-    if what == "deleted checkpoints":
-        assert pretraining.main(arguments) == 0
-        assert "got a folder that was deleted or renamed during the run" in capsys.readouterr().err
-    else:
-        with pytest.raises(UserError, match=rf"run: got a run folder that was {what}.*Step 4 is"):
-            pretraining.main(arguments)
-    (checkpoint,) = checkpoints_in(run / "checkpoints")
-    assert checkpoint.name == "step_00000004"
+    monkeypatch.setattr(checkpoints, "begin_save", then_lost)
+    with pytest.raises(UserError, match=rf"run: got a run folder that was {what}.*Step 4 is"):
+        pretraining.main(words(tmp_path, steps=4)[2:])
+    (saved,) = checkpoints_in(next((tmp_path / "runs").iterdir()) / "checkpoints")
+    assert saved.name == "step_00000004"
 
 
 FULL_AT_STEP_2 = """
@@ -526,6 +520,7 @@ import popxl_gpt.execution.checkpoints.saving
 import popdist
 from popxl_gpt.utils.errors import exit_on_user_error
 from popxl_gpt.demo import pretraining
+from popxl_gpt.demo.job import checkpoints
 write_tensors = popxl_gpt.execution.checkpoints.saving.write_tensors
 
 def write(tensors, path):

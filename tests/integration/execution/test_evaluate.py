@@ -30,7 +30,8 @@ from popxl_gpt.data.tokenisation import (
     train_tokenizer,
 )
 from popxl_gpt.demo.commands import EvaluateOptions
-from popxl_gpt.demo.evaluate import _open, _sections, _tokenizer, evaluate, main
+from popxl_gpt.demo.evaluate import _sections, evaluate, main
+from popxl_gpt.demo.evaluation_data import open_evaluated, tokenizer_of
 from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.inference.evaluation import Evaluation
 from popxl_gpt.execution.inference.inference import evaluation, token_losses
@@ -334,7 +335,7 @@ def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_p
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     tokenizer = TextTokenizer(character_tokenizer(["abc\n"]))
     options = EvaluateOptions(text=(str(tmp_path),))
-    data, found = _open(preset("tiny"), options, tokenizer, 8)
+    data, found = open_evaluated(preset("tiny"), options, tokenizer, 8)
     assert found == size and len(data) == 1
 
 
@@ -344,11 +345,11 @@ def test_text_of_json_is_that_of_its_field_or_the_whole_file(tmp_path, capsys):
     tokenizer = TextTokenizer(character_tokenizer([content]))
     given = {"text": (str(tmp_path),)}
     for options, size in (({"text_field": "body"}, 3), ({"plain_text": True}, len(content))):
-        _, found = _open(preset("tiny"), EvaluateOptions(**given, **options), tokenizer, 8)
+        _, found = open_evaluated(preset("tiny"), EvaluateOptions(**given, **options), tokenizer, 8)
         assert found == size
     assert capsys.readouterr().err.count("1 row left out that had null") == 1
     with pytest.raises(DataError, match="got no text in 'text' .*--text_field"):
-        _open(preset("tiny"), EvaluateOptions(**given), tokenizer, 8)
+        open_evaluated(preset("tiny"), EvaluateOptions(**given), tokenizer, 8)
 
 
 def test_a_tokenizer_is_looked_for_in_a_folder_of_data_that_is_given(tmp_path):
@@ -358,7 +359,7 @@ def test_a_tokenizer_is_looked_for_in_a_folder_of_data_that_is_given(tmp_path):
     saved = SimpleNamespace(folder=folder, config=preset("tiny"), ends=[])
     for name in ("data", "data/train-00000.tfrecord"):
         config = preset("tiny", input_files=(str(tmp_path / name),), validate_every=0)
-        assert _tokenizer(saved, config, needed=True).classes == 5
+        assert tokenizer_of(saved, config, needed=True).classes == 5
 
 
 @pytest.mark.slow

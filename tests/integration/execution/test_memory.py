@@ -207,9 +207,10 @@ def test_memory_is_handed_back_after_compiling_around_validations_and_before_the
     tmp_path, monkeypatch
 ):
     released: list[bool] = []
-    monkeypatch.setattr(
-        "popxl_gpt.demo.job.training_run.release_freed_memory", lambda: released.append(True)
-    )
+    for part in ("resident_memory", "validations", "checkpoints"):
+        monkeypatch.setattr(
+            f"popxl_gpt.demo.job.{part}.release_freed_memory", lambda: released.append(True)
+        )
     run_job(
         *("--config", "tiny", "--name", "run", "--run_folder", tmp_path, "--samples", 0),
         *("--steps", 4, "--warmup_steps", 0, "--validate_every", 2),

@@ -17,7 +17,7 @@ from popxl_gpt.config.saving import load
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo import pretraining
-from popxl_gpt.demo.job.training_run import TrainingRun
+from popxl_gpt.demo.job.run import TrainingRun
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
@@ -118,8 +118,7 @@ def test_minutes_that_choosing_would_take_are_refused(monkeypatch):
 def test_steps_are_kept_once_they_are_fixed_and_not_while_they_are_estimated():
     config, kept = preset("tiny"), []
     run = TrainingRun.__new__(TrainingRun)
-    run.config, run._kept_steps, run.is_leader = config, config.training.steps, True
-    run.progress = SimpleNamespace(config=config)
+    run.config, run.kept_steps, run.is_leader = config, config.training.steps, True
     run.folder = SimpleNamespace(keep_config=lambda config: kept.append(config.training.steps))
     run.clock = SimpleNamespace(state=None, training=lambda n: replace(config.training, steps=n))
     run._take_steps(30)

@@ -14,7 +14,8 @@ from popxl_addons import TaskSession
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo import pretraining
-from popxl_gpt.demo.job import interruption, training_run
+from popxl_gpt.demo.job import checkpoints, interruption, part
+from popxl_gpt.demo.job import run as training_run
 from popxl_gpt.demo.job.validation import Validation
 from popxl_gpt.execution.checkpoints import saving
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
@@ -81,7 +82,7 @@ def ends_with(number, run):
 
 
 BEFORE_A_STEP = {
-    "building": (training_run, "pretraining"),
+    "building": (part, "pretraining"),
     "loading": (TaskSession, "__enter__"),
     "first validation": (Validation, "measure"),
     "reading": (BatchLoader, "batch"),
@@ -137,7 +138,7 @@ STATES = {
     "step": (training_run, "run_steps", 2),
     "reading": (BatchLoader, "batch", 3),
     "validation": (Validation, "measure", 1),
-    "saving": (training_run, "begin_save", 1),
+    "saving": (checkpoints, "begin_save", 1),
     "writing": (saving.Saving, "wait", 1),
 }
 

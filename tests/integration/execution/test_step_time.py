@@ -9,7 +9,8 @@ import pytest
 
 from popxl_gpt.config.presets import preset
 from popxl_gpt.data.in_memory import SyntheticDataset
-from popxl_gpt.demo.job import training_run
+from popxl_gpt.demo.job import checkpoints
+from popxl_gpt.demo.job import run as training_run
 from popxl_gpt.demo.job.progress import FEWEST, Progress
 from popxl_gpt.demo.job.progress_line import whole
 from popxl_gpt.demo.job.validation import Validation
@@ -90,7 +91,7 @@ def test_a_source_that_keeps_pace_and_what_comes_between_steps_cost_no_speed(
     slowed(monkeypatch, SyntheticDataset, "read", 0.05)
     slowed(monkeypatch, training_run, "run_steps", 0.15)
     slowed(monkeypatch, Validation, "measure", 0.4)
-    slowed(monkeypatch, training_run, "begin_save", 0.4)
+    slowed(monkeypatch, checkpoints, "begin_save", 0.4)
     every = ("--validate_every", 4, "--checkpoint.every", 5)
     run_job(*FLAGS, "--run_folder", tmp_path, "--steps", STEPS, *every)
     lines, errors = lines_of(tmp_path), capfd.readouterr().err
@@ -104,25 +105,33 @@ def test_a_source_that_keeps_pace_and_what_comes_between_steps_cost_no_speed(
 def test_of_several_processes_the_longest_wait_counts(tmp_path, monkeypatch):
     def two(mine, instances, plain=training_run.gather, **options):
         (own,) = plain(mine, instances, **options)
-        is_vote = isinstance(own, list) and len(own) == 7
-        return [own, [*own[:-1], max(own[-1], 0.5)]] if is_vote else [own]
+        if not isinstance(own, dict) or "Batches" not in own:
+            return [own]
+        problem, waited = own["Batches"]
+        return [own, {**own, "Batches": (problem, max(waited, 0.5))}]
 
     monkeypatch.setattr(training_run, "gather", two)
     run_job(*FLAGS, "--run_folder", tmp_path, "--steps", 3, "--validate_every", 0)
     assert [line["data_seconds"] for line in lines_of(tmp_path)] == [0.5] * 3
 
 
+def record(step):
+    """Of a step, what its line is made of."""
+    values = {"step": step, "tokens": step, "loss": 1.0, "validation_loss": None, "skipped": 0}
+    return {**values, "learning_rate": 0.1, "gradient_norm": 1.0}
+
+
 def test_the_first_call_drops_out_and_data_are_told_of_once_they_limit():
     progress = Progress(preset("tiny"), 0)
     progress.ran(1, 60.0, 59.0)
-    assert "waiting" not in whole(progress.parts(1, 1, 1.0, {}, 0.1, 1.0))
+    assert "waiting" not in whole(progress.pieces(record(1)))
     assert progress.seconds_per_step == 60.0
     for run in range(1, 25):  # also when the window is full
         progress.ran(2, 1.0, 0.04 if run < 15 else 0.9)
         assert progress.seconds_per_step == 0.5
         told = progress.news_of_data()
         assert (told is not None) == (run == 16), run  # (14 * 0.04 + 2 * 0.9) / 16 > 0.1
-        share = "waiting for data" in whole(progress.parts(run, run, 1.0, {}, 0.1, 1.0))
+        share = "waiting for data" in whole(progress.pieces(record(run)))
         assert share == (run > 14)
     brief = Progress(preset("tiny"), 0)
     for run in range(1, 30):  # not for some milliseconds of a busy machine

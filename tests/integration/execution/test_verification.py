@@ -235,7 +235,7 @@ def damaged_run(flips):
 
 @pytest.mark.slow
 def test_a_run_ends_at_the_step_that_verifies_the_damaged_phase(tmp_path, flips, monkeypatch):
-    monkeypatch.setattr("popxl_gpt.demo.job.training_run.run_steps", damaged_run(flips))
+    monkeypatch.setattr("popxl_gpt.demo.job.run.run_steps", damaged_run(flips))
     told = "step 2: got other bytes of tensor .*, row .* from phase decoder_fwd_phase, layer 0, on "
     with pytest.raises(CorruptedError, match=told):
         main([*FLAGS, "--run_folder", str(tmp_path)])

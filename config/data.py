@@ -1,0 +1,76 @@
+"""Settings: where the tokens come from."""
+
+import math
+from dataclasses import dataclass
+
+from popxl_gpt.config.bounds import PathText
+from popxl_gpt.config.rules import rule
+from popxl_gpt.utils.texts import shown_text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where the tokens come from."""
+
+    input_files: tuple[PathText, ...] = ()
+    """TFRecord files to train on, as paths or glob patterns; none: synthetic data. A folder that
+    data/prepare.py made gives its tokenizer, vocabulary_size and validation_files, too, and with
+    document_attention end_of_text.
+    """
+    mix: tuple[str, ...] = ()
+    """Data to train on in place of input_files, as FOLDER=WEIGHT: a folder that data/prepare.py
+    made, or a glob pattern of TFRecord files, and how much of the samples is of it.
+    """
+    validation_files: tuple[PathText, ...] = ()
+    """TFRecord files to validate on, as paths or glob patterns."""
+    skip_damaged: bool = False
+    """Leave out what is in records of TFRecord files whose checksum is wrong, and name each in the
+    log.
+    """
+    tokenizer: PathText | None = None
+    """Tokenizer file (JSON of the tokenizers package) that made the tokens; used to show text that
+    the model writes.
+    """
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether tokens are random."""
+        return not self.input_files and not self.mix
+
+    def mixed(self) -> dict[str, float]:
+        """Weights of what is mixed, by folder or pattern; ValueError names a wrong entry."""
+        found: dict[str, float] = {}
+        for entry in self.mix:
+            name, _, text = entry.rpartition("=")
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = math.nan
+            if not (name and 0 < weight < math.inf) or name in found:
+                raise ValueError(entry)
+            found[name] = weight
+        return found
+
+
+@rule
+def _weights(mix: tuple[str, ...]) -> str | None:
+    try:
+        Data(mix=mix).mixed()
+    except ValueError as error:
+        return (
+            f"mix: got {shown_text(str(error))}; expected FOLDER=WEIGHT, a number above 0, each "
+            "folder once, such as data/files/code=0.7. Correct it."
+        )
+    return None
+
+
+RULES = (
+    rule(
+        lambda mix, input_files: (
+            mix
+            and input_files
+            and "mix: got some while there are input_files; expected one of the two. Leave one out."
+        )
+    ),
+    _weights,
+)

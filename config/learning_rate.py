@@ -1,0 +1,103 @@
+"""Settings: how long a run is, and its learning rate on the way."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from popxl_gpt.config.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Largest,
+    Needs,
+    Positive,
+    PositiveOrZero,
+    SameNumbers,
+)
+from popxl_gpt.config.rules import rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """When a run ends."""
+
+    steps: Count = 1000
+    """Optimizer steps of the whole run; the schedule ends there."""
+    epochs: SameNumbers[Positive | None] = None
+    """Passes over the training data, in place of steps: the run has as many steps as they take;
+    none: steps.
+    """
+    minutes: Annotated[Positive, Largest(10**7)] | None = None
+    """Minutes that the run may take, with start-up, validation and the last checkpoint: the
+    schedule wsd ends with them, whatever steps says. Without --config and --checkpoint.load the
+    program chooses what is trained, too, but what other flags say; none: as many as steps take.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate(Length):
+    """Learning rates of steps."""
+
+    learning_rate: Positive = 6e-4
+    """Highest learning rate, reached after warm-up."""
+    minimum_learning_rate: Annotated[
+        PositiveOrZero,
+        Needs("schedule", "--schedule linear, cosine or wsd", lambda value: value != "constant"),
+    ] = 0.0
+    """Learning rate that all schedules but the constant one fall to."""
+    embedding_rate_multiplier: Positive = 1.0
+    """Learning rate of embeddings over learning_rate, of value embeddings three times as much; an
+    untied head is no embedding.
+    """
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """How the learning rate falls after warm-up; wsd (warm-up, stable, decay) stays at the highest
+    rate and falls linearly over the last decay_steps.
+    """
+    decay_steps: Count | None = None
+    """Last steps of the run, over which the schedule wsd falls; none: a fifth of steps."""
+    warmup_steps: CountOrZero = 0
+    """Steps over which the learning rate rises linearly to its highest value."""
+    warmup_proportion: SameNumbers[Fraction | None] = None
+    """Share of steps that warm up, in place of warmup_steps; none: warmup_steps."""
+
+    @property
+    def decay(self) -> int:
+        """Last steps over which the schedule wsd falls: never those of warm-up."""
+        wanted = -(-self.steps // 5) if self.decay_steps is None else self.decay_steps
+        return min(wanted, max(0, self.steps - self.warmup_steps))
+
+
+RULES = (
+    rule(
+        lambda minimum_learning_rate, learning_rate: (
+            minimum_learning_rate > learning_rate
+            and f"minimum_learning_rate: got {minimum_learning_rate:g}; expected at most "
+            f"learning_rate = {learning_rate:g}. Lower it or raise learning_rate."
+        )
+    ),
+    rule(
+        lambda minutes, schedule: (
+            minutes is not None
+            and schedule != "wsd"
+            and f"minutes: got {minutes:g} with schedule {schedule}; expected wsd, which ends when "
+            "it is told. Give --schedule wsd, or leave --minutes out."
+        )
+    ),
+    rule(
+        lambda decay_steps, schedule: (
+            decay_steps is not None
+            and schedule != "wsd"
+            and f"decay_steps: got {decay_steps} with schedule {schedule}; expected schedule wsd, "
+            "which has them. Give --schedule wsd, or leave --decay_steps out."
+        )
+    ),
+    rule(
+        lambda decay_steps, steps, warmup_steps, *, schedule, minutes: (
+            decay_steps is not None
+            and schedule == "wsd"
+            and minutes is None
+            and decay_steps > max(0, steps - warmup_steps)
+            and f"decay_steps: got {decay_steps}; expected at most steps - warmup_steps = "
+            f"{steps - warmup_steps}. Lower it."
+        )
+    ),
+)

@@ -1,0 +1,217 @@
+"""Settings: the GPT that is trained."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from popxl_gpt.config.bounds import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Needs,
+    ObjectCount,
+    Positive,
+    PositiveOrZero,
+    TensorCount,
+)
+from popxl_gpt.config.rules import multiple_of, remainder, rule
+
+ARCHITECTURE = (
+    "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
+    "rotary_base", "token_shift", "qk_norm", "value_embeddings", "activation", "biases",
+    "tied_head", "logit_softcap", "convolution_size",
+)  # fmt: skip
+"""Settings of the model that weights are for; beside them those that may be none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """The GPT that is trained."""
+
+    layers: ObjectCount = 12
+    """Decoder blocks."""
+    hidden_size: TensorCount = 768
+    """Width of the activations between blocks; a multiple of heads."""
+    heads: TensorCount = 12
+    """Attention heads per block."""
+    key_value_heads: Count | None = None
+    """Heads of keys and values per block, each of which serves equally many heads of queries
+    (grouped queries); none: as many as heads.
+    """
+    sequence_length: TensorCount = 1024
+    """Tokens per training sequence."""
+    vocabulary_size: TensorCount = 50257
+    """Token ids; padded to a multiple of tensor_parallel_1 inside the program."""
+    max_positions: TensorCount | None = None
+    """Tokens of a text that the model sees at most, which is the rows of a learned position
+    embedding; none: sequence_length.
+    """
+    feed_forward_size: TensorCount | None = None
+    """Width inside the feed-forward layer; none: 4 * hidden_size."""
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """How activations are normalised; RMS norms subtract no mean, and have no bias."""
+    position_embedding: Literal["learned", "rotary"] = "learned"
+    """Positions are told by vectors that are added to words, or by turning queries and keys."""
+    rotary_base: Annotated[
+        Positive,
+        Needs("position_embedding", "--position_embedding rotary", lambda value: value == "rotary"),
+    ] = 10000.0
+    """Features i and i + D/2 of a head of size D turn by rotary_base ** (-2i / D) radians per
+    token.
+    """
+    token_shift: bool = False
+    """Add to the vector of each word that of the word before it, times a factor per channel that is
+    trained.
+    """
+    convolution_size: Count = 1
+    """Tokens that short convolutions see, the token itself among them: in front of attention and
+    feed-forward layers, and in queries, keys and values, they add those before it, each times a
+    factor per channel that is trained; 1: none.
+    """
+    qk_norm: bool = False
+    """Normalise queries and keys of each head by an RMS norm, before they are turned."""
+    value_embeddings: bool = False
+    """Add to the values of each block's attention an embedding of the words, from a table of its
+    own.
+    """
+    activation: Literal["gelu", "relu2", "swiglu"] = "gelu"
+    """Between the feed-forward layer's projections: GELU in its tanh form, squared ReLU, or the
+    product of one half of the first projection and the swish of the other, which makes it twice as
+    wide.
+    """
+    biases: bool = True
+    """Add biases in linear layers and layer norms."""
+    tied_head: bool = True
+    """Use the word embedding for the logits as well; false: the head has a matrix of its own."""
+    logit_softcap: PositiveOrZero = 0.0
+    """Bound c of the logits, which become c * tanh(logit / c); 0: none."""
+    dropout: Fraction = 0.1
+    """Probability that a unit is dropped, for embeddings, attention probabilities and residual
+    branches.
+    """
+    attention_serialisation: TensorCount = 1
+    """Pieces the queries are cut into: less of the score matrix is held at once, and later keys
+    cost nothing.
+    """
+    lora_rank: CountOrZero = 0
+    """Width of the low-rank adapters of linear layers: they are trained, and all else is frozen; 0:
+    no adapters, and all is trained.
+    """
+    lora_alpha: Annotated[Positive, Needs("lora_rank", "--lora_rank 8", bool)] = 16.0
+    """What adapters add is times this over lora_rank."""
+    document_attention: bool = False
+    """Let tokens attend to their own document only, where a sequence holds several; positions count
+    from each document's beginning.
+    """
+    end_of_text: CountOrZero = 0
+    """Token that ends a document, for document_attention; 0 in tokenizers that data/prepare.py
+    trains.
+    """
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Data type of weights and activations; sums and gradient accumulators are float32."""
+    initial_std: Positive = 0.02
+    """Standard deviation of fresh weights; projections into the residual stream use it divided by
+    sqrt(2 * layers).
+    """
+    initialisation: Literal["fixed", "width"] = "fixed"
+    """What initial_std is for: fixed, all weights; width, embeddings and head, while matrices of
+    decoder blocks have 1/sqrt(inputs) in its place, so that a rate found for a narrow model serves
+    a wide one better.
+    """
+    zero_init_residual: bool = False
+    """Start projections into the residual stream at zero, so that each decoder block starts as the
+    identity.
+    """
+    layer_norm_eps: Positive = 1e-5
+    """Added to the variance by layer norms, to the mean square by RMS norms."""
+
+    @property
+    def positions(self) -> int:
+        """Tokens of a text that the model sees at most."""
+        return self.sequence_length if self.max_positions is None else self.max_positions
+
+    @property
+    def feed_forward(self) -> int:
+        """Width inside the feed-forward layer."""
+        return 4 * self.hidden_size if self.feed_forward_size is None else self.feed_forward_size
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.heads
+
+    @property
+    def key_value(self) -> int:
+        """Heads of keys and values per block."""
+        return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several heads of queries share keys and values."""
+        return self.key_value != self.heads
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether there are short convolutions."""
+        return self.convolution_size > 1
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether positions are learned vectors."""
+        return self.position_embedding == "learned"
+
+
+RULES = (
+    multiple_of("hidden_size", "heads"),
+    multiple_of("heads", "tensor_parallel_1"),
+    multiple_of("heads", "key_value_heads"),
+    rule(
+        lambda key_value_heads, tensor_parallel_1, *, heads: (
+            heads % (key_value_heads or 1) == 0
+            and remainder(
+                "key_value_heads", key_value_heads, "tensor_parallel_1", tensor_parallel_1
+            )
+        )
+    ),
+    rule(
+        lambda position_embedding, hidden_size, heads: (
+            position_embedding == "rotary"
+            and hidden_size // heads % 2
+            and "position_embedding: got rotary with heads of hidden_size / heads = "
+            f"{hidden_size // heads} features; expected an even number, for they turn in pairs. "
+            "Change hidden_size or heads."
+        )
+    ),
+    multiple_of("hidden_size", "tensor_parallel_2"),
+    multiple_of("feed_forward_size", "tensor_parallel_1"),
+    multiple_of("sequence_length", "attention_serialisation"),
+    rule(
+        lambda sequence_length, max_positions: (
+            max_positions
+            and sequence_length > max_positions
+            and f"sequence_length: got {sequence_length}; expected at most max_positions = "
+            f"{max_positions}. Shorten the sequence or raise max_positions."
+        )
+    ),
+    rule(
+        lambda lora_rank, hidden_size: (
+            lora_rank > hidden_size
+            and f"lora_rank: got {lora_rank}; expected at most hidden_size = {hidden_size}, for a "
+            "wider adapter is no smaller than the layer. Use 8 or 16."
+        )
+    ),
+    rule(
+        lambda lora_rank, optimizer: (
+            lora_rank
+            and optimizer == "muon"
+            and f"optimizer: got muon with lora_rank = {lora_rank}; expected adamw, which updates "
+            "adapters. Use --optimizer adamw."
+        )
+    ),
+    rule(
+        lambda end_of_text, vocabulary_size: (
+            end_of_text >= vocabulary_size
+            and f"end_of_text: got {end_of_text}; expected a token below vocabulary_size = "
+            f"{vocabulary_size}. Use the end_of_text of the data's dataset.json."
+        )
+    ),
+)

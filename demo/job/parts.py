@@ -1,0 +1,37 @@
+"""The parts of a training run, as PASSES are of the compiler. Where one builds on another, that
+comes first; at the end the last is the first.
+"""
+
+from popxl_gpt.demo.job.batches import Batches
+from popxl_gpt.demo.job.checkpoints import Checkpoints
+from popxl_gpt.demo.job.divergence import Divergence
+from popxl_gpt.demo.job.growing_batch import GrowingBatch
+from popxl_gpt.demo.job.interruptions import Interruptions
+from popxl_gpt.demo.job.part import Part
+from popxl_gpt.demo.job.profiling import Profiling
+from popxl_gpt.demo.job.records import Records
+from popxl_gpt.demo.job.replica_checks import ReplicaChecks
+from popxl_gpt.demo.job.resident_memory import ResidentMemory
+from popxl_gpt.demo.job.run_report import Report
+from popxl_gpt.demo.job.samples import Samples
+from popxl_gpt.demo.job.services import Tensorboard, Wandb
+from popxl_gpt.demo.job.validations import Validations
+from popxl_gpt.demo.job.verification import Verification
+
+PARTS: "tuple[type[Part], ...]" = (
+    Batches,  # reads before others say what they have heard
+    Interruptions,
+    Profiling,
+    Verification,
+    ResidentMemory,
+    Divergence,
+    GrowingBatch,
+    Validations,
+    Records,  # what those before have to say of a step
+    Report,
+    Wandb,
+    Tensorboard,
+    Samples,
+    ReplicaChecks,
+    Checkpoints,
+)
