@@ -176,7 +176,7 @@ def test_a_checkpoint_that_takes_no_loss_costs_no_step(tmp_path, monkeypatch, ca
 
     few = ("--steps", 2, "--validate_every", 0)
     train(tmp_path, *few)
-    monkeypatch.setattr(saving, "written_whole", lambda path: full(path, path))
+    monkeypatch.setattr(saving, "write_whole", full)
     train(tmp_path, "--steps", 2, "--validate_every", 2, "--checkpoint.load", "auto")
     told = capsys.readouterr().err
     assert "step_00000002: its validation loss could not be added: No space left" in told
