@@ -15,7 +15,7 @@ from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.utils.errors import DataError, unreadable
 
 ZST_BYTES = 2**12
-"""Of a .zst file that are decompressed at a time: at most 128 MiB come of them."""
+"""Bytes of a .zst file that are decompressed at a time: at most 128 MiB come of them."""
 ZSTANDARD = "zstandard"
 """The package that reads .zst, which not every environment has."""
 

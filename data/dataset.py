@@ -28,7 +28,7 @@ fraction of a second).
 """
 
 SAMPLED_BYTES = 32 * 2**20
-"""Of a data set that are looked at to name it; all of a smaller one."""
+"""Bytes of a data set that are looked at to name it; all of a smaller one."""
 SAMPLED_PIECE = 2**16
 """Bytes of it that are looked at in one place."""
 
@@ -46,11 +46,11 @@ class Dataset(Protocol):
     first.
     """
     tokenizers: tuple[Path, ...] = ()
-    """That preparation says made the data, where their files are there."""
+    """The tokenizers that preparation says made the data, where their files are there."""
     is_masked: bool = False
     """Whether preparation says that not every token counts as a label."""
     mixture: Mixture | None = None
-    """Of the sources that the samples are of, if there are several."""
+    """The mixture of the sources that the samples are of, if there are several."""
 
     def __len__(self) -> int: ...
 
@@ -86,7 +86,7 @@ class _Section:
     per_record: int
     """Labels of a record; the last one of a run may have fewer."""
     windows: Windows
-    """Of each run."""
+    """The windows of each run."""
 
 
 class TokenDataset(Dataset):

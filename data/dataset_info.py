@@ -14,7 +14,7 @@ from popxl_gpt.utils.files.plain import is_folder
 from popxl_gpt.utils.texts import path_text, text_of_path, user_path
 
 INFO_BYTES = 2**24
-"""Of a dataset.json."""
+"""Largest size of a dataset.json."""
 NO_DESCRIPTION = (
     "got no valid description; expected the JSON of data/prepare.py. Prepare again with "
     "--overwrite."
@@ -84,7 +84,7 @@ class Described:
     folder: Path
     split: str
     number: int
-    """Of the file in its split."""
+    """Number of the file in its split."""
     records: int
     per_record: int
     """Labels of a record."""

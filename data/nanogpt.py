@@ -21,7 +21,7 @@ from popxl_gpt.utils.files.folders import check_replaceable, partial_folder, pub
 from popxl_gpt.utils.files.plain import check_plain, create_plain, write_plain
 
 FILES = {"validation": "val.bin", "train": "train.bin"}
-"""Of each split."""
+"""Name of each split's file."""
 TYPE = np.dtype("<u2")
 BLOCK = 2**22
 """Tokens that are in memory at a time."""

@@ -44,7 +44,7 @@ from popxl_gpt.utils.files.whole import remove_partial
 from popxl_gpt.utils.units import counted
 
 FORMAT = 2
-"""Of the folder; a change makes earlier folders count as prepared from something else."""
+"""Version of the folder; a change makes earlier folders count as prepared from something else."""
 
 MOST_WORKERS = 1024
 """Processes that may be asked for; each takes a hundred megabytes."""
@@ -54,7 +54,7 @@ OWN = r"dataset\.json|tokenizer(_config)?\.json|(train|validation)-\d+\.(tfrecor
 """Pattern of the files of a prepared folder."""
 BUCKETS = "buckets"
 GIVEN_BUCKETS = "given-buckets"
-"""Of validation documents that are given."""
+"""Folder of the buckets of validation documents that are given."""
 
 Report = Callable[[str], None]
 
@@ -66,7 +66,7 @@ class Settings:
     sequence_length: int = Preparation.sequence_length
     """Tokens per sample; a record has one more."""
     vocabulary_size: int | None = None
-    """Of the tokenizer to train, tokens; None where `tokenizer` is given."""
+    """Size of the tokenizer to train, tokens; None where `tokenizer` is given."""
     tokenizer: Path | None = None
     """A tokenizer.json to use; None trains one."""
     characters: bool = False

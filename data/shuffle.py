@@ -23,7 +23,8 @@ iteration scatters each again.
 
 PROGRESS = "progress.json"
 SHARE = 0.02
-"""Of the time, which bringing the buckets onto the disk may take: some disks need a second for it.
+"""Share of the time that bringing the buckets onto the disk may take: some disks need a second for
+it.
 """
 _BUFFER_BYTES = 32 * 2**20
 _HEADER_WORDS = 3

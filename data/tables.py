@@ -16,8 +16,8 @@ from popxl_gpt.utils.texts import shown_text
 
 PARQUET, ARROW = ".parquet", ".arrow"
 ROWS = 1000
-"""That are in memory at a time, beside the row group of a Parquet file or the batch of an Arrow
-file.
+"""Rows that are in memory at a time, beside the row group of a Parquet file or the batch of an
+Arrow file.
 """
 TEXT_TYPES = (
     "string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null",

@@ -33,7 +33,7 @@ class Throughput:
 
     def __init__(self, report: Callable[[str], None], size: int, tokens: int = 0) -> None:
         self.bytes = 0
-        """Of text that was read, what an earlier call had read of it, too."""
+        """Size of the text that was read, what an earlier call had read of it, too."""
         self._report, self._size, self._before = report, size, tokens
         self._start = self._told = time.monotonic()
         self._documents, self._tokens = 0, tokens

@@ -28,7 +28,7 @@ from popxl_gpt.utils.pools import end_with_parent
 UNKNOWN = "\ufffd"
 """Stands for characters that a tokenizer of characters lacks."""
 TOKENIZER_BYTES = 2**28
-"""Of a tokenizer.json; those of a million tokens have less."""
+"""Largest size of a tokenizer.json; those of a million tokens have less."""
 SMALLEST_VOCABULARY = 257
 """One token per byte, and the end of text."""
 

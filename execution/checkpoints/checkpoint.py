@@ -91,7 +91,7 @@ class SavedRun:
 
     @property
     def ends(self) -> "list[int]":
-        """Those that texts end with."""
+        """The tokens that texts end with."""
         return as_list(self.special_tokens.get(END))
 
     def check_data(self, fingerprint: str) -> None:

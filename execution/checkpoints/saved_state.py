@@ -35,7 +35,7 @@ class Position:
     tokens: int | None = None
     """Seen so far; None: as many as so many steps of the configuration's batch have."""
     schedule: dict[str, Any] | None = None
-    """Of a run that ends by the clock, once its end is fixed: see `minutes.schedule`."""
+    """Schedule of a run that ends by the clock, once its end is fixed: see `minutes.schedule`."""
     validation_fingerprint: str | None = None
     """Names what the loss on held-out text was measured on; None where there is no loss, or an
     earlier version wrote it.
@@ -100,12 +100,12 @@ class TensorCodec:
 
     @property
     def shape(self) -> "tuple[int, ...]":
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         return () if self.parameter is None else self.parameter.shape
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor in a checkpoint."""
+        """Bytes of the tensor in a checkpoint."""
         return (2 if self.variable.dtype is popxl.float16 else 4) * math.prod(self.shape)
 
     @property

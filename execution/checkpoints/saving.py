@@ -122,7 +122,7 @@ class Saving:
         """Bytes of the checkpoint."""
         self._scalars: dict[str, Any] = {}
         self._codecs: dict[str, dict[str, TensorCodec]] = {}
-        """Of each layer's tensors, by name."""
+        """Codecs of each layer's tensors, by name."""
         self.problem: BaseException | None = None
         """Why it was not written."""
 
