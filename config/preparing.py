@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from popxl_gpt.config.bounds import PathText
-from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
+from popxl_gpt.config.command_line import parse_options
+from popxl_gpt.config.flags import HELP_FLAGS
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.programs import typed_as, unknown_command
 

@@ -47,15 +47,19 @@ STOPPED = "stopped; the same command goes on."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code.
+    """Run the command line and return the exit code."""
+    return run(parse_preparation(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(options: Any) -> int:
+    """Prepare as asked. Returns the exit code.
 
     Raises:
         UserError: also where the output does not take what is written.
     """
-    options = parse_preparation(sys.argv[1:] if arguments is None else arguments)
-    run = next(RUN[kind] for kind in type(options).__mro__ if kind in RUN)
+    command = next(RUN[kind] for kind in type(options).__mro__ if kind in RUN)
     try:
-        run(options)
+        command(options)
     except OSError as error:
         if isinstance(error, BrokenPipeError) or error.strerror is None:
             raise

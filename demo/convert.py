@@ -175,5 +175,10 @@ COMMANDS: "dict[str, Callable[[Any], int]]" = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line. Returns the exit code."""
-    name, options = parse_conversion(arguments)
+    return run(parse_conversion(arguments))
+
+
+def run(asked: "tuple[str, Conversion]") -> int:
+    """Convert as asked. Returns the exit code."""
+    name, options = asked
     return COMMANDS[name](options)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schedules import NO_RAMPUP
@@ -143,6 +144,11 @@ def _opened(
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate as the command line says. Returns the exit code."""
+    return run(EVALUATE.read(arguments))
+
+
+def run(flags: Flags) -> int:
+    """Evaluate as flags say. Returns the exit code."""
     found: list[SavedRun] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
@@ -153,7 +159,7 @@ def main(arguments: Sequence[str]) -> int:
         found.append(find_trained(Path(values["checkpoint"])))
         return _sections(found[0], values)
 
-    config, options = EVALUATE.parse(arguments, sections_of)
+    config, options, _ = EVALUATE.parse(flags, sections_of)
     _check_options(options)
     is_leader = check_instances(config)
     check_same_checkpoint(found[0].folder)

@@ -134,6 +134,9 @@ class Backend(Protocol):
     def multiply_ceiling(self, data_type: dtype, device: str, seconds: float) -> float:
         """See `popxl.planning.multiply_ceiling`."""
 
+    def multiplies_bfloat16(self) -> bool:
+        """See `popxl.planning.multiplies_bfloat16`."""
+
     def release_freed_memory(self) -> None:
         """See `popxl.extensions.release_freed_memory`."""
 

@@ -26,7 +26,14 @@ from popxl.ops.normalisation import rms_norm
 from popxl.ops.transformer import rotary, short_convolution, softcap, swiglu
 from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
-from popxl.planning import kind_of_device, measure, multiply_ceiling, plan, sequence
+from popxl.planning import (
+    kind_of_device,
+    measure,
+    multiplies_bfloat16,
+    multiply_ceiling,
+    plan,
+    sequence,
+)
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.remote_files import (
@@ -84,6 +91,7 @@ __all__ = [
     "leave_note",
     "limit_device_memory",
     "measure",
+    "multiplies_bfloat16",
     "multiply_ceiling",
     "newton_schulz",
     "phase_time",

@@ -569,7 +569,7 @@ def test_the_command_that_is_shown_trains_on_what_was_prepared(tmp_path, capsys,
         command = command.replace("RUN", str(run))
     python, script, *arguments = shlex.split(command)
     assert (python, script) == ("python", "demo/pretraining.py")
-    config, _ = parse_training(arguments)
+    config = parse_training(arguments).config
     assert config.training.masked_labels == (kind == "conversations")
     data = TokenDataset(
         config.data.input_files, config.model.sequence_length, config.model.vocabulary_size

@@ -79,6 +79,12 @@ def named() -> InstructionSet | None:
     )
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether kernels may multiply in bfloat16: by dot products or by tiles of this CPU."""
+    level = named() or next(iter(playable()), None)
+    return level is not None and level.instructions >= BF16
+
+
 def may_use(instruction: str) -> bool:
     """Whether an instruction that this CPU has may be used: the named set has it, if there is
     one.

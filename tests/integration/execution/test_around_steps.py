@@ -17,11 +17,11 @@ from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.job import run_clock, samples, text, validations
+from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.job.validation import Validation
 from popxl_gpt.execution.checkpoints import saving
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.checkpoints.manifest import read_manifest
-from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
 from popxl_gpt.utils.errors import DataError, LostError, UserError, failure_number
 from tests import warm
 from tests.integration.runs import run_job

@@ -193,7 +193,7 @@ def test_a_folder_is_taken_for_the_tokenizer_in_it(files, tmp_path, capsys):
     ]
     assert prepare(command) == 0
     assert load_tokenizer(tmp_path / "out").to_str() == expected  # a prepared one's
-    config, _ = parse_training(["--config", "tiny", "--tokenizer", str(files / "theirs")])
+    config = parse_training(["--config", "tiny", "--tokenizer", str(files / "theirs")]).config
     assert config.data.tokenizer == str(files / "theirs/tokenizer.json")
     capsys.readouterr()
     with pytest.raises(UserError, match=f"--tokenizer: got {tmp_path}, a folder without tokenizer"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from poprun.environment import EnvironmentVariableError
+from popxl import extensions
 from popxl_engine.kernels import linalg
 from popxl_engine.native import build, compiling, instruction_sets
 from popxl_engine.native.instruction_sets import AMX, BF16, SETS, V3, VARIABLE
@@ -59,3 +60,21 @@ def test_each_set_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         on(monkeypatch, X86, AMX, name)
         files.add(build._candidates(["c++"])[0])
     assert len(files) == 1 + len(SETS)
+
+
+@pytest.mark.parametrize(
+    "machine, has, name, expected",
+    [
+        (X86, AMX, "", True),
+        (X86, BF16, "", True),
+        (X86, BF16, "avx512", False),
+        (X86, V3, "", False),
+        (X86, BF16 - {"fma"}, "", False),
+        (ARM, BF16, "", False),
+    ],
+)
+def test_a_cpu_multiplies_in_bfloat16_by_the_set_that_it_plays(
+    machine: str, has: frozenset[str], name: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, machine, has, name)
+    assert extensions.multiplies_bfloat16() == expected
