@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import ids_of
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.files.bounded import shown
 
 FEATURE = "input_ids"

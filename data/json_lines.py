@@ -109,7 +109,7 @@ def _checked(value: Any) -> dict[str, Any] | ValueError:
 
 
 def _values(path: Path) -> Rows:
-    """Of an array, or of objects one after the other."""
+    """The rows of an array, or of objects one after the other."""
     number = 0
     with open_text(path) as file:
         reader = ValueReader(file)

@@ -17,13 +17,13 @@ from typing import Any
 
 from popxl_gpt.data.compression import EXPANDED, is_compressed
 from popxl_gpt.data.delimited import delimited_rows, is_delimited
-from popxl_gpt.data.errors import DataError, NoTextError
+from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.json_lines import is_json, json_rows, whole_characters
 from popxl_gpt.data.left_out import LeftOut
 from popxl_gpt.data.plain_text import read_text, whole
 from popxl_gpt.data.rows import Documents, Made, documents_of
 from popxl_gpt.data.tables import is_table, saved_files, table_rows
-from popxl_gpt.utils.errors import text_of, unreadable
+from popxl_gpt.utils.errors import DataError, text_of, unreadable
 from popxl_gpt.utils.files.plain import NOTHING, check_plain, real_path
 from popxl_gpt.utils.texts import shown_text, user_path
 from popxl_gpt.utils.units import counted

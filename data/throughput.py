@@ -19,7 +19,7 @@ DRAW_SECONDS = 0.1
 
 def size_of(document: "str | Conversation") -> int:
     """Bytes of a document's text."""
-    return len((document if isinstance(document, str) else text_of(document)).encode())
+    return len(text_of(document).encode())
 
 
 class Throughput:
@@ -33,7 +33,7 @@ class Throughput:
 
     def __init__(self, report: Callable[[str], None], size: int, tokens: int = 0) -> None:
         self.bytes = 0
-        """Of text that was read, what an earlier call had read of it, too."""
+        """Size of the text that was read, what an earlier call had read of it, too."""
         self._report, self._size, self._before = report, size, tokens
         self._start = self._told = time.monotonic()
         self._documents, self._tokens = 0, tokens

@@ -34,7 +34,8 @@ from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.evaluation_data import open_evaluated, tokenizer_of
 from popxl_gpt.demo.job.text import check_made_by
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint

@@ -30,8 +30,9 @@ from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
 from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint

@@ -13,12 +13,13 @@ from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.text_tokenizer import CONFIG, TextTokenizer
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     TOKENIZER,
     checkpoints_in,
     remove_leftovers,
 )
+from popxl_gpt.execution.checkpoints.finding import find
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
     REPORT,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.sampling import BatchSampler, derive_key, mix, permute
+from popxl_gpt.utils.errors import DataError
 
 
 class Numbers:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt.data.dataset_info import split_files
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.demo.commands import parse_training
-from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.errors import ConfigError, DataError, UserError
 
 
 def prepared(folder: Path, vocabulary: int, **facts: object) -> Path:

@@ -26,7 +26,7 @@ from popxl_gpt.data.wikipedia import wikipedia_source
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.job.text import read_tokenizer
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.exchange.initial_weights import initial_weights
 from popxl_gpt.modelling.gpt import model_table

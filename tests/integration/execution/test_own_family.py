@@ -17,8 +17,8 @@ from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from tests.integration.architectures import (
     MODELS,

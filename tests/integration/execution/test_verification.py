@@ -10,7 +10,7 @@ from popxl_engine.machine.replica import Replica
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoints.checkpoint import checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import read_weights, write_whole_weights
