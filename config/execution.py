@@ -82,10 +82,6 @@ class Execution:
     """Steps between comparisons of what replicas must hold alike, by hash, also before each
     checkpoint; where they differ the run ends with exit code 4; 0: never.
     """
-    verify_every: SameNumbers[CountOrZero] = 0
-    """Steps between verifications: one phase, of one layer, runs again from what it had found, each
-    time the next one; where it comes to other bytes the run ends with exit code 4; 0: never.
-    """
 
     @property
     def replication_factor(self) -> int:

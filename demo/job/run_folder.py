@@ -92,10 +92,15 @@ class RunFolder:
         """Whether it, or that for checkpoints, was deleted or renamed while the run has it."""
         return not all(lock.is_there() for lock in self.locks)
 
-    def lost(self) -> "tuple[Path, Path | None]":
-        """The folder that is lost, and where it is now; None: it was deleted, or nobody knows."""
+    def loss(self) -> str:
+        """What to say of a folder that is lost."""
         lock = next(lock for lock in self.locks if not lock.is_there())
-        return lock.path, lock.now_at()
+        place = lock.now_at()  # nobody may know
+        return (
+            f"{lock.path}: got a run folder that was "
+            f"{'deleted' if place is None else f'renamed to {place}'} during the run; expected it "
+            "to stay."
+        )
 
     def keep_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Write the tokenizer beside the checkpoints, where programs that use them look for it."""

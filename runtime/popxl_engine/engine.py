@@ -13,7 +13,6 @@ from popdist.exchange import difference
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.opdef import Op
-from popxl.phase_difference import PhaseDifference
 from popxl.printer import to_text
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
@@ -36,7 +35,6 @@ from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.passes import Pass, enabled_passes
 from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program
-from popxl_engine.replaying import Replayer
 from popxl_engine.residency import lifetimes_of, paging_of
 from popxl_engine.shards import shardings
 from popxl_engine.watching import Watcher
@@ -71,7 +69,6 @@ class Engine:
         self.run_count = 0
         self._around_run: Callable[[], AbstractContextManager[None]] = nullcontext
         self._recorder: Recorder | None = None
-        self._replayer: Replayer | None = None
         self._parts, self._is_uploaded = compiler.ops_by_run(ir), True
 
         def compiled(ops: frozenset[Op]) -> Program:
@@ -232,22 +229,6 @@ class Engine:
                 yield found
         finally:
             found += watcher.not_finite()
-
-    @contextmanager
-    def replay(self, numbers: Collection[int]) -> Iterator[list[PhaseDifference]]:
-        """See `popxl.extensions.replay_phases`."""
-        if self.program is None or self._around_run is not nullcontext:
-            raise RuntimeError(
-                "replay_phases: got a session that interprets its program, or is profiled; "
-                "expected one that only runs it. Unset POPXL_INTERPRET, or do one at a time."
-            )
-        replayer = self._replayer = self._replayer or Replayer(self.ir, self.program)
-        found: list[PhaseDifference] = []
-        try:
-            with self._running(replayer.program, lambda: replayer.run(numbers)):
-                yield found
-        finally:
-            found += replayer.differences()
 
     def read(self, variable: Variable) -> np.ndarray:
         """A new array with a variable's current value, in its host shape. Every process must call

@@ -551,7 +551,7 @@ OF_DISKS = {
 
 
 def disk_uses(source: Source) -> list[str]:
-    """Where a module renames, locks or brings onto the disk: by a function, or by a path's."""
+    """The lines where a module renames, locks or syncs: by a function, or by a path's."""
     wrong, modules = [], {}
     for statement in source.nodes:
         if isinstance(statement, ast.Import):
