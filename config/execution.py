@@ -61,8 +61,8 @@ class Execution:
     hold them twice.
     """
     device: SameNumbers[str] = "auto"
-    """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is
-    one.
+    """Device of the replicas: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there
+    is one.
     """
     device_memory: SameNumbers[MemoryOrShare | None] = None
     """What each process may take of a device's memory; other rows wait on the host; auto: what a

@@ -51,7 +51,7 @@ class _ZstFile(io.RawIOBase):
         return self._package.ZstdDecompressor().decompressobj()
 
     def readable(self) -> bool:
-        """It is."""
+        """Whether it can be read: always."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -185,7 +185,7 @@ class TokenDataset(Dataset):
         return f"{named[:16]}-{contents.hexdigest()[:16]}"
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        """As of `Dataset`; zeros after a text that is shorter."""
+        """Samples, as of `Dataset`; zeros follow a text that is shorter."""
         batch = np.zeros((len(samples), self.sequence_length + 1), dtype=np.int32)
         for row, sample in zip(batch, samples):
             tokens = self._whole_sample(int(sample), row.size)
@@ -193,8 +193,8 @@ class TokenDataset(Dataset):
         return batch
 
     def _whole_sample(self, sample: int, count: int) -> np.ndarray:
-        """Up to so many tokens of a sample; where it is damaged and left out, of the next one that
-        is not, or padding that does not count.
+        """The first so many tokens of a sample; where it is damaged and left out, of the next one
+        that is not, or padding that does not count.
         """
         for number in range(sample, sample + len(self)):
             with self._noting_damage():
@@ -225,7 +225,7 @@ class TokenDataset(Dataset):
                 _LOG.warning("%s It is left out, record %d so far.", error, len(self.damaged))
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
-        """As of `Dataset`."""
+        """The labels that count, as of `Dataset`."""
         found = np.empty((len(samples), 2), np.int64)
         sections = np.searchsorted(self._sample_ends, samples, side="right")
         for number in np.unique(sections):

@@ -46,7 +46,7 @@ class TokenArray(Dataset):
         return batch
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
-        """As of `TokenDataset`."""
+        """The labels that count, as of `TokenDataset`."""
         return self._windows.counted(np.asarray(samples))
 
 

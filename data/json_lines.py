@@ -51,7 +51,7 @@ def _holds_json(path: Path) -> bool:
 
 
 def _begins_array(reader: ValueReader) -> bool:
-    """As `_holds_json`, of an array whose bracket comes next."""
+    """Whether JSON follows, as of `_holds_json`, in an array whose bracket comes next."""
     value: Any = None
     while True:
         reader.take()  # the bracket, or a comma

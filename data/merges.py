@@ -19,7 +19,7 @@ from popxl_gpt.utils.errors import DataError
 MERGES = b"#version"
 """How a list of merges begins."""
 ADDRESS = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
-"""Where tiktoken gets the file; it keeps it under the hash of this."""
+"""The address from which tiktoken gets the file; it keeps it under its hash."""
 CACHES = ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR")
 """Variables that name the folder in which tiktoken keeps files, the first that is set."""
 FOLDER = "data-gym-cache"

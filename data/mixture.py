@@ -41,14 +41,14 @@ class MixedDataset(Dataset):
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        """As of `Dataset`."""
+        """Samples, as of `Dataset`."""
         found = np.empty((len(samples), self.sequence_length + 1), np.int32)
         for source, here, own in self._parts(samples):
             found[here] = source.read(own)
         return found
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
-        """As of `Dataset`."""
+        """The labels that count, as of `Dataset`."""
         found = np.empty((len(samples), 2), np.int64)
         for source, here, own in self._parts(samples):
             found[here] = source.counted(own)

@@ -1,4 +1,4 @@
-"""Where documents come from: text files, JSON, CSV, tables (Parquet, Arrow), the standard library
+"""Sources of documents: text files, JSON, CSV, tables (Parquet, Arrow), the standard library
 of Python, a Wikipedia dump (see `wikipedia.py`).
 """
 
@@ -29,7 +29,7 @@ from popxl_gpt.utils.texts import shown_text, user_path
 from popxl_gpt.utils.units import counted
 
 LOOK_SECONDS = 10.0
-"""For which other files are read once one is found that is no text."""
+"""The time for which other files are read once one is found that is no text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Source:
     """Documents to prepare, and what tells them from others."""
 
     name: str
-    """For people."""
+    """The name that people see."""
     documents: Callable[[], Iterator[Any]]
     """Starts reading from the beginning; yields documents one by one, always in the same order:
     texts, or conversations (see `conversations.py`).
@@ -268,7 +268,7 @@ def stdlib_source(folder: Path | None = None) -> Source:
 
 
 def _raise_unreadable(error: OSError) -> None:
-    """For `os.walk`, which passes over folders that it cannot read."""
+    """Raise an error for `os.walk`, which passes over folders that it cannot read."""
     if error.errno not in NOTHING:
         raise unreadable(Path(error.filename), error) from error
 

@@ -12,9 +12,9 @@ from popxl_gpt.data.conversations import Conversation, text_of
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 REPORT_SECONDS = 10.0
-"""Between lines that say how far it is."""
+"""The time between lines that say how far it is."""
 DRAW_SECONDS = 0.1
-"""Between two pictures of the bar."""
+"""The time between two pictures of the bar."""
 
 
 def size_of(document: "str | Conversation") -> int:

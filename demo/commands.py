@@ -110,7 +110,7 @@ class GenerateOptions:
     top_k: Count | None = 40
     """Tokens that are chosen from, the likeliest ones; none: all."""
     top_p: TopP = 1.0
-    """Of these, as few as together have this probability."""
+    """Probability that these have together; as few as have it are chosen from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

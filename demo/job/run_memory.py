@@ -21,8 +21,8 @@ PLANNED_AFTER = 180.0
 
 
 class RunMemory:
-    """Made before the session is. ``planned``: what the process was to take, beside itself, where
-    that was planned already.
+    """The memory of the process, from before the session is made. ``planned``: what the process was
+    to take, beside itself, where that was planned already.
     """
 
     def __init__(self, config: Config, planned: ProcessMemory | None):

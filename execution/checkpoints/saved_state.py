@@ -22,7 +22,7 @@ BESIDE = ("metrics", "validation_loss", "validation_fingerprint", "schedule")
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands."""
+    """The point that a run has come to."""
 
     step: int
     """Optimizer steps done."""
@@ -89,10 +89,10 @@ def scalars_of(session: addons.TaskSession) -> "dict[str, Variable]":
 
 @dataclass(frozen=True)
 class TensorCodec:
-    """From a tensor as a checkpoint has it to the host data of its variable, and back."""
+    """The way from a tensor as a checkpoint has it to the host data of its variable, and back."""
 
     name: str
-    """In the layer's file."""
+    """The tensor's name in the layer's file."""
     variable: Variable
     parameter: Parameter | None
     """What the tensor is laid out like; none for scalars."""

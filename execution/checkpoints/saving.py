@@ -88,7 +88,7 @@ def begin_save(
     keep_all: bool = False,
     is_behind: bool = True,
 ) -> "Saving":
-    """As `save`, but the program may go on when this returns, while a copy of the state is written.
+    """Save as `save` does, but return while a copy of the state is written.
     All processes call this, and later `Saving.finish`, which raises what `save` does.
 
     The copy takes up to half of the memory that is free. What has no place there, and all of a

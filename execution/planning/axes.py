@@ -171,7 +171,7 @@ ROWS = Axis(
     lambda config, known: ({},),
     lambda config: "rows in files" if config.execution.memmap_dir is not None else "",
 )
-"""Where they fit: `Room.place` says."""
+"""The places of rows: `Room.place` says where they fit."""
 EXECUTION = (LAYOUT, SEQUENCES, ACTIVATIONS, ROWS)
 """Axes of the ways to execute a model: training comes to the same numbers, up to rounding."""
 EXECUTED = tuple(name for axis in EXECUTION for name in axis.settings)
@@ -316,7 +316,7 @@ def matrices(config: Config) -> int:
 
 
 def flops_of_token(config: Config) -> float:
-    """About what a token takes, as the sizes of matrices have it."""
+    """Floating-point operations of a token, about, as the sizes of matrices have it."""
     model = config.model
     products = matrices(config) + model.vocabulary_size * model.hidden_size
     return 6.0 * products + 12.0 * model.layers * model.sequence_length * model.hidden_size

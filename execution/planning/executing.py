@@ -287,7 +287,7 @@ def _earlier(config: Config, given: Collection[str]) -> "dict[str, Any] | None":
 
 
 def _files(config: Config) -> list[Path]:
-    """Where the configuration of the run that is continued may be."""
+    """The files that may have the configuration of the run that is continued."""
     if (note := read_note()) is not None:  # the launcher starts it again
         return [Path(note[0]) / RUN_CONFIG]
     load_from = config.checkpoint.load

@@ -1,4 +1,4 @@
-"""Where the rows and activations of a way to execute a model go on this machine, if it fits."""
+"""The place of the rows and activations of a way to execute a model, if they fit this machine."""
 
 import math
 import shutil
@@ -40,7 +40,7 @@ class Placed:
     config: Config
     memory: ProcessMemory
     why: str
-    """Where its rows are, with the reason."""
+    """The place of its rows, with the reason."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("popart", "popdist", "poprun", "popxl", "popxl_addons", "popxl_engine")
-TREES = (*(f"runtime/{package}" for package in PACKAGES), "runtime/examples", "runtime/tests")
+APPLICATION = ("config", "data", "demo", "execution", "modelling", "utils")
+TREES = (
+    *(f"runtime/{package}" for package in PACKAGES),
+    *("runtime/examples", "runtime/tests"),
+    *APPLICATION,
+)
 """The folders whose docstrings begin so."""
 WITHOUT_NOUN = frozenset(
     # prepositions and adverbs of time and place

@@ -37,8 +37,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumable_folder(target: Path, work: str) -> Iterator[Path]:
-    """As `partial_folder`, but what a call that was stopped or killed has left of the same work is
-    given again. An error leaves nothing, but where a disk, or a network, failed.
+    """A folder as of `partial_folder`, but what a call that was stopped or killed has left of the
+    same work is given again. An error leaves nothing, but where a disk, or a network, failed.
 
     While another call does the same work, or where another user has put something in its place,
     this one does it in a folder of its own.
