@@ -136,8 +136,7 @@ class FromBins:
     output: PathText = "data/files/nanogpt"
     """Folder to make."""
     sequence_length: int = 1024
-    """Tokens of a record, but one; a model may have another sequence length.
-    """
+    """Tokens of a record, but one; a model may have another sequence length."""
     vocabulary_size: int | None = None
     """Number of different tokens; none: the tokenizer's, that of meta.pkl beside them, or GPT-2's,
     50257.
