@@ -470,6 +470,16 @@ def test_readers_see_where_the_code_of_a_recipe_goes(page):
             assert f"`{name}`" in section, name
 
 
+@pytest.mark.parametrize(
+    "recipe", ["Add a setting", "Add a feature of a run", "Add a chooser's axis"]
+)
+def test_a_feature_touches_at_most_four_files_of_the_product(recipe):
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (section,) = (s for s in re.split(r"^## ", text, flags=re.M) if s.startswith(f"{recipe}\n"))
+    touched = set(re.findall(r"^<!-- (?:new file|add to): ([^,\n]+?)(?:,.*)? -->", section, re.M))
+    assert 0 < len({name for name in touched if not name.startswith("tests/")}) <= 4, touched
+
+
 @over_pages
 def test_every_kind_of_block_is_looked_at(page):
     marks = (*COMPARED, "not run", "file", "new file", "add to")
