@@ -211,10 +211,8 @@ def run_to_the_end(run: TrainingRun, job: Job, kept: WarningsFile) -> int | None
             saved.set_aside_passed_over()
     try:
         signal = run.run()
-        if signal is None:
-            run.each("complete")
-            if run.failure is not None:  # the report says so, too
-                kept.keep(str(run.failure))
+        if signal is None and run.failure is not None:  # the report says so, too
+            kept.keep(str(run.failure))
     finally:
         run.each_surely("close")
     if job.is_leader:

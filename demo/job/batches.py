@@ -1,6 +1,7 @@
 """The batches that a run trains on, read before each call of the session."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 import numpy as np
@@ -53,12 +54,13 @@ class Batches(Part):
             raise_problem(self._error, self._problems)
         return False
 
-    def prepare(self, call: Call) -> None:
+    def around(self, call: Call) -> AbstractContextManager[None]:
         """Give the call its batches."""
         assert self._next is not None
         words, labels = zip(*self._next)
         call.words, call.labels = _joined(words), _joined(labels)
         self._next = None
+        return nullcontext()
 
     def stage_begins(self) -> None:
         """Read batches of another size."""
@@ -66,13 +68,9 @@ class Batches(Part):
         run = self.run
         self._loader, self._next = _loader(run.stage, self._data, run.step, run.tokens), None
 
-    def abandon(self) -> None:
-        """Wait for no file."""
-        self._loader.close(wait=False)
-
     def end(self) -> None:
-        """Read no more."""
-        self._loader.close()
+        """Read no more; where the run is abandoned, wait for no file."""
+        self._loader.close(wait=not self.run.is_abandoned)
 
 
 def told_of(problem: DataError | None) -> Told:

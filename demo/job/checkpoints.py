@@ -68,7 +68,7 @@ class Checkpoints(Part):
         is worth more.
         """
         minutes = self.run.config.checkpoint.every_minutes
-        share = 0.5 if "validation_loss" in self.run.position() else 1.0
+        share = 0.5 if self.run.fields().get("validation_loss") is not None else 1.0
         return 0 < 60 * minutes * share <= time.monotonic() - self._saved_at
 
     def _save(self, *, is_last: bool = False) -> None:
@@ -84,13 +84,13 @@ class Checkpoints(Part):
         self.settle()
         if run.saved_step == run.step:
             return
-        run.each("before_save")
+        position = self._position()
         if self._tokenizer is not None and run.is_leader:
             run.folder.keep_tokenizer(self._tokenizer)
         self._saved_at = time.monotonic()
         release_freed_memory()  # what is read of the state takes the place of a step's tensors
         self._saving = begin_save(
-            run.session, run.config, run.folder.checkpoints, self._position(),
+            run.session, run.config, run.folder.checkpoints, position,
             keep_all=keep_all, is_behind=not is_last,
         )  # fmt: skip
         if is_last:
@@ -100,7 +100,7 @@ class Checkpoints(Part):
 
     def _position(self) -> Position:
         run = self.run
-        more = {"tokens": run.tokens, "schedule": run.clock.state, **run.position()}
+        more = {"tokens": run.tokens, "schedule": run.clock.state, **run.saving()}
         return Position(run.step, run.fingerprint, **more)
 
     def settle(self) -> None:
@@ -116,7 +116,6 @@ class Checkpoints(Part):
         if saving is not None:
             saving.finish()
             self.run.saved_step = saving.step
-            self.run.each("saved")
 
     def save(self) -> None:
         """Save this step, or raise NotSavedError; elsewhere where the folder went away."""
@@ -129,28 +128,24 @@ class Checkpoints(Part):
                     self._end_elsewhere()
                 raise
 
-    def rescue(self) -> None:
-        """Save before an error that ends the run, which is told, whatever the disk says."""
-        try:
-            self.save()
-        except NotSavedError as error:
-            _LOG.warning("%s", error)
-
-    def abandon(self) -> None:
-        """Write no more than is being written."""
-        if self._saving is not None:
-            self._saving.abandon()
-
     def end(self) -> None:
-        """Complete the checkpoint that is still being written after an error. Other processes may
-        not come here.
+        """Complete the checkpoint that is still being written after an error, unless the run is
+        abandoned. Other processes may not come here.
         """
         saving, self._saving = self._saving, None
         if saving is None:
             return
+        if self.run.is_abandoned:
+            saving.abandon()
         saving.wait()
         if isinstance(saving.problem, UserError) and self.run.is_leader:
             _LOG.warning("%s", saving.problem)
+
+    def close(self) -> None:
+        """Raise UserError for a folder that is lost after the last step was saved there."""
+        run = self.run
+        if run.is_leader and run.is_complete and run.folder.is_lost:
+            raise UserError(f"{run.folder.loss()} Step {run.step}, the last, was there.")
 
     def _end_elsewhere(self) -> NoReturn:
         """Save where there is a folder, and end a run that has lost its own."""
@@ -165,8 +160,3 @@ class Checkpoints(Part):
             where = f"Step {run.step} is saved: {saved}. Go on from there with --checkpoint.load."
             problem = f"{run.folder.loss()} {where}"
         raise UserError(gather(problem, popdist.getNumInstances(), patiently=True)[0])
-
-    def complete(self) -> None:
-        """Raise UserError for a folder that is lost after the last step was saved there."""
-        if self.run.is_leader and self.run.folder.is_lost:
-            raise UserError(f"{self.run.folder.loss()} Step {self.run.step}, the last, was there.")

@@ -56,7 +56,7 @@ class Divergence(Part):
             **({"spikes": skipped.spikes} if training.looks_for_spikes else {}),
         }
 
-    def finish(self) -> None:
+    def save(self) -> None:
         """Say where the last call first met a number that is not finite, where that can be found:
         weights have changed since its first step unless all are skipped.
         """

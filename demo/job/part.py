@@ -79,6 +79,10 @@ class RunState:
     """The signal that ends the run."""
     failure: Exception | None = None
     """Why training cannot go on, or shall not."""
+    is_abandoned = False
+    """Whether a signal ends the run that does not wait."""
+    is_complete = False
+    """Whether training has ended by itself."""
     wants_save = False
     """Whether somebody has asked for a checkpoint."""
     last_record: "dict[str, Any] | None" = None
@@ -156,9 +160,9 @@ class RunState:
         """The parts' fields of the step's record."""
         return {name: value for part in self.parts for name, value in part.fields().items()}
 
-    def position(self) -> "dict[str, Any]":
-        """What a checkpoint says of the parts, as fields of `Position`."""
-        return {name: value for part in self.parts for name, value in part.position().items()}
+    def saving(self) -> "dict[str, Any]":
+        """What a checkpoint says of the parts, which they make ready for it."""
+        return {name: value for part in self.parts for name, value in part.saving().items()}
 
 
 class Part:
@@ -190,9 +194,6 @@ class Part:
         """Do what is due between steps. Returns whether anything was: then all vote again."""
         return False
 
-    def prepare(self, call: Call) -> None:
-        """Runs before a call of the session."""
-
     def around(self, call: Call) -> AbstractContextManager[None]:
         """A block around a call of the session."""
         return nullcontext()
@@ -215,15 +216,11 @@ class Part:
     def stage_begins(self) -> None:
         """Runs when the program is another one from here on."""
 
-    def before_save(self) -> None:
-        """Runs before the state is saved."""
-
-    def position(self) -> "dict[str, Any]":
-        """What a checkpoint says of this part, as fields of `Position`."""
+    def saving(self) -> "dict[str, Any]":
+        """Runs before the state is saved: what belongs to it is checked, or brought onto the disk.
+        Returns what the checkpoint says of this part, as fields of `Position`.
+        """
         return {}
-
-    def saved(self) -> None:
-        """Runs when a checkpoint is there."""
 
     def validated(self, values: "dict[str, float]") -> None:
         """Runs when what the run goes on from is validated, before its first step."""
@@ -240,22 +237,10 @@ class Part:
     # At the end
 
     def save(self) -> None:
-        """Save this step, whatever it takes."""
-
-    def finish(self) -> None:
-        """Runs after the last step is saved, while there is the session."""
-
-    def rescue(self) -> None:
-        """Runs before an error of the data ends the run."""
-
-    def abandon(self) -> None:
-        """Runs before a signal that does not wait ends the run."""
+        """Save this step, whatever it takes, while there is the session."""
 
     def end(self) -> None:
         """Runs after training, however it ended. The last part is the first to end."""
 
-    def complete(self) -> None:
-        """Runs after training that no signal has ended."""
-
     def close(self) -> None:
-        """Leave everything behind."""
+        """Runs after all that: what is left to do when the session is no more."""

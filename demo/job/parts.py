@@ -22,14 +22,14 @@ PARTS: "tuple[type[Part], ...]" = (
     Interruptions,
     Profiling,
     ResidentMemory,
-    Divergence,
     GrowingBatch,
     Validations,
-    Records,  # what those before have to say of a step
-    Report,
-    Wandb,
-    Tensorboard,
+    Records,  # after what was measured of a step
     Samples,
     ReplicaChecks,
     Checkpoints,
+    Divergence,  # says more of a failure once all is saved
+    Wandb,
+    Tensorboard,
+    Report,  # closes with what all others have left
 )

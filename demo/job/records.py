@@ -101,14 +101,12 @@ class Records(Part):
         """Measure the speed of the new program."""
         self._progress.begin_stage(self.run.stage)
 
-    def before_save(self) -> None:
-        """Bring what is recorded onto the disk before what is saved."""
-        if self._metrics is not None:
-            self._metrics.sync()
-
-    def position(self) -> "dict[str, Any]":
-        """The lines that the file has by now."""
-        return {} if self._metrics is None else {"metrics": self._metrics.lines}
+    def saving(self) -> "dict[str, Any]":
+        """Bring what is recorded onto the disk; the lines that the file has by now."""
+        if self._metrics is None:
+            return {}
+        self._metrics.sync()
+        return {"metrics": self._metrics.lines}
 
     def end(self) -> None:
         """Close the file and the line: no metrics come any more."""

@@ -2,6 +2,8 @@
 (`--check_replicas`), and before each checkpoint.
 """
 
+from typing import Any
+
 from popxl_gpt.demo.job.part import Job, Part
 from popxl_gpt.execution.replicas import check_replicas
 
@@ -23,10 +25,11 @@ class ReplicaChecks(Part):
             with self.run.aside():
                 self._check()
 
-    def before_save(self) -> None:
+    def saving(self) -> "dict[str, Any]":
         """Compare them, unless that was done after this step."""
         if self._step != self.run.step:
             self._check()
+        return {}
 
     def _check(self) -> None:
         check_replicas(self.run.session, self.run.step)

@@ -1,14 +1,18 @@
 """The training loop: parts that agree, and calls of the session."""
 
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
 
 import popdist
 
 from popxl_gpt.demo.job.part import Call, RunState, Step
+from popxl_gpt.execution.checkpoints.saving import NotSavedError
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.runtime import gather
+
+_LOG = logging.getLogger(__name__)
 
 
 class TrainingRun(RunState):
@@ -23,8 +27,7 @@ class TrainingRun(RunState):
             the signal that ended the run early, if one did; then, too, all is saved.
         Raises:
             DivergedError: weights or moments are not finite; they are not saved.
-            CorruptedError: replicas differ in what they must hold alike, or a phase that ran twice
-                came to something else; it is not saved.
+            CorruptedError: replicas differ in what they must hold alike; it is not saved.
             DataError: some process cannot read its data; what was done is saved.
             UserError: the run's folder is gone; what was done is saved elsewhere.
         """
@@ -39,19 +42,26 @@ class TrainingRun(RunState):
                         if not self._between():
                             self._advance()
                 except DataError:
-                    self.each("rescue")
+                    self._save_if_possible()
                     raise
                 self.each("save")
                 self._agree()
-                self.each("finish")
-        except (KeyboardInterrupt, SystemExit):  # a signal that does not wait
-            self.each("abandon")
+        except (KeyboardInterrupt, SystemExit):
+            self.is_abandoned = True
             raise
         finally:
             with ExitStack() as ends:
                 for part in self.parts:
                     ends.callback(part.end)
+        self.is_complete = self.signal is None
         return self.signal
+
+    def _save_if_possible(self) -> None:
+        """Save before an error that ends the run, which is told, whatever the disk says."""
+        try:
+            self.each("save")
+        except NotSavedError as error:
+            _LOG.warning("%s", error)
 
     def _goes_on(self) -> bool:
         """Let all processes do the same before the next step, and say whether there is one."""
@@ -74,7 +84,6 @@ class TrainingRun(RunState):
         iterations = self.config.execution.device_iterations
         rates = [self.clock.learning_rate(self.step + i) for i in range(iterations)]
         call = Call(rates, self.clock.is_last(self.step + iterations))
-        self.each("prepare", call)
         with ExitStack() as around:
             for part in self.parts:
                 around.enter_context(part.around(call))

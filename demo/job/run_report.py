@@ -15,7 +15,7 @@ class Report(Part):
 
     def __init__(self, run: RunState, job: Job):
         super().__init__(run, job)
-        self._report = RunReport(run.folder.path)
+        self._report, self._saved_step = RunReport(run.folder.path), run.saved_step
 
     @classmethod
     def is_wanted(cls, job: Job) -> bool:
@@ -23,21 +23,17 @@ class Report(Part):
         return job.is_leader
 
     def recorded(self, values: "dict[str, Any]") -> None:
-        """Write the page if it is due: there is a step, perhaps with a validation."""
-        with self.run.aside():
-            self._write_if_due(is_news=values["validation_loss"] is not None)
-
-    def saved(self) -> None:
-        """Write the page if it is due: there is a checkpoint."""
-        self._write_if_due(is_news=True)
+        """Write the page if it is due: there is a step, perhaps something new."""
+        run = self.run
+        is_news = values["validation_loss"] is not None or run.saved_step != self._saved_step
+        if self._report.is_due(is_news):
+            self._saved_step = run.saved_step
+            with run.aside():
+                self._write()
 
     def close(self) -> None:
         """Write the page with everything."""
         self._write()
-
-    def _write_if_due(self, is_news: bool) -> None:
-        if self._report.is_due(is_news):
-            self._write()
 
     def _write(self) -> None:
         if self.run.folder.is_lost:

@@ -44,9 +44,9 @@ class Samples(Part):
             with self.run.aside(), line_away():
                 self.show()
 
-    def complete(self) -> None:
+    def close(self) -> None:
         """Write at the end of a run that has succeeded."""
-        if self.run.failure is None:
+        if self.run.is_complete and self.run.failure is None:
             self.show()
 
     def show(self) -> None:

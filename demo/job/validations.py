@@ -70,7 +70,7 @@ class Validations(Part):
         is_validated = self._step == self.run.step
         return dict(self._values) if is_validated else {"validation_loss": None}
 
-    def position(self) -> "dict[str, Any]":
+    def saving(self) -> "dict[str, Any]":
         """The loss after this step, where it was measured and is a number."""
         if self._step != self.run.step:
             return {}
@@ -115,7 +115,7 @@ class Validations(Part):
     def _add_to_loaded(self) -> None:
         """Let the checkpoint that was loaded have the loss, too, or it can never be the best."""
         assert self._loaded is not None
-        position = Position(self.run.step, self.run.fingerprint, **self.position())
+        position = Position(self.run.step, self.run.fingerprint, **self.saving())
         try:
             add_validation(self._loaded, position)
         except (OSError, ManifestError) as error:
