@@ -20,7 +20,12 @@ ARCHITECTURE = (
     "rotary_base", "token_shift", "qk_norm", "value_embeddings", "activation", "biases",
     "tied_head", "logit_softcap", "convolution_size",
 )  # fmt: skip
-"""Settings of the model that weights are for; beside them those that may be none."""
+"""Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
+BY_DEFAULT = {
+    "feed_forward_size": "feed_forward", "key_value_heads": "key_value",
+    "head_size": "head_width",
+}  # fmt: skip
+"""Settings that weights are for and that may be none, and what of a model tells them then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +35,11 @@ class Model:
     layers: ObjectCount = 12
     """Decoder blocks."""
     hidden_size: TensorCount = 768
-    """Width of the activations between blocks; a multiple of heads."""
+    """Width of the activations between blocks; a multiple of heads where head_size is none."""
     heads: TensorCount = 12
     """Attention heads per block."""
+    head_size: TensorCount | None = None
+    """Features of a head; none: hidden_size / heads."""
     key_value_heads: Count | None = None
     """Heads of keys and values per block, each of which serves equally many heads of queries
     (grouped queries); none: as many as heads.
@@ -135,9 +142,19 @@ class Model:
         return 4 * self.hidden_size if self.feed_forward_size is None else self.feed_forward_size
 
     @property
-    def head_size(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.heads
+    def head_width(self) -> int:
+        """Features of one attention head."""
+        return self.hidden_size // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def attention_width(self) -> int:
+        """Features of all heads, which is what the output projection of attention takes."""
+        return self.heads * self.head_width
+
+    @property
+    def has_own_head_size(self) -> bool:
+        """Whether all heads together are of another width than the activations between blocks."""
+        return self.attention_width != self.hidden_size
 
     @property
     def key_value(self) -> int:
@@ -161,7 +178,11 @@ class Model:
 
 
 RULES = (
-    multiple_of("hidden_size", "heads"),
+    rule(
+        lambda hidden_size, heads, *, head_size: (
+            head_size is None and remainder("hidden_size", hidden_size, "heads", heads)
+        )
+    ),
     multiple_of("heads", "tensor_parallel_1"),
     multiple_of("heads", "key_value_heads"),
     rule(
@@ -173,12 +194,21 @@ RULES = (
         )
     ),
     rule(
-        lambda position_embedding, hidden_size, heads: (
+        lambda position_embedding, hidden_size, heads, *, head_size: (
             position_embedding == "rotary"
+            and head_size is None
             and hidden_size // heads % 2
             and "position_embedding: got rotary with heads of hidden_size / heads = "
             f"{hidden_size // heads} features; expected an even number, for they turn in pairs. "
             "Change hidden_size or heads."
+        )
+    ),
+    rule(
+        lambda head_size, position_embedding: (
+            position_embedding == "rotary"
+            and (head_size or 0) % 2
+            and f"head_size: got {head_size} with position_embedding rotary; expected an even "
+            f"number, for features turn in pairs. Use {head_size + 1}."
         )
     ),
     multiple_of("hidden_size", "tensor_parallel_2"),

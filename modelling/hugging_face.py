@@ -100,6 +100,7 @@ GPT2 = Family(
         "token_shift": False,
         "convolution_size": 1,
         "shares_keys": False,
+        "has_own_head_size": False,
         "qk_norm": False,
         "value_embeddings": False,
         "activation": "gelu",

@@ -6,7 +6,8 @@ Plain PyTorch, which knows nothing of the rest of the repository. No keys and va
 each new token the whole text is computed. Nothing is dropped.
 """
 
-# B batch, S sequence, H hidden size, A heads, K heads of keys and values, D = H / A, V vocabulary.
+# B batch, S sequence, H hidden size, A heads, K heads of keys and values, D head size, V
+# vocabulary.
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ class PopxlGPTConfig(PretrainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     num_key_value_heads: int = 12
+    head_dim: int | None = None
     intermediate_size: int = 3072
     tie_word_embeddings: bool = True
     norm: str = "layer_norm"
@@ -48,7 +50,7 @@ class PopxlGPTConfig(PretrainedConfig):
     @property
     def head_size(self) -> int:
         """Features of a head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 class Beside(NamedTuple):
@@ -187,10 +189,11 @@ class Attention(nn.Module):
     def __init__(self, config: PopxlGPTConfig):
         super().__init__()
         self.config = config
+        self.queries = config.num_attention_heads * config.head_size
         self.keys = config.num_key_value_heads * config.head_size
-        width = config.hidden_size + 2 * self.keys
+        width = self.queries + 2 * self.keys
         self.qkv = Linear(config.hidden_size, width, has_bias=config.biases)
-        self.output = Linear(config.hidden_size, config.hidden_size, has_bias=config.biases)
+        self.output = Linear(self.queries, config.hidden_size, has_bias=config.biases)
         self.convolution = convolution(config, width)
         if config.qk_norm:
             self.query_norm = RMSNorm(config.head_size, config.norm_eps)
@@ -200,9 +203,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, beside: Beside) -> Tensor:
         """[B, S, H] -> [B, S, H]."""
-        config, (batch, sequence, hidden) = self.config, x.shape
+        config, (batch, sequence, _) = self.config, x.shape
         qkv = self.convolution(self.qkv(x), beside.positions)
-        q, k, v = qkv.split([hidden, self.keys, self.keys], dim=-1)
+        q, k, v = qkv.split([self.queries, self.keys, self.keys], dim=-1)
         if config.value_embeddings:
             v = self.value_embedding(v, beside.words)
         q, k, v = (t.view(batch, sequence, -1, config.head_size) for t in (q, k, v))
@@ -213,7 +216,7 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, A, S, D], twice [B, K, S, D]
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=beside.mask)
-        return self.output(y.transpose(1, 2).reshape(batch, sequence, hidden))
+        return self.output(y.transpose(1, 2).reshape(batch, sequence, -1))
 
 
 def angles_of(config: PopxlGPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:

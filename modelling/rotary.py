@@ -18,7 +18,7 @@ def rotary_tables(model: Model, positions: int, dtype: popxl.dtype) -> Tables:
 
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
     """
-    size = model.head_size
+    size = model.head_width
     speeds = model.rotary_base ** (-np.arange(0, size, 2, dtype=np.float64) / size)
     angles = np.outer(np.arange(positions), speeds)
     return popxl.constant(np.sin(angles), dtype, "sin"), popxl.constant(

@@ -22,7 +22,7 @@ import popxl
 import popxl_addons as addons
 from popxl.tensor import Variable
 
-from popxl_gpt.config.model import ARCHITECTURE
+from popxl_gpt.config.model import ARCHITECTURE, BY_DEFAULT, Model
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.saving import numerics_hash, to_mapping
 from popxl_gpt.config.schema import Config
@@ -502,12 +502,13 @@ def _check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> Non
     old_positions = old.get("max_positions") or old.get("sequence_length")
     if config.model.has_position_table and old_positions != config.model.positions:
         problems.append(f"max_positions {old_positions}, not {config.model.positions}")
-    old_wide = old.get("feed_forward_size") or 4 * old.get("hidden_size", 0)
-    if old_wide != config.model.feed_forward:
-        problems.append(f"feed_forward_size {old_wide}, not {config.model.feed_forward}")
-    old_heads = old.get("key_value_heads") or old.get("heads")
-    if old_heads != config.model.key_value:
-        problems.append(f"key_value_heads {old_heads}, not {config.model.key_value}")
+    known = {name: old[name] for name in before["model"] if name in old}
+    model = Model(**{**before["model"], **known})
+    problems += [
+        f"{name} {getattr(model, told)}, not {getattr(config.model, told)}"
+        for name, told in BY_DEFAULT.items()
+        if getattr(model, told) != getattr(config.model, told)
+    ]
     old_moments, moments = (
         saved["training"].get("moment_precision", "float32"),
         config.training.moment_precision,

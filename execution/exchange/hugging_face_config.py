@@ -73,6 +73,7 @@ SIZES: "Mapping[str, Mapping[str, tuple[str, Any]]]" = {
         "layers": ("num_hidden_layers", 12),
         "heads": ("num_attention_heads", 12),
         "key_value_heads": ("num_key_value_heads", 12),
+        "head_size": ("head_dim", None),
         "feed_forward_size": ("intermediate_size", 3072),
         "tied_head": ("tie_word_embeddings", True),
         "layer_norm_eps": ("norm_eps", 1e-5),
@@ -160,11 +161,13 @@ def _rotary(file: Path, values: Values, family: Family) -> Values:
     _expect(file, "rope_type", kind, ("default",))
     _expect(file, "partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), (1.0,))
     hidden, heads = (values.get(SIZES[family.model_type][n][0]) for n in ("hidden_size", "heads"))
-    default = QWEN3_HEAD if family is QWEN3 else None
-    size = values.get("head_dim", default)
-    if size is not None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        _expect(file, "head_dim", size, (hidden // heads,))
+    size = values.get("head_dim")
+    if size is None and family is QWEN3:
+        size = QWEN3_HEAD
+    if isinstance(hidden, int) and isinstance(heads, int) and size and size * heads == hidden:
+        size = None
     return {
+        "head_size": size,
         "rotary_base": rope.get("rope_theta", values.get("rope_theta", 10000.0)),
         "dropout": 0.0,
     }
@@ -220,7 +223,7 @@ def config_of(
         return {**values, "auto_map": classes}
     return {
         **values,
-        "head_dim": model.head_size,
+        "head_dim": model.head_width,
         "rope_theta": model.rotary_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rotary_base},
     }

@@ -32,6 +32,12 @@ MODELS = {
         "tied_head": False,
         "logit_softcap": 3.0,
     },
+    "heads of a size of their own": {
+        "head_size": 10,
+        "key_value_heads": 2,
+        "convolution_size": 2,
+        "value_embeddings": True,
+    },
 }
 
 

@@ -104,6 +104,10 @@ REFUSALS = [
         "hidden_size: got 66; expected a multiple of heads = 4. Use 64 or 68, or change heads.",
     ),
     (
+        {"head_size": 7, "position_embedding": "rotary"},
+        "head_size: got 7 with position_embedding rotary; expected an even number, for features",
+    ),
+    (
         {"tensor_parallel_1": 3},
         "heads: got 4; expected a multiple of tensor_parallel_1 = 3. Use tensor_parallel_1 = 2, or change heads.",
     ),

@@ -43,7 +43,11 @@ MODELS = {
         },
         {"rotary_base": 500.0, "layer_norm_eps": 1e-6},
     ),
-    "qwen3": (QWEN3, {"rms_norm_eps": 1e-5}, {"tied_head": False, "qk_norm": True}),
+    "qwen3": (
+        QWEN3,
+        {"rms_norm_eps": 1e-5, "head_dim": 10},
+        {"tied_head": False, "qk_norm": True, "head_size": 10},
+    ),
 }
 ALL = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}
 
@@ -190,7 +194,7 @@ REFUSED = {
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
         "got partial_rotary_factor 0.5; expected 1.0",
     ),
-    "wider heads": ({"head_dim": 8}, "got head_dim 8; expected 6"),
+    "wider heads": ({"head_dim": 8}, "q_proj.weight has shape [24, 24], not [32, 24]"),
     "heads that do not fit": ({"num_key_value_heads": 3}, "multiple of key_value_heads = 3"),
     "a tied head": ({"tie_word_embeddings": True}, "lm_head.weight that is not model.embed_tokens"),
     "another type": ({"model_type": "qwen3"}, "self_attn.q_norm.weight is missing"),
