@@ -28,7 +28,8 @@ SAME = {
     "num_hidden_layers": "layers", "num_key_value_heads": "key_value_heads",
     "num_return_sequences": "samples", "num_train_epochs": "epochs", "optim": "optimizer",
     "output_dir": "run_folder", "per_device_train_batch_size": "micro_batch_size",
-    "report_to": "wandb", "resume_from_checkpoint": "load", "rope_theta": "rotary_base",
+    "report_to": "wandb", "resume_from_checkpoint": "load", "rope_scaling": "rotary_scaling",
+    "rope_theta": "rotary_base",
     "run_name": "name", "save_steps": "every", "save_total_limit": "keep",
     "tie_word_embeddings": "tied_head", "tokenizer_name": "tokenizer", "train_file": "input_files",
     "validation_file": "validation_files", "vocab_size": "vocabulary_size",
@@ -40,9 +41,9 @@ SAME = {
     "head_serialisation", "replication_factor": "data_parallel", "rts":
     "replicated_tensor_sharding", "tensor_parallel": "tensor_parallel_1", "to_keep": "keep",
     # Megatron-LM
-    "clip_grad": "max_norm", "data_path": "input_files", "hidden_dropout": "dropout",
-    "kv_channels": "head_size",
-    "lr_decay_style": "schedule", "lr_warmup_iters": "warmup_steps", "num_query_groups":
+    "add_qkv_bias": "qkv_biases", "clip_grad": "max_norm", "data_path": "input_files",
+    "hidden_dropout": "dropout", "kv_channels": "head_size", "lr_decay_style": "schedule",
+    "lr_warmup_iters": "warmup_steps", "num_query_groups":
     "key_value_heads", "save_interval": "every", "seq_length": "sequence_length",
     "tensor_model_parallel_size": "tensor_parallel_1", "train_iters": "steps",
 }  # fmt: skip

@@ -68,7 +68,14 @@ class Attention(Layer):
         hidden, std = model.hidden_size, model.initial_std
         width, blocks = Attention._side_by_side(model)
         return (
-            Linear.parameters(model, (hidden, width), "tp2 to tp1", std=std, blocks=blocks),
+            Linear.parameters(
+                model,
+                (hidden, width),
+                "tp2 to tp1",
+                std=std,
+                blocks=blocks,
+                has_bias=model.has_qkv_biases,
+            ),
             Linear.parameters(
                 model, (model.attention_width, hidden), "tp1 to tp2", std=residual_std(model)
             ),

@@ -105,6 +105,7 @@ GPT2 = Family(
         "value_embeddings": False,
         "activation": "gelu",
         "biases": True,
+        "has_qkv_biases": True,
         "logit_softcap": 0.0,
     },
     modules={
@@ -130,6 +131,7 @@ _LLAMA = {
     "value_embeddings": False,
     "activation": "swiglu",
     "biases": False,
+    "has_qkv_biases": False,
     "logit_softcap": 0.0,
 }
 _LLAMA_MODULES = {

@@ -8,6 +8,7 @@ each new token the whole text is computed. Nothing is dropped.
 
 # B batch, S sequence, H hidden size, A heads, K heads of keys and values, D head size, V
 # vocabulary.
+import math
 from typing import NamedTuple
 
 import torch
@@ -38,12 +39,19 @@ class PopxlGPTConfig(PretrainedConfig):
     norm_eps: float = 1e-5
     position_embedding: str = "learned"
     rotary_base: float = 10000.0
+    rotary_scaling: str | None = None
+    rotary_factor: float = 1.0
+    rotary_original_positions: int | None = None
+    rotary_slow_turns: float = 1.0
+    rotary_fast_turns: float = 32.0
+    rotary_attention_factor: float | None = None
     token_shift: bool = False
     convolution_size: int = 1
     qk_norm: bool = False
     value_embeddings: bool = False
     activation: str = "gelu"
     biases: bool = True
+    qkv_biases: bool | None = None
     logit_softcap: float = 0.0
     initializer_range: float = 0.02
 
@@ -192,7 +200,8 @@ class Attention(nn.Module):
         self.queries = config.num_attention_heads * config.head_size
         self.keys = config.num_key_value_heads * config.head_size
         width = self.queries + 2 * self.keys
-        self.qkv = Linear(config.hidden_size, width, has_bias=config.biases)
+        has_bias = config.biases if config.qkv_biases is None else config.qkv_biases
+        self.qkv = Linear(config.hidden_size, width, has_bias=has_bias)
         self.output = Linear(self.queries, config.hidden_size, has_bias=config.biases)
         self.convolution = convolution(config, width)
         if config.qk_norm:
@@ -225,11 +234,46 @@ def angles_of(config: PopxlGPTConfig, positions: Tensor) -> tuple[Tensor, Tensor
 
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
     """
-    size = config.head_size
-    speeds = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    table = torch.outer(torch.arange(positions.shape[1], dtype=torch.float64), speeds)
-    cos, sin = (t.float().to(positions.device)[positions] for t in (table.cos(), table.sin()))
+    length = positions.shape[1]
+    table = torch.outer(torch.arange(length, dtype=torch.float64), speeds_of(config, length))
+    factor = config.rotary_attention_factor
+    if config.rotary_scaling != "yarn":
+        factor = 1.0
+    elif factor is None:
+        factor = 0.1 * math.log(max(config.rotary_factor, 1.0)) + 1.0
+    tables = (table.cos() * factor, table.sin() * factor)
+    cos, sin = (t.float().to(positions.device)[positions] for t in tables)
     return cos.unsqueeze(2), sin.unsqueeze(2)
+
+
+def speeds_of(config: PopxlGPTConfig, length: int) -> Tensor:
+    """Radians that pairs of features turn by per position, float64 [D/2], in texts of a length.
+
+    Sources: Chen et al. 2023, arXiv:2306.15595 (linear); Peng et al. 2023, arXiv:2309.00071
+    (dynamic, yarn); Llama Team 2024, "Llama 3.1", `apply_scaling` (llama3).
+    """
+    kind, size, base = config.rotary_scaling, config.head_size, config.rotary_base
+    factor, original = config.rotary_factor, config.rotary_original_positions or length
+    slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
+    if kind == "dynamic":
+        longer = max(length, original) / original
+        base *= (factor * longer - (factor - 1)) ** (size / (size - 2))
+    plain = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    kept = torch.ones(size // 2, dtype=torch.float64)  # what each keeps of its speed
+    if kind == "linear":
+        kept = 0 * kept
+    elif kind == "llama3":
+        kept = ((original * plain / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
+    elif kind == "yarn":
+        pairs = [
+            size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (fast, slow)
+        ]
+        first, last = max(math.floor(pairs[0]), 0), min(math.ceil(pairs[1]), size - 1)
+        last += 0.001 if first == last else 0
+        numbers = torch.arange(size // 2, dtype=torch.float64)
+        kept = 1 - ((numbers - first) / (last - first)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / factor)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -43,7 +43,9 @@ _LLAMA_SIZES = {
 }
 _CHOICES = (
     *("norm", "position_embedding", "rotary_base", "token_shift", "convolution_size"),
-    *("qk_norm", "value_embeddings", "activation", "biases", "logit_softcap"),
+    *("rotary_scaling", "rotary_factor", "rotary_original_positions"),
+    *("rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor"),
+    *("qk_norm", "value_embeddings", "activation", "biases", "qkv_biases", "logit_softcap"),
 )
 """Settings that our own family's configuration has by our names."""
 _DEFAULTS = Model()

@@ -35,8 +35,10 @@ MODELS = {
     "heads of a size of their own": {
         "head_size": 10,
         "key_value_heads": 2,
+        "biases": False,
+        "qkv_biases": True,
         "convolution_size": 2,
-        "value_embeddings": True,
+        "position_embedding": "rotary",
     },
 }
 
