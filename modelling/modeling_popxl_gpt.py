@@ -269,8 +269,10 @@ def speeds_of(config: PopxlGPTConfig, length: int) -> Tensor:
             size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
             for turns in (fast, slow)
         ]
-        first, last = max(math.floor(pairs[0]), 0), min(math.ceil(pairs[1]), size - 1)
-        last += 0.001 if first == last else 0
+        first = max(math.floor(pairs[0]), 0)
+        last: float = min(math.ceil(pairs[1]), size - 1)
+        if first == last:
+            last += 0.001
         numbers = torch.arange(size // 2, dtype=torch.float64)
         kept = 1 - ((numbers - first) / (last - first)).clamp(0, 1)
     return plain * (kept + (1 - kept) / factor)
