@@ -11,19 +11,25 @@ Loops that multiply are timed while their threads have a core. Disks are read an
 system's cache; where the file system does not allow that, it is told.
 """
 
-import argparse
-import mmap
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.harness import ROOT, Figures, machine, print_json, table  # noqa: E402
+from benchmarks.harness import (  # noqa: E402
+    ROOT,
+    Figures,
+    Flags,
+    ended,
+    flag,
+    make_parser,
+    percent,
+    script,
+    table,
+)
 
 DTYPES = ("float32", "bfloat16")
 BLOCK = 1 << 22
@@ -53,107 +59,90 @@ def cpu_rates(threads: int) -> Figures:
 
 
 def disk_rates(folder: Path, threads: int, size: int) -> Figures:
-    """Bytes/s to and from files in a folder, one for each thread, which share the bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    own = size // threads // BLOCK * BLOCK
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        files = [Path(place) / str(number) for number in range(threads)]
-        is_direct = _opens_directly(files[0])
-        rates: Figures = {"is_direct": is_direct}
-        for name, work in (("disk_write", _write), ("disk_read", _read)):
-            rates[name] = _in_threads(lambda path: work(path, own, is_direct), files) * own
-    return rates
+    """Bytes/s from a file in a folder, to it, and both at once, by so many threads each way, which
+    share the bytes.
+    """
+    from popxl_engine.machine.device import Pages
+    from popxl_engine.machine.paging import FileStore
 
+    block = min(BLOCK, size // threads)
+    count = size // threads // block
+    store = FileStore(str(folder), 2 * threads * count * block)
 
-def _opens_directly(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
-    except OSError:
-        return False
-    return True
+    def move(way: str, place: int) -> None:
+        own = Pages(block).bytes
+        own.random_()  # some disks compress
+        for number in range(place * count, (place + 1) * count):
+            getattr(store, way)(number * block, own)
 
-
-def _in_threads(work: Callable[[Path], None], files: list[Path]) -> float:
-    """Files a second."""
-    with ThreadPoolExecutor(len(files)) as pool:
+    def rate(*ways: str) -> float:
+        jobs = [(way, threads * half + n) for half, way in enumerate(ways) for n in range(threads)]
         begin = time.perf_counter()
-        list(pool.map(work, files))
-        return len(files) / (time.perf_counter() - begin)
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            list(pool.map(move, *zip(*jobs)))
+        return len(jobs) * count * block / (time.perf_counter() - begin)
+
+    rate("write", "write")  # else the first reads find nothing written
+    rates = {"read": rate("read"), "write": rate("write"), "both": rate("read", "write")}
+    store.close()
+    return rates | {"is_direct": store.is_direct}
 
 
-def _write(path: Path, size: int, is_direct: bool) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_DIRECT if is_direct else 0)
-    block, file = mmap.mmap(-1, BLOCK), os.open(path, flags, 0o600)
-    block.write(os.urandom(1 << 16) * (BLOCK >> 16))  # some disks compress
-    try:
-        os.posix_fallocate(file, 0, size)
-        for _ in range(size // BLOCK):
-            written = os.write(file, block)
-            if written != BLOCK:
-                raise OSError(f"{path}: {written} of {BLOCK} bytes were written")
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _read(path: Path, size: int, is_direct: bool) -> None:
-    block = mmap.mmap(-1, BLOCK)
-    file = os.open(path, os.O_RDONLY | (os.O_DIRECT if is_direct else 0))
-    try:
-        os.posix_fadvise(file, 0, size, os.POSIX_FADV_DONTNEED)
-        while os.readv(file, [block]):
-            pass
-    finally:
-        os.close(file)
-
-
-def show(results: dict[int, Figures]) -> None:
-    """Print the table, a column for each number of threads."""
-    rows = []
-    for name in DTYPES:
+ROWS = {
+    **{
+        f"{name}, {label}": (lambda f, name=name, of=of: of(f[name]), "GFLOP/s")
+        for name in DTYPES
         for label, of in (
             ("from registers", lambda f: f["registers"]),
             ("from the second cache", lambda f: f["second_cache"]),
             ("products of the runtime", lambda f: max(f["products"].values())),
-        ):
-            rates = [f"{of(figures[name]) / 1e9:.1f} GFLOP/s" for figures in results.values()]
-            rows.append([f"{name}, {label}", *rates])
+        )
+    },
+    **{name: (lambda f, name=name: f[name], "GB/s") for name in ("read", "copy")},
+    **{
+        f"disk, {name}": (lambda f, name=name: f["disk"][name], "GB/s")
+        for name in ("read", "write", "both")
+    },
+}
+
+
+def show(results: dict[int, Figures]) -> None:
+    """Print the table, a column for each number of threads."""
+    rows = [
+        [label, *(f"{of(figures) / 1e9:.2f} {unit}" for figures in results.values())]
+        for label, (of, unit) in ROWS.items()
+    ]
+    for name in DTYPES:
         shares = [figures[name]["share"] for figures in results.values()]
-        rows.append([f"{name}, share", *("" if s is None else f"{s:.0%}" for s in shares)])
-    for name in ("read", "copy", "disk_write", "disk_read"):
-        rates = [f"{figures[name] / 1e9:.2f} GB/s" for figures in results.values()]
-        rows.append([name.replace("_", ", "), *rates])
+        rows.append([f"{name}, products over registers", *map(percent, shares)])
     headers = [f"{threads} thread{'s' * (threads > 1)}" for threads in results]
     print(table(["ceiling", *headers], rows))
-    if not all(figures["is_direct"] for figures in results.values()):
+    if not all(figures["disk"]["is_direct"] for figures in results.values()):
         print("\nThe disk's file system has no direct I/O: memory that caches it may be measured.")
 
 
-def main() -> None:
+CORES = len(os.sched_getaffinity(0))
+FLAGS: Flags = {
+    "--threads": {"type": int, "nargs": "+", "default": sorted({1, CORES})},
+    "--folder": flag(ROOT / "build", "on the disk to measure", type=Path),
+    "--disk_bytes": flag(1 << 29, "written and read"),
+}
+
+
+def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, cores}))
-    parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build", help="on the disk to measure"
-    )
-    parser.add_argument("--disk_bytes", type=int, default=1 << 29, help="written and read")
+    parser = make_parser(__doc__, FLAGS)
     arguments = parser.parse_args()
     least = max(arguments.threads) * BLOCK
     if arguments.disk_bytes < least:
         parser.error(f"--disk_bytes: got {arguments.disk_bytes}; expected at least {least}.")
-    results = {
-        threads: {
-            **cpu_rates(threads),
-            **disk_rates(arguments.folder, threads, arguments.disk_bytes),
-        }
-        for threads in arguments.threads
-    }
+    results = {}
+    for threads in arguments.threads:
+        disk = disk_rates(arguments.folder, threads, arguments.disk_bytes)
+        results[threads] = {**cpu_rates(threads), "disk": disk}
     show(results)
-    print_json({"benchmark": "ceilings", "machine": machine(), "threads": results})
+    return ended("ceilings", arguments, met=True, threads=results)
 
 
 if __name__ == "__main__":
-    main()
+    script(main)

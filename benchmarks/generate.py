@@ -8,7 +8,6 @@ the speed at which this machine reads memory. On a machine that others use too, 
 with `--processor_time` counts what a thread works, and not what it waits for others.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -16,21 +15,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
+import numpy as np  # noqa: E402
 
-from benchmarks.harness import (
+from benchmarks.harness import (  # noqa: E402
     BenchmarkError,
     Figures,
+    Flags,
     Variant,
     Workload,
-    machine,
+    ended,
+    flag,
     main_or_worker,
+    make_parser,
     measure,
-    print_json,
     table,
 )
-from popxl_gpt.config.presets import preset
-from popxl_gpt.config.schema import Config
+from popxl_gpt.config.presets import preset  # noqa: E402
+from popxl_gpt.config.schema import Config  # noqa: E402
+from popxl_gpt.execution.inference.generation import CachedModel  # noqa: E402
+from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
+from popxl_gpt.execution.variables import fresh_weights, write_whole_weights  # noqa: E402
 
 CLOCKS = {False: time.perf_counter, True: time.process_time}
 """By whether processor time is asked for."""
@@ -61,9 +65,6 @@ class Phased:
     """This repository's program."""
 
     def __init__(self, options: Figures):
-        from popxl_gpt.execution.inference.generation import CachedModel
-        from popxl_gpt.execution.variables import fresh_weights, write_whole_weights
-
         self.clock = CLOCKS[options["processor_time"]]
         self.prompts, self.tokens = prompts(options).tolist(), options["tokens"]
         config, texts, longest = configuration(options), options["batch"], options["prompt"]
@@ -81,10 +82,6 @@ class Phased:
             logits = self.model.append(logits.argmax(axis=1).tolist())
             times.append(self.clock())
         return {"times": times}
-
-    def finish(self) -> Figures:
-        """Nothing to add."""
-        return {}
 
 
 class Transformers:
@@ -125,10 +122,6 @@ class Transformers:
         )
         return {"times": times}
 
-    def finish(self) -> Figures:
-        """Nothing to add."""
-        return {}
-
 
 def build(options: Figures) -> Workload:
     """A variant's workload."""
@@ -137,9 +130,6 @@ def build(options: Figures) -> Workload:
 
 def bytes_per_token(options: Figures) -> float:
     """Bytes that a token of every text reads at least, half way through what is written."""
-    # not at the top: `--help` is answered at once
-    from popxl_gpt.execution.planning.model_size import parameter_count
-
     model, size = configuration(options).model, SIZES[options["dtype"]]
     weights = parameter_count(model) - model.positions * model.hidden_size
     columns = options["prompt"] + options["tokens"] / 2
@@ -186,57 +176,45 @@ def compare(options: Figures, rounds: int) -> Figures:
     }
 
 
+HEADERS = ("case", OURS, THEIRS, "limit", "speedup", "of the limit", "first token", "theirs")
+FLAGS: Flags = {
+    "--dtypes": {"nargs": "+", "choices": SIZES, "default": list(SIZES)},
+    "--prompts": {"nargs": "+", "type": int, "default": [16, 512], "help": "tokens of each"},
+    "--batches": {"nargs": "+", "type": int, "default": [1, 8], "help": "texts at a time"},
+    "--tokens": flag(64, "to write after each prompt"),
+    "--layers": flag(12, "of GPT-2 small"),
+    "--rounds": flag(3, "measured, in alternation"),
+    "--processor_time": {"action": "store_true", "help": "in place of the clock's"},
+}
+
+
+def row(case: Figures) -> list[str]:
+    """A line of the table."""
+    rate, first = case["tokens_per_second"], case["first_token_seconds"]
+    return [
+        f"{case['dtype']:<8} prompt {case['prompt']:>3} batch {case['batch']}",
+        *(f"{rate[name]:6.1f} tok/s" for name in (OURS, THEIRS, "limit")),
+        f"{case['speedup']:.2f}x",
+        f"{case['share_of_limit']:6.0%}",
+        *(f"{first[name]:7.3f} s" for name in (OURS, THEIRS)),
+    ]
+
+
 def main() -> int:
     """Compare in every case, print a table and a line of JSON. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtypes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--prompts", nargs="+", type=int, default=[16, 512], help="tokens of each")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="texts at a time")
-    parser.add_argument("--tokens", type=int, default=64, help="to write after each prompt")
-    parser.add_argument("--layers", type=int, default=12, help="of GPT-2 small")
-    parser.add_argument("--rounds", type=int, default=3, help="measured, in alternation")
-    parser.add_argument("--processor_time", action="store_true", help="in place of the clock's")
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, FLAGS).parse_args()
     if min(arguments.tokens - 2, *arguments.prompts, *arguments.batches, arguments.rounds) < 1:
         raise BenchmarkError("generate.py: expected at least 3 tokens, and 1 of everything else.")
-    cases = [
-        {
-            "dtype": dtype,
-            "prompt": prompt,
-            "batch": batch,
-            "tokens": arguments.tokens,
-            "layers": arguments.layers,
-            "processor_time": arguments.processor_time,
-        }
-        for dtype in arguments.dtypes
-        for prompt in arguments.prompts
-        for batch in arguments.batches
-    ]
+    fixed = {name: getattr(arguments, name) for name in ("tokens", "layers", "processor_time")}
     results = []
-    for case in cases:
-        results.append(compare(case, arguments.rounds))
-        print(show(results[-1:]) if len(results) == 1 else show(results[-1:]).splitlines()[-1])
-        sys.stdout.flush()
-    print_json({"machine": machine(), "cases": results})
-    return 0
-
-
-def show(results: "list[Figures]") -> str:
-    """A table of results."""
-    headers = ["case", OURS, THEIRS, "limit", "speedup", "of the limit", "first token", "theirs"]
-    rows = []
-    for result in results:
-        rate, first = result["tokens_per_second"], result["first_token_seconds"]
-        rows.append(
-            [
-                f"{result['dtype']:<8} prompt {result['prompt']:>3} batch {result['batch']}",
-                *(f"{rate[name]:6.1f} tok/s" for name in (OURS, THEIRS, "limit")),
-                f"{result['speedup']:.2f}x",
-                f"{result['share_of_limit']:6.0%}",
-                *(f"{first[name]:7.3f} s" for name in (OURS, THEIRS)),
-            ]
-        )
-    return table(headers, rows)
+    for dtype in arguments.dtypes:
+        for prompt in arguments.prompts:
+            for batch in arguments.batches:
+                case = {"dtype": dtype, "prompt": prompt, "batch": batch, **fixed}
+                results.append(compare(case, arguments.rounds))
+                lines = table(HEADERS, [row(results[-1])]).splitlines()
+                print("\n".join(lines[2 * (len(results) > 1) :]), flush=True)
+    return ended("generate", arguments, met=None, cases=results)
 
 
 if __name__ == "__main__":

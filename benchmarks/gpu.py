@@ -35,13 +35,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]  # nothing need be installed
 from benchmarks.harness import (  # noqa: E402
     BenchmarkError,
     Figures,
+    Flags,
     Variant,
     VariantProcess,
     Workload,
+    flag,
     machine,
     main_or_worker,
+    make_parser,
     table,
 )
+from popxl_gpt.utils.errors import UserError  # noqa: E402
+from popxl_gpt.utils.runtime import session_device  # noqa: E402
 from popxl_gpt.utils.units import bytes_text  # noqa: E402
 
 GROUP, SEQUENCE = 65_536, 1024
@@ -83,9 +88,9 @@ class Case:
 
     name: str
     model: str
-    """Of `SHAPES`, or a preset."""
+    """One of `SHAPES`, or a preset."""
     memory: str | None = None
-    """Of the device: a limit, "one layer" (what the plan needs at least, and a tenth), or all."""
+    """The device's: a limit, "one layer" (what the plan needs at least, and a tenth), or all."""
     kind: Literal["phased", "plain", "FSDP2"] = "phased"
     groups: tuple[int, ...] = (1, 2)
     layers: int | None = None
@@ -353,21 +358,23 @@ def planned(runs: Sequence[Run], arguments: argparse.Namespace) -> str:
     return table(heads, lines)
 
 
+FLAGS: Flags = {
+    "cases": {"nargs": "*", "metavar": "CASE", "help": "default: all, in order"},
+    "--list": {"action": "store_true", "help": "show the cases"},
+    "--plan": {"action": "store_true", "help": "show what cases take, and run none"},
+    "--again": {"action": "store_true", "help": "run what is measured already, too"},
+    "--device": {"default": "cuda"},
+    "--small": {"action": "store_true", "help": "small shapes: the code, no figures"},
+    "--seconds": flag(450.0, "that the call may take"),
+    "--steps": flag(2, "timed, after one to warm up"),
+    "--results": flag(RESULTS, "JSON lines", type=Path),
+    "--timelines": flag(Path(), "folder", type=Path),
+}
+
+
 def parsed() -> argparse.Namespace:
     """The arguments; exit code 2 for cases that there are not, or cannot be yet."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all, in order")
-    parser.add_argument("--list", action="store_true", help="show the cases")
-    parser.add_argument("--plan", action="store_true", help="show what cases take, and run none")
-    parser.add_argument("--again", action="store_true", help="run what is measured already, too")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="small shapes: the code, no figures")
-    parser.add_argument("--seconds", type=float, default=450, help="that the call may take")
-    parser.add_argument("--steps", type=int, default=2, help="timed, after one to warm up")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON lines")
-    parser.add_argument("--timelines", type=Path, default=Path(), help="folder")
+    parser = make_parser(__doc__, FLAGS)
     arguments = parser.parse_args()
     names = [case.name for case in CASES]
     for name in arguments.cases:
@@ -391,9 +398,6 @@ def main() -> int:
     if arguments.plan:
         print(planned(runs, arguments))
         return 0
-    from popxl_gpt.utils.errors import UserError
-    from popxl_gpt.utils.runtime import session_device
-
     try:
         session_device(arguments.device)
     except UserError as error:

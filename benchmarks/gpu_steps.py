@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import offloading
 from benchmarks.harness import Figures
-from benchmarks.phased import PhasedTrainer
+from benchmarks.phased import PhasedTrainer, random_batches
 from benchmarks.plain_gpt import PlainTrainer, PlainTraining
 from benchmarks.plain_llama import PlainLlama
 from popxl_gpt.config.presets import override, preset
@@ -36,7 +36,7 @@ from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.runtime import file_traffic, planner, session_device
 
 LINK_BYTES = 2**28
-"""Of a transfer by which the link is measured."""
+"""The size of a transfer by which the link is measured."""
 ONE_LAYER = 1.1
 """Times what a program needs at least: the device's memory with one layer of it there."""
 MOVED = {
@@ -44,7 +44,7 @@ MOVED = {
     "written_bytes": "from_device_bytes",
     "waited": "waited_seconds",
 }
-"""Of what a session counts, what is kept, and as what."""
+"""What is kept of what a session counts, and as what."""
 
 
 # What the machine does at most
@@ -285,7 +285,7 @@ class PhasedWorkload:
         with self.timed("drawing"):
             draw_weights(session, self.config, self.device)
             synchronize(self.device)
-        self.trainer = PhasedTrainer(self.config, self.batches(), session)
+        self.trainer = PhasedTrainer(self.config, random_batches(self.config), session)
         self.told |= size_of(self.config, options["layers"])
         self.told |= {"start_up": self.start_up, "plan": self.plan}
         self.told |= {"pinned_bytes": self.traffic().get("file_bytes", 0)}
@@ -309,14 +309,6 @@ class PhasedWorkload:
                 timed = self.timed(name)(getattr(owner, method))
                 stack.enter_context(mock.patch.object(owner, method, timed))
             yield
-
-    def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Random tokens."""
-        random, model = np.random.default_rng(0), self.config.model
-        shape = (self.config.training.global_batch_size, model.sequence_length + 1)
-        while True:
-            tokens = random.integers(0, model.vocabulary_size, shape)
-            yield tokens[:, :-1], tokens[:, 1:]
 
     def traffic(self) -> Figures:
         """What the session has moved and waited for so far, where rows move."""
@@ -355,7 +347,7 @@ class PlainWorkload:
         kept = {"dtype": getattr(torch, options["dtype"]), "compiled": not options["small"]}
         if options["kind"] == "FSDP2":
             offloading.start_alone(self.device.type)
-            make = partial(offloading.ShardedTrainer, device=self.device.type, accumulation=0)
+            make = partial(offloading.ShardedTrainer, device=self.device.type)
             self.trainer = make(gpt, training, **kept)
         else:
             self.trainer = PlainTrainer(gpt, training, **kept)

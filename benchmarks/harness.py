@@ -36,13 +36,12 @@ Figures = dict[str, Any]
 
 
 class Workload(Protocol):
-    """What one variant's process runs."""
+    """What one variant's process runs. With a method `finish() -> Figures`, that is called once,
+    after the last step and outside all timing.
+    """
 
     def step(self, count: int) -> Figures:
         """Do `count` steps; return figures to keep (a loss, say), as JSON takes them."""
-
-    def finish(self) -> Figures:
-        """Called once, after the last step and outside all timing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +69,6 @@ class Measurement:
     """
     peak_bytes: int
     """Largest resident set of the process over its whole life, by the kernel's count."""
-    stepping_bytes: int
-    """Largest resident set since the end of warm-up; the whole life's where the kernel does not let
-    us ask.
-    """
     steps: tuple[Figures, ...]
     """What the workload returned, per round, warm-up included."""
     finish: Figures
@@ -104,12 +99,15 @@ class Measurement:
             "all_seconds": list(self.seconds),
             "cpu_seconds": self.cpu_median,
             "peak_bytes": self.peak_bytes,
-            "stepping_bytes": self.stepping_bytes,
         }
 
 
 class BenchmarkError(Exception):
     """A variant's process failed; the message has its last words."""
+
+
+class Missing(Exception):
+    """What a case needs is not here; the message says how to get it."""
 
 
 class VariantProcess:
@@ -221,17 +219,17 @@ def measure(
                         reply["cpu_seconds"] / steps_per_round,
                     )
                     seconds[process.variant.name].append(times)
-                elif number == warmup - 1:
-                    process.ask("forget_peak")
+        ends = {process.variant.name: process.ask("finish") for process in running}
         return [
             Measurement(
-                name=process.variant.name,
-                seconds=tuple(wall for wall, _ in seconds[process.variant.name]),
-                cpu_seconds=tuple(cpu for _, cpu in seconds[process.variant.name]),
-                steps=tuple(steps[process.variant.name]),
-                **process.ask("finish"),
+                name=name,
+                seconds=tuple(wall for wall, _ in seconds[name]),
+                cpu_seconds=tuple(cpu for _, cpu in seconds[name]),
+                steps=tuple(steps[name]),
+                peak_bytes=end["peak_bytes"],
+                finish=end["finish"],
             )
-            for process in running
+            for name, end in ends.items()
         ]
     finally:
         for process in running:
@@ -240,24 +238,9 @@ def measure(
 
 def free_bytes() -> int:
     """Memory that processes may still take, of the machine's and of this process's limits."""
-    from popxl.extensions import host_memory  # not at the top: `--help` is answered at once
+    from popxl.extensions import host_memory  # not at the top: processes of variants need it not
 
     return host_memory().available
-
-
-def add_run_counts(parser: argparse.ArgumentParser, rounds: int) -> None:
-    """Arguments for how many runs of several steps are measured, which `run_counts` reads."""
-    parser.add_argument(
-        "--device_iterations", type=int, default=4, help="steps of a run of the session"
-    )
-    parser.add_argument("--rounds", type=int, default=rounds, help="measured runs of each variant")
-    parser.add_argument("--warmup", type=int, default=1, help="runs before them")
-
-
-def run_counts(arguments: argparse.Namespace) -> dict[str, int]:
-    """The same for `measure`."""
-    counts = {"rounds": "rounds", "warmup": "warmup", "steps_per_round": "device_iterations"}
-    return {name: getattr(arguments, flag) for name, flag in counts.items()}
 
 
 def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
@@ -265,7 +248,6 @@ def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the workload prints is not a reply
     workload: Workload | None = None
-    peak = 0
     for line in sys.stdin:
         message = json.loads(line)
         reply: Figures = {}
@@ -280,16 +262,9 @@ def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
                 "cpu_seconds": cpu_seconds,
                 "figures": figures,
             }
-        elif message["command"] == "forget_peak":
-            peak = peak_resident_bytes()
-            _forget_peak()
         elif message["command"] == "finish":
-            stepping = peak_resident_bytes()
-            reply = {
-                "peak_bytes": max(peak, stepping),
-                "stepping_bytes": stepping,
-                "finish": workload.finish(),
-            }
+            reply = {"peak_bytes": peak_resident_bytes()}
+            reply["finish"] = getattr(workload, "finish", dict)()
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
@@ -304,23 +279,18 @@ def peak_resident_bytes() -> int:
     )
 
 
-def _forget_peak() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except PermissionError:
-        print(
-            "peak memory: this kernel does not let the count start again; the whole life's stands",
-            file=sys.stderr,
-        )
-
-
 def main_or_worker(build: Callable[[Figures], Workload], main: Callable[[], int]) -> None:
     """Entry point of a benchmark script: the benchmark itself, or one variant's process when asked
     by `measure`.
     """
     if sys.argv[1:2] == ["--worker"]:
         worker(build, json.loads(sys.argv[2]))
-        return
+    else:
+        script(main)
+
+
+def script(main: Callable[[], int]) -> None:
+    """Entry point of a benchmark script that starts no variants."""
     try:
         sys.exit(main())
     except BenchmarkError as error:
@@ -340,7 +310,7 @@ def machine() -> Figures:
     """What the figures hold for: processor, memory, versions, and how busy the machine already is.
     No host names.
     """
-    import torch  # not at the top: the benchmark's own process has no other use for it
+    import torch  # not at the top: `--help` is answered at once
     from popxl.extensions import host_memory
 
     information = Path("/proc/cpuinfo").read_text().splitlines()
@@ -406,9 +376,44 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([show(headers), "  ".join("-" * width for width in widths), *map(show, rows)])
 
 
-def print_json(figures: Figures) -> None:
-    """The last line of every benchmark."""
+Flags = Mapping[str, Mapping[str, Any]]
+"""Names of flags, and what argparse is told of each."""
+CHECK: Flags = {
+    "--check": {"action": "store_true", "help": "exit with 1 when a bar is missed"},
+}
+
+
+def make_parser(description: str | None, flags: Flags) -> argparse.ArgumentParser:
+    """The parser of a benchmark's flags."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, told in flags.items():
+        parser.add_argument(name, **told)
+    return parser
+
+
+def flag(default: Any, words: str | None = None, **more: Any) -> dict[str, Any]:
+    """A flag of its default's type."""
+    return {"type": type(default), "default": default, "help": words} | more
+
+
+def ended(
+    benchmark: str, arguments: argparse.Namespace, *, met: bool | None, **figures: Any
+) -> int:
+    """Print the figures as one line of JSON, the last of every benchmark.
+
+    Returns:
+        The exit code: 1 where the bars are to be checked, and are not met or were not measured.
+    """
+    figures |= {"benchmark": benchmark, "machine": machine(), "met": met}
     print(json.dumps(figures, sort_keys=True))
+    return 1 if getattr(arguments, "check", False) and not met else 0
+
+
+def outcome(met: bool) -> str:
+    """The verdict on a bar."""
+    return "met" if met else "missed"
 
 
 def gib(count: int) -> str:

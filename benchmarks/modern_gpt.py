@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of Muon's Newton-Schulz iteration, from its authors."""
+"""The coefficients of Muon's Newton-Schulz iteration, from its authors."""
 ITERATIONS = 5
 
 
@@ -46,7 +46,7 @@ class ModernTraining:
     """Rates at their highest; a step's factor scales all of them."""
 
     matrix_rate: float = 0.02
-    """Of Muon, for updates whose root mean square is that of an orthogonal matrix."""
+    """Muon's, for updates whose root mean square is that of an orthogonal matrix."""
     embedding_rate: float = 0.2
     head_rate: float = 0.004
     scalar_rate: float = 0.01
@@ -229,18 +229,3 @@ class ModernTrainer:
         self.adam.step()
         self.muon.step(self.training.matrix_rate * factor, self.training.weight_decay)
         return loss.item()
-
-    def state(self) -> dict[str, object]:
-        """Weights and what optimizers keep."""
-        return {
-            "gpt": self.gpt.state_dict(),
-            "adam": self.adam.state_dict(),
-            "momenta": self.muon.momenta,
-        }
-
-    def load(self, state: dict) -> None:
-        """Go on from what `state` gave."""
-        self.gpt.load_state_dict(state["gpt"])
-        self.adam.load_state_dict(state["adam"])
-        for own, saved in zip(self.muon.momenta, state["momenta"]):
-            own.copy_(saved)

@@ -1,13 +1,10 @@
-"""Peers that keep a model's state on the host, one process each, with the interface of
-`plain_gpt.PlainTrainer`.
+"""A peer that keeps a model's state on the host, with the interface of `plain_gpt.PlainTrainer`:
+PyTorch's FSDP2 with its CPU offload policy, which gathers a block at a time.
 
-PyTorch's FSDP2 with its CPU offload policy, and DeepSpeed's ZeRO-3 with parameters and optimizer on
-the host. Both run products in `dtype` by their own mixed precision (weights and AdamW in float32),
-which is faster here than autocast, and can compile each block. DeepSpeed is no requirement of this
-repository: `pip install deepspeed`; it needs g++ and ninja.
+It runs products in `dtype` by its own mixed precision (weights and AdamW in float32), which is
+faster here than autocast, and can compile each block.
 """
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -27,17 +24,6 @@ def start_alone(device: str = "cpu") -> None:
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def blocks_of(gpt: nn.Module, compiled: bool) -> list[nn.Module]:
-    """The decoder blocks, each a compiled region of its own if so asked: what both libraries gather
-    at a time.
-    """
-    blocks = list(next(module for module in gpt.modules() if isinstance(module, nn.ModuleList)))
-    if compiled:
-        for block in blocks:
-            block.compile(dynamic=False)
-    return blocks
-
-
 class ShardedTrainer(PlainTrainer):
     """FSDP2: each block is gathered for forward, dropped, and gathered again for backward.
 
@@ -52,16 +38,18 @@ class ShardedTrainer(PlainTrainer):
         *,
         dtype: torch.dtype,
         compiled: bool,
-        accumulation: int,
         device: str = "cpu",
     ):
-        del accumulation  # `step` counts what it is given
         self.device = torch.device(device)
         precision = MixedPrecisionPolicy()
         if dtype != torch.float32:
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         mesh = init_device_mesh(device, (1,))
-        for module in (*blocks_of(gpt, compiled), gpt):
+        (blocks,) = (module for module in gpt.modules() if isinstance(module, nn.ModuleList))
+        if compiled:
+            for block in blocks:
+                block.compile(dynamic=False)
+        for module in (*blocks, gpt):
             fully_shard(
                 module,
                 mesh=mesh,
@@ -81,70 +69,3 @@ class ShardedTrainer(PlainTrainer):
             loss.backward()
             total += loss.detach()
         return total.item()
-
-
-class ZeroTrainer:
-    """DeepSpeed ZeRO-3, fetching whole blocks without a bucket between, with its own vectorised
-    AdamW.
-
-    Args:
-        accumulation: micro-batches of each `step`.
-    """
-
-    def __init__(
-        self,
-        gpt: nn.Module,
-        training: PlainTraining,
-        *,
-        dtype: torch.dtype,
-        compiled: bool,
-        accumulation: int,
-    ):
-        os.environ.setdefault("LOCAL_RANK", "0")
-        import deepspeed
-
-        blocks = blocks_of(gpt, compiled)
-        deepspeed.utils.set_z3_leaf_modules(gpt, [type(blocks[0])])
-        optimizer = {
-            "lr": training.learning_rate,
-            "betas": (training.beta1, training.beta2),
-            "eps": training.epsilon,
-            "weight_decay": training.weight_decay,
-        }
-        offload = {"device": "cpu", "pin_memory": False}
-        zero = {
-            "stage": 3,
-            "offload_optimizer": offload,
-            "offload_param": offload,
-            "allgather_sequential": True,
-        }
-        self.engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=gpt,
-            model_parameters=gpt.parameter_groups(training.weight_decay),
-            config={
-                "train_micro_batch_size_per_gpu": 1,  # only for its own report of speed
-                "gradient_accumulation_steps": accumulation,
-                "gradient_clipping": training.max_norm,
-                "optimizer": {"type": "AdamW", "params": optimizer},
-                "zero_optimization": {**zero, "overlap_comm": False},
-                "bf16": {"enabled": dtype == torch.bfloat16},
-            },
-        )
-        self.training, self.done, self.gradient_norm = training, 0, 0.0
-
-    def step(self, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """One optimizer step; returns the loss before it."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.training.learning_rate_at(self.done)
-        total = torch.zeros(())
-        for ids, labels in micro_batches:
-            loss = self.engine(ids, labels)
-            self.engine.backward(loss)
-            self.engine.step()  # AdamW after the last
-            total += loss.detach() / len(micro_batches)
-        self.gradient_norm = float(self.engine.get_global_grad_norm())
-        self.done += 1
-        return total.item()
-
-
-TRAINERS = {"FSDP2": ShardedTrainer, "DeepSpeed": ZeroTrainer}

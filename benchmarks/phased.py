@@ -3,21 +3,33 @@ would use it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from popxl_addons import TaskSession
 
 from benchmarks.harness import Figures
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Execution, Model, Training
-
-if TYPE_CHECKING:
-    from popxl_addons import TaskSession
+from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.inference.inference import evaluate, evaluation
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.execution.variables import copy_weights
 
 Batch = tuple[np.ndarray, np.ndarray]
+MOST_EVALUATED = 64
+"""Windows that are evaluated at a time, or fewer, whose number divides that of all."""
+
+
+def random_batches(config: Config) -> Iterator[Batch]:
+    """Random tokens without an end, the same every time."""
+    random = np.random.default_rng(0)
+    shape = (config.training.global_batch_size, config.model.sequence_length + 1)
+    while True:
+        tokens = random.integers(0, config.model.vocabulary_size, shape)
+        yield tokens[:, :-1], tokens[:, 1:]
 
 
 class PhasedTrainer:
@@ -32,19 +44,14 @@ class PhasedTrainer:
         self,
         config: Config,
         batches: Iterator[Batch],
-        session: "TaskSession | None" = None,
+        session: TaskSession | None = None,
     ):
-        # here and below, not at the top: benchmarks answer `--help` at once
-        from popxl_gpt.execution.pretraining import pretraining
-
         self.config, self.batches, self.done = config, batches, 0
         self.session = pretraining(config) if session is None else session
         self.session.__enter__()  # the process ends with the workload
 
     def step(self, count: int) -> Figures:
         """Optimizer steps, a multiple of those of a run; the loss of the last."""
-        from popxl_gpt.execution.host import run_steps
-
         iterations = self.config.execution.device_iterations
         for _ in range(count // iterations):
             ids, labels = (np.concatenate(part) for part in zip(*islice(self.batches, iterations)))
@@ -53,17 +60,13 @@ class PhasedTrainer:
             self.done += iterations
         return {"loss": results[-1].loss}
 
-    def finish(self) -> Figures:
-        """Nothing to add."""
-        return {}
-
 
 class PhasedSteps(PhasedTrainer):
-    """`train_step.py`'s workload; `batches.next` gives micro-batches, and `options` may have
-    `settings` beyond its own.
+    """`train_step.py`'s workload; each of `batches` is a step's micro-batches, and `options` may
+    have `settings` beyond its own.
     """
 
-    def __init__(self, options: Figures, batches: Any):
+    def __init__(self, options: Figures, batches: Iterator[list[Batch]]):
         micro_batch, accumulation = options["micro_batch_size"], options["accumulation"]
         config = Config(
             name="train_step",
@@ -88,12 +91,8 @@ class PhasedSteps(PhasedTrainer):
             ),
         )
         config = override(config, **options.get("settings", {}))
-        super().__init__(config, self._whole(batches))
-
-    @staticmethod
-    def _whole(batches: Any) -> Iterator[Batch]:
-        while True:
-            yield tuple(np.concatenate(part) for part in zip(*batches.next()))
+        whole = (tuple(np.concatenate(part) for part in zip(*step)) for step in batches)
+        super().__init__(config, whole)
 
 
 class PhasedRun(PhasedTrainer):
@@ -130,26 +129,11 @@ class PhasedRun(PhasedTrainer):
     def finish(self) -> Figures:
         """Loss over the whole validation text, by the application's own forward program."""
         ids, labels = self.text.validation_windows(self.sequence)
-        batch = self.config.training.global_batch_size
-        whole = len(ids) // batch * batch
-        total = self._loss(ids[:whole], labels[:whole], batch) * whole
-        if whole < len(ids):
-            rest = len(ids) - whole
-            total += self._loss(ids[whole:], labels[whole:], rest) * rest
-        return {"validation_loss": total / len(ids)}
-
-    def _loss(self, ids: np.ndarray, labels: np.ndarray, batch: int) -> float:
-        """Mean loss over windows whose number is a multiple of `batch`."""
-        from popxl_gpt.execution.inference.inference import evaluate, evaluation
-        from popxl_gpt.execution.variables import copy_weights
-
-        config = replace(
-            self.config,
-            training=replace(self.config.training, global_batch_size=batch),
-            execution=replace(self.config.execution, micro_batch_size=batch),
-        )
+        batch = max(n for n in range(1, 1 + MOST_EVALUATED) if len(ids) % n == 0)
+        config = override(self.config, global_batch_size=batch, micro_batch_size=batch)
         session = evaluation(config)
         copy_weights(self.session, session)
         with session:
             batches = zip(np.split(ids, len(ids) // batch), np.split(labels, len(ids) // batch))
-            return float(np.mean([evaluate(session, config, *pair) for pair in batches]))
+            losses = [evaluate(session, config, *pair) for pair in batches]
+        return {"validation_loss": float(np.mean(losses))}

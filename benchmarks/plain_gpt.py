@@ -212,41 +212,11 @@ class PlainGPT(nn.Module):
         ]
 
 
-class PlainAdamW(torch.optim.Optimizer):
-    """AdamW as a formula: u = m̂ / (√v̂ + ε) + decay·p; p -= lr·u. Slow; the one to compare numbers
-    with.
-
-    Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
-    """
-
-    def __init__(self, groups: Iterable, lr: float, betas: tuple[float, float], eps: float):
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Update each parameter from its `.grad`."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                self._update(p, p.grad, self.state[p], group)
-
-    @staticmethod
-    def _update(p: Tensor, grad: Tensor, state: dict, group: dict) -> None:
-        beta1, beta2 = group["betas"]
-        step = state["step"] = state.get("step", 0) + 1
-        m = state["m"] = beta1 * state.get("m", 0.0) + (1 - beta1) * grad
-        v = state["v"] = beta2 * state.get("v", 0.0) + (1 - beta2) * grad * grad
-        u = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + group["eps"]) + group[
-            "weight_decay"
-        ] * p
-        p -= group["lr"] * u
-
-
 class PlainTrainer:
-    """The training loop: gradient accumulation, clipping, schedule, AdamW.
+    """The training loop: gradient accumulation, clipping, schedule, and PyTorch's fused AdamW with
+    the clip scale inside its one pass over the state.
 
     Args:
-        fast: PyTorch's fused AdamW with the clip scale inside its one pass over the state, else
-            `PlainAdamW`.
         compiled: run the model through `torch.compile`.
         dtype: bfloat16 runs products under autocast; weights, gradients and moments stay float32.
     """
@@ -256,21 +226,21 @@ class PlainTrainer:
         gpt: PlainGPT,
         training: PlainTraining,
         *,
-        fast: bool = True,
         compiled: bool = False,
         dtype: torch.dtype = torch.float32,
     ):
-        self.gpt, self.training, self.fast, self.dtype = gpt, training, fast, dtype
+        self.gpt, self.training, self.dtype = gpt, training, dtype
         self.parameters = list(gpt.parameters())
         self.loss: Callable[[Tensor, Tensor], Tensor] = (
             torch.compile(gpt, dynamic=False) if compiled else gpt
         )
-        groups, betas = (
+        self.optimizer = torch.optim.AdamW(
             gpt.parameter_groups(training.weight_decay),
-            (training.beta1, training.beta2),
+            lr=training.learning_rate,
+            betas=(training.beta1, training.beta2),
+            eps=training.epsilon,
+            fused=True,
         )
-        make = (lambda *a, **k: torch.optim.AdamW(*a, **k, fused=True)) if fast else PlainAdamW
-        self.optimizer = make(groups, lr=training.learning_rate, betas=betas, eps=training.epsilon)
         self.done = 0
         self.gradient_norm = 0.0
 
@@ -315,12 +285,9 @@ class PlainTrainer:
         gradients = [p.grad for p in self.parameters]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         self.gradient_norm = norm.item()
+        # the kernel divides by it as it reads the gradient
         divisor = torch.clamp(norm, min=self.training.max_norm) / self.training.max_norm
-        if self.fast:
-            # the fused kernel divides by it as it reads the gradient
-            self.optimizer.grad_scale = divisor.float()
-        else:
-            torch._foreach_div_(gradients, divisor)
+        self.optimizer.grad_scale = divisor.float()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:

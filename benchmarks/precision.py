@@ -10,7 +10,6 @@ the mode's own precision. The picture shows the training loss, a running mean, l
 Steps stand beside what this CPU multiplies at most in the mode's type (`ceilings.py`).
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -24,20 +23,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.harness import (  # noqa: E402
     ROOT,
     Figures,
+    Flags,
     ceiling_share,
-    machine,
+    ended,
+    flag,
+    make_parser,
     percent,
-    print_json,
     require_file,
+    script,
     table,
 )
-from benchmarks.shakespeare import (  # noqa: E402
-    BATCH,
-    DEFAULT_TEXT,
-    MODEL,
-    TRAINING,
-    Characters,
-)
+from benchmarks.phased import PhasedRun  # noqa: E402
+from benchmarks.shakespeare import BATCH, MODEL, TEXT, TRAINING, Characters  # noqa: E402
+from popxl_gpt.execution.planning.model_size import flops_per_step  # noqa: E402
 from popxl_gpt.execution.reports.running_mean import RunningMean  # noqa: E402
 
 PICTURE = ROOT / "docs/imgs/precision.png"
@@ -56,9 +54,6 @@ MODES: "dict[str, dict[str, Any]]" = {
 
 def trained(text: Characters, settings: "dict[str, Any]", steps: int, seed: int) -> Figures:
     """Losses of all steps, their time, and the loss of the validation text after them."""
-    from benchmarks.phased import PhasedRun
-    from popxl_gpt.execution.planning.model_size import flops_per_step
-
     options = {"steps": steps, "seed": seed, "settings": settings}
     run = PhasedRun(options, text, MODEL, TRAINING, BATCH)
     losses, times = [], [time.perf_counter()]
@@ -73,7 +68,7 @@ def trained(text: Characters, settings: "dict[str, Any]", steps: int, seed: int)
 
 def draw(runs: "dict[str, list[Figures]]", path: Path) -> None:
     """The modes' mean curves less that of float32, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # not at the top: `--help` is fast
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -84,9 +79,7 @@ def draw(runs: "dict[str, list[Figures]]", path: Path) -> None:
         mean = RunningMean()
         losses = np.mean([run["losses"] for run in seeds], axis=0)
         curves[name] = np.array([mean.add(loss) for loss in losses])
-    for name, curve in curves.items():
-        steps = np.arange(1, len(curve) + 1)
-        axes.plot(steps, curve - curves[REFERENCE], label=name)
+        axes.plot(1 + np.arange(len(losses)), curves[name] - curves[REFERENCE], label=name)
     axes.set(xlabel="optimizer steps", ylabel="training loss less that of float32 (nats)")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -112,26 +105,21 @@ def summarise(runs: "list[Figures]", reference: "list[Figures]") -> Figures:
     }
 
 
+FLAGS: Flags = {
+    **TEXT,
+    "--steps": flag(300, "optimizer steps"),
+    "--seeds": flag(3, "how many; the seeds are 0, 1, ..."),
+    "--modes": {"nargs": "+", "default": list(MODES), "choices": MODES, "help": "beside float32"},
+    "--picture": flag(PICTURE, "PNG file for the curves", type=Path),
+}
+
+
 def main() -> int:
     """Train in every mode, draw, print; exit code 2 when the text is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--text", type=Path, default=DEFAULT_TEXT, help="any text file (default: %(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps")
-    parser.add_argument("--seeds", type=int, default=3, help="how many; the seeds are 0, 1, ...")
-    parser.add_argument(
-        "--modes", nargs="+", default=list(MODES), choices=MODES, help="beside float32"
-    )
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="PNG file for the curves")
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, FLAGS).parse_args()
     require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
     text = Characters.read(arguments.text)
-    runs: dict[str, list[Figures]] = {
-        name: [] for name in dict.fromkeys([REFERENCE, *arguments.modes])
-    }
+    runs: dict[str, list[Figures]] = {name: [] for name in (REFERENCE, *arguments.modes)}
     for seed in range(arguments.seeds):
         for name in runs:
             runs[name].append(trained(text, MODES[name], arguments.steps, seed))
@@ -146,13 +134,11 @@ def main() -> int:
         for name, f in figures.items()
     ]
     headers = ["mode", "training, last 25 steps", "validation", "validation less float32's"]
-    headers += ["ms/step", "of ceiling"]
     print()
-    print(table(headers, rows))
-    result: Figures = {"benchmark": "precision", "machine": machine(), "steps": arguments.steps}
-    print_json(result | {"seeds": arguments.seeds, "modes": figures})
-    return 0
+    print(table([*headers, "ms/step", "of ceiling"], rows))
+    counts = {"steps": arguments.steps, "seeds": arguments.seeds}
+    return ended("precision", arguments, met=True, modes=figures, **counts)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main)

@@ -24,24 +24,30 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import (  # noqa: E402
+    CHECK,
     KEEP_FREED_MEMORY,
     ROOT,
     Figures,
+    Flags,
     Measurement,
     Variant,
     Workload,
     ceiling_share,
+    ended,
+    flag,
     gib,
-    machine,
     main_or_worker,
+    make_parser,
     measure,
+    outcome,
     percent,
-    print_json,
     require_file,
     table,
 )
+from benchmarks.phased import PhasedRun  # noqa: E402
 from popxl_gpt.config.presets import preset  # noqa: E402
 from popxl_gpt.config.schema import Model  # noqa: E402
+from popxl_gpt.execution.planning.model_size import flops_per_token  # noqa: E402
 
 DEFAULT_TEXT = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 LOSS_BAR = 1.90
@@ -141,8 +147,6 @@ def build(options: Figures) -> Workload:
     """One variant's workload."""
     if options["kind"] == "plain":
         return PlainRun(options)
-    from benchmarks.phased import PhasedRun
-
     text = Characters.read(Path(options["text"]))
     training = TRAINING
     if options["kind"] == "preset":
@@ -162,9 +166,7 @@ def model_of(kind: str) -> Figures:
 
 
 def step_share(kind: str, vocabulary_size: int, seconds: float) -> float | None:
-    """Of what this CPU multiplies at most, in a step of so many seconds."""
-    from popxl_gpt.execution.planning.model_size import flops_per_token
-
+    """The share of what this CPU multiplies at most, in a step of so many seconds."""
     model = Model(**model_of(kind), vocabulary_size=vocabulary_size, dropout=0.0)
     flops = BATCH * model.sequence_length * flops_per_token(model)
     return ceiling_share(flops, seconds, model.precision)
@@ -173,19 +175,21 @@ def step_share(kind: str, vocabulary_size: int, seconds: float) -> float | None:
 def variants_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:
     """The plain loop, as fast as we can make it, and ours."""
     options = {"text": str(arguments.text.resolve()), "steps": arguments.steps, "seed": seed}
-    plain = {**options, "kind": "plain", "compiled": False}
-    offered = [
-        Variant(name="plain", options=plain, environment=KEEP_FREED_MEMORY),
+    of = {
+        "plain": {"kind": "plain", "compiled": False},
+        "compiled": {"kind": "plain", "compiled": True},
+        "phased": {"kind": "phased"},
+        "preset": {"kind": "preset", "steps": preset_steps(arguments.steps)},
+    }
+    return [
         Variant(
-            name="compiled", options={**plain, "compiled": True}, environment=KEEP_FREED_MEMORY
-        ),
-        Variant(name="phased", options={**options, "kind": "phased"}),
-        Variant(
-            name="preset",
-            options={**options, "kind": "preset", "steps": preset_steps(arguments.steps)},
-        ),
+            name=name,
+            options={**options, **of[name]},
+            environment=KEEP_FREED_MEMORY if of[name]["kind"] == "plain" else {},
+        )
+        for name in VARIANTS
+        if name in arguments.variants
     ]
-    return [variant for variant in offered if variant.name in arguments.variants]
 
 
 def preset_steps(steps: int) -> int:
@@ -216,86 +220,73 @@ def summarise(runs: list[Measurement], steps: int) -> Figures:
     }
 
 
+def row(name: str, f: Figures) -> list[str]:
+    """A line of the table."""
+    return [
+        name,
+        f"{f['validation_loss']:.4f}",
+        f"{f['steps']}",
+        f"{f['seconds']:.1f}",
+        f"{f['milliseconds_per_step']:.2f}",
+        f"{f['cpu_milliseconds_per_step']:.2f}",
+        f"{100 * f['spread']:.0f} %",
+        percent(f["ceiling_share"]),
+        gib(f["peak_bytes"]),
+    ]
+
+
+VARIANTS = ("plain", "compiled", "phased", "preset")
+HEADERS = (
+    *("variant", "validation loss", "steps", "seconds", "ms/step", "cpu ms/step", "spread"),
+    *("of ceiling", "peak memory"),
+)
+TEXT: Flags = {"--text": flag(DEFAULT_TEXT, "any text file (default: %(default)s)", type=Path)}
+FLAGS: Flags = {
+    **TEXT,
+    "--steps": flag(2000, "optimizer steps; the bar on the loss is for 2000"),
+    "--seeds": flag(3, "how many; the seeds are 0, 1, ..."),
+    "--variants": {
+        "nargs": "+",
+        "default": ["plain", "phased", "preset"],
+        "choices": VARIANTS,
+    },
+    **CHECK,
+}
+
+
 def main() -> int:
     """Train, print; exit code 0, with `--check` 1 when a bar is missed, 2 when the text is
     missing.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--text", type=Path, default=DEFAULT_TEXT, help="any text file (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=2000, help="optimizer steps; the bar on the loss is for 2000"
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="how many; the seeds are 0, 1, ...")
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        default=["plain", "phased", "preset"],
-        choices=["plain", "compiled", "phased", "preset"],
-    )
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    parser = make_parser(__doc__, FLAGS)
     arguments = parser.parse_args()
+    steps = arguments.steps
     require_file(arguments.text, "a text to train on", "Give one with --text FILE.")
-    if arguments.steps < 2 * CHUNK or arguments.steps % CHUNK:
-        parser.error(
-            f"--steps: got {arguments.steps}; expected a multiple of {CHUNK}, at least {2 * CHUNK}."
-        )
-
+    if steps < 2 * CHUNK or steps % CHUNK:
+        parser.error(f"--steps: got {steps}; expected a multiple of {CHUNK}, at least {2 * CHUNK}.")
     runs: dict[str, list[Measurement]] = {name: [] for name in arguments.variants}
+    counts = {"rounds": steps // CHUNK - 1, "warmup": 1, "steps_per_round": CHUNK}
     for seed in range(arguments.seeds):
-        rounds = arguments.steps // CHUNK - 1
-        for run in measure(
-            Path(__file__),
-            variants_of(arguments, seed),
-            rounds=rounds,
-            warmup=1,
-            steps_per_round=CHUNK,
-        ):
+        for run in measure(Path(__file__), variants_of(arguments, seed), **counts):
             runs[run.name].append(run)
-            print(
-                f"seed {seed}: {run.name} ends at validation loss "
-                f"{run.finish['validation_loss']:.4f}",
-                flush=True,
-            )
-    lengths = {name: arguments.steps for name in runs}
-    lengths["preset"] = preset_steps(arguments.steps)
-    figures = {name: summarise(seeds, lengths[name]) for name, seeds in runs.items()}
-    vocabulary = Characters.read(arguments.text).vocabulary_size
-    for name, f in figures.items():
-        seconds = f["milliseconds_per_step"] / 1e3
-        f["ceiling_share"] = step_share(name, vocabulary, seconds)
-    rows = [
-        [name, f"{f['validation_loss']:.4f}", f"{f['steps']}", f"{f['seconds']:.1f}"]
-        + [f"{f['milliseconds_per_step']:.2f}"]
-        + [
-            f"{f['cpu_milliseconds_per_step']:.2f}",
-            f"{100 * f['spread']:.0f} %",
-            percent(f["ceiling_share"]),
-            gib(f["peak_bytes"]),
-        ]
-        for name, f in figures.items()
-    ]
+            loss = run.finish["validation_loss"]
+            print(f"seed {seed}: {run.name} ends at validation loss {loss:.4f}", flush=True)
+    vocabulary, figures = Characters.read(arguments.text).vocabulary_size, {}
+    for name, seeds in runs.items():
+        f = summarise(seeds, preset_steps(steps) if name == "preset" else steps)
+        share = step_share(name, vocabulary, f["milliseconds_per_step"] / 1e3)
+        figures[name] = {**f, "ceiling_share": share}
     print()
-    print(
-        table(
-            ["variant", "validation loss", "steps", "seconds", "ms/step", "cpu ms/step", "spread"]
-            + ["of ceiling", "peak memory"],
-            rows,
-        )
-    )
-    result: Figures = {"benchmark": "shakespeare", "machine": machine(), "variants": figures}
-    result |= {"steps": arguments.steps, "seeds": arguments.seeds, "bar": verdict(figures)}
-    if result["bar"] is not None:
-        met = "met" if result["bar"]["met"] else "missed"
+    print(table(HEADERS, [row(name, f) for name, f in figures.items()]))
+    bar = verdict(figures)
+    if bar is not None:
         print(
             f"\nbars: losses at most {LOSS_BAR}, phased at no less than {SPEED_BAR}x the plain "
-            f"loop's speed, the preset in no more than {TIME_BAR:.2f} of its time: {met}"
+            f"loop's speed, the preset in no more than {TIME_BAR:.2f} of its time: "
+            f"{outcome(bar['met'])}"
         )
-    print_json(result)
-    return 1 if arguments.check and not (result["bar"] and result["bar"]["met"]) else 0
+    result = {"variants": figures, "steps": steps, "seeds": arguments.seeds, "bar": bar}
+    return ended("shakespeare", arguments, met=bar and bar["met"], **result)
 
 
 def verdict(figures: Figures) -> Figures | None:

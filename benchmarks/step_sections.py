@@ -18,29 +18,33 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from popxl.profile import Profile, Span  # noqa: E402
+
 from benchmarks import train_step  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
+    CHECK,
     BenchmarkError,
     Figures,
+    Flags,
     Variant,
-    machine,
+    ended,
+    flag,
     main_or_worker,
+    make_parser,
     measure,
+    outcome,
     percent,
-    print_json,
     table,
 )
-
-if TYPE_CHECKING:
-    from popxl.profile import Profile, Span
+from benchmarks.phased import PhasedSteps  # noqa: E402
+from popxl_gpt.utils.runtime import profile  # noqa: E402
 
 STEP_BAR, PRODUCTS_BAR, REST_BAR = 0.60, 0.75, 0.15
 SHAPES = {"gpt2": 4, "gpt2-1024": 1}
-"""Of `train_step.py`, each with the micro-batches that run as one: about 1024 rows."""
+"""Shapes of `train_step.py`, each with the micro-batches that run as one: about 1024 rows."""
 CEILING_SECONDS = 0.1
 UNMASKED = 0.5
 """Share of attention's scores that a causal kernel works out."""
@@ -65,12 +69,12 @@ LANES = {"load": "copies", "store": "copies", "collectives": "collectives", "hos
 FAMILIES = (*OPS, "collectives", RUNTIME, OTHER)
 
 
-def family_of(span: "Span") -> str:
+def family_of(span: Span) -> str:
     """What a span's time is for."""
     return LANES.get(span.lane) or FAMILY.get(span.name.removeprefix("fused_"), OTHER)
 
 
-def split(profile: "Profile") -> Figures:
+def split(profile: Profile) -> Figures:
     """Seconds and FLOPs of a run's families. The runtime has what is in no span."""
     if profile.left_out:
         raise BenchmarkError(
@@ -86,34 +90,25 @@ def split(profile: "Profile") -> Figures:
     return {"seconds": profile.seconds, "family_seconds": seconds, "family_flops": flops}
 
 
-class RecordedSteps:
+class RecordedSteps(PhasedSteps):
     """The phased step of `train_step.py`, recorded, and the ceiling before each."""
 
     def __init__(self, options: Figures):
-        from benchmarks.phased import PhasedSteps
-
-        self.dtype = options["dtype"]
-        self.steps = PhasedSteps(options, train_step.Batches(options))
+        super().__init__(options, train_step.batches(options))
 
     def step(self, count: int) -> Figures:
         """Where the time of the last one went."""
         import torch
         from popxl_engine.planner.measuring import multiply_rate
 
-        from popxl_gpt.utils.runtime import profile
-
+        kind = getattr(torch, self.config.model.precision)
         for _ in range(count):
-            kind = getattr(torch, self.dtype)
             ceiling = multiply_rate(kind, from_cache=False, seconds=CEILING_SECONDS)
             if not ceiling:
                 raise BenchmarkError("ceiling: got no compiled kernels; expected a C++ compiler.")
-            with profile(self.steps.session) as profiles:
-                self.steps.step(1)
+            with profile(self.session) as profiles:
+                super().step(1)
         return {**split(profiles[-1]), "ceiling": ceiling}
-
-    def finish(self) -> Figures:
-        """Nothing to add."""
-        return {}
 
 
 def summarise(steps: Sequence[Figures], model_flops: float) -> Figures:
@@ -156,9 +151,8 @@ def verdict(found: Figures) -> bool:
 def measured(arguments: argparse.Namespace, shape: str) -> Figures:
     """One shape, in a process of its own."""
     sizes = train_step.SHAPES[shape]
-    names = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
     options = {
-        "model": {name: sizes[name] for name in names},
+        "model": {name: sizes[name] for name in train_step.SIZES},
         **{name: sizes[name] for name in ("micro_batch_size", "accumulation")},
         "dropout": 0.0,
         "dtype": arguments.dtype,
@@ -187,37 +181,29 @@ def show(shape: str, found: Figures) -> None:
     print(
         f"bars: step at least {STEP_BAR:.0%} of the ceiling, products {PRODUCTS_BAR:.0%}, what is "
         f"no product at most {REST_BAR:.0%} of the time ({found['no_product']:.1%}): "
-        f"{'met' if verdict(found) else 'missed'}",
+        f"{outcome(verdict(found))}",
         flush=True,
     )
 
 
+FLAGS: Flags = {
+    "--shapes": {"nargs": "+", "choices": SHAPES, "default": list(SHAPES)},
+    "--dtype": flag("bfloat16", choices=("float32", "bfloat16")),
+    "--rounds": flag(5, "measured steps of each shape"),
+    "--warmup": flag(2, "steps before them"),
+    **CHECK,
+}
+
+
 def main() -> int:
     """Measure and print; exit code 0, or with `--check` 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=5, help="measured steps of each shape")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, FLAGS).parse_args()
     shapes = {}
     for shape in arguments.shapes:
         shapes[shape] = measured(arguments, shape)
         show(shape, shapes[shape])
     met = all(verdict(found) for found in shapes.values())
-    print_json(
-        {
-            "benchmark": "step_sections",
-            "machine": machine(),
-            "dtype": arguments.dtype,
-            "shapes": shapes,
-            "met": met,
-        }
-    )
-    return 1 if arguments.check and not met else 0
+    return ended("step_sections", arguments, met=met, dtype=arguments.dtype, shapes=shapes)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ Loss is bits per byte of the whole held-out text. The clock begins with the proc
 compiling count, measuring does not. Time drives each schedule. Every recipe is tuned by the same
 number of short runs, on the points of its axes, one axis after the other. Baselines run eagerly or
 compiled, and all recipes in float32 or bfloat16: in what takes most steps in their minutes. Each
-result is a file in the folder, and a run that is ended (Ctrl-C, SIGTERM) goes on with the same
-command, at the step where it was. Steps stand beside what this CPU multiplies at most in their type
-(`ceilings.py`).
+result is a file in the folder: the same command, given again, runs what has none yet. Steps stand
+beside what this CPU multiplies at most in their type (`ceilings.py`).
 """
 
 import argparse
@@ -34,21 +33,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tokenizers import Tokenizer  # noqa: E402
 
 from benchmarks.harness import (  # noqa: E402
+    CHECK,
     ROOT,
     BenchmarkError,
     Figures,
-    machine,
+    Flags,
+    ended,
+    flag,
+    make_parser,
+    outcome,
     percent,
-    print_json,
     require_file,
+    script,
     table,
 )
-from benchmarks.timed_runs import ENDED, POINTS  # noqa: E402
-from popxl_gpt.config.command_line import parse_command_line
-from popxl_gpt.config.presets import from_mapping, override
-from popxl_gpt.config.saving import to_mapping
-from popxl_gpt.config.schema import Model
+from popxl_gpt.config.command_line import parse_command_line  # noqa: E402
+from popxl_gpt.config.presets import from_mapping, override  # noqa: E402
+from popxl_gpt.config.saving import to_mapping  # noqa: E402
+from popxl_gpt.config.schema import Model  # noqa: E402
 from popxl_gpt.data.tokenisation import token_bytes  # noqa: E402
+from popxl_gpt.execution.planning.model_size import flops_per_token  # noqa: E402
 
 TEXT = ROOT / "data" / "files" / "stdlib"
 RESULTS = ROOT / "build" / "time_to_loss"
@@ -56,10 +60,12 @@ OURS = "--config modern"
 """What the application is given, as flags; the axes of its search are settings, too."""
 MODES = ("eager-float32", "eager-bfloat16", "compiled-float32", "compiled-bfloat16")
 """How a baseline may run; without instructions for bfloat16, float32 is faster."""
-RUN = "import sys; from benchmarks.timed_runs import main; sys.exit(main())"
-"""What a run's process does: this file's own modules would cost it start-up."""
+RUN = (
+    "from benchmarks.timed_{} import RECIPES; from benchmarks.timed_runs import main; main(RECIPES)"
+)
+"""What a run's process does: modules of other recipes, and this one, would cost it start-up."""
 PROBE_STEPS, PROBE_MINUTES = 12, 10.0
-"""Of a probe, which tells start-up and speed of a mode: so many steps, or minutes at most."""
+"""The length of a probe, which tells start-up and speed of a mode: steps, or minutes at most."""
 BASELINES = ("nanogpt", "modern")
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 SIZES = ("2x128x2", "2x192x3", "2x256x4", "4x192x3", "4x192x6", "4x256x4", "6x256x4", "6x384x6")
@@ -98,26 +104,14 @@ SEARCHES = {
 }
 
 
-class Ended(Exception):
-    """The benchmark was told to end; what was done is kept."""
-
-
-def started(words: Sequence[str], axes: Mapping[str, Sequence[Any]]) -> Settings:
-    """Those points of the axes that words tell, such as `size=4x192x3`."""
-    found = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        for point in axes.get(name, ()):
-            if text == point or not isinstance(point, str) and _number(text) == point:
-                found[name] = point
-    return found
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def started(words: Sequence[str], kind: str) -> Settings:
+    """Those points of a recipe's axes that words tell, such as `size=4x192x3`."""
+    return {
+        name: point
+        for name, axis in SEARCHES[kind].axes.items()
+        for point in axis
+        if f"{name}={point}" in words
+    }
 
 
 def check_start(words: Sequence[str], recipes: Sequence[str]) -> None:
@@ -126,13 +120,13 @@ def check_start(words: Sequence[str], recipes: Sequence[str]) -> None:
     Raises:
         BenchmarkError: it is of none.
     """
-    searched = {kind: SEARCHES[kind].axes for kind in recipes if kind in BASELINES}
+    searched = [kind for kind in recipes if kind in BASELINES]
     for word in words:
-        if not any(started([word], axes) for axes in searched.values()):
+        if not any(started([word], kind) for kind in searched):
             known = "; ".join(
                 f"{kind}: {name}={'|'.join(map(str, axis))}"
-                for kind, axes in searched.items()
-                for name, axis in axes.items()
+                for kind in searched
+                for name, axis in SEARCHES[kind].axes.items()
             )
             raise BenchmarkError(
                 f"--start: got {word!r}; expected a point of a baseline ({known or 'none is run'})."
@@ -192,21 +186,15 @@ class Bench:
             "sequence_length": arguments.sequence_length,
             "vocabulary_size": info["vocabulary_size"],
             "token_bytes": sizes.tolist(),
-            "curve_share": arguments.curve_share,
-            "points": POINTS,
         }
         check_start(arguments.start, arguments.recipes)
-        self.until = time.monotonic() + arguments.stop_after if arguments.stop_after else None
-        self.process: subprocess.Popen | None = None
-        self.is_ended = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._end)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the run's process, too
 
     def search(self, kind: str) -> Search:
         """A recipe's search; ours begins with what its flags say, a baseline with `--start`."""
         search = SEARCHES[kind]
         if kind != "ours":
-            return replace(search, start=search.start | started(self.arguments.start, search.axes))
+            return replace(search, start=search.start | started(self.arguments.start, kind))
         model, training = self.config.model, self.config.training
         size = f"{model.layers}x{model.hidden_size}x{model.heads}"
         given = {
@@ -222,15 +210,12 @@ class Bench:
 
     def tuned(self, kind: str) -> Settings:
         """The best settings that a recipe's trials find."""
-        minutes, trials, search = (
-            self.arguments.trial_minutes,
-            self.arguments.trials,
-            self.search(kind),
-        )
+        minutes, search = self.arguments.trial_minutes, self.search(kind)
 
         def measure(settings: Settings) -> float:
             return loss_of(self.run(kind, self.with_mode(kind, settings, minutes), minutes))
 
+        trials = self.arguments.trials
         return tuned(search, measure, trials) if trials else search.start
 
     def with_mode(self, kind: str, settings: Settings, minutes: float) -> Settings:
@@ -257,18 +242,13 @@ class Bench:
         name = f"{kind}-{minutes:g}min-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         result = self.folder / f"{name}.json"
         if not result.exists():
-            self._start({**options, "folder": str(self.folder / name), "result": str(result)})
+            self._start({**options, "result": str(result)})
             print(told(kind, minutes, settings, json.loads(result.read_text())), flush=True)
         return json.loads(result.read_text())
 
     def step_share(self, kind: str, settings: Settings, runs: list[Figures]) -> float | None:
-        """Of what this CPU multiplies at most, in a run's calls after the first: the median."""
-        from popxl_gpt.execution.planning.model_size import flops_per_token
-
-        layers, hidden, heads = map(int, settings["size"].split("x"))
-        sizes = {"layers": layers, "hidden_size": hidden, "heads": heads}
-        sizes |= {name: self.common[name] for name in ("sequence_length", "vocabulary_size")}
-        model, iterations = Model(**sizes), 1  # both baselines have the products of GPT-2
+        """The share of what this CPU multiplies at most, in calls after the first: the median."""
+        model, iterations = Model(**self._sizes(settings)), 1  # baselines have GPT-2's products
         if kind == "ours":
             config = from_mapping(self._own_config(settings))
             model, iterations = config.model, config.execution.device_iterations
@@ -280,17 +260,17 @@ class Bench:
         ]
         return statistics.median(shares) if shares else None
 
-    def _own_config(self, settings: Settings) -> Figures:
+    def _sizes(self, settings: Settings) -> Figures:
         layers, hidden, heads = map(int, settings["size"].split("x"))
+        common = {name: self.common[name] for name in ("sequence_length", "vocabulary_size")}
+        return {"layers": layers, "hidden_size": hidden, "heads": heads, **common}
+
+    def _own_config(self, settings: Settings) -> Figures:
         batch = settings["global_batch_size"]
         micro_batch = min(batch, self.config.execution.micro_batch_size)
         config = override(
             self.config,
-            layers=layers,
-            hidden_size=hidden,
-            heads=heads,
-            sequence_length=self.common["sequence_length"],
-            vocabulary_size=self.common["vocabulary_size"],
+            **self._sizes(settings),
             precision=settings["mode"].partition("-")[2],
             learning_rate=settings["learning_rate"],
             global_batch_size=batch,
@@ -300,44 +280,22 @@ class Bench:
         return to_mapping(config)
 
     def _start(self, options: Figures) -> None:
-        """Run a process to its end; it leaves a result.
-
-        Raises:
-            Ended: it was told to end, and has kept its state.
-        """
-        left = None if self.until is None else self.until - time.monotonic()
-        if self.is_ended or (left is not None and left <= 0):
-            raise Ended
-        command = [sys.executable, "-c", RUN]
-        options = {**options, "started": time.monotonic()}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
+        """Run a process to its end; it leaves a result."""
+        command = RUN.format("ours" if options["kind"] == "ours" else "plain")
+        done = subprocess.run(
+            [sys.executable, "-c", command],
+            input=json.dumps({**options, "started": time.monotonic()}),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which ends it in order
         )
-        try:
-            _, errors = self.process.communicate(json.dumps(options), timeout=left)
-        except subprocess.TimeoutExpired:
-            self._end()
-            _, errors = self.process.communicate()
-        code, self.process = self.process.returncode, None
-        if code == ENDED or (self.is_ended and code == -signal.SIGTERM):
-            raise Ended
-        if code:
-            words = "\n".join(errors.strip().splitlines()[-15:])
+        if done.returncode:
+            words = "\n".join(done.stderr.strip().splitlines()[-15:])
             raise BenchmarkError(
-                f"{options['kind']} with {options['settings']}: died with exit code {code}; its "
-                f"last words:\n{words}"
+                f"{options['kind']} with {options['settings']}: died with exit code "
+                f"{done.returncode}; its last words:\n{words}"
             )
-
-    def _end(self, *_: Any) -> None:
-        self.is_ended = True
-        if self.process is not None:
-            self.process.terminate()
 
 
 def loss_of(figures: Figures) -> float:
@@ -372,13 +330,8 @@ def result_of(runs: list[Figures], settings: Settings) -> Figures:
         "tokens": statistics.median(run["tokens"] for run in runs),
         "first_seconds": statistics.median(run["first_seconds"] for run in runs),
         "settings": settings,
-        "curves": [[*run["curve"], end_of(run)] for run in runs],
+        "seconds": [run["seconds"] for run in runs],
     }
-
-
-def end_of(run: Figures) -> Figures:
-    """The last point of a run's curve, over the whole held-out text."""
-    return {name: run[name] for name in ("seconds", "tokens", "bits_per_byte")}
 
 
 def bars(results: Mapping[str, Mapping[float, Figures]], minutes: Sequence[float]) -> list[Figures]:
@@ -402,28 +355,26 @@ def bars(results: Mapping[str, Mapping[float, Figures]], minutes: Sequence[float
     return found
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--minutes", type=float, nargs="+", default=[1.0, 5.0, 20.0])
-    add("--seeds", type=int, help="how many; default: 3 for up to 5 minutes, else 1")
-    add("--recipes", nargs="+", default=list(SEARCHES), choices=list(SEARCHES))
-    add("--modes", nargs="+", default=list(MODES), choices=MODES)
-    add("--trials", type=int, default=12, help="runs to tune each recipe; 0: none")
-    add("--trial_minutes", type=float, default=1.0)
-    add("--steps", type=int, default=0, help="of each run at most; 0: what its minutes hold")
-    add("--ours", default=OURS, help="flags of demo/pretraining.py (default: %(default)s)")
-    add("--start", nargs="+", default=[], metavar="NAME=VALUE", help="of the baselines' searches")
-    add("--text", type=Path, default=TEXT, help="what data/prepare.py made (default: %(default)s)")
-    add("--sequence_length", type=int, default=256)
-    add("--curve_share", type=float, default=0.1, help="of the held-out text, for curves' points")
-    add("--results", type=Path, default=RESULTS, help="folder (default: %(default)s)")
-    add("--stop_after", type=float, help="seconds; the same command goes on")
-    add("--check", action="store_true", help="exit with 1 when a bar is missed")
-    return parser.parse_args()
+FLAGS: Flags = {
+    "--minutes": {"type": float, "nargs": "+", "default": [1.0, 5.0, 20.0]},
+    "--seeds": {"type": int, "help": "how many; default: 3 for up to 5 minutes, else 1"},
+    "--recipes": {"nargs": "+", "default": list(SEARCHES), "choices": list(SEARCHES)},
+    "--modes": {"nargs": "+", "default": list(MODES), "choices": MODES},
+    "--trials": flag(12, "runs to tune each recipe; 0: none"),
+    "--trial_minutes": flag(1.0),
+    "--steps": flag(0, "of each run at most; 0: what its minutes hold"),
+    "--ours": flag(OURS, "flags of demo/pretraining.py (default: %(default)s)"),
+    "--start": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "of the baselines' searches",
+    },
+    "--text": flag(TEXT, "what data/prepare.py made (default: %(default)s)", type=Path),
+    "--sequence_length": flag(256),
+    "--results": flag(RESULTS, "folder (default: %(default)s)", type=Path),
+    **CHECK,
+}
 
 
 def measured(bench: Bench) -> dict[str, dict[float, Figures]]:
@@ -461,40 +412,22 @@ def show(results: Mapping[str, Mapping[float, Figures]], verdicts: list[Figures]
     for bar in verdicts:
         print(
             f"bar: ours after {bar['minutes']:g} min {bar['ours']:.4f}, {bar['baseline']} after "
-            f"{2 * bar['minutes']:g} min {bar['its']:.4f}: {'met' if bar['met'] else 'missed'}"
+            f"{2 * bar['minutes']:g} min {bar['its']:.4f}: {outcome(bar['met'])}"
         )
 
 
 def main() -> int:
-    """Exit code 0; with `--check` 1 when a bar is missed; 2 when the text is missing; 3 when it was
-    told to end, and the same command goes on.
-    """
-    arguments = parse()
+    """Exit code 0; with `--check` 1 when a bar is missed; 2 when the text is missing."""
+    arguments = make_parser(__doc__, FLAGS).parse_args()
     remedy = "Make it: python data/prepare.py stdlib"
     require_file(arguments.text / "dataset.json", "a prepared text", remedy)
-    bench = Bench(arguments)
-    try:
-        results = measured(bench)
-    except Ended:
-        print(f"ended; {arguments.results} has what was done, and the same command goes on")
-        return ENDED
+    results = measured(Bench(arguments))
     verdicts = bars(results, arguments.minutes)
     show(results, verdicts)
-    picture = arguments.results / "curves.png"
-    from benchmarks.curves import draw  # not at the top: `--help` is answered at once
-
-    draw(picture, results)
-    figures = {"benchmark": "time_to_loss", "machine": machine(), "bars": verdicts}
-    figures |= {"results": results, "ours": arguments.ours, "trials": arguments.trials}
-    (arguments.results / "time_to_loss.json").write_text(json.dumps(figures, indent=1))
-    print(f"curves: {picture}, figures: {arguments.results / 'time_to_loss.json'}")
-    print_json(figures)
-    return 1 if arguments.check and not all(bar["met"] for bar in verdicts) else 0
+    met = all(bar["met"] for bar in verdicts)
+    figures = {"results": results, "ours": arguments.ours, "trials": arguments.trials}
+    return ended("time_to_loss", arguments, met=met, bars=verdicts, **figures)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BenchmarkError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+    script(main)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
@@ -10,9 +9,6 @@ from benchmarks.harness import Figures
 from benchmarks.timed_runs import EVALUATED, Batch, Losses
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.schedules import NO_RAMPUP
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
-from popxl_gpt.execution.checkpoints.saved_state import Position
-from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference.inference import evaluation, token_losses
 from popxl_gpt.execution.pretraining import pretraining
@@ -47,9 +43,5 @@ class Ours:
         with self.forward as session:
             yield lambda ids, labels: token_losses(session, self.forward_config, ids, labels)
 
-    def save(self, folder: Path, step: int) -> None:
-        save(self.session, self.config, folder, Position(step, "timed run"))
 
-    def load(self, folder: Path) -> None:
-        (saved,) = folder.glob("step_*")
-        SavedRun(saved, self.config).restore(self.session)
+RECIPES = {"ours": Ours}

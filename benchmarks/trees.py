@@ -23,17 +23,18 @@ from benchmarks.harness import (  # noqa: E402
     Measurement,
     Variant,
     ceiling_share,
+    ended,
     gib,
-    machine,
     main_or_worker,
+    make_parser,
     measure,
+    outcome,
     percent,
-    print_json,
     table,
 )
 
 LEAST_SPEED = 0.95
-"""Of each variant, over that of the other checkout, at least."""
+"""The speed of each variant, over that of the other checkout, at least."""
 MEAN_SPEED = 0.98
 """The geometric mean of all, at least."""
 MOST_MEMORY = 1.02
@@ -59,18 +60,16 @@ def ratios(measurements: Sequence[Measurement]) -> dict[str, Figures]:
         if variant != name:
             there = found[f"{variant}, {THERE}"]
             result[variant] = {
-                "speed": _ratio(there.seconds, here.seconds),
-                "cpu": _ratio(there.cpu_seconds, here.cpu_seconds),
+                "speed": statistics.median(b / a for a, b in zip(here.seconds, there.seconds)),
+                "cpu": statistics.median(
+                    b / a for a, b in zip(here.cpu_seconds, there.cpu_seconds)
+                ),
                 "memory": here.peak_bytes / there.peak_bytes,
                 "seconds": here.median,
                 "peak_bytes": here.peak_bytes,
                 "losses": [of.steps[-1]["loss"] for of in (there, here)],
             }
     return result
-
-
-def _ratio(there: Sequence[float], here: Sequence[float]) -> float:
-    return statistics.median(b / a for a, b in zip(here, there))
 
 
 def verdict(found: Sequence[Figures]) -> Figures:
@@ -83,10 +82,10 @@ def verdict(found: Sequence[Figures]) -> Figures:
 
 def main() -> int:
     """Measure and print; exit code 0, with `--check` 1 when the bar is missed."""
-    parser = train_step.make_parser(__doc__)
-    parser.add_argument("tree", type=Path, help="the other checkout")
+    flags = {**train_step.FLAGS, "tree": {"type": Path, "help": "the other checkout"}}
+    parser = make_parser(__doc__, flags)
     arguments = train_step.parse(parser)
-    arguments.more, tree = False, arguments.tree.resolve()
+    arguments.more, arguments.offloading, tree = False, False, arguments.tree.resolve()
     if not (tree / "benchmarks" / "train_step.py").is_file():
         parser.error(f"tree: got {tree}; expected a checkout with benchmarks/train_step.py.")
     result: dict[str, dict[str, Figures]] = {}
@@ -115,11 +114,10 @@ def main() -> int:
     bar = verdict([of for variants in result.values() for of in variants.values()])
     print(
         f"\nbar: speed at least {LEAST_SPEED}x, {MEAN_SPEED}x in the geometric mean, memory at "
-        f"most {MOST_MEMORY}x: {'met' if bar['met'] else 'missed'} ({bar['least_speed']:.3f}x, "
+        f"most {MOST_MEMORY}x: {outcome(bar['met'])} ({bar['least_speed']:.3f}x, "
         f"{bar['mean_speed']:.3f}x, {bar['most_memory']:.3f}x)"
     )
-    print_json({"benchmark": "trees", "machine": machine(), "dtypes": result, "bar": bar})
-    return 1 if arguments.check and not bar["met"] else 0
+    return ended("trees", arguments, met=bar["met"], dtypes=result, bar=bar)
 
 
 if __name__ == "__main__":

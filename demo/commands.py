@@ -157,7 +157,7 @@ CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
     "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's model", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
 }
-"""For each way to convert what it does and takes."""
+"""The ways to convert: what each does, and what it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ GENERATE = TrainedModelCommand(
 BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
 ONE_HEAD = {"heads": 1}
-"""Until it has chosen heads, any hidden size will do."""
+"""The setting until the program has chosen heads: any hidden size will do."""
 AT_ONCE = ("data_parallel", "micro_batch_size", "widening")
 """Settings whose product divides a batch."""
 
@@ -329,7 +329,7 @@ def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:
-    """Which runs the page shows, and where it goes."""
+    """The runs that the page shows, and where it goes."""
     program = typed_as("popxl-gpt-report", "demo/report.py")
     return parse_options(
         arguments, program=f"{program}: runs as a page", options=ReportOptions, words="runs"

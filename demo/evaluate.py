@@ -45,7 +45,7 @@ from popxl_gpt.utils.texts import several, user_path
 from popxl_gpt.utils.units import duration
 
 REPORT_SECONDS = 10.0
-"""Between lines that say how far it is."""
+"""Seconds between lines that say how far it is."""
 ROWS = 1024
 """Tokens that run as one, about: enough for matrix products to be fast."""
 UNKNOWN_BITS = "not known without a tokenizer that has every character"

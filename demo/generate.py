@@ -43,7 +43,7 @@ from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.texts import encoding_problem, several, user_path
 
 PROMPT_BYTES = 2**26
-"""Of a file with a prompt."""
+"""The bytes of a file with a prompt, at most."""
 
 
 class Trained:

@@ -72,7 +72,9 @@ class HarnessModel(TemplateLM):
     def loglikelihood(
         self, requests: "list[Instance]", disable_tqdm: bool = True
     ) -> "list[tuple[float, bool]]":
-        """Of each continuation after its context, in nats, and whether it is the likeliest one."""
+        """The log-likelihood of each continuation after its context, in nats, and whether it is the
+        likeliest one.
+        """
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm)
         return found
 
@@ -228,10 +230,10 @@ def run_tasks(
 
 
 class Tasks(TaskManager):
-    """Those that are there."""
+    """The harness's tasks; those that cannot be had are the user's errors."""
 
     def load(self, task_list: Any) -> Any:
-        """As the harness's.
+        """Load tasks as the harness does.
 
         Raises:
             UserError: a task is not known, cannot be made, or is not for models of text.

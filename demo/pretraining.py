@@ -76,7 +76,7 @@ from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
 LEAST_SECONDS = 10.0
-"""In which what is trained is chosen, and something is learned."""
+"""The least seconds in which what is trained is chosen, and something is learned."""
 
 
 @runtime_errors_are_told()

@@ -136,7 +136,7 @@ def kept_activations(
 
 
 def _loads(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> tuple[Loads, Tensor | None]:
-    """Where the inputs come from, and the input that is the seed."""
+    """The places that the inputs come from, and the input that is the seed."""
     loads: Loads = {}
     seed = None
     for t, place in zip(graph.inputs, plan.inputs):
@@ -148,7 +148,7 @@ def _loads(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> tuple[Loads, Ten
 
 
 def _stores(graph: popxl.Graph, plan: LayerPlan, io: LayerIO) -> tuple[Streams, Stores]:
-    """Where the outputs go: to the host, or to buffers."""
+    """The places that the outputs go to: the host, or buffers."""
     places = dict(zip(graph.outputs, plan.outputs))
     streams = {
         t: io.outputs[place.name] for t, place in places.items() if isinstance(place, ToStream)

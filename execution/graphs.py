@@ -63,7 +63,7 @@ class Gradients:
     reduce: Reduce
     store: Store
     loads: Mapping[str, Load]
-    """For each of the layer's own parameters that are trained."""
+    """The load of each of the layer's own parameters that are trained."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +78,9 @@ class OptimizerState:
     buffers: NamedRemoteBuffers
     """A buffer for each tensor of the state."""
     loads: Mapping[str, Load]
-    """For each parameter: its `weight`, and the optimizer's `state` of it."""
+    """The load of each parameter: its `weight`, and the optimizer's `state` of it."""
     stores: Mapping[str, Store]
-    """For each: the same."""
+    """The store of each parameter: the same tensors."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,7 +125,7 @@ class TrainingGraphs(LayerGraphs):
 
     @property
     def trained(self) -> Table:
-        """Those of the parameters that training changes."""
+        """The parameters that training changes."""
         return trained(self.table, self.config.model.lora_rank > 0)
 
     def grad_zeros(self) -> NamedTensors:
@@ -174,7 +174,7 @@ class TwoPassGraphs(TrainingGraphs):
 
     @classmethod
     def of(cls, graphs: TrainingGraphs, fwd: addons.GraphWithNamedArgs) -> "TwoPassGraphs":
-        """Those of the backward pass and the update, with a forward pass."""
+        """The graphs of the backward pass and the update, with a forward pass."""
         return cls(**vars(graphs), fwd=fwd)
 
 
@@ -192,7 +192,7 @@ class TrainingStep:
     keeping: TwoPassGraphs | None = None
     """The decoder's last layers, where these alone keep activations for their gradients."""
     kept: int = 0
-    """So many of them."""
+    """The number of these last layers."""
 
     @property
     def first_layers(self) -> range:
@@ -201,7 +201,7 @@ class TrainingStep:
 
     @property
     def last_layers(self) -> range:
-        """Those that `keeping` runs."""
+        """The layers that `keeping` runs."""
         return range(self.config.model.layers - self.kept, self.config.model.layers)
 
 

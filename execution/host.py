@@ -18,8 +18,8 @@ from popxl_gpt.utils.runtime import gather
 
 @dataclass(frozen=True)
 class DataShare:
-    """Which part of each accumulation step's samples this process's replicas read: part `index` of
-    `count`.
+    """The part of each accumulation step's samples that this process's replicas read: part `index`
+    of `count`.
     """
 
     index: int = 0

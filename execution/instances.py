@@ -26,10 +26,12 @@ PACKAGES = (
     ),
     *("popart", "popdist", "poprun", "popxl", "popxl_addons", "popxl_engine"),
 )
-"""Each by itself: in a checkout those of the application are links."""
+"""The packages whose sources processes compare, each by itself: in a checkout those of the
+application are links.
+"""
 SOURCES = (".py", ".cpp", ".h")
 LIBRARIES = ("torch", "numpy")
-"""Those that the numbers come from."""
+"""The libraries that the numbers come from."""
 
 
 def check_launch(config: Config) -> None:

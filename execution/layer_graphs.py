@@ -95,7 +95,7 @@ def words_spec(config: Config) -> TensorSpec:
 
 
 def _beside_specs(config: Config) -> "tuple[TensorSpec | None, ...]":
-    """Of tokens' positions, and of tokens, where decoder blocks get them."""
+    """The specs of tokens' positions, and of tokens, where decoder blocks get them."""
     names = beside(config.model)
     return tuple(words_spec(config) if name in names else None for name in (POSITIONS, WORDS))
 
@@ -398,7 +398,7 @@ def _training_graphs(
 def _shard_groups(
     config: Config, layout: Layout, factories: NamedVariableFactories
 ) -> NamedReplicaGrouping:
-    """Over which replicas each variable's rows are cut (replicated tensor sharding): those that
+    """The replicas over which each variable's rows are cut (replicated tensor sharding): those that
     would hold the same.
 
     The last pieces are padded. A variable with so few elements that one piece would be all padding

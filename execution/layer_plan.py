@@ -59,7 +59,7 @@ Target = ToStream | ToBuffer
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """Where the tensors of one kind of layer come from and go to, in the order of the graphs'
+    """The sources and targets of the tensors of one kind of layer, in the order of the graphs'
     inputs and outputs.
     """
 

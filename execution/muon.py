@@ -157,7 +157,7 @@ class MuonStep(addons.Module):
         return _concat(moved, axis)
 
     def _own(self, t: Tensor, var: Tensor) -> Tensor:
-        """Of the whole, this replica's part of the variable: [rows, columns] -> the variable's
+        """This replica's part of the variable, from the whole: [rows, columns] -> the variable's
         shape.
         """
         for axis, group, has_blocks in reversed(list(self._splits())):

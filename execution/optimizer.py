@@ -32,7 +32,7 @@ class Optimizer:
     """Updates the parameters of one layer: all by AdamW, or matrices by Muon."""
 
     graphs: dict[str, addons.GraphWithNamedArgs]
-    """By parameter."""
+    """The graph of each parameter's update."""
     factories: NamedVariableFactories
     """Optimizer state by parameter: moments and step."""
     rate_multipliers: Mapping[str, float]

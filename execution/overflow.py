@@ -139,7 +139,7 @@ class Skipped:
 
     @classmethod
     def of(cls, session: TaskSession) -> "Skipped":
-        """Those of a session that is not running."""
+        """The counts of a session that is not running."""
         state: dict[str, Any] = session.state.to_dict()
         names = (*COUNTERS, SPIKES[0], NO_LABELS)
         return cls(*(int(session.get_tensor_data(state[n])) if n in state else 0 for n in names))
@@ -164,8 +164,8 @@ def name_the_first(
     labels: np.ndarray,
     results: Sequence[StepResult],
 ) -> str | None:
-    """Where a number first stopped being finite in the last call of a session, all of whose steps
-    were skipped.
+    """The place where a number first stopped being finite in the last call of a session, all of
+    whose steps were skipped.
 
     They run again, and their state is restored: weights that nothing changed give the same numbers.
     All processes of a run must call it; None where nothing is found.

@@ -44,7 +44,9 @@ class PartQueue:
                 self._changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        """That was all, or all that there will be: what takes parts gets the error."""
+        """Note that all parts are there, or, after an error, all that there will be: what takes
+        parts gets the error.
+        """
         with self._changed:
             self._has_all, self._error = True, self._error or error
             self._changed.notify_all()

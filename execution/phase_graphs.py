@@ -24,9 +24,9 @@ class PhaseGraphs:
     step: Any
     """The record that every phase gets."""
     layers: int
-    """Of the decoder."""
+    """Layers of the decoder."""
     graphs: dict[tuple[Any, ...], Graph] = field(default_factory=dict)
-    """Those so far, by phase and constants."""
+    """The graphs so far, by phase and constants."""
 
     def once(self, phase: Phase, *inputs: Any) -> Any:
         """Run a phase. Returns what it returns."""
@@ -42,7 +42,7 @@ class PhaseGraphs:
         return self._repeat(phase, range(self.layers) if layers is None else layers, inputs)
 
     def per_layer_backwards(self, phase: Phase, *inputs: Any, layers: range | None = None) -> Any:
-        """As `per_layer`, the last layer first."""
+        """Same as `per_layer`, the last layer first."""
         chosen = range(self.layers) if layers is None else layers
         return self._repeat(phase, chosen[::-1], inputs)
 

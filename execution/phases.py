@@ -103,8 +103,8 @@ def global_norm_phase(
     norm_limit: Tensor | None,
     has_labels: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Of replicas' parts the global norm: a phase by itself where the embedding is frozen. Returns
-    what `embedding_bwd_phase` does.
+    """The global norm from replicas' parts: a phase by itself where the embedding is frozen.
+    Returns what `embedding_bwd_phase` does.
     """
     if step.layout.everyone.group_size > 1:
         grad_norm_sq = ops.collectives.replicated_all_reduce(

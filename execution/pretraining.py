@@ -173,9 +173,9 @@ def updates_wait(execution: Execution) -> bool:
 
 
 def run_phases_that_wait(run: PhaseGraphs, variables: list[TensorByRef]) -> None:
-    """As `run_phases`, but each step finds the decoder's updates of the step before pending, also
-    that of another run. Where the host reads anything after a run, they happen first, and no longer
-    wait.
+    """Run the phases as `run_phases` does, but each step finds the decoder's updates of the step
+    before pending, also that of another run. Where the host reads anything after a run, they happen
+    first, and no longer wait.
     """
     state = TrainState.in_variables(run.step.config.training)
     pending = state.tensors()

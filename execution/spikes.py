@@ -17,7 +17,7 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_gpt.config.schema import Training
 
 LARGEST = 1e18
-"""As which larger norms count: float32 holds its square."""
+"""The norm as which larger ones count: float32 holds its square."""
 
 
 def norm_limit(training: Training, counted: NamedTensors) -> Tensor:

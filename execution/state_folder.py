@@ -15,13 +15,13 @@ from popxl_gpt.utils.files.folder_lock import FolderLock
 from popxl_gpt.utils.files.plain import real_path
 
 _LOCKS: "WeakValueDictionary[Path, FolderLock]" = WeakValueDictionary()
-"""Of the folders that programs of this process have."""
+"""The locks of the folders that programs of this process have."""
 _OF_PROGRAM: "WeakKeyDictionary[popxl.Ir, FolderLock]" = WeakKeyDictionary()
 
 
 def state_folder(config: Config, program: str) -> str | None:
-    """Where the variables' files of the current program go; None where they are in memory, or in
-    files of the runtime's own.
+    """The folder for the variables' files of the current program; None where they are in memory, or
+    in files of the runtime's own.
 
     Other processes are kept out of `memmap_dir` for as long as the program is there: they would
     remove its files, or train on the same numbers. All programs of this process may have it: a

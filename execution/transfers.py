@@ -159,7 +159,7 @@ def shard_spec(whole: TensorSpec, group: ReplicaGrouping) -> TensorSpec:
 
 
 def selected(buffers: NamedRemoteBuffers, names: tuple[str, ...]) -> NamedRemoteBuffers:
-    """Those of the buffers with these (dotted) names."""
+    """The buffers with these (dotted) names."""
     found = buffers.to_dict()
     return NamedRemoteBuffers.from_dict({name: found[name] for name in names})
 

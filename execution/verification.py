@@ -14,7 +14,8 @@ from popxl_gpt.utils.runtime import gather, replay_phases
 
 
 def due(every: int, step: int, iterations: int) -> "list[int]":
-    """Which phases of a call run twice, by numbers that go up by one: one for each `every` steps.
+    """The phases of a call that run twice, by numbers that go up by one: one for each `every`
+    steps.
 
     Args:
         step, iterations: optimizer steps done before the call, and in it.

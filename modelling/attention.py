@@ -121,7 +121,7 @@ class Attention(Layer):
         return self._join_heads(self._attend(query, key, value, seed, positions))
 
     def _rotary_tables(self, positions: int) -> Tables | None:
-        """Those of so many positions, where queries and keys turn.
+        """The tables of so many positions, where queries and keys turn.
 
         Positions in a whole sequence serve documents, too: what counts is how far a key is from a
         query.

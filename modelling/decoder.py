@@ -14,7 +14,7 @@ from popxl_gpt.modelling.parameters import Table, nested
 from popxl_gpt.modelling.short_convolution import CachedShortConvolution, ShortConvolution
 
 CONVOLUTIONS = ("attention_convolution", "attention.convolution", "feed_forward_convolution")
-"""Of a block whose model has them, in the order in which they run."""
+"""The short convolutions of a block whose model has them, in the order in which they run."""
 
 
 class DecoderBlock(Layer):

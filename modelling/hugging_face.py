@@ -28,7 +28,7 @@ class Family:
     architecture: str
     """The class in transformers."""
     prefix: str
-    """Of all names but the head's; files of the bare model leave it out."""
+    """The prefix of all names but the head's; files of the bare model leave it out."""
     settings: Mapping[str, Any]
     """What our model must be set to."""
     modules: "Mapping[str, tuple[str, ...]]"
@@ -202,7 +202,7 @@ OWN = Family(
     code=Path(__file__).with_name("modeling_popxl_gpt.py"),
 )
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN3, OWN)}
-"""Of several that a model is of, the first one is its."""
+"""All families, by type. A model that fits several is of the first one."""
 
 
 def family_of(model: Model) -> Family:

@@ -28,7 +28,7 @@ class Layout:
     everyone: ReplicaGrouping
     """All replicas in one group."""
     alone: ReplicaGrouping
-    """Each replica in a group of its own."""
+    """A group of its own for each replica."""
 
     @classmethod
     def of(cls, ir: popxl.Ir, execution: Execution) -> "Layout":

@@ -15,7 +15,7 @@ from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
 
 Split = Literal["tp2 to tp1", "tp1 to tp2"]
-"""Over which group the features are split before and after a linear layer."""
+"""The groups over which the features are split before and after a linear layer."""
 
 
 DOWN, UP = "lora_a", "lora_b"

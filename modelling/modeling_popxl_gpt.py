@@ -65,9 +65,9 @@ class Beside(NamedTuple):
     """What every block gets beside its input."""
 
     words: Tensor
-    """int [B, S]."""
+    """The words, int [B, S]."""
     positions: Tensor
-    """Of the words in their texts, int [B, S]."""
+    """The positions of the words in their texts, int [B, S]."""
     mask: Tensor
     """Whether a word sees another one, bool [B, 1, S, S]."""
     angles: tuple[Tensor, Tensor] | None
@@ -117,7 +117,7 @@ class LayerNorm(Weight):
 
 
 def norm(config: PopxlGPTConfig) -> nn.Module:
-    """Of the activations between blocks."""
+    """The norm of the activations between blocks."""
     if config.norm == "rms_norm":
         return RMSNorm(config.hidden_size, config.norm_eps)
     return LayerNorm(config.hidden_size, config.norm_eps, config.biases)
@@ -138,7 +138,7 @@ class ShortConvolution(Weight):
 
 
 class Nothing(nn.Module):
-    """In place of a short convolution."""
+    """What stands in place of a short convolution."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x itself."""
@@ -146,7 +146,7 @@ class Nothing(nn.Module):
 
 
 def convolution(config: PopxlGPTConfig, features: int) -> nn.Module:
-    """A short one, where the model has them."""
+    """A short convolution, where the model has them."""
     size = config.convolution_size
     return ShortConvolution(size - 1, features) if size > 1 else Nothing()
 

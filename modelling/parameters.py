@@ -52,7 +52,7 @@ class Parameter:
         return len(self.shape) > 1 and self.role is not Role.GAIN
 
     def groups(self, tp1: int, tp2: int) -> tuple[int, int]:
-        """Into how many pieces the tensor is cut over (tp1, tp2)."""
+        """The number of pieces that the tensor is cut into over (tp1, tp2)."""
         return (1 if self.tp1_axis is None else tp1), (1 if self.tp2_axis is None else tp2)
 
     def padded_shape(self, tp1: int, tp2: int) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ Tables = tuple[Tensor, Tensor]
 
 
 def rotary_tables(model: Model, positions: int, dtype: popxl.dtype) -> Tables:
-    """Those of the positions from 0 on, as constants of the current graph; yarn's are multiplied.
+    """The tables of the positions from 0 on, as constants of the current graph; yarn's are
+    multiplied by its factor.
 
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
     """

@@ -58,7 +58,7 @@ class ShortConvolution(Layer):
 
 
 class CachedShortConvolution(ShortConvolution):
-    """On some tokens of each text, C at a time; the last T before these are kept."""
+    """The convolution of some tokens of each text, C at a time; the last T before them are kept."""
 
     def build(  # type: ignore[override]
         self, x: Tensor, positions: Tensor, before: TensorByRef

@@ -14,8 +14,8 @@ from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
 
 RATE = 3.0
-"""Of the table's learning rate over that of other embeddings: of 1, 2, 3 and 5, preset `modern`
-comes to 3.127, 3.114, 3.102 and 3.120 nats in 450 steps.
+"""The table's learning rate over that of other embeddings: of 1, 2, 3 and 5, preset `modern` comes
+to 3.127, 3.114, 3.102 and 3.120 nats in 450 steps.
 """
 
 

@@ -4,4 +4,4 @@ Its packages are links to the repository's folders, so a checkout and an install
 same names, and the folders take no top-level names.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"

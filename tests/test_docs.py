@@ -5,8 +5,9 @@ A page runs from top to bottom in a copy of the repository, or in links to it. C
 long, or need a network, run shorter: `SHORTER` says how. A comment above a block says what else it is:
 
 - `<!-- not run: why -->`: a command that no test runs.
-- `<!-- output -->` and `<!-- output: COMMAND -->`: what the command above, or another one of the
-  page, prints; `...` stands for lines that are left out.
+- `<!-- output -->` and `<!-- output: COMMAND -->`: what the command or the code above, or another
+  command of the page, prints; `...` stands for lines, or the rest of one, that are left out.
+- `<!-- similar output -->`: the same, with the numbers of a longer run than the test's.
 - `<!-- file: NAME -->`: code that is added to a file, and run by a later command.
 - `<!-- new file: NAME -->`, `<!-- add to: NAME -->`, `<!-- add to: NAME, below: LINE -->` and
   `<!-- add to: NAME, in place of: LINE -->`: code that is put into the copy.
@@ -19,6 +20,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -274,8 +276,8 @@ class Reader:
     folder: Path
     printed: "dict[str, str]" = field(default_factory=dict)
     """What each command printed."""
-    shown: "list[tuple[str, str]]" = field(default_factory=list)
-    """Commands, and what the page shows of their output."""
+    shown: "list[tuple[str, str, Callable[[str], str]]]" = field(default_factory=list)
+    """Commands, what the page shows of their output, and what of a line has to be equal."""
 
     def read(self) -> None:
         helps: list[str] = []
@@ -287,8 +289,9 @@ class Reader:
                     helps.append(words.removeprefix(f"{shlex.quote(warm.python())} "))
                 else:
                     self.printed[command] = run(words, self.folder)
-            if kind == "output":
-                self.shown.append((rest or list(self.printed)[-1], block.text))
+            if kind in COMPARED:
+                command = rest or list(self.printed)[-1]
+                self.shown.append((command, block.text, COMPARED[kind]))
             elif kind in ("file", "new file", "add to"):
                 name, place, line = re.fullmatch(
                     "(.*?)(?:, (below|in place of): (.*))?", rest
@@ -301,21 +304,37 @@ class Reader:
                     stays=place == "below",
                 )
             elif block.language == "python":
-                (self.folder / f"code_{number}.py").write_text(block.text, encoding="utf-8")
-                assert run(shorter(f"python code_{number}.py", self.page), self.folder).strip()
+                name = f"code_{number}.py"
+                (self.folder / name).write_text(block.text, encoding="utf-8")
+                self.printed[name] = run(shorter(f"python {name}", self.page), self.folder)
+                assert self.printed[name].strip()
         if helps:
             show_help(helps, self.folder)
-        for command, text in self.shown:
+        for command, text, compared in self.shown:
             printed = self.printed[command]
-            lines = [without_measured(line) for line in printed.splitlines()]
+            lines = [compared(line) for line in printed.splitlines()]
             for line in text.splitlines():
                 told = f"{self.page.name} shows\n{line}\n\n{command} printed\n{printed}"
-                assert line == "..." or without_measured(line) in lines, told
+                fits = str.startswith if line.endswith("...") else str.__eq__
+                shown = compared(line.removesuffix("..."))
+                assert any(fits(each, shown) for each in lines), told
 
 
 def without_measured(line: str) -> str:
     """A line without what every process measures of itself, so that it tells of no machine."""
     return re.sub(r"[\d.]+ MiB for itself", "... for itself", line)
+
+
+def without_numbers(line: str) -> str:
+    """A line whose numbers are #, whatever their unit's prefix; what waits for data is left out."""
+    line = re.sub(r"[\d.]+ m?s \(\d+%\) waiting for data  ", "", line)
+    line = re.sub(r"\d[\d.]*(e[-+]\d+)?", "#", line)
+    line = re.sub(r"# (h|min) #", "#", line)
+    return re.sub(r"# [kKMGTmµ]?i?(?=(B|s|tokens|FLOP)\b| parameters)", "# ", line)
+
+
+COMPARED = {"output": without_measured, "similar output": without_numbers}
+"""What of a shown line has to be equal, by what the comment above the block says."""
 
 
 def put(file: Path, code: str, line: "str | None", *, is_new: bool, stays: bool) -> None:
@@ -453,7 +472,7 @@ def test_readers_see_where_the_code_of_a_recipe_goes(page):
 
 @over_pages
 def test_every_kind_of_block_is_looked_at(page):
-    marks = ("not run", "output", "file", "new file", "add to")
+    marks = (*COMPARED, "not run", "file", "new file", "add to")
     for block in blocks(page):
         assert block.language in ("sh", "python", "text", "diff"), block
         assert not block.mark or block.mark.partition(": ")[0] in marks, block
@@ -465,7 +484,7 @@ def test_the_output_shown_is_what_a_run_prints_today():
     (shown,) = [b.text for b in blocks(README) if b.language == "text" and not b.mark]
     steps = [line for line in shown.splitlines() if line.startswith("step ")]
     pattern = (
-        r"step +\d+/\d+  loss \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
+        r"step +\d+/\d+  loss \d\.\d+  smoothed \d\.\d+  validation (\d\.\d+ ±\d\.\d+  \d\.\d+ bits/byte|-)  "
         r"lr \d\.\d+e-\d+  norm \d+\.\d+  [\d.]+ [kM]?tokens  [\d.]+ k?tokens/s  [\d.]+ [MGT]FLOP/s  \d+\.\d% MFU  .* left"
     )
     assert len(steps) > 3
@@ -480,8 +499,9 @@ def test_the_output_shown_is_what_a_run_prints_today():
         assert words in shown, words
 
 
-def test_the_readme_is_short():
+def test_the_readme_and_the_changelog_are_short():
     assert len(README.read_bytes()) <= 10_000
+    assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 5_000
 
 
 @over_pages

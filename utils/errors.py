@@ -48,8 +48,8 @@ IO_FAILURES = frozenset(
 """What the system says of disks, and of file systems over a network, that fail."""
 
 HOLD_SECONDS = 5.0
-"""For which other processes of a machine leave the word to the first, where torchrun has started
-them. `poprun` does that by itself.
+"""Seconds for which other processes of a machine leave the word to the first, where torchrun has
+started them. `poprun` does that by itself.
 """
 
 

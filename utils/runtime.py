@@ -132,7 +132,7 @@ def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
 
 
 def gather_beside(value: Any, instances: int) -> list[Any]:
-    """As `gather`, patiently, in a thread that works beside the program, one in each process."""
+    """Same as `gather`, patiently, in a thread of each process that works beside the program."""
     return [value] if instances == 1 else extensions.gather_beside(value)
 
 

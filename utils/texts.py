@@ -44,7 +44,7 @@ def text_problem(text: str) -> "str | None":
 
 
 def encoding_problem(text: str) -> "str | None":
-    """As `text_problem`, of characters that no output takes."""
+    """What is wrong with a text's encoding, as of `text_problem`; None where an output takes it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -142,7 +142,7 @@ class Checkpoints(Part):
             self._saving.abandon()
 
     def end(self) -> None:
-        """Where an error ends the run, complete the checkpoint that is being written. Others may
+        """Complete the checkpoint that is still being written after an error. Other processes may
         not come here.
         """
         saving, self._saving = self._saving, None

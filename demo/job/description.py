@@ -78,7 +78,7 @@ def _processor() -> str:
 
 
 def versions() -> "dict[str, str]":
-    """Of what computes, by package."""
+    """The versions of what computes, by package."""
     found = {}
     for package in PACKAGES:
         try:

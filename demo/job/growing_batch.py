@@ -24,9 +24,9 @@ class GrowingBatch(Part):
     """
 
     _failed: float | None = None
-    """When the disk last took no checkpoint for a stage that is due."""
+    """The time at which the disk last took no checkpoint for a stage that is due."""
     _tried = 0
-    """The step at which one was tried last."""
+    """The step at which such a checkpoint was tried last."""
     _is_retried = False
 
     @classmethod

@@ -11,14 +11,15 @@ from typing import Any
 import popdist
 
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Those that end the process with 128 + their number: at once while nothing would be saved, else
-after the present step, which is saved."""
+"""The signals that end the process with 128 + their number: at once while nothing would be saved,
+else after the present step, which is saved.
+"""
 AGAIN = (signal.SIGINT, signal.SIGTERM)
-"""Those that end it at once where one of `ENDING` came before."""
+"""The signals that end it at once where one of `ENDING` came before."""
 SAVING = signal.SIGUSR1
-"""The one that saves after the present step, and the run goes on."""
+"""The signal that saves after the present step; the run goes on."""
 AGAIN_SECONDS = 1.0
-"""So long after the first signal one of `AGAIN` is meant to end the process at once. What comes
+"""The seconds after the first signal from which one of `AGAIN` ends the process at once. What comes
 earlier may be one wish: a terminal that closes, its shell and a launcher each send their own.
 """
 _LOG = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The first one that ends the run."""
+        """The first signal that ends the run."""
         self._wants_save = False
         self._has_steps = False
         self._since = 0.0
@@ -51,7 +52,7 @@ class Interruption:
             signal.signal(number, signal.SIG_IGN if ends else handler)
 
     def has_steps(self, has_some: bool) -> None:
-        """Whether, from here on, a signal loses what training has done, unless it is saved."""
+        """Note whether, from here on, a signal loses what training has done, unless it is saved."""
         self._has_steps = has_some
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

@@ -27,7 +27,7 @@ class Interruptions(Part):
         self.run.wants_save |= any(saves)
 
     def called(self, call: Call) -> None:
-        """After the first call there is something to save."""
+        """Note after the first call that there is something to save."""
         if not self._has_steps:
             self._has_steps = True
             self._interruption.has_steps(True)
@@ -35,5 +35,5 @@ class Interruptions(Part):
             gather(None, popdist.getNumInstances())
 
     def end(self) -> None:
-        """All is saved."""
+        """Note that all is saved."""
         self._interruption.has_steps(False)

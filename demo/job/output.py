@@ -32,7 +32,7 @@ class Output(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the other stream."""
+        """The encoding of the other stream."""
         return self._stream.encoding
 
     @property
@@ -49,7 +49,7 @@ class Output(io.TextIOBase):
         return self._stream.isatty()
 
     def writable(self) -> bool:
-        """It always is."""
+        """Whether lines can be written: always."""
         return True
 
     def write(self, text: str) -> int:

@@ -74,10 +74,10 @@ class Step:
 
 
 class RunState:
-    """Where a run is, from its first step, or from a checkpoint, to its last."""
+    """The state of a run, from its first step, or from a checkpoint, to its last."""
 
     signal: int | None = None
-    """The one that ends the run."""
+    """The signal that ends the run."""
     failure: Exception | None = None
     """Why training cannot go on, or shall not."""
     wants_save = False
@@ -148,7 +148,7 @@ class RunState:
             getattr(part, event)(*details)
 
     def each_surely(self, event: str, *details: Any) -> None:
-        """As `each`, also where one of them fails; that is raised after the last."""
+        """Do as `each`, but go on where a part fails; the error is raised after the last part."""
         with ExitStack() as stack:
             for part in reversed(self.parts):
                 stack.callback(getattr(part, event), *details)
@@ -178,7 +178,7 @@ class Part:
     # In the loop
 
     def begin(self) -> None:
-        """Before the first step."""
+        """Runs before the first step."""
 
     def vote(self) -> Any:
         """What the others are to hear before each step, as JSON."""
@@ -192,48 +192,48 @@ class Part:
         return False
 
     def prepare(self, call: Call) -> None:
-        """Before a call of the session."""
+        """Runs before a call of the session."""
 
     def around(self, call: Call) -> AbstractContextManager[None]:
-        """Around a call of the session."""
+        """A block around a call of the session."""
         return nullcontext()
 
     def called(self, call: Call) -> None:
-        """After a call, before its steps are counted."""
+        """Runs after a call, before its steps are counted."""
 
     def stepped(self, step: Step) -> None:
-        """After each step of a call."""
+        """Runs after each step of a call."""
 
     def fields(self) -> "dict[str, Any]":
         """What the record of this step has of this part, by names of `metrics.jsonl`."""
         return {}
 
     def after(self) -> None:
-        """After the steps of a call are recorded."""
+        """Runs after the steps of a call are recorded."""
 
     # At events
 
     def stage_begins(self) -> None:
-        """The program is another one from here on."""
+        """Runs when the program is another one from here on."""
 
     def before_save(self) -> None:
-        """Before the state is saved."""
+        """Runs before the state is saved."""
 
     def position(self) -> "dict[str, Any]":
         """What a checkpoint says of this part, as fields of `Position`."""
         return {}
 
     def saved(self) -> None:
-        """A checkpoint is there."""
+        """Runs when a checkpoint is there."""
 
     def validated(self, values: "dict[str, float]") -> None:
-        """What the run goes on from is validated, before its first step."""
+        """Runs when what the run goes on from is validated, before its first step."""
 
     def recorded(self, values: "dict[str, Any]") -> None:
-        """A step is recorded."""
+        """Runs when a step is recorded."""
 
     def wrote(self, texts: "Sequence[tuple[str, str]]") -> None:
-        """The model has written: prompts, and what it made of them."""
+        """Runs when the model has written: prompts, and what it made of them."""
 
     def settle(self) -> None:
         """Complete what goes on beside training."""
@@ -244,19 +244,19 @@ class Part:
         """Save this step, whatever it takes."""
 
     def finish(self) -> None:
-        """After the last step is saved, while there is the session."""
+        """Runs after the last step is saved, while there is the session."""
 
     def rescue(self) -> None:
-        """Before an error of the data ends the run."""
+        """Runs before an error of the data ends the run."""
 
     def abandon(self) -> None:
-        """Before a signal that does not wait ends the run."""
+        """Runs before a signal that does not wait ends the run."""
 
     def end(self) -> None:
-        """After training, however it ended. The last part is the first to end."""
+        """Runs after training, however it ended. The last part is the first to end."""
 
     def complete(self) -> None:
-        """After a run that no signal has ended."""
+        """Runs after training that no signal has ended."""
 
     def close(self) -> None:
         """Leave everything behind."""

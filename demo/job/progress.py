@@ -41,7 +41,7 @@ class Progress:
         self.loss = RunningMean()
         self._flops = flops_per_token(config.model)
         self._times: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
-        """Of session runs: steps, seconds, and those of them that waited for data."""
+        """The newest session runs: steps, seconds, and those of them that waited for data."""
         self._runs, self._waited, self._is_limit_told = 0, 0.0, False
         self._begin = time.perf_counter()
         self._first_step, self._first_tokens = first_step, first_tokens

@@ -1,4 +1,4 @@
-"""Where a run tells its progress: one line that changes on a terminal, a plain log elsewhere."""
+"""The line that tells a run's progress: one that changes on a terminal, a plain log elsewhere."""
 
 import os
 import sys
@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 GAP = "  "
 WIDTH = 80
-"""Of a terminal that does not tell its own."""
+"""The columns of a terminal that does not tell its own."""
 ROWS = 20
-"""Of a terminal; it needs one of them, and some tell that they have none."""
+"""The rows of a terminal; the line needs one, and some terminals tell that they have none."""
 tqdm.set_lock(threading.RLock())  # by itself it takes a semaphore for several processes
 
 

@@ -102,7 +102,7 @@ class Records(Part):
         self._progress.begin_stage(self.run.stage)
 
     def before_save(self) -> None:
-        """What is recorded is on the disk before what is saved."""
+        """Bring what is recorded onto the disk before what is saved."""
         if self._metrics is not None:
             self._metrics.sync()
 
@@ -111,7 +111,7 @@ class Records(Part):
         return {} if self._metrics is None else {"metrics": self._metrics.lines}
 
     def end(self) -> None:
-        """No metrics come any more."""
+        """Close the file and the line: no metrics come any more."""
         if self._metrics is not None:
             self._metrics.close()
             self._line.close()

@@ -10,7 +10,7 @@ class ReplicaChecks(Part):
     """Raises CorruptedError where they differ: nothing of the step is saved then."""
 
     _step: int | None = None
-    """The one that was checked last."""
+    """The step that was checked last."""
 
     @classmethod
     def is_wanted(cls, job: Job) -> bool:

@@ -56,7 +56,7 @@ class RunClock:
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.monotonic() - self._begin
 
     @property
@@ -66,7 +66,7 @@ class RunClock:
 
     @property
     def steps(self) -> int:
-        """Of the whole run, as far as they are known."""
+        """The steps of the whole run, as far as they are known."""
         return self.config.training.steps if self.schedule is None else self.schedule.end
 
     def is_last(self, step: int) -> bool:
@@ -84,7 +84,7 @@ class RunClock:
         return replace(training, steps=steps, decay_steps=decay)
 
     def learning_rate(self, step: int) -> float:
-        """Of an optimizer step, counted from 0."""
+        """The learning rate of an optimizer step, counted from 0."""
         if self.schedule is None:
             return learning_rate(self.config.training, step)
         return self.schedule.learning_rate(step)
@@ -102,7 +102,7 @@ class RunClock:
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """Around a validation, which the last step has, too."""
+        """A block around a validation. That of the last step is expected to take as long."""
         begin = time.monotonic()
         yield
         self._validation = time.monotonic() - begin

@@ -37,12 +37,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run's files are."""
+    """The place of a run's files."""
 
     path: Path
     checkpoints: Path
     locks: "tuple[FolderLock, ...]" = ()
-    """Of the folder, and of that for checkpoints where it is another one; in instance 0 alone."""
+    """Locks of the folder, and of that for checkpoints where it is another one; in instance 0
+    alone.
+    """
 
     @property
     def config(self) -> Path:

@@ -11,7 +11,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Report(Part):
-    """Writes it where there is something new, or it is old; training goes on without."""
+    """Writes the page where there is something new, or it is old; training goes on without."""
 
     def __init__(self, run: RunState, job: Job):
         super().__init__(run, job)
@@ -19,20 +19,20 @@ class Report(Part):
 
     @classmethod
     def is_wanted(cls, job: Job) -> bool:
-        """Whether this process writes it."""
+        """Whether this process writes the page."""
         return job.is_leader
 
     def recorded(self, values: "dict[str, Any]") -> None:
-        """There is a step, perhaps with a validation."""
+        """Write the page if it is due: there is a step, perhaps with a validation."""
         with self.run.aside():
             self._write_if_due(is_news=values["validation_loss"] is not None)
 
     def saved(self) -> None:
-        """There is a checkpoint."""
+        """Write the page if it is due: there is a checkpoint."""
         self._write_if_due(is_news=True)
 
     def close(self) -> None:
-        """Write it with everything."""
+        """Write the page with everything."""
         self._write()
 
     def _write_if_due(self, is_news: bool) -> None:

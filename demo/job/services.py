@@ -1,4 +1,4 @@
-"""Where others show a run: Weights & Biases (`--wandb`) and TensorBoard (`--tensorboard`)."""
+"""The services that show a run: Weights & Biases (`--wandb`) and TensorBoard (`--tensorboard`)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -19,8 +19,8 @@ class TensorboardLog:
     """Writes metrics of steps to a folder. The first failure is reported, and ends the writing."""
 
     def __init__(self, folder: Path, step: int):
-        """For a run that has done so many steps: later ones of a run that was cut off count no
-        more.
+        """Begin the log of a run that has done so many steps: later ones of a run that was cut off
+        count no more.
 
         Raises:
             UserError: the optional package cannot be imported.

@@ -93,7 +93,7 @@ class SampleWriter:
         self.model = CachedModel(config, len(prompts), longest, tokens)
 
     def write(self) -> "list[tuple[str, str]]":
-        """Each prompt and what the model makes of it. All processes of a run must call it.
+        """Prompts, and what the model makes of each. All processes of a run must call it.
 
         Raises:
             NotFiniteError: the model's logits are not finite.

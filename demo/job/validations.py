@@ -28,7 +28,7 @@ class Validations(Part):
     """
 
     _step: int | None = None
-    """The one that was validated last."""
+    """The step that was validated last."""
     _values: "dict[str, float]" = {}
     """What was measured then, by names of `metrics.jsonl`."""
 

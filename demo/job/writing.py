@@ -39,7 +39,7 @@ class TextStream:
         self._tokenizer, self._stop = tokenizer, stop
         self._tokens = list(prompt)
         self._context, self._read = max(0, len(self._tokens) - 8), len(self._tokens)
-        """Where the tokens begin that decide how the next ones look, and where those begin."""
+        """The first of the tokens that decide how the next ones look, and the first of these."""
         self._held = ""
         """May be the beginning of a stop."""
 

@@ -52,7 +52,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is, and its name there."""
+    """The place of a tensor: its file, and its name there."""
 
     file: Path
     name: str

@@ -28,11 +28,12 @@ class Measured:
     loss: float
     """Mean over tokens, nats."""
     standard_error: float | None
-    """Of the loss, which is that of a part; None where every token was counted."""
+    """The standard error of the loss, which is that of a part; None where every token was counted.
+    """
     tokens: int
-    """That were counted."""
+    """Tokens that were counted."""
     bytes: int | None
-    """Of the text that these tokens stand for, in UTF-8; None where that is not known."""
+    """Bytes of the text that these tokens stand for, in UTF-8; None where that is not known."""
 
     @property
     def perplexity(self) -> float:
@@ -163,15 +164,15 @@ class Evaluation:
         return losses, is_counted, found_bytes
 
     def _is_counted(self, numbers: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Which labels of samples count, and are in no sample before, bool [n, sequence]."""
+        """Whether each label of samples counts, and is in no sample before, bool [n, sequence]."""
         begin, end = self.dataset.counted(numbers).T[..., None]
         places = np.arange(self.config.model.sequence_length)
         found: np.ndarray = (begin <= places) & (places < end) & (labels != IGNORED)
         return found
 
     def _standard_error(self, sums: "list[float]", counts: "list[int]") -> float:
-        """Of the loss, a ratio, of a part drawn without putting back. Source: Cochran 1977,
-        Sampling Techniques, section 2.11.
+        """The standard error of the loss, a ratio, of a part drawn without putting back. Source:
+        Cochran 1977, Sampling Techniques, section 2.11.
         """
         number = len(sums)
         if number < 2:

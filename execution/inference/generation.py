@@ -47,7 +47,7 @@ class CacheSizes:
     """What a program is made for."""
 
     texts: int
-    """Per data-parallel replica."""
+    """Texts per data-parallel replica."""
     prompt: int
     """Tokens of each text that a run takes of a prompt."""
     columns: int
@@ -55,7 +55,7 @@ class CacheSizes:
 
     @classmethod
     def of(cls, config: Config, texts: int, longest: int, tokens: int) -> "CacheSizes":
-        """For prompts of up to so many tokens, and so many tokens more."""
+        """The sizes for prompts of up to so many tokens, and so many tokens more."""
         positions = config.model.positions
         whole = min(longest, positions)
         prompt = -(-whole // -(-whole // PROMPT_TOKENS))
@@ -79,7 +79,7 @@ class CachedPass(ForwardGraphs):
     next.
     """
     words: popxl.HostToDeviceStream
-    """Of each text the word before, and so many more."""
+    """The stream of words: of each text the word before, and so many more."""
     logits: popxl.DeviceToHostStream
 
 
@@ -123,7 +123,9 @@ def _passes(
     inputs: addons.InputStreams,
     outputs: addons.OutputStreams,
 ) -> tuple[CachedPass, CachedPass]:
-    """For one token of each text, and for those of a prompt; they share weights and cache."""
+    """The passes for one token of each text, and for those of a prompt; they share weights and
+    cache.
+    """
     word: CachedPass | None = None
     for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
         graphs = _graphs(config, layout, sizes, tokens, word)
@@ -349,12 +351,14 @@ class CachedModel:
         return self._run(words, is_prompt=False)
 
     def forget(self, number: int) -> None:
-        """A text is finished: nothing follows it."""
+        """Note that a text is finished: nothing follows it."""
         self._seen[number] = [0]
         self._finished.add(number)
 
     def where_not_finite(self) -> str:
-        """Where a number of the last run was not finite first; all processes must call it."""
+        """The place where a number of the last run was not finite first; all processes must call
+        it.
+        """
         rows = self.session.state.cache.tensors  # what failed has left its numbers there
         write(self.session, {row: np.zeros(row.shape_on_host) for row in rows})
         with find_not_finite(self.session) as found:

@@ -34,7 +34,7 @@ def evaluation_program(config: Config) -> "tuple[popxl.Ir, LayerIO, addons.Named
 
 
 def scoring(config: Config) -> addons.TaskSession:
-    """As `evaluation`, with whether each token is the likeliest one; see `token_scores`."""
+    """Same as `evaluation`, and whether each token is the likeliest one; see `token_scores`."""
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
     outputs: dict[str, Description] = {"loss": (words[0], popxl.float32), "is_likeliest": words}
@@ -58,7 +58,7 @@ def token_losses(
 def token_scores(
     session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray
 ) -> "tuple[np.ndarray, np.ndarray]":
-    """As `token_losses`, and whether each label is the likeliest token, bool, of a session of
+    """Same as `token_losses`, and whether each label is the likeliest token, bool, of a session of
     `scoring`.
     """
     losses, found = _by_sample(session, config, words, labels, ("loss", "is_likeliest"))

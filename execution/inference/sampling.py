@@ -18,15 +18,19 @@ class Sampling:
     """
 
     temperature: PositiveOrZero = 0.8
-    """Logits are divided by it; 0: the likeliest token is taken, the first of equal ones."""
+    """The number that logits are divided by; 0: the likeliest token is taken, the first of equal
+    ones.
+    """
     top_k: Count | None = 40
-    """So many of the likeliest tokens are chosen from, and those as likely as the last of them;
-    none: all.
+    """The number of likeliest tokens to choose from, and those as likely as the last of them; none:
+    all.
     """
     top_p: TopP = 1.0
-    """Of these, the fewest of the likeliest that together have this probability."""
+    """The probability that tokens to choose from have together: the fewest of the likeliest of
+    these.
+    """
     seed: Seed = 42
-    """Decides what is drawn."""
+    """The seed, which decides what is drawn."""
 
     def __post_init__(self) -> None:
         problems = []

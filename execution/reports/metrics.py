@@ -45,7 +45,7 @@ class MetricsFile:
         self.lines = 0
         """Lines that the file has."""
         self.kept_loss = RunningMean()
-        """Of the losses of the steps before."""
+        """The running mean of the losses of the steps before."""
         self._steps_done, self._first = steps_done, 1
         self._lost: int | None = None
         """The last of the steps from the first line's on that the file has none of."""

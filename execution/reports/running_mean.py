@@ -3,7 +3,7 @@
 import math
 
 SHARE = 0.05
-"""Of the newest value in the mean, once enough have come."""
+"""The share of the newest value in the mean, once enough have come."""
 FORGETTING = 10
 """The mean is as old as an eleventh of the values so far, until `SHARE` makes it 19 values old."""
 

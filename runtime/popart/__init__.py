@@ -30,7 +30,7 @@ from popart.errors import popart_exception, poplar_application_runtime_error
 from popart.log import getLogger
 from popart.session import DataFlow, InferenceSession, PyStepIO, PyWeightsIO
 
-VERSION = "0.1.0"
+VERSION = "0.3.0"
 
 
 def versionString() -> str:  # noqa: N802 - the native layer's name

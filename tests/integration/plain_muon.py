@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.plain_gpt import PlainAdamW, PlainGPT
+from benchmarks.plain_gpt import PlainGPT
 from popxl_gpt.config.schema import Training
+from tests.integration.plain_adamw import PlainAdamW
 
 MATRICES = {"c_attn.weight": (1, 1, 1), "c_proj.weight": (1,), "c_fc.weight": (1,)}
 """Ends of the names of what Muon updates, with the parts of its columns that are matrices."""

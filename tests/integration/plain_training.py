@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import torch
 
-from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
+from benchmarks.plain_gpt import PlainGPT, PlainModel
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.host import StepResult
 from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests.integration.gpt_oracle import random_weights, small
+from tests.integration.plain_adamw import PlainAdamW
 from tests.integration.plain_muon import PlainMuon
 from tests.integration.runs import batches
 

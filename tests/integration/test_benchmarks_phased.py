@@ -13,7 +13,7 @@ import torch
 from benchmarks.phased import PhasedRun, PhasedSteps
 from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
 from benchmarks.shakespeare import BATCH, TRAINING, Characters
-from benchmarks.train_step import Batches
+from benchmarks.train_step import batches as micro_batches
 from popxl_gpt.execution.variables import read_weights
 from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests import warm
@@ -68,34 +68,36 @@ def test_train_step_gives_both_the_same_micro_batches(widening):
         "widening": widening,
         "recomputation": True,
     }
-    phased = PhasedSteps(options, Batches(options))
+    phased = PhasedSteps(options, micro_batches(options))
     plain = plain_like(
         phased, PlainTraining(steps=9, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
     )
-    batches = Batches(options)
-    for _ in range(3):
-        micro_batches = [
-            (torch.from_numpy(ids), torch.from_numpy(labels)) for ids, labels in batches.next()
-        ]
-        assert phased.step(1)["loss"] == pytest.approx(plain.step(micro_batches), rel=1e-4)
+    for step, _ in zip(micro_batches(options), range(3)):
+        tensors = [tuple(map(torch.from_numpy, pair)) for pair in step]
+        assert phased.step(1)["loss"] == pytest.approx(plain.step(tensors), rel=1e-4)
 
 
 @pytest.mark.multi
-def test_train_step_holds_the_phased_step_to_its_bar():
+def test_train_step_holds_the_phased_step_to_its_bars():
+    names = ["eager", "FSDP2", "phased", "phased, recomputing", "phased, wide"]
     sizes = {**SIZES, "vocabulary_size": 30}
     flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     command = [warm.python(), "benchmarks/train_step.py", *flags, "--rounds", "1", "--warmup", "1"]
-    command += ["--dtypes", "bfloat16", "--wide", "--variants", "eager", "phased", "phased, wide"]
+    command += ["--dtypes", "float32", "--wide", "--offloading", "--variants", *names]
     done = subprocess.run(
         command, cwd=ROOT, env=warm.with_children(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.strip().splitlines()[-1])["dtypes"]["bfloat16"]
-    phased = [figures["variants"][name] for name in ("phased", "phased, wide")]
-    plain = figures["variants"]["eager"]["speed_ratio"]
-    assert (
-        figures["bar"]["speed_ratio"]
-        == max(variant["speed_ratio"] for variant in phased) / plain
-        > 0
-    )
-    assert figures["bar"]["memory_ratio"] > 0
+    *shown, last = done.stdout.strip().splitlines()
+    assert any(line.split()[:1] == ["variant"] and line.endswith("of ceiling") for line in shown)
+    assert any(line.startswith("eager ") for line in shown) and str(ROOT) not in last
+    result = json.loads(last)
+    figures = result["dtypes"]["float32"]
+    variants, bars = figures["variants"], (figures["bar"], figures["offloading_bar"])
+    assert set(variants) == {*names} and result["tokens_per_step"] == 32
+    assert figures["ceiling"].keys() == {"flops", "shares"}
+    assert variants["FSDP2"]["loss"] == pytest.approx(variants["eager"]["loss"], rel=1e-6)
+    best = max(variants[name]["speed_ratio"] for name in ("phased", "phased, wide"))
+    assert bars[0]["speed_ratio"] == best / variants["eager"]["speed_ratio"] > 0
+    assert all(bar["memory_ratio"] > 0 for bar in bars)
+    assert sum("bar: phased" in line for line in shown) == 2

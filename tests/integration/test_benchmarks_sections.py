@@ -78,7 +78,7 @@ def test_shares_are_medians_over_steps_each_beside_its_own_ceiling():
 def test_products_of_a_recorded_step_are_those_of_the_model(dtype):
     options = {"model": {name: SIZES[name] for name in list(SIZES)[:5]}, "dtype": dtype}
     options |= {"micro_batch_size": 1, "accumulation": BATCH, "widening": BATCH, "dropout": 0.0}
-    steps = PhasedSteps({**options, "recomputation": False}, train_step.Batches(options))
+    steps = PhasedSteps({**options, "recomputation": False}, train_step.batches(options))
     steps.step(1)
     with profile(steps.session) as profiles:
         steps.step(1)
@@ -97,7 +97,7 @@ def test_its_quick_form_prints_a_table_for_each_shape(monkeypatch, capsys):
     monkeypatch.setattr(train_step, "SHAPES", {"gpt2": SIZES})
     monkeypatch.setattr(step_sections, "SHAPES", {"gpt2": BATCH})
     monkeypatch.setattr(sys, "executable", warm.python())
-    monkeypatch.setattr(sys, "argv", ["step_sections.py", "--rounds", "1", "--check"])
+    monkeypatch.setattr(sys, "argv", "step_sections.py --shapes gpt2 --rounds 1 --check".split())
     assert step_sections.main() == 1, "a tiny step is no match for its bars"
     *shown, last = capsys.readouterr().out.strip().splitlines()
     assert any(line.startswith("products ") for line in shown) and "missed" in shown[-1]

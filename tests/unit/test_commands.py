@@ -1,10 +1,12 @@
 """The commands: what they load before they answer, and what they are called."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import popart
 import pytest
 
 from popxl_gpt import __version__
@@ -64,6 +66,14 @@ def test_help_and_wrong_flags_are_answered_before_anything_slow_is_loaded():
     assert done.stdout.count(f"popxl-gpt {__version__}\n") == len(named)
     for name in named:
         assert f"popxl-gpt-{name}" in done.stdout
+
+
+def test_both_products_and_the_changelog_have_one_version():
+    runtime = (ROOT / "runtime/pyproject.toml").read_text()
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    newest, *_ = re.findall(r"^## (.+)$", changes, re.MULTILINE)
+    assert newest == __version__ == popart.versionString()
+    assert f'\nversion = "{__version__}"\n' in runtime
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "generate", "report", "convert", "prepare"])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from helpers.quick import Later
 
-from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel, PlainTrainer, PlainTraining
+from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
+from tests.integration.plain_adamw import PlainAdamW
 
 hugging_face_gpt = Later("benchmarks.hugging_face_gpt")
 SIZES = {"layers": 2, "hidden_size": 24, "heads": 3, "sequence_length": 10, "vocabulary_size": 37}
@@ -96,6 +97,19 @@ def test_formula_adamw_equals_the_one_of_torch():
     torch.testing.assert_close(train(PlainAdamW), train(torch.optim.AdamW), rtol=1e-12, atol=1e-12)
 
 
+class FormulaTrainer(PlainTrainer):
+    """The loop with AdamW as a formula, and gradients that are scaled before it."""
+
+    def __init__(self, gpt: PlainGPT, training: PlainTraining):
+        super().__init__(gpt, training)
+        betas, groups = (training.beta1, training.beta2), self.optimizer.param_groups
+        self.optimizer = PlainAdamW(groups, lr=0.0, betas=betas, eps=training.epsilon)
+
+    def _clip(self) -> None:
+        super()._clip()
+        torch._foreach_div_([p.grad for p in self.parameters], self.optimizer.grad_scale)
+
+
 @pytest.mark.slow
 def test_fast_loop_equals_formula_loop_over_many_steps():
     training = PlainTraining(
@@ -108,8 +122,8 @@ def test_fast_loop_equals_formula_loop_over_many_steps():
         max_norm=0.05,
     )
     runs = []
-    for fast in (True, False):
-        trainer = PlainTrainer(randomised(PlainModel(**SIZES)).double(), training, fast=fast)
+    for make in (PlainTrainer, FormulaTrainer):
+        trainer = make(randomised(PlainModel(**SIZES)).double(), training)
         runs.append(([trainer.step(tokens(3, seed=i)) for i in range(20)], trainer.gradient_norm))
     assert runs[0][1] > training.max_norm, "clipping must be active for this test to mean something"
     assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-6)
@@ -131,9 +145,7 @@ def test_accumulation_equals_one_large_batch():
 
 def test_clipping_scales_to_the_maximum_and_counts_the_tied_weight_once():
     gpt = randomised(PlainModel(**SIZES)).double()
-    trainer = PlainTrainer(
-        gpt, PlainTraining(steps=1, learning_rate=0.0, max_norm=0.25), fast=False
-    )
+    trainer = FormulaTrainer(gpt, PlainTraining(steps=1, learning_rate=0.0, max_norm=0.25))
     trainer.step(tokens(2))
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in gpt.parameters()))
     assert norm == pytest.approx(0.25) and trainer.gradient_norm > 0.25

@@ -79,7 +79,7 @@ class FolderLock:
             return False
 
     def now_at(self) -> Path | None:
-        """Where the folder is that lost its name; None where it was deleted, or nobody knows."""
+        """The place of a folder that lost its name; None where it was deleted, or nobody knows."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
         except OSError:

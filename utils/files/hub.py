@@ -13,7 +13,9 @@ TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 ADAPTER = "adapter_config.json"
 """What peft leaves in the folder of an adapter."""
 SNAPSHOTS, MAIN = "snapshots", "refs/main"
-"""Of a model in the hub's cache: a folder for each version, and the file that names the newest."""
+"""The parts of a model in the hub's cache: a folder for each version, and the file that names the
+newest.
+"""
 OTHER_TOKENIZERS = (SENTENCEPIECE, "vocab.json", "merges.txt", "tokenizer_config.json")
 """Files of a tokenizer that transformers makes a tokenizer.json of."""
 CACHED = re.compile(r"(models|datasets|spaces)--.+")

@@ -9,7 +9,7 @@ from popxl_gpt.utils.errors import UserError
 
 @contextmanager
 def written_to(folder: Path, flag: str) -> Iterator[None]:
-    """Around what makes a folder or writes to it: where it cannot, the user hears so, and which
+    """A block that makes a folder or writes to it: where it cannot, the user hears so, and which
     flag names another.
     """
     try:

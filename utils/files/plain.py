@@ -112,7 +112,9 @@ def _has_kind(path: Path, is_kind: "Callable[[int], bool]") -> bool:
 
 
 def real_path(path: Path) -> Path:
-    """Where a path leads; one that leads in a circle is left there, where `Path.resolve` raises."""
+    """The place that a path leads to; a path that leads in a circle is left as it is there, where
+    `Path.resolve` raises.
+    """
     return Path(os.path.realpath(path))
 
 

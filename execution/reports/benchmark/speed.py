@@ -27,15 +27,15 @@ class FileUse:
     """What this process moved between memory and what rows wait in, in the measured runs."""
 
     store: str
-    """What rows wait in: files or host memory."""
+    """The place where rows wait: files or host memory."""
     memory_bytes: int
     file_bytes: int
     is_direct: bool
-    """Past the system's page cache."""
+    """Whether it passes by the system's page cache."""
     read_bytes_per_step: float
     written_bytes_per_step: float
     seconds_reading: float
-    """Per step, beside the computation or not."""
+    """Seconds per step, beside the computation or not."""
     seconds_writing: float
     waiting: float
     """Share of the time in which the computation waited for rows."""
@@ -50,13 +50,13 @@ class Speed:
     tokens_per_second: float
     samples_per_second: float
     tflops_per_second: float
-    """Of the model, recomputation not counted."""
+    """TFLOP/s of the model, recomputation not counted."""
     mfu: float | None
-    """That over what the machine multiplies at most; None where that is not known."""
+    """The model's FLOP/s over what the machine multiplies at most; None where that is not known."""
     loss: float
-    """Of the last step."""
+    """The loss of the last step."""
     files: FileUse | None = None
-    """Where remote memory comes and goes."""
+    """The use of files, where remote memory comes and goes."""
 
 
 def measure(

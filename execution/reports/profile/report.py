@@ -52,8 +52,8 @@ class StepProfiler:
 
     @contextmanager
     def around(self, session: popxl.Session, is_last: bool) -> Iterator[None]:
-        """Around each run of the session. After the one whose record counts, that is printed and
-        written.
+        """A block around each run of the session. After the one whose record counts, the profile is
+        printed and written.
         """
         if self.is_done:
             yield

@@ -21,18 +21,18 @@ class RunProfile:
     machine: Any
     """Speeds of the machine, which the replicas of a process share."""
     measured: tuple[str, ...]
-    """Those speeds, by flag, that were measured on this machine."""
+    """The speeds, by flag, that were measured on this machine."""
     limits: tuple[Any, ...]
-    """For each phase the times of its work at those speeds, in the whole run."""
+    """The times of each phase's work at those speeds, in the whole run."""
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The seconds of a step."""
         return self.record.seconds / self.record.steps
 
     @property
     def limit(self) -> float:
-        """Of a step, at the physical limit of every phase."""
+        """The seconds of a step, at the physical limit of every phase."""
         return sum(time.limit for time in self.limits) / self.record.steps
 
 

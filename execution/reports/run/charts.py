@@ -53,7 +53,7 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
 WAITED = 0.05
 """Share of a step that waits for data from which on it is worth a chart."""
 COLOURS = 8
-"""That the page has."""
+"""The colours that the page has."""
 
 
 def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":

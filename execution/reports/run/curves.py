@@ -11,7 +11,7 @@ from popxl_gpt.execution.reports.metrics import MetricsReader, number_of
 from popxl_gpt.execution.reports.running_mean import RunningMean
 
 POINTS = 1000
-"""Of a curve that is shown; more are thinned to the extremes of equal parts."""
+"""The points of a curve that is shown; more are thinned to the extremes of equal parts."""
 AXES = ("step", "tokens", "seconds")
 COLUMNS = (
     "loss",
@@ -39,8 +39,8 @@ DERIVED = (
     "data_share",
     "waited",
 )
-"""Of these, `data_share` is of a step's time that it waited for data, and `waited` the seconds of
-all steps so far that did.
+"""Columns that follow from the others: `data_share` is the share of a step's time that it waited
+for data, and `waited` the seconds that all steps so far did.
 """
 NAMES = (*AXES, *COLUMNS, *DERIVED)
 STEPS_HELD = 32 * POINTS

@@ -188,8 +188,8 @@ def _when(line: "Mapping[str, Any]") -> str:
 
 
 def _phases(run: RunFiles, is_alone: bool) -> str:
-    """Of the profile in the run's folder, or else of the plan: time, limit and what bounds it.
-    Where there is neither, how to have one, if the run is alone on the page.
+    """The phases of the profile in the run's folder, or else of the plan: time, limit and what
+    bounds each. Where there is neither, how to have one, if the run is alone on the page.
     """
     found = run.profile or run.plan
     steps, phases = _float(found.get("steps")), found.get("phases")

@@ -10,9 +10,9 @@ from popxl_gpt.execution.reports.run.run_files import REPORT, RunFiles, read_run
 from popxl_gpt.utils.files.whole import written_whole
 
 SECONDS = 60.0
-"""Between reports of a run that trains, at most."""
+"""The seconds between reports of a run that trains, at most."""
 SHARE = 0.01
-"""Of a run's time that its reports may take."""
+"""The share of a run's time that its reports may take."""
 
 
 def write_report(runs: "Sequence[RunFiles]", path: Path) -> None:

@@ -16,7 +16,9 @@ APPLICATION_PACKAGES = tuple(
     f"{APPLICATION}.{folder}"
     for folder in ("config", "data", "utils", "modelling", "execution", "demo")
 )
-PACKAGES = RUNTIME_PACKAGES + APPLICATION_PACKAGES
+BENCHMARKS = "benchmarks"
+"""A folder of the root, too, that is no part of what is installed."""
+PACKAGES = (*RUNTIME_PACKAGES, *APPLICATION_PACKAGES, BENCHMARKS)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def package_of(module: str) -> str:
 
 @cache
 def sources() -> dict[str, Source]:
-    """Every module of the runtime and the application, by dotted name."""
+    """Every module of the runtime, the application and the benchmarks, by dotted name."""
     return {source.module: source for package in PACKAGES for source in sources_of(package)}
 
 
@@ -87,7 +89,7 @@ def sources_of(package: str) -> tuple[Source, ...]:
     """Every module of a package."""
     found = []
     above, _, folder = package.rpartition(".")
-    base = ROOT if above else RUNTIME
+    base = ROOT if above or package == BENCHMARKS else RUNTIME
     for path in sorted((base / folder).rglob("*.py")):
         parts = (*filter(None, [above]), *path.relative_to(base).with_suffix("").parts)
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

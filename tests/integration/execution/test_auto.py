@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import json
 import math
 import time
 import weakref
@@ -11,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import auto as benchmark
 from popxl_gpt.config.command_line import given_settings
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.saving import load
@@ -491,17 +489,3 @@ def test_without_an_earlier_run_there_is_a_search(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="asked"):
         resolved(config, (), PlanOptions(auto=True), pretraining, training_program)
     assert asked[0][-1] == choice.SECONDS
-
-
-@pytest.mark.slow
-def test_the_benchmark_tells_the_choice_beside_the_best_of_all(capsys):
-    words = ["--models", "tiny", "--rounds", "1", "--steps", "1", "--seconds", "1", "--processor"]
-    code = benchmark.main(words)
-    *_, last = capsys.readouterr().out.strip().splitlines()
-    found = json.loads(last)
-    figures = found["models"]["tiny"]
-    assert len(figures["ways"]) == 6 and set(figures["tried"]) <= set(figures["ways"])
-    assert figures["chosen"] == figures["tried"][0]
-    best = min(figures["ways"].values())
-    assert figures["ratio"] == figures["ways"][figures["chosen"]] / best >= 1.0
-    assert found["met"] == (found["worst"] <= benchmark.BAR) == (code == 0)

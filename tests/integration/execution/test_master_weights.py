@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from helpers.quick import cases
 
-from benchmarks.plain_gpt import PlainAdamW, PlainGPT, PlainModel
+from benchmarks.plain_gpt import PlainGPT, PlainModel
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config
@@ -25,6 +25,7 @@ from popxl_gpt.modelling.hugging_face import hugging_face_name
 from popxl_gpt.modelling.parameters import Role
 from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import distance, random_weights
+from tests.integration.plain_adamw import PlainAdamW
 from tests.integration.plain_muon import update_
 from tests.integration.runs import TRAINED, batches, train
 from tests.integration.skipping import DP_TP1, DP_TP2, GRID, run, session_of
