@@ -23,7 +23,7 @@ ARCHITECTURE = (
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
 BY_DEFAULT = {
-    "feed_forward_size": "feed_forward", "key_value_heads": "key_value",
+    "key_value_heads": "key_value", "feed_forward_size": "feed_forward",
     "head_size": "head_width", "qkv_biases": "has_qkv_biases",
 }  # fmt: skip
 """Settings that weights are for and that may be none, and what of a model tells them then."""

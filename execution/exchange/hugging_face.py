@@ -20,6 +20,8 @@ from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
+from popxl_gpt.execution.exchange.families.family import HEAD, Family
+from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.hugging_face_config import (
     config_of,
     family_in,
@@ -33,7 +35,6 @@ from popxl_gpt.execution.exchange.hugging_face_files import (
     same_bits,
 )
 from popxl_gpt.modelling.gpt import model_table
-from popxl_gpt.modelling.hugging_face import HEAD, Family, family_of
 from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import shown
 from popxl_gpt.utils.files.hub import foreign_model, hub_hint

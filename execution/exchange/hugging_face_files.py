@@ -17,7 +17,7 @@ from popxl_gpt.execution.checkpoints.tensor_files import (
     read_tensor,
     tensor_entries,
 )
-from popxl_gpt.modelling.hugging_face import HEAD, Family
+from popxl_gpt.execution.exchange.families.family import HEAD, Family
 from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import JSON_VALUES, parse_json, read_bounded, shown
 
