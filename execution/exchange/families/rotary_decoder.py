@@ -4,6 +4,7 @@ from typing import Any
 
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import OUTSIDE, TheirConfig, Values
+from popxl_gpt.utils.files.bounded import shown
 
 SETTINGS = {
     "norm": "rms_norm",
@@ -65,8 +66,9 @@ def read(theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]", head_size: An
     hidden, heads, positions = (
         theirs.get(*sizes[name]) for name in ("hidden_size", "heads", "sequence_length")
     )
-    size = theirs.get("head_dim") or head_size
-    if isinstance(hidden, int) and isinstance(heads, int) and size and size * heads == hidden:
+    size = theirs.get("head_dim")
+    size = head_size if size is None else size
+    if all(isinstance(n, int) for n in (size, heads, hidden)) and size * heads == hidden:
         size = None
     return {"head_size": size, "dropout": 0.0, **_positions(theirs, positions)}
 
@@ -86,8 +88,8 @@ def _positions(theirs: TheirConfig, positions: Any) -> Values:
     for entry, value in rope.items():
         if isinstance(value, (dict, list)):
             theirs.refuse(
-                f"got {name} with several values of {entry}; expected one kind of positions in all "
-                "layers. Convert a model that has it."
+                f"got {name} with several values of {shown(entry)}; expected one kind of positions "
+                "in all layers. Convert a model that has it."
             )
     part = of("partial_rotary_factor", theirs.get("partial_rotary_factor"))
     theirs.expect("partial_rotary_factor", 1.0 if part is None else part, (1.0,))
@@ -99,7 +101,7 @@ def _positions(theirs: TheirConfig, positions: Any) -> Values:
     original = original or of("original_max_position_embeddings", positions)
     factor = of("factor")
     is_told = kind != "yarn" or factor is not None
-    if not is_told and all(isinstance(n, int) and n > 0 for n in (positions, original)):
+    if not is_told and all(isinstance(n, int) and 0 < n < 2**63 for n in (positions, original)):
         factor = positions / original
     found |= {"rotary_scaling": kind, "rotary_factor": factor}
     if kind == "dynamic":
