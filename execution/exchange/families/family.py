@@ -51,11 +51,6 @@ class TheirConfig:
         raise UserError(f"{self.file}: {problem}")
 
 
-def none_beside(model: Model) -> Values:
-    """No settings beside those that have one name each."""
-    return {}
-
-
 @dataclass(frozen=True, eq=False)
 class Family:
     """A type of models."""
@@ -79,7 +74,7 @@ class Family:
     """What our model is: of each setting of theirs what it may be, transformers' default first."""
     read: Callable[[TheirConfig], Values]
     """Our settings that take more than a name; refuses what is known to be another model."""
-    write: Callable[[Model], Values] = none_beside
+    write: Callable[[Model], Values]
     """Their settings that take more than a name."""
     buffers: "tuple[str, ...]" = ()
     """Tensors of their files that are no weights, named as in `modules`: the class makes them."""

@@ -10,6 +10,7 @@ from helpers.quick import Later, cases
 from safetensors.torch import load_file, save_file
 
 from popxl_gpt.config.presets import override
+from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo.convert import main as convert
@@ -26,7 +27,8 @@ from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
-from tests.integration.runs import own_gradients_of, run_job
+from tests.integration.plain_adamw import PlainAdamW
+from tests.integration.runs import batches, own_gradients_of, run_job, train
 
 transformers = Later("transformers")
 SIZES = {
@@ -177,6 +179,46 @@ def test_loss_and_every_gradient_equal_those_of_transformers(name, layout):
     assert worst[0] < 1e-5, worst
 
 
+# how each model's twenty steps are executed
+EXECUTIONS = {
+    "llama 3.1": {"tensor_parallel_1": 2, "tensor_parallel_2": 2, "host_memory": 200_000},
+    "mistral nemo": {"data_parallel": 2, "recomputation": False},
+    "qwen2, yarn": {**ALL, "widening": 2, "micro_batch_size": 1},
+    "qwen3": {"tensor_parallel_1": 2, "device_iterations": 4, "host_memory": 200_000},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_twenty_steps_are_those_of_a_plain_loop(name, tmp_path):
+    family, theirs, ours = MODELS[name]
+    files = {"memmap_dir": str(tmp_path)} if "host_memory" in EXECUTIONS[name] else {}
+    config = small(
+        **{**OURS, **ours, **EXECUTIONS[name], **files},
+        **{"steps": 20, "learning_rate": 2e-3, "epsilon": 1e-6, "weight_decay": 0.0},
+        max_norm=0.0,
+    )
+    results, after = train(config)
+    table, weights = model_table(config.model), random_weights(config.model)
+    model, rates = with_weights(family, theirs, weights, table), config.training
+    groups = [{"params": list(model.parameters()), "weight_decay": 0.0}]
+    optimizer = PlainAdamW(groups, 0.0, (rates.beta1, rates.beta2), rates.epsilon)
+    for step, (words, labels) in enumerate(batches(config)):
+        found = model(input_ids=torch.from_numpy(words)).logits
+        loss = torch.nn.functional.cross_entropy(
+            found.flatten(0, 1), torch.from_numpy(labels).flatten()
+        )
+        model.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = learning_rate(rates, step)
+        optimizer.step()
+        assert results[step].loss == pytest.approx(loss.item(), rel=2e-5), step
+    expected = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    for name, array in after.items():
+        for theirs_name, part in family.split(name, table[name], array).items():
+            np.testing.assert_allclose(part, expected[theirs_name], rtol=1e-3, atol=2e-5)
+
+
 @pytest.fixture(params=MODELS)
 def folder(request, tmp_path) -> "tuple[Path, torch.nn.Module]":
     """A folder as transformers saves it, and its model."""
@@ -231,8 +273,8 @@ def test_greedy_texts_are_those_of_transformers(folder, tmp_path):
     convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
     saved = find_trained(tmp_path / "ours")
     config = override(saved.config, **{**ALL, "data_parallel": 1})
-    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5]]
-    cached = CachedModel(config, 3, 5, 10)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5], [3, 5], [8, 9, 7, 9], [3, 2], [3, 8, 4, 6, 2], [6]]
+    cached = CachedModel(config, len(prompts), 5, 10)
     write_whole_weights(cached.session, cached.config, saved.weights())
     got = [[] for _ in prompts]
     with cached.session:
