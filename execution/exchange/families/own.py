@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from popxl_gpt import modelling
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import OUTSIDE, Family, TheirConfig, Values
 
 ARCHITECTURE = "PopxlGPTForCausalLM"
 CONFIGURATION = "PopxlGPTConfig"
 """The classes in the file of its code."""
-CODE = Path(modelling.__file__).with_name("modeling_popxl_gpt.py")
+CODE = Path(__file__).parents[3] / "modelling" / "modeling_popxl_gpt.py"
 _MODULES = (
     *("embedding.word", "embedding.shift", "embedding.position"),
     *(
