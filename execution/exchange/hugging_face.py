@@ -30,6 +30,7 @@ from popxl_gpt.execution.exchange.hugging_face_config import (
 )
 from popxl_gpt.execution.exchange.hugging_face_files import (
     TensorFiles,
+    as_precision,
     named_files,
     read_json,
     same_bits,
@@ -180,6 +181,7 @@ def write_hugging_face(
     tokenizer: Path | None,
     file_bytes: int,
     special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
+    precision: str | None = None,
 ) -> Family:
     """Fill a folder with a model that transformers loads. Returns what it is there.
 
@@ -189,6 +191,7 @@ def write_hugging_face(
         file_bytes: another file of weights is begun after so many.
         special_tokens: that texts begin and end with, as `config.json` names them; those that it
             does not name are the tokenizer's, or the model's.
+        precision: type of the weights; none: as they are.
     """
     family = family_of(model)
     table, total, where = model_table(model), 0, {}
@@ -197,11 +200,12 @@ def write_hugging_face(
 
     def flush() -> None:
         path = folder / f".weights-{len(names)}"
-        write_tensors(shards.pop(), path, {"format": "pt"})
+        write_tensors(shards.pop(), path, {"format": "pt"}, precision == "bfloat16")
         names.append(path)
         shards.append({})
 
-    for name, array in weights:
+    for name, whole in weights:
+        array = as_precision(name, whole, precision)
         pending = sum(held.nbytes for held in shards[-1].values())
         if pending and pending + array.nbytes > file_bytes:
             flush()
@@ -209,7 +213,7 @@ def write_hugging_face(
         shards[-1].update(tensors)
         where.update(dict.fromkeys(tensors, len(names)))
         total += array.nbytes
-        kind = array.dtype.name
+        kind = precision or array.dtype.name
     flush()
     final = [
         WEIGHTS if len(names) == 1 else f"model-{i + 1:05d}-of-{len(names):05d}.safetensors"

@@ -21,6 +21,7 @@ from popxl_gpt.execution.exchange.families.mistral import MISTRAL
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
 from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
+from popxl_gpt.execution.exchange.hugging_face_files import as_precision
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
@@ -447,11 +448,31 @@ def test_a_folder_in_bfloat16_of_several_files_with_other_tensors_is_read(tmp_pa
     values["weight_map"][beside] = file.name
     index.write_text(json.dumps(values))
     convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
-    convert(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
-    before, after = tensors(path), tensors(tmp_path / "back")
+    before = tensors(path)
     assert before.pop(beside) is not None and len({*path.glob("*.safetensors")}) > 2
-    assert before.keys() == after.keys()
-    assert all(torch.equal(tensor.float(), after[name]) for name, tensor in before.items())
+    for precision in ("none", "bfloat16"):
+        out = tmp_path / precision
+        words = ["to_hugging_face", tmp_path / "ours", out, "--precision", precision]
+        convert([*map(str, words)])
+        after = tensors(out)
+        assert before.keys() == after.keys()
+        kind = torch.float32 if precision == "none" else torch.bfloat16
+        assert all(torch.equal(t.to(kind), after[name]) for name, t in before.items())
+        assert {t.dtype for t in after.values()} == {kind}
+        assert transformers.AutoConfig.from_pretrained(out).dtype == kind
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_weights_are_rounded_as_torch_rounds_and_those_beyond_are_refused(precision):
+    kind, generator = getattr(torch, precision), np.random.default_rng(3)
+    array = (generator.standard_normal((64, 33)) * 10.0 ** generator.integers(-9, 4)).astype("f4")
+    array[0, :3] = 0.0, -0.0, 1.00390625  # half way between two of bfloat16
+    found = as_precision("weight", array, precision)
+    back = torch.from_numpy(found)
+    expected = torch.from_numpy(array).to(kind)
+    assert torch.equal(back.view(torch.int16), expected.view(torch.int16))
+    with pytest.raises(UserError, match=f"--precision: got {precision} for weight, which has"):
+        as_precision("weight", np.array([3.4e38], np.float32), precision)
 
 
 @pytest.mark.slow
