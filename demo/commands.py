@@ -153,6 +153,10 @@ class Export(Conversion):
     """Begin another file of weights after so many bytes."""
     precision: Literal["float32", "float16", "bfloat16"] | None = None
     """Type of the weights; none: as in the checkpoint, which holds bfloat16 as float32."""
+    family: str | None = None
+    """What the model is to be there, such as mistral, where it may be several things: model_type of
+    config.json; none: the first of gpt2, llama, mistral, qwen2, qwen3, popxl_gpt that it is.
+    """
 
 
 CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {

@@ -111,6 +111,7 @@ def to_hugging_face(options: Export) -> int:
             options.file_bytes,
             saved.special_tokens,
             options.precision,
+            options.family,
         )
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")

@@ -182,6 +182,7 @@ def write_hugging_face(
     file_bytes: int,
     special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
     precision: str | None = None,
+    family_name: str | None = None,
 ) -> Family:
     """Fill a folder with a model that transformers loads. Returns what it is there.
 
@@ -192,8 +193,12 @@ def write_hugging_face(
         special_tokens: that texts begin and end with, as `config.json` names them; those that it
             does not name are the tokenizer's, or the model's.
         precision: type of the weights; none: as they are.
+        family_name: what the model is to be there, as `config.json` names it; none: the first
+            family that it is of.
+    Raises:
+        UserError: the model is not of that family, or its weights are beyond the precision.
     """
-    family = family_of(model)
+    family = family_of(model, family_name)
     table, total, where = model_table(model), 0, {}
     shards: list[dict[str, np.ndarray]] = [{}]
     names: list[Path] = []

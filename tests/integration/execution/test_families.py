@@ -16,6 +16,7 @@ from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoints.checkpoint import find_trained
 from popxl_gpt.execution.exchange.families.family import Family
+from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.families.llama import LLAMA
 from popxl_gpt.execution.exchange.families.mistral import MISTRAL
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
@@ -263,7 +264,10 @@ def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tm
     before.pop("lm_head.weight", None) if model.config.tie_word_embeddings else None
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    own = ["--family", model.config.model_type, "--overwrite"]
+    convert(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back"), *own])
     again = kind.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    assert type(again) is type(model)
     with torch.no_grad():
         assert torch.equal(again(torch.from_numpy(words)).logits, torch.from_numpy(expected))
 
@@ -483,6 +487,8 @@ def test_a_llama_whose_width_is_no_multiple_of_its_heads_goes_out_as_a_mistral(t
     assert family is MISTRAL
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.head_dim == 6 and model.config.sliding_window is None
+    with pytest.raises(UserError, match="--family: got llama; expected one .*: mistral, popxl_gpt"):
+        family_of(config.model, "llama")
     again = dict(HuggingFaceFolder(tmp_path).weights())
     assert all(np.array_equal(again[name], array) for name, array in weights.items())
 
