@@ -16,8 +16,9 @@ NATIVE := runtime/popxl_engine/native/*.cpp runtime/popxl_engine/native/*.h runt
 TEXT ?=
 STDLIB := data/files/stdlib
 CHARACTERS := data/files/characters
-# Two processes on two cores, each with one thread; `make WORKERS=8 test` where there are more.
-WORKERS ?= 2
+# Four processes on two cores, each with one thread: a test waits for a third of its time, for programs that it
+# has started and for limits of time. `make WORKERS=16 test` where there are eight.
+WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile every module again.

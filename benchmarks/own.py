@@ -18,8 +18,6 @@ is compared with.
     profiling   a step that --profile records, beside one that it does not
     saving      a checkpoint: what it costs while training goes on, what of that comes before the
                 next step, and one that is waited for; the bar is a share of the time in between
-    verifying   a step whose phases all run twice, beside one whose phases run once: as many per
-                cent more are what a verification takes more, of its phase
 
 Models are on one replica. Each figure is by the processors' time and by the clock. Bars are for one
 of them: other work on a machine distorts processor time least.

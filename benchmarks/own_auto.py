@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.harness import Flags, flag
 from benchmarks.own_cases import RATIO, Case
 from popxl_gpt.config.presets import preset
-from popxl_gpt.execution.planning.auto.candidates import candidates, in_words
-from popxl_gpt.execution.planning.auto.choice import choose
-from popxl_gpt.execution.planning.auto.trial import step_times
+from popxl_gpt.execution.planning.axes import in_words, ways
+from popxl_gpt.execution.planning.executing import choose
+from popxl_gpt.execution.planning.trial import step_times
 from popxl_gpt.execution.pretraining import pretraining, training_program
 
 MODELS = {
@@ -43,7 +43,7 @@ def choice(model: str, by_processor: bool, seconds: float, rounds: int) -> Choic
     clock = time.process_time if by_processor else time.perf_counter
     times: dict[str, float] = {}
     for _ in range(rounds):
-        for way in candidates(config, frozenset()):
+        for way in ways(config, ()):
             fastest = min(step_times(pretraining, way, 1, 3, clock))
             times[in_words(way)] = min(fastest, times.get(in_words(way), fastest))
     found = choose(config, (), pretraining, training_program, seconds=seconds, clock=clock)

@@ -1,8 +1,8 @@
-"""Steps of training beside the same steps that are recorded, verified or saved."""
+"""Steps of training beside the same steps that are recorded or saved."""
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Checkpoint, Config
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import begin_save, save
-from popxl_gpt.utils.runtime import profile, replay_phases
+from popxl_gpt.utils.runtime import profile
 
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "warmup_steps": 0}
 WIDE = {
@@ -51,15 +51,6 @@ def step(around: Callable[[Run], AbstractContextManager[Any]], run: Run) -> Cloc
     """A step within a block."""
     with around(run):
         return clocked(run.trainer.step, 1)
-
-
-@contextmanager
-def verified(run: Run) -> Iterator[None]:
-    """A block whose steps run every phase twice."""
-    every = list(range(3 * run.trainer.config.model.layers + 4))
-    with replay_phases(run.trainer.session, every) as wrong:
-        yield
-    assert not wrong, wrong
 
 
 def place(run: Run) -> tuple[Any, Config, Path, Position]:
@@ -104,13 +95,6 @@ CASES = (
             compared=MORE, bar=(-np.inf, 5.0),
         )
         for name in ("tiny", "mini")
-    ),
-    *(
-        Case(
-            name=f"verifying, {name}", ready=partial(training, name), rounds=5, warmup=1,
-            timed=partial(step, verified), beside=PLAIN, compared=MORE, bar=(-np.inf, 120.0),
-        )
-        for name in ("mini", "wide")
     ),
     *(
         Case(

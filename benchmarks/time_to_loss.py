@@ -180,7 +180,7 @@ class Bench:
                 f"{arguments.text}: got a tokenizer whose tokens' bytes are not known; expected "
                 "one of data/prepare.py. Prepare the text with it."
             )
-        self.config, _ = parse_command_line(shlex.split(arguments.ours), program="--ours")
+        self.config = parse_command_line(shlex.split(arguments.ours), program="--ours").config
         self.common = {
             "text": str(arguments.text.resolve()),
             "sequence_length": arguments.sequence_length,

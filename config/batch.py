@@ -10,7 +10,7 @@ from popxl_gpt.config.rules import Rule, multiples, rule
 SEARCHED = 100_000
 """Numbers next to a value among which a divisor is looked for."""
 MOST_STAGES = 64
-"""Of a batch that grows."""
+"""The most stages of a batch that grows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,14 @@
 """The command line, derived from the dataclasses: every leaf is a flag."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from textwrap import fill
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from popxl_gpt.config.configuration_files import read_configuration
-from popxl_gpt.config.leaves import Leaf, leaves, sections, shown
-from popxl_gpt.config.other_programs import hint_of
+from popxl_gpt.config.flags import Flags
+from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.presets import (
     build,
     from_sections,
@@ -19,15 +16,26 @@ from popxl_gpt.config.presets import (
     preset_names,
 )
 from popxl_gpt.config.schema import Config
-from popxl_gpt.utils.errors import SHOWN, ConfigError
+from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.files.plain import is_file
-from popxl_gpt.utils.texts import did_you_mean, user_path
+from popxl_gpt.utils.texts import user_path
 
 RUN_CONFIG, RUN_METRICS = "config.yml", "metrics.jsonl"
 """Files in a run's folder."""
 YAML = (".yml", ".yaml")
-HELP_FLAGS = ("--help", "-h")
 Record = TypeVar("Record")
+Sections = Callable[[dict[str, Any]], Mapping[str, Any]]
+Implied = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+
+
+class CommandLine(NamedTuple):
+    """What a command line was read to be."""
+
+    config: Config
+    options: Any
+    """An instance of the program's dataclass of further flags; None without one."""
+    given: frozenset[str]
+    """Names of what it says itself, `config` among them."""
 
 
 def parse_command_line(
@@ -36,52 +44,81 @@ def parse_command_line(
     program: str,
     default: str = "",
     options: type | None = None,
-    defaults: dict[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     unused: Sequence[str] = (),
-    sections_of: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-    implied: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None,
-) -> tuple[Config, Any]:
-    """Read a command line: defaults < preset < flags < what flags imply.
+) -> CommandLine:
+    """Read a command line: defaults < preset < flags.
 
     Args:
         arguments: the words after the program's name.
         program: what the program is called and does, for `--help`: "demo/pretraining.py: train a
             GPT".
-        default: preset that is taken without `--config`; empty with `sections_of`.
+        default: preset that is taken without `--config`.
         options: a dataclass of further flags that belong to this program and not to the run; its
             leaf names differ from the configuration's.
         defaults: leaves that this program sets differently from the preset, by name; flags win over
             them.
         unused: sections and leaves that this program has no use for: a preset may set them, a flag
             is refused.
-        sections_of: gives what a preset gives elsewhere, the sections of the configuration, from
-            the values of the flags: a program that uses what another has made. There is no
-            `--config` then.
-        implied: gives the leaves that follow from the values of flags, and from those of the file
-            that `--config` names, by name.
-    Returns:
-        the configuration, and an instance of `options` (None without it).
     Raises:
         ConfigError: lists every problem of flags, values and combinations.
         SystemExit: with code 0 after printing the help.
     """
-    words = _read(arguments, program, default, options, defaults, unused, sections_of is None)
+    flags = read_flags(arguments, program=program, options=options, unused=unused)
+    return configured(flags, options, default=default, defaults=defaults)
+
+
+def read_flags(
+    arguments: Sequence[str],
+    *,
+    program: str,
+    options: type | None = None,
+    unused: Sequence[str] = (),
+    has_presets: bool = True,
+) -> Flags:
+    """The flags of a command line, of which `configured` makes a configuration; for arguments see
+    `parse_command_line`.
+    """
+    records = (options, Config) if options else (Config,)
+    return Flags(arguments, program, records, unused=unused, has_presets=has_presets)
+
+
+def configured(
+    flags: Flags,
+    options: type | None,
+    *,
+    default: str = "",
+    defaults: Mapping[str, Any] | None = None,
+    sections_of: Sections | None = None,
+    implied: Implied | None = None,
+) -> CommandLine:
+    """The configuration that flags give: defaults < preset < flags < what flags imply.
+
+    Args:
+        sections_of: gives what a preset gives elsewhere, the sections of the configuration, from
+            the values of the flags: a program that uses what another has made.
+        implied: gives the leaves that follow from the values of flags, and from those of the file
+            that `--config` names, by name.
+    Raises:
+        ConfigError: lists every problem of flags, values and combinations.
+        SystemExit: with code 0 after printing the help.
+    """
+    flags.answer_help(default, defaults or {})
     own = {item.name for item in fields(options)} if options else set()
-    values = {name: value for name, value in words.values.items() if name not in own}
+    values = {name: value for name, value in flags.values.items() if name not in own}
     try:
         if sections_of is None:
-            named = default if words.config is None else words.config
+            named = default if flags.config is None else flags.config
             file, entry = _config_file(named)
             mapping: Mapping[str, Any] = (
                 preset_mapping(named) if file is None else read_configuration(file, entry)
             )
-        elif words.problems:
-            raise ConfigError(words.problems)
         else:
-            file, mapping = None, sections_of(words.values)
+            flags.check()
+            file, mapping = None, sections_of(flags.values)
     except ConfigError as error:
-        told = [problem for problem in error.problems if problem not in words.problems]
-        raise ConfigError([*words.problems, *told]) from error
+        told = [problem for problem in error.problems if problem not in flags.problems]
+        raise ConfigError([*flags.problems, *told]) from error
     of_file = {} if file is None else from_sections(mapping, [])
     if file is not None and "name" not in values:
         values = {**_place_of_run(file, {**of_file, **values}), **values}
@@ -89,64 +126,11 @@ def parse_command_line(
     config = build(
         mapping,
         {**(defaults or {}), **values, **following},
-        problems=tuple(words.problems),
-        bad=frozenset(words.bad),
+        problems=tuple(flags.problems),
+        bad=frozenset(flags.bad),
     )
-    if options is None:
-        return config, None
-    return config, options(**{name: value for name, value in words.values.items() if name in own})
-
-
-def check_command_line(
-    arguments: Sequence[str],
-    *,
-    program: str,
-    options: type,
-    defaults: dict[str, Any] | None = None,
-    unused: Sequence[str] = (),
-) -> None:
-    """Look at the flags alone of a program that uses what another has made: what
-    `parse_command_line` with `sections_of` says before it calls it.
-
-    Raises:
-        ConfigError: lists every problem of flags.
-        SystemExit: with code 0 after printing the help.
-    """
-    words = _read(arguments, program, "", options, defaults, unused, has_presets=False)
-    if words.problems:
-        raise ConfigError(words.problems)
-
-
-def _read(
-    arguments: Sequence[str],
-    program: str,
-    default: str,
-    options: type | None,
-    defaults: dict[str, Any] | None,
-    unused: Sequence[str],
-    has_presets: bool,
-) -> "_Words":
-    """The flags that were given, and what is wrong with each."""
-    if any(word in HELP_FLAGS for word in arguments):
-        print(help_text(program, default, options, unused, defaults=defaults or {}))
-        sys.exit(0)
-    known = (*leaves(Config), *(leaves(options) if options else ()))
-    not_used = [leaf for leaf in leaves(Config) if is_in(leaf, unused)]
-    words = _Words(arguments, known, not_used=not_used, has_presets=has_presets)
-    words.read()
-    words.refuse(not_used, program.partition(":")[0])
-    return words
-
-
-def given_settings(arguments: Sequence[str], options: type) -> set[str]:
-    """Names of what a command line says itself, `config` among them, right or wrong.
-
-    Args:
-        options: as of `parse_command_line`.
-    """
-    words = _Words(arguments, (*leaves(Config), *leaves(options)), has_presets=True)
-    words.read()
-    return {*words.values, *words.bad, *(["config"] if words.config is not None else [])}
+    record = options(**{n: v for n, v in flags.values.items() if n in own}) if options else None
+    return CommandLine(config, record, flags.given)
 
 
 def parse_options(
@@ -166,12 +150,9 @@ def parse_options(
         ConfigError: lists every problem.
         SystemExit: with code 0 after printing the help.
     """
-    if any(word in HELP_FLAGS for word in arguments):
-        print(help_text(program, "", options, (), words, config=None))
-        sys.exit(0)
     record: type = options
-    found = _Words(arguments, leaves(record), words, has_presets=False)
-    found.read()
+    found = Flags(arguments, program, (record,), words=words)
+    found.answer_help()
     for leaf in leaves(record):
         if leaf.name == words and not leaf.is_list and leaf.name in found.values:
             first, *more = found.values[leaf.name]
@@ -186,8 +167,7 @@ def parse_options(
                 found.values[leaf.name] = leaf.check(found.values[leaf.name])
             except ValueError as error:
                 found.problems.append(str(error))
-    if found.problems:
-        raise ConfigError(found.problems, "command line")
+    found.check("command line")
     return options(**found.values)
 
 
@@ -216,188 +196,3 @@ def _place_of_run(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     if not is_file(folder / RUN_METRICS):
         return {}  # no run has begun there
     return {"name": folder.name, "run_folder": str(folder.parent)}
-
-
-def is_in(leaf: Leaf, names: Sequence[str]) -> bool:
-    """Whether a setting, or its section, is among some."""
-    return leaf.name in names or leaf.section in names
-
-
-class _Words:
-    """The words of a command line, and what was read from them."""
-
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        known: Sequence[Leaf],
-        words: str | None = None,
-        *,
-        not_used: Sequence[Leaf] = (),
-        has_presets: bool,
-    ):
-        self.has_presets = has_presets
-        self.not_suggested = {leaf.name for leaf in not_used}
-        self.rest = list(arguments)
-        self.words = words
-        self.flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
-        self.config: str | None = None
-        self.values: dict[str, Any] = {}
-        self.problems: list[str] = []
-        self.bad: set[str] = set()
-
-    def read(self) -> None:
-        while self.rest:
-            word = self.rest.pop(0)
-            if self.words is not None and not word.startswith("-"):
-                self.values[self.words] = (*self.values.get(self.words, ()), word)
-                continue
-            if not word.startswith("--") or word == "--":
-                self.problems.append(
-                    f"{word}: got a word without a flag before it; expected --name value."
-                )
-                continue
-            flag, has_value, value = word[2:].partition("=")
-            flag = flag.replace("-", "_")
-            if has_value:
-                self.rest.insert(0, value)
-            if flag == "config" and self.has_presets:
-                self.config = self._value("config")
-            elif flag in self.flags:
-                self._read_leaf(self.flags[flag], attached=bool(has_value))
-            elif (
-                flag.removeprefix("no_") in self.flags
-                and self.flags[flag.removeprefix("no_")].kind is bool
-            ):
-                self._read_no(self.flags[flag.removeprefix("no_")], word, attached=bool(has_value))
-            else:
-                self._refuse_flag(word, flag)
-
-    def refuse(self, unused: Sequence[Leaf], program: str) -> None:
-        """Note as problems which flags among those that were read the program has no use for."""
-        for leaf in unused:
-            if leaf.name in self.values or leaf.name in self.bad:
-                self.problems.append(
-                    f"--{leaf.name}: got a flag that {program} does not use; expected none. "
-                    "Leave it out."
-                )
-
-    def _read_leaf(self, leaf: Leaf, *, attached: bool) -> None:
-        if leaf.is_list:
-            self._read_list(leaf, attached)
-        elif leaf.kind is bool and not attached and not self._boolean_follows():
-            self.values[leaf.name] = True
-        else:
-            text = self.rest.pop(0) if attached else self._value(leaf.name)
-            if text is None:
-                self.bad.add(leaf.name)
-                return
-            try:
-                self.values[leaf.name] = leaf.parse(text)
-            except ValueError as error:
-                self.problems.append(f"--{error}")
-                self.bad.add(leaf.name)
-
-    def _read_no(self, leaf: Leaf, word: str, *, attached: bool) -> None:
-        if attached:
-            self.problems.append(f"{word}: got a value; expected none. Write --no-{leaf.name}.")
-            self.rest.pop(0)
-        self.values[leaf.name] = False
-
-    def _refuse_flag(self, word: str, flag: str) -> None:
-        name, hint = word.partition("=")[0][: 2 * SHOWN], ""
-        if len(self.problems) < SHOWN:  # others are counted only
-            leaf_names = dict.fromkeys(leaf.name for leaf in self.flags.values())
-            known = {**leaf_names, **({"config": None} if self.has_presets else {})}
-            known = {name: None for name in known if name not in self.not_suggested}
-            near = did_you_mean(flag, known).replace("mean '", "mean '--")
-            hint = hint_of(flag, known) or near
-        self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
-        while self.rest and not self.rest[0].startswith("--"):
-            self.rest.pop(0)
-
-    def _value(self, name: str) -> str | None:
-        if not self.rest or self.rest[0].startswith("--"):
-            self.problems.append(f"--{name}: got no value; expected one. Write --{name} VALUE.")
-            return None
-        return self.rest.pop(0)
-
-    def _read_list(self, leaf: Leaf, attached: bool) -> None:
-        """Read the words up to the next flag; `none` is the empty list."""
-        found = [self.rest.pop(0)] if attached else []
-        while self.rest and not self.rest[0].startswith("--"):
-            found.append(self.rest.pop(0))
-        if found:
-            is_none = not leaf.is_free_text and found == ["none"]
-            try:  # paths are checked with the configuration
-                checked = tuple(found) if leaf.is_path else leaf.check(found)
-                self.values[leaf.name] = () if is_none else checked
-            except ValueError as error:
-                self.problems.append(f"--{error}")
-                self.bad.add(leaf.name)
-        else:
-            what = "paths or patterns" if leaf.is_path else "texts"
-            what += "" if leaf.is_free_text else ", or none"
-            self.problems.append(f"--{leaf.name}: got no value; expected {what}.")
-            self.bad.add(leaf.name)
-
-    def _boolean_follows(self) -> bool:
-        return bool(self.rest) and not self.rest[0].startswith("--")
-
-
-def help_text(
-    program: str,
-    default: str,
-    options: type | None = None,
-    unused: Sequence[str] = (),
-    words: str | None = None,
-    config: type | None = Config,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> str:
-    """The help: presets, then every flag that is used with its values, default and meaning."""
-    lines = [program]
-    if default:
-        presets = ", ".join(preset_names())
-        lines += ["", "  --config NAME"]
-        lines.append(
-            _wrapped(
-                f"Preset, a run's folder, or a .yml file (default {default}). Presets: {presets}."
-            )
-        )
-    sections_told = "Each flag may carry its section: --model.layers. " if config else ""
-    lines.append(f"\n{sections_told}Booleans are switched off by --no-NAME.")
-    for record in (options, config):
-        if record is None:
-            continue
-        for section, doc in sections(record).items():
-            own = [leaf for leaf in leaves(record) if leaf.section == section]
-            used = [leaf for leaf in own if not is_in(leaf, unused)]
-            if not used:
-                continue
-            told = f"{section or 'run'}: {doc}" if record is Config else doc
-            lines.append("\n" + fill(told, 110, break_on_hyphens=False))
-            # what comes without a flag comes first
-            for leaf in sorted(used, key=lambda leaf: leaf.name != words):
-                lines.append(f"  {_usage(leaf, is_word=leaf.name == words)}")
-                value = defaults.get(leaf.name, leaf.default)
-                told = "needed" if value is MISSING else f"default {shown(value)}"
-                lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; {told})"))
-    if default:
-        lines.append(
-            "\nDefaults are those without a preset; what differs from one is printed when a run "
-            "starts."
-        )
-    return "\n".join(lines)
-
-
-def _usage(leaf: Leaf, is_word: bool) -> str:
-    if is_word:
-        name = leaf.name.upper()
-        return f"{name} [{name} ...]" if leaf.is_list else name
-    if leaf.kind is bool:
-        return f"--{leaf.name} | --no-{leaf.name}"
-    what = "PATH [PATH ...]" if leaf.is_path else "TEXT [TEXT ...]"
-    return f"--{leaf.name} {what if leaf.is_list else leaf.name.upper()}"
-
-
-def _wrapped(text: str) -> str:
-    return fill(text, width=110, initial_indent=" " * 6, subsequent_indent=" " * 6)

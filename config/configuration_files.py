@@ -5,7 +5,6 @@ application, whose keys are translated.
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ def _translated(file: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise ConfigError(problems)
     if ignored:
-        _say_once(f"{file}: without effect here: {', '.join(ignored)}.")
+        print(f"{file}: without effect here: {', '.join(ignored)}.", file=sys.stderr)
     return sections
 
 
@@ -140,9 +139,3 @@ def _settings(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
             yield from _settings(value, f"{path}.")
         else:
             yield path, value
-
-
-@cache
-def _say_once(text: str) -> None:
-    """A command line is read before the program is loaded, and again by the program."""
-    print(text, file=sys.stderr)

@@ -10,7 +10,7 @@ from popxl_gpt.utils.texts import shown_text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Where the tokens come from."""
+    """The origin of the tokens."""
 
     input_files: tuple[PathText, ...] = ()
     """TFRecord files to train on, as paths or glob patterns; none: synthetic data. A folder that

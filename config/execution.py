@@ -61,8 +61,8 @@ class Execution:
     hold them twice.
     """
     device: SameNumbers[str] = "auto"
-    """Where replicas run: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there is
-    one.
+    """Device of the replicas: cpu, cuda (each process its own GPU), cuda:N; auto: a GPU where there
+    is one.
     """
     device_memory: SameNumbers[MemoryOrShare | None] = None
     """What each process may take of a device's memory; other rows wait on the host; auto: what a
@@ -81,10 +81,6 @@ class Execution:
     check_replicas: SameNumbers[CountOrZero] = 0
     """Steps between comparisons of what replicas must hold alike, by hash, also before each
     checkpoint; where they differ the run ends with exit code 4; 0: never.
-    """
-    verify_every: SameNumbers[CountOrZero] = 0
-    """Steps between verifications: one phase, of one layer, runs again from what it had found, each
-    time the next one; where it comes to other bytes the run ends with exit code 4; 0: never.
     """
 
     @property

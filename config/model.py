@@ -106,9 +106,9 @@ class Model:
     own.
     """
     activation: Literal["gelu", "relu2", "swiglu"] = "gelu"
-    """Between the feed-forward layer's projections: GELU in its tanh form, squared ReLU, or the
-    product of one half of the first projection and the swish of the other, which makes it twice as
-    wide.
+    """Function between the feed-forward layer's projections: GELU in its tanh form, squared ReLU,
+    or the product of one half of the first projection and the swish of the other, which makes it
+    twice as wide.
     """
     biases: bool = True
     """Add biases in linear layers and layer norms."""

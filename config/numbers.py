@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 _DIGITS = "[0-9]+(?:_[0-9]+)*"
 INTEGER = re.compile(f"[-+]?{_DIGITS}")
-"""In tens, whatever the first digit; `_` may stand between digits."""
+"""Whole numbers in tens, whatever the first digit; `_` may stand between digits."""
 _FRACTION = rf"\.(?:{_DIGITS})?"
 """Only after a point: digits that two parts of a pattern may share are tried at every split."""
 FLOAT = re.compile(rf"[-+]?(?:{_DIGITS}(?:{_FRACTION})?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from popxl_gpt.config.bounds import PathText
-from popxl_gpt.config.command_line import HELP_FLAGS, parse_options
+from popxl_gpt.config.command_line import parse_options
+from popxl_gpt.config.flags import HELP_FLAGS
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.programs import typed_as, unknown_command
 
@@ -33,7 +34,8 @@ class Preparation:
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
     vocabulary_size: int | None = None
-    """Of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has."""
+    """Tokens of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has.
+    """
     tokenizer: PathText | None = None
     """A tokenizer.json to use instead of training one, or GPT-2's vocab.bpe; characters: a token
     for each character; gpt2: GPT-2's, from the files that tiktoken keeps.
@@ -136,7 +138,9 @@ class FromBins:
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
     vocabulary_size: int | None = None
-    """Of the tokens; none: the tokenizer's, that of meta.pkl beside them, or GPT-2's, 50257."""
+    """Number of different tokens; none: the tokenizer's, that of meta.pkl beside them, or GPT-2's,
+    50257.
+    """
     tokenizer: PathText | None = None
     """The tokenizer.json that made the tokens."""
     eos_token: str | None = None

@@ -164,6 +164,10 @@ def from_sections(mapping: Mapping[str, Any], problems: list[str]) -> dict[str, 
     return given
 
 
+REMOVED = ("verify_every", 0)
+"""A setting that runs of earlier versions have in their configuration, without effect."""
+
+
 def _names(*sections: str) -> set[str]:
     """Names of the leaves of sections."""
     return {leaf.name for leaf in leaves() if leaf.section in sections}
@@ -181,8 +185,8 @@ def _known(
     Args:
         others: what else may have been meant.
     """
-    for name in values:
-        if name not in names:
+    for name, value in values.items():
+        if name not in names and (name, value) != REMOVED:
             # of more than are shown nothing like it is looked for, which takes its time
             meant = _meant(name, names.union(others)) if len(problems) < SHOWN else ""
             problems.append(f"{where}: unknown key {shortened(name)}. {meant}")

@@ -17,11 +17,11 @@ from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.texts import shown_text
 
 FILE_BYTES, DEPTH, KEYS, TEXT = 2**20, 16, 2000, 4096
-"""At most: bytes of a file, mappings and lists inside each other, keys in all (an alias counts as
-all values that it stands for), characters of a text.
+"""The most that is read: bytes of a file, mappings and lists inside each other, keys in all (an
+alias counts as all values that it stands for), characters of a text.
 """
 TAG = re.compile(r"^%TAG", re.MULTILINE)
-"""Of libyaml, each of these compares itself with all before, and no value here has a tag."""
+"""Directives, each of which libyaml compares with all before, and no value here has a tag."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -197,9 +197,9 @@ class _Open:
 
     anchor: str | None
     is_key_next: bool | None
-    """None in a list."""
+    """Whether a key is next; None in a list."""
     nodes: int
-    """In the text before it."""
+    """The nodes in the text before it."""
     height: int = 1
     """Mappings and lists inside each other, itself counted."""
 

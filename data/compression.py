@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.data.errors import DataError, NoTextError
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.data.errors import NoTextError
+from popxl_gpt.utils.errors import DataError, unreadable
 
 ZST_BYTES = 2**12
-"""Of a .zst file that are decompressed at a time: at most 128 MiB come of them."""
+"""Bytes of a .zst file that are decompressed at a time: at most 128 MiB come of them."""
 ZSTANDARD = "zstandard"
 """The package that reads .zst, which not every environment has."""
 
@@ -51,7 +51,7 @@ class _ZstFile(io.RawIOBase):
         return self._package.ZstdDecompressor().decompressobj()
 
     def readable(self) -> bool:
-        """It is."""
+        """Whether it can be read: always."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -120,59 +120,42 @@ def _shown(value: Any) -> str:
     return shown_text(json.dumps(value, default=str))
 
 
-def text_of(conversation: Conversation) -> str:
-    """All of its text."""
-    return "".join(text for text, _ in conversation)
+def text_of(document: "str | Conversation") -> str:
+    """All text of a document."""
+    return document if isinstance(document, str) else "".join(text for text, _ in document)
 
 
-class RecordPacker:
-    """Puts whole conversations into records, one after the other; what is left of a record is
+def packed(
+    conversations: Iterable[np.ndarray], sequence_length: int, padding: int
+) -> Iterator[np.ndarray]:
+    """Put whole conversations into records, one after the other; what is left of a record is
     padding, which does not count.
 
-    Iterating yields int32 [1, sequence_length + 1] blocks with marked tokens (see `masking`). A
-    conversation that is longer than a record is cut into several, each of which begins with the
-    last token of the one before, so that every token but the first is a label; a piece in which no
-    label counts is left out.
+    Yields int32 [1, sequence_length + 1] blocks with marked tokens (see `masking`). A conversation
+    that is longer than a record is cut into several, each of which begins with the last token of
+    the one before, so that every token but the first is a label; a piece in which no label counts
+    is left out.
 
     Args:
         conversations: uint32 [tokens] each, marked tokens seen as such.
         padding: a token.
     """
+    shape = (1, sequence_length + 1)
+    blank = masked(np.full(shape, padding), np.zeros(shape, np.bool_))
+    record, used = blank.copy(), 0
+    for tokens in conversations:
+        for piece in _pieces(tokens.view(np.int32), sequence_length):
+            if used + piece.size > blank.size:
+                yield record
+                record, used = blank.copy(), 0
+            record[0, used : used + piece.size] = piece
+            used += piece.size
+    if used:
+        yield record
 
-    def __init__(
-        self, conversations: Iterable[np.ndarray], sequence_length: int, padding: int
-    ) -> None:
-        self.documents = 0
-        self.tokens = 0
-        self.cut = 0
-        """Conversations that were longer than a record."""
-        self._conversations = conversations
-        self._length = sequence_length + 1
-        self._padding = masked(np.array([padding]), np.array([False]))
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        waiting: list[np.ndarray] = []
-        room = self._length
-        for tokens in self._conversations:
-            self.documents += 1
-            self.tokens += tokens.size
-            self.cut += tokens.size > self._length
-            for piece in self._pieces(tokens.view(np.int32)):
-                if piece.size > room:
-                    yield self._record(waiting)
-                    waiting, room = [], self._length
-                waiting.append(piece)
-                room -= piece.size
-        if waiting:
-            yield self._record(waiting)
-
-    def _pieces(self, tokens: np.ndarray) -> Iterator[np.ndarray]:
-        for start in range(0, tokens.size - 1, self._length - 1):
-            piece = tokens[start : start + self._length]
-            if (piece[1:] >= 0).any():
-                yield piece
-
-    def _record(self, pieces: list[np.ndarray]) -> np.ndarray:
-        filled = np.concatenate(pieces)
-        left = np.repeat(self._padding, self._length - filled.size)
-        return np.concatenate([filled, left])[None]
+def _pieces(tokens: np.ndarray, sequence_length: int) -> Iterator[np.ndarray]:
+    for start in range(0, tokens.size - 1, sequence_length):
+        piece = tokens[start : start + sequence_length + 1]
+        if (piece[1:] >= 0).any():
+            yield piece

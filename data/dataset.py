@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from popxl_gpt.data import example
-from popxl_gpt.data.dataset_info import tokenizer_of
-from popxl_gpt.data.description import Described, check_size, describe
-from popxl_gpt.data.errors import DamagedRecordError, DataError
+from popxl_gpt.data.dataset_info import Described, check_size, describe, tokenizer_of
+from popxl_gpt.data.errors import DamagedRecordError
 from popxl_gpt.data.masking import ids_of, masked
 from popxl_gpt.data.records import DAMAGED, RecordFile
 from popxl_gpt.data.sampling import Mixture
 from popxl_gpt.data.token_files import find_files, read_infos
 from popxl_gpt.data.windows import Windows
+from popxl_gpt.utils.errors import DataError
 
 VERIFIED_BYTES = 32 * 2**20
 """Data sets of up to this size, in bytes, have every checksum checked when they are opened (a
@@ -28,7 +28,7 @@ fraction of a second).
 """
 
 SAMPLED_BYTES = 32 * 2**20
-"""Of a data set that are looked at to name it; all of a smaller one."""
+"""Bytes of a data set that are looked at to name it; all of a smaller one."""
 SAMPLED_PIECE = 2**16
 """Bytes of it that are looked at in one place."""
 
@@ -41,14 +41,16 @@ class Dataset(Protocol):
 
     sequence_length: int
     vocabulary_size: int
-    info: dict[str, Any] | None
-    """What preparation says about the data, if it left something."""
-    tokenizers: tuple[Path, ...]
-    """That preparation says made the data, where their files are there."""
-    is_masked: bool
+    info: dict[str, Any] | None = None
+    """What preparation says about the data, if it left something: `dataset.json`, of several the
+    first.
+    """
+    tokenizers: tuple[Path, ...] = ()
+    """The tokenizers that preparation says made the data, where their files are there."""
+    is_masked: bool = False
     """Whether preparation says that not every token counts as a label."""
-    mixture: Mixture | None
-    """Of the sources that the samples are of, if there are several."""
+    mixture: Mixture | None = None
+    """The mixture of the sources that the samples are of, if there are several."""
 
     def __len__(self) -> int: ...
 
@@ -84,10 +86,10 @@ class _Section:
     per_record: int
     """Labels of a record; the last one of a run may have fewer."""
     windows: Windows
-    """Of each run."""
+    """The windows of each run."""
 
 
-class TokenDataset:
+class TokenDataset(Dataset):
     """The samples of TFRecord files, read in O(1), checksums checked whenever a record is read.
 
     Records may be longer or shorter than samples. Those of `prepare.py` are one text, cut into
@@ -150,9 +152,7 @@ class TokenDataset:
         for number in own:
             self.files[number].check()
         self._record_ends = np.cumsum([len(file) for file in self.files])
-        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(
-            lambda number: self.files[number].open()
-        )
+        self._open = functools.lru_cache(maxsize=_OPEN_FILES)(RecordFile.open)
         for number in own:
             with self._noting_damage():
                 self._check_ends(number, described[number])
@@ -166,14 +166,6 @@ class TokenDataset:
             check_size(file.path, file.size, infos[file.path.parent])
         for number in own:
             self.files[number].save_index()
-
-    info: dict[str, Any] | None
-    """Content of the `dataset.json` beside the first file (see `preparation.py`), if it is
-    there.
-    """
-    is_masked: bool
-    """Whether a `dataset.json` says that not every token counts as a label."""
-    mixture: Mixture | None = None
 
     def __len__(self) -> int:
         return self._sample_ends[-1]
@@ -193,7 +185,7 @@ class TokenDataset:
         return f"{named[:16]}-{contents.hexdigest()[:16]}"
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        """As of `Dataset`; zeros after a text that is shorter."""
+        """Samples, as of `Dataset`; zeros follow a text that is shorter."""
         batch = np.zeros((len(samples), self.sequence_length + 1), dtype=np.int32)
         for row, sample in zip(batch, samples):
             tokens = self._whole_sample(int(sample), row.size)
@@ -201,8 +193,8 @@ class TokenDataset:
         return batch
 
     def _whole_sample(self, sample: int, count: int) -> np.ndarray:
-        """Up to so many tokens of a sample; where it is damaged and left out, of the next one that
-        is not, or padding that does not count.
+        """The first so many tokens of a sample; where it is damaged and left out, of the next one
+        that is not, or padding that does not count.
         """
         for number in range(sample, sample + len(self)):
             with self._noting_damage():
@@ -233,9 +225,7 @@ class TokenDataset:
                 _LOG.warning("%s It is left out, record %d so far.", error, len(self.damaged))
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
-        """Return from where to where the labels of samples are in no sample before, int [n] ->
-        int64 [n, 2].
-        """
+        """The labels that count, as of `Dataset`."""
         found = np.empty((len(samples), 2), np.int64)
         sections = np.searchsorted(self._sample_ends, samples, side="right")
         for number in np.unique(sections):
@@ -361,7 +351,7 @@ class TokenDataset:
         """
         file = self.files[number]
         where = file.name_of(record)
-        tokens, counts = example.decode(file.payload(self._open(number), record), where)
+        tokens, counts = example.decode(file.payload(self._open(file), record), where)
         if not tokens.size:
             raise self._too_short(number, -1)
         if tokens.min() < 0 or tokens.max() >= self.vocabulary_size:

@@ -4,16 +4,21 @@ from it.
 
 import glob
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.utils.errors import DataError, unreadable
-from popxl_gpt.utils.files.bounded import parse_json, read_bounded
+from popxl_gpt.utils.errors import DataError
+from popxl_gpt.utils.files.bounded import read_object
 from popxl_gpt.utils.files.plain import is_folder
 from popxl_gpt.utils.texts import path_text, text_of_path, user_path
 
 INFO_BYTES = 2**24
-"""Of a dataset.json."""
+"""Largest size of a dataset.json."""
+NO_DESCRIPTION = (
+    "got no valid description; expected the JSON of data/prepare.py. Prepare again with "
+    "--overwrite."
+)
 
 
 def read_info(folder: Path) -> dict[str, Any] | None:
@@ -23,18 +28,12 @@ def read_info(folder: Path) -> dict[str, Any] | None:
         DataError: it cannot be read, or is no such description.
     """
     path = folder / "dataset.json"
+    info = read_object(path, INFO_BYTES, NO_DESCRIPTION)
     try:
-        info: dict[str, Any] = parse_json(read_bounded(path, INFO_BYTES))
-        _check_info(info)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from error
+        if info is not None:
+            _check_info(info)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: got no valid description; expected the JSON of data/prepare.py. Prepare "
-            "again with --overwrite."
-        ) from error
+        raise DataError(f"{path}: {NO_DESCRIPTION}") from error
     return info
 
 
@@ -45,11 +44,11 @@ def tokenizer_of(folder: Path, info: dict[str, Any] | None) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _check_info(info: Any) -> None:
+def _check_info(info: dict[str, Any]) -> None:
     """Raise TypeError, KeyError or ValueError where a description has another structure or
     impossible numbers.
     """
-    splits = info.get("splits", {}) if isinstance(info, dict) else None
+    splits = info.get("splits", {})
     if not isinstance(splits, dict) or not all(
         isinstance(split, dict) for split in splits.values()
     ):
@@ -76,6 +75,63 @@ def _check_info(info: Any) -> None:
         raise TypeError
     for name in names:
         path_text(f"./{name}")  # ValueError where no file can have the name
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What `dataset.json` says of a file that it lists."""
+
+    folder: Path
+    split: str
+    number: int
+    """Number of the file in its split."""
+    records: int
+    per_record: int
+    """Labels of a record."""
+    missing: int
+    """Labels that the file's last record has fewer."""
+
+    def is_followed_by(self, other: "Described | None") -> bool:
+        """Whether the text of this file goes on in another."""
+        return other is not None and (other.folder, other.split, other.number) == (
+            self.folder,
+            self.split,
+            self.number + 1,
+        )
+
+
+def describe(path: Path, info: dict[str, Any] | None) -> Described | None:
+    """What preparation says of a file; None where it says nothing, or of another size, see
+    `check_size`.
+    """
+    info = info or {}
+    # of conversations no record goes on where the one before ends
+    is_one_text = "sequence_length" in info and not info.get("masked")
+    for split, facts in info.get("splits", {}).items() if is_one_text else ():
+        files = facts["files"]
+        for number, file in enumerate(files):
+            if file["name"] != path.name:
+                continue
+            if not path.is_file() or file["bytes"] != path.stat().st_size:
+                return None
+            per_record, missing = info["sequence_length"], 0
+            if number == len(files) - 1 and {"records", "tokens"} <= facts.keys():
+                # before format 2 what did not fill a record was left out
+                missing = max(0, facts["records"] * per_record - (facts["tokens"] - 1))
+            return Described(path.parent, split, number, file["records"], per_record, missing)
+    return None
+
+
+def check_size(path: Path, size: int, info: dict[str, Any] | None) -> None:
+    """Raise DataError where a file that is whole has another size than preparation says."""
+    for facts in (info or {}).get("splits", {}).values():
+        for file in facts["files"]:
+            if file["name"] == path.name and file["bytes"] != size:
+                raise DataError(
+                    f"{path}: got {size} bytes; expected the {file['bytes']} that dataset.json "
+                    "beside it says. The file was replaced or cut off: restore it from a copy or "
+                    "prepare it again. If it is right, take it out of dataset.json."
+                )
 
 
 def split_files(folder: Path, split: str) -> str:

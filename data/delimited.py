@@ -1,14 +1,13 @@
 """CSV and TSV files: a header that names columns, and rows of as many fields."""
 
 import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from popxl_gpt.data.compression import open_text, plain_suffix
+from popxl_gpt.data.compression import plain_suffix
 from popxl_gpt.data.errors import NoTextError
-from popxl_gpt.data.plain_text import check_head, no_text
+from popxl_gpt.data.plain_text import open_utf8
 from popxl_gpt.data.rows import Documents, Rows, chosen_columns
 from popxl_gpt.utils.units import counted
 
@@ -32,13 +31,9 @@ def delimited_rows(path: Path, documents: Documents[Any]) -> Rows:
         NoTextError: it lacks them, or is not UTF-8.
     """
     csv.field_size_limit(LONGEST)
-    try:
-        delimiter = _delimiter(path, documents)
-        with open_text(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", newline="") as file:
-            check_head(path, binary)
-            yield from _rows(path, file, delimiter, documents)
-    except UnicodeDecodeError as error:
-        raise no_text(path, error.reason) from error
+    delimiter = _delimiter(path, documents)
+    with open_utf8(path, newline="") as file:
+        yield from _rows(path, file, delimiter, documents)
 
 
 def _rows(path: Path, file: TextIO, delimiter: str, documents: Documents[Any]) -> Rows:
@@ -74,7 +69,7 @@ def _delimiter(path: Path, documents: Documents[Any]) -> str:
     """What is between the fields of a header, as its names say, or as the file's."""
     usual = DELIMITERS[plain_suffix(path)]
     for delimiter in (usual, *OTHERS):
-        with open_text(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", newline="") as file:
+        with open_utf8(path, newline="") as file:
             try:
                 names = next(csv.reader(_lines(file), delimiter=delimiter), [])
             except csv.Error:

@@ -1,8 +1,6 @@
-"""Errors of data; `DataError` itself is the configuration's, which reads their description."""
+"""Errors of data that others catch."""
 
 from popxl_gpt.utils.errors import DataError
-
-__all__ = ["DamagedRecordError", "DataError", "NoTextError"]
 
 
 class DamagedRecordError(DataError):

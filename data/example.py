@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import ids_of
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.files.bounded import shown
 
 FEATURE = "input_ids"
@@ -24,8 +24,8 @@ MAXIMUM_ID = 2**31 - 1
 LARGEST_RECORD = 2**27
 """Bytes of a record: the longest sequences that preparation makes have fewer."""
 FEATURES, PARTS, UNPACKED = 1000, 10, 2**18
-"""At most: features of an Example, fields of one, values that are not packed. Each takes a
-microsecond, of which a record of two bytes each would hold millions.
+"""The most that is read: features of an Example, fields of one, values that are not packed. Each
+takes a microsecond, of which a record of two bytes each would hold millions.
 """
 _BLOCK = 2**20
 """Bytes whose values are found at once, which takes fifty times as much memory."""

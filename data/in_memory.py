@@ -2,27 +2,21 @@
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from popxl_gpt.data.sampling import Mixture, derive_key, mix
+from popxl_gpt.data.dataset import Dataset
+from popxl_gpt.data.sampling import derive_key, mix
 from popxl_gpt.data.windows import Windows
 
 
-class TokenArray:
+class TokenArray(Dataset):
     """The samples of one text in memory, each `stride` tokens after the one before.
 
     Args:
         tokens: int [tokens], at least 2.
         sequence_length, stride: as of `TokenDataset`.
     """
-
-    info: dict[str, Any] | None = None
-    tokenizers: tuple[Path, ...] = ()
-    is_masked = False
-    mixture: Mixture | None = None
 
     def __init__(
         self, tokens: np.ndarray, sequence_length: int, vocabulary_size: int, stride: int
@@ -52,28 +46,20 @@ class TokenArray:
         return batch
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
-        """As of `TokenDataset`."""
+        """The labels that count, as of `TokenDataset`."""
         return self._windows.counted(np.asarray(samples))
 
-    def close(self) -> None:
-        """Nothing to release."""
 
-
-class SyntheticDataset:
+class SyntheticDataset(Dataset):
     """Samples of uniformly random tokens, made when they are read; each depends only on the seed
     and its number.
     """
-
-    tokenizers: tuple[Path, ...] = ()
-    is_masked = False
-    mixture: Mixture | None = None
 
     def __init__(
         self, sequence_length: int, vocabulary_size: int, seed: int = 0, samples: int = 2**32
     ) -> None:
         self.sequence_length = sequence_length
         self.vocabulary_size = vocabulary_size
-        self.info: dict[str, Any] | None = None
         self._samples = samples
         self._seed = seed
 
@@ -98,6 +84,3 @@ class SyntheticDataset:
     def counted(self, samples: np.ndarray) -> np.ndarray:
         """All labels of every sample, int64 [n, 2]."""
         return np.tile(np.array([[0, self.sequence_length]], np.int64), (len(samples), 1))
-
-    def close(self) -> None:
-        """Nothing to release."""

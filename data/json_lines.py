@@ -51,7 +51,7 @@ def _holds_json(path: Path) -> bool:
 
 
 def _begins_array(reader: ValueReader) -> bool:
-    """As `_holds_json`, of an array whose bracket comes next."""
+    """Whether JSON follows, as of `_holds_json`, in an array whose bracket comes next."""
     value: Any = None
     while True:
         reader.take()  # the bracket, or a comma
@@ -109,7 +109,7 @@ def _checked(value: Any) -> dict[str, Any] | ValueError:
 
 
 def _values(path: Path) -> Rows:
-    """Of an array, or of objects one after the other."""
+    """The rows of an array, or of objects one after the other."""
     number = 0
     with open_text(path) as file:
         reader = ValueReader(file)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.escaping import one_line
 from popxl_gpt.utils.units import counted
 

@@ -19,12 +19,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from popxl_gpt.data import tokenizer_process
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.tokenizer_process import FAILED, GREW, text_as_text
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.units import bytes_text
 
 SECONDS = 10
-"""Of a core, that a request may take."""
+"""Time of a core that a request may take."""
 BYTES_PER_SECOND = 2**17
 """Text for each second more; ordinary tokenizers take ten times as much."""
 MEMORY = 2**30
@@ -37,7 +37,7 @@ PLAIN_BPE = {
     "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
     "end_of_word_suffix": None, "byte_fallback": False, "ignore_merges": False,
 }  # fmt: skip
-"""Of a BPE model as GPT-2's."""
+"""Settings of a BPE model as GPT-2's."""
 EACH_CHARACTER = r"[\s\S]"
 """Pattern of tokenizers of characters."""
 LONGEST = 1024

@@ -7,9 +7,9 @@ from queue import SimpleQueue
 import numpy as np
 
 from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import ids_of, labels_of
 from popxl_gpt.data.sampling import BatchSampler
+from popxl_gpt.utils.errors import DataError
 
 
 class BatchLoader:

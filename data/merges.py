@@ -14,18 +14,18 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from popxl_gpt.data.encoding import byte_names
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.utils.errors import DataError
 
 MERGES = b"#version"
 """How a list of merges begins."""
 ADDRESS = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
-"""Where tiktoken gets the file; it keeps it under the hash of this."""
+"""The address from which tiktoken gets the file; it keeps it under its hash."""
 CACHES = ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR")
 """Variables that name the folder in which tiktoken keeps files, the first that is set."""
 FOLDER = "data-gym-cache"
-"""That folder in the one for temporary files, where neither is set."""
+"""Name of the folder in the one for temporary files, where neither is set."""
 SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-"""Of the file, as tiktoken has it."""
+"""Hash of the file, as tiktoken has it."""
 
 
 def gpt2_file() -> Path:

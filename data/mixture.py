@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.sampling import Mixture, shares_of
 
 
-class MixedDataset:
+class MixedDataset(Dataset):
     """Several data sets as one, with the order of their samples.
 
     Args:
@@ -25,10 +24,10 @@ class MixedDataset:
         self.sources = tuple(sources)
         self.sequence_length = sources[0].sequence_length
         self.vocabulary_size = sources[0].vocabulary_size
-        self.info: dict[str, Any] | None = sources[0].info
+        self.info = sources[0].info
         self.tokenizers = tuple(path for source in sources for path in source.tokenizers)
         self.is_masked = any(source.is_masked for source in sources)
-        self.mixture: Mixture | None = Mixture(tuple(map(len, sources)), shares_of(weights))
+        self.mixture = Mixture(tuple(map(len, sources)), shares_of(weights))
         self._ends = np.cumsum([len(source) for source in sources])
 
     def __len__(self) -> int:
@@ -42,14 +41,14 @@ class MixedDataset:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def read(self, samples: np.ndarray) -> np.ndarray:
-        """As of `Dataset`."""
+        """Samples, as of `Dataset`."""
         found = np.empty((len(samples), self.sequence_length + 1), np.int32)
         for source, here, own in self._parts(samples):
             found[here] = source.read(own)
         return found
 
     def counted(self, samples: np.ndarray) -> np.ndarray:
-        """As of `Dataset`."""
+        """The labels that count, as of `Dataset`."""
         found = np.empty((len(samples), 2), np.int64)
         for source, here, own in self._parts(samples):
             found[here] = source.counted(own)

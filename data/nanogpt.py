@@ -12,18 +12,16 @@ import numpy as np
 
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import read_info
-from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.data.preparation import FORMAT, OWN, Settings
-from popxl_gpt.data.splits import write_split, write_text
-from popxl_gpt.data.text_tokenizer import CONFIG
+from popxl_gpt.data.splits import write_split
 from popxl_gpt.data.tokenisation import load_tokenizer
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
-from popxl_gpt.utils.files.plain import check_plain, create_plain
+from popxl_gpt.utils.files.folders import check_replaceable, partial_folder, publish
+from popxl_gpt.utils.files.plain import check_plain, create_plain, write_plain
 
 FILES = {"validation": "val.bin", "train": "train.bin"}
-"""Of each split."""
+"""Name of each split's file."""
 TYPE = np.dtype("<u2")
 BLOCK = 2**22
 """Tokens that are in memory at a time."""
@@ -86,12 +84,10 @@ def read_bins(
         }
         if made_by is not None:
             info |= {"tokenizer": "tokenizer.json", "end_of_text": made_by.end}
-            write_text(partial / "tokenizer.json", made_by.to_str())
-            if made_by.config is not None:
-                write_text(partial / CONFIG, made_by.config)
+            made_by.save(partial)
         elif vocabulary_size is None and told is None:
             info["end_of_text"] = GPT2_VOCABULARY - 1
-        write_text(partial / "dataset.json", json.dumps(info, indent=2))
+        write_plain(partial / "dataset.json", json.dumps(info, indent=2) + "\n")
         publish(partial, output, overwrite=overwrite)
     return info
 

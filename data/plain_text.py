@@ -3,13 +3,13 @@
 import io
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from popxl_gpt.data.compression import open_text
 from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.left_out import LeftOut
-from popxl_gpt.utils.errors import unreadable
 
 HEAD = 2**12
 """Bytes of a text that have no zero among them."""
@@ -26,27 +26,40 @@ def read_text(path: Path, documents: str, limit: int, left_out: LeftOut) -> Iter
 def _pieces(
     path: Path, cut: Callable[[TextIO, int], Iterator[str]], limit: int, left_out: LeftOut
 ) -> Iterator[str]:
+    with open_utf8(path) as file:
+        try:
+            yield from cut(file, limit)
+        finally:
+            if file.newlines not in (None, "\n"):
+                left_out.line_ends[str(path)] = None
+
+
+@contextmanager
+def open_utf8(path: Path, newline: str | None = None) -> Iterator[io.TextIOWrapper]:
+    """Open a file of text, decompressed; `newline` as of `open`.
+
+    Raises:
+        NoTextError: it is not UTF-8, or as of `open_text`.
+        DataError: it cannot be read.
+    """
     try:
-        with open_text(path) as binary, io.TextIOWrapper(binary, "utf-8-sig") as file:
+        with (
+            open_text(path) as binary,
+            io.TextIOWrapper(binary, "utf-8-sig", newline=newline) as file,
+        ):
             check_head(path, binary)
-            try:
-                yield from cut(file, limit)
-            finally:
-                if file.newlines not in (None, "\n"):
-                    left_out.line_ends[str(path)] = None
+            yield file
     except UnicodeDecodeError as error:
-        raise no_text(path, error.reason) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+        raise _no_text(path, error.reason) from error
 
 
 def check_head(path: Path, file: io.BufferedReader) -> None:
     """Refuse a file that begins as none of text does."""
     if b"\0" in file.peek(HEAD)[:HEAD]:
-        raise no_text(path, "zeros among the first ones, as of a tar or of UTF-16")
+        raise _no_text(path, "zeros among the first ones, as of a tar or of UTF-16")
 
 
-def no_text(path: Path, reason: str) -> NoTextError:
+def _no_text(path: Path, reason: str) -> NoTextError:
     """The error for a file that is not UTF-8."""
     return NoTextError(
         f"{path}: got bytes that are not UTF-8 ({reason}); expected a UTF-8 text file. Convert it "

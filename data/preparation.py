@@ -11,7 +11,6 @@ tokens are left.
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,12 +22,10 @@ import numpy as np
 from popxl_gpt.config.preparing import Preparation
 from popxl_gpt.data.conversations import text_of
 from popxl_gpt.data.dataset_info import read_info
-from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import Source
-from popxl_gpt.data.splits import HeldOut, write_split, write_text
-from popxl_gpt.data.text_tokenizer import CONFIG, TextTokenizer
+from popxl_gpt.data.splits import HeldOut, write_split
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.throughput import Throughput, size_of
 from popxl_gpt.data.tokenisation import (
     SMALLEST_VOCABULARY,
@@ -38,13 +35,16 @@ from popxl_gpt.data.tokenisation import (
     tokenise,
     train_tokenizer,
 )
-from popxl_gpt.utils.errors import io_failure
+from popxl_gpt.utils.errors import DataError, io_failure
 from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.files.folders import check_replaceable, publish, resumable_folder
 from popxl_gpt.utils.files.hub import tokenizer_file
+from popxl_gpt.utils.files.plain import write_plain
+from popxl_gpt.utils.files.whole import remove_partial
 from popxl_gpt.utils.units import counted
 
 FORMAT = 2
-"""Of the folder; a change makes earlier folders count as prepared from something else."""
+"""Version of the folder; a change makes earlier folders count as prepared from something else."""
 
 MOST_WORKERS = 1024
 """Processes that may be asked for; each takes a hundred megabytes."""
@@ -54,7 +54,7 @@ OWN = r"dataset\.json|tokenizer(_config)?\.json|(train|validation)-\d+\.(tfrecor
 """Pattern of the files of a prepared folder."""
 BUCKETS = "buckets"
 GIVEN_BUCKETS = "given-buckets"
-"""Of validation documents that are given."""
+"""Folder of the buckets of validation documents that are given."""
 
 Report = Callable[[str], None]
 
@@ -66,7 +66,7 @@ class Settings:
     sequence_length: int = Preparation.sequence_length
     """Tokens per sample; a record has one more."""
     vocabulary_size: int | None = None
-    """Of the tokenizer to train, tokens; None where `tokenizer` is given."""
+    """Size of the tokenizer to train, tokens; None where `tokenizer` is given."""
     tokenizer: Path | None = None
     """A tokenizer.json to use; None trains one."""
     characters: bool = False
@@ -194,7 +194,7 @@ def prepare(
         info |= left_out.counts()
         for name in (BUCKETS, GIVEN_BUCKETS):
             shutil.rmtree(folder / name, ignore_errors=True)
-        write_text(folder / "dataset.json", json.dumps(info, indent=2))
+        write_plain(folder / "dataset.json", json.dumps(info, indent=2) + "\n")
         try:
             publish(folder, output, overwrite=overwrite)
         except OSError:
@@ -211,10 +211,8 @@ def _tokenizer_in(
     made = folder / "tokenizer.json"
     if not made.exists():
         tokenizer = _tokenizer(sources, settings, report)
-        if tokenizer.config is not None:
-            write_text(folder / CONFIG, tokenizer.config)
-        write_text(folder / "tokenizer.new", tokenizer.to_str())
-        os.replace(folder / "tokenizer.new", made)
+        remove_partial(made)  # of a call that was killed
+        tokenizer.save(folder)
     tokenizer = load_tokenizer(made)
     tokenizer.name = str(settings.tokenizer or made)
     return tokenizer
@@ -366,7 +364,7 @@ def _limited(source: Source, limit: int | None) -> Iterator[Any]:
 def _texts(source: Source, limit: int | None) -> Iterator[str]:
     """Texts to train a tokenizer on, of so many bytes."""
     for document in _limited(source, limit):
-        text = document if isinstance(document, str) else text_of(document)
+        text = text_of(document)
         yield source.clean(text) if source.clean else text
 
 

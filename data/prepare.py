@@ -29,7 +29,6 @@ from popxl_gpt.config.preparing import (
     parse_preparation,
 )
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
 from popxl_gpt.data.nanogpt import FILES, read_bins, write_bins
 from popxl_gpt.data.preparation import Settings, prepare
@@ -37,7 +36,7 @@ from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.sources import Source, stdlib_source, text_source
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.data.wikipedia import wikipedia_source
-from popxl_gpt.utils.errors import text_of
+from popxl_gpt.utils.errors import DataError, text_of
 from popxl_gpt.utils.escaping import one_line
 from popxl_gpt.utils.files.hub import hub_hint, tokenizer_file
 from popxl_gpt.utils.programs import typed_as
@@ -48,15 +47,19 @@ STOPPED = "stopped; the same command goes on."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code.
+    """Run the command line and return the exit code."""
+    return run(parse_preparation(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(options: Any) -> int:
+    """Prepare as asked. Returns the exit code.
 
     Raises:
         UserError: also where the output does not take what is written.
     """
-    options = parse_preparation(sys.argv[1:] if arguments is None else arguments)
-    run = next(RUN[kind] for kind in type(options).__mro__ if kind in RUN)
+    command = next(RUN[kind] for kind in type(options).__mro__ if kind in RUN)
     try:
-        return run(options)
+        command(options)
     except OSError as error:
         if isinstance(error, BrokenPipeError) or error.strerror is None:
             raise
@@ -65,22 +68,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{where}: got '{error.strerror}'; expected to write there. Nothing was changed: make "
             "room, or choose another --output."
         ) from error
+    return 0
 
 
-def _prepare(options: Preparation) -> int:
-    settings = _settings(options)
-    output = Path(options.output)
+def _prepare(options: Preparation) -> None:
+    settings, output = _settings(options), Path(options.output)
+    source, held_out = _sources(options)
     info = prepare(
-        _source(options),
+        source,
         output,
         settings,
-        validation=_held_out(options),
+        validation=held_out,
         workers=options.workers,
         overwrite=options.overwrite,
     )
     _show(output, info)
-    _show_training(output, info)
-    return 0
 
 
 def _settings(options: Preparation) -> Settings:
@@ -123,21 +125,16 @@ def _tokenizer_file(named: str | None) -> Path | None:
     return tokenizer_file(Path(named))
 
 
-def _source(options: Preparation) -> Source:
-    """The documents."""
+def _sources(options: Preparation) -> tuple[Source, Source | None]:
+    """The documents, and those that are given to be held out."""
     if isinstance(options, OfFiles):
-        return _files(options, options.inputs, without=options.validation_files)
+        held_out = options.validation_files
+        source = _files(options, options.inputs, without=held_out)
+        return source, _files(options, held_out) if held_out else None
     if isinstance(options, Wikipedia):
-        return wikipedia_source(Path(options.dump))
+        return wikipedia_source(Path(options.dump)), None
     assert isinstance(options, Stdlib), options
-    return stdlib_source()
-
-
-def _held_out(options: Preparation) -> Source | None:
-    """The documents that are given to be held out."""
-    if isinstance(options, OfFiles) and options.validation_files:
-        return _files(options, options.validation_files)
-    return None
+    return stdlib_source(), None
 
 
 def _files(options: OfFiles, patterns: Sequence[str], without: Sequence[str] = ()) -> Source:
@@ -166,6 +163,7 @@ def _files(options: OfFiles, patterns: Sequence[str], without: Sequence[str] = (
 
 
 def _show(output: Path, info: dict[str, Any]) -> None:
+    """Print what was prepared, and a command that trains on it."""
     print(
         f"{output}: sequence length {info['sequence_length']}, vocabulary {info['vocabulary_size']}"
     )
@@ -179,10 +177,6 @@ def _show(output: Path, info: dict[str, Any]) -> None:
                 f"  {name}: {counted(split['cut'], 'conversation')} longer than a record, and cut. "
                 "A larger --sequence_length keeps all whole."
             )
-
-
-def _show_training(output: Path, info: dict[str, Any]) -> None:
-    """Print a command that trains on what was prepared."""
     program = typed_as("popxl-gpt-train", "python demo/pretraining.py")
     begin = (
         "--config RUN/config.yml --init_from RUN --masked_labels --document_attention "
@@ -195,7 +189,7 @@ def _show_training(output: Path, info: dict[str, Any]) -> None:
     print(f"Train on it: {' '.join([program, begin, data, *validation])}")
 
 
-def _from_bins(options: FromBins) -> int:
+def _from_bins(options: FromBins) -> None:
     info = read_bins(
         Path(options.folder),
         Path(options.output),
@@ -206,19 +200,16 @@ def _from_bins(options: FromBins) -> int:
         overwrite=options.overwrite,
     )
     _show(Path(options.output), info)
-    _show_training(Path(options.output), info)
-    return 0
 
 
-def _to_bins(options: ToBins) -> int:
+def _to_bins(options: ToBins) -> None:
     output = Path(options.output)
     counts = write_bins(Path(options.folder), output, overwrite=options.overwrite)
     for split, count in counts.items():
         print(f"{output / FILES[split]}: {counted(count, 'token')}")
-    return 0
 
 
-def _check(options: Check) -> int:
+def _check(options: Check) -> None:
     records, damaged = 0, 0
     first: DataError | None = None
     for path in find_files(options.files, of_all_splits=True):
@@ -232,10 +223,9 @@ def _check(options: Check) -> int:
     if first is not None:
         more = f" It is the first of {damaged} damaged records." if damaged > 1 else ""
         raise DataError(f"{first}{more}")
-    return 0
 
 
-RUN: dict[type, Callable[[Any], int]] = {
+RUN: dict[type, Callable[[Any], None]] = {
     Preparation: _prepare,
     FromBins: _from_bins,
     ToBins: _to_bins,

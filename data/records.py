@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
-from popxl_gpt.data.errors import DamagedRecordError, DataError
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.data.errors import DamagedRecordError
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.plain import check_plain, create_plain, open_plain, write_plain
+from popxl_gpt.utils.files.whole import write_whole
 
 HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")
@@ -59,7 +59,9 @@ def index_path(path: Path) -> Path:
 
 
 class RecordWriter:
-    """Writes one TFRecord file and its index; both are on the disk when `close` returns."""
+    """Writes one TFRecord file and its index. Whoever gives their folder its name brings them onto
+    the disk.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,14 +89,9 @@ class RecordWriter:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Write the index, flush both files to the disk and close them."""
-        if self._file.closed:
-            return
-        with self._file:
-            flush(self._file)
-        with open(create_plain(index_path(self.path)), "w", encoding="ascii") as index:
-            index.writelines(self._lines)
-            flush(index)
+        """Close the file, and write the index."""
+        self._file.close()
+        write_plain(index_path(self.path), "".join(self._lines))
 
     def __enter__(self) -> "RecordWriter":
         return self
@@ -104,12 +101,6 @@ class RecordWriter:
             self.close()
         else:
             self._file.close()
-
-
-def flush(file: IO[Any]) -> None:
-    """Bring what was written to an open file onto the disk."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 class OpenFile:
@@ -290,16 +281,10 @@ class RecordFile:
             return
         starts, lengths = self.offsets[:-1], np.diff(self.offsets)
         text = "".join(f"{start} {length}\n" for start, length in zip(starts, lengths))
-        target = index_path(self.path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            write_plain(partial, text)
-            os.replace(partial, target)
         # An index only saves time at the next start: a read-only folder or a full disk can do
         # without.
-        except OSError:
-            with suppress(OSError):
-                partial.unlink()
+        with suppress(OSError):
+            write_whole(index_path(self.path), text, is_lasting=False)
 
 
 def _checked_payload(where: str, frame: bytes | memoryview, start: int) -> memoryview:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.utils.errors import DataError
 
 _ROUNDS = 8
 _WORD = 2**64 - 1
@@ -149,7 +149,7 @@ class BatchSampler:
     accumulation_steps: int = 1
     """Slices of the global batch that are split over instances one by one."""
     mixture: Mixture | None = None
-    """Of several sources; none: the samples are those of one."""
+    """The mixture of several sources; none: the samples are those of one."""
     shift: int = 0
     """Samples that were taken before, more than steps of this size take; below zero: fewer."""
 

@@ -1,7 +1,6 @@
 """Shuffles documents that do not fit into memory."""
 
 import json
-import os
 import shutil
 import time
 from array import array
@@ -12,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from popxl_gpt.data.sampling import derive_key, mix
-from popxl_gpt.data.splits import write_text
-from popxl_gpt.utils.files.plain import append_plain, sync
+from popxl_gpt.utils.files.plain import append_plain
+from popxl_gpt.utils.files.whole import sync, write_whole
 
 BUCKET_BYTES = 64 * 2**20
 """Aim for the size of the last buckets. Up to twice as large, they are sorted in memory."""
@@ -24,7 +23,8 @@ iteration scatters each again.
 
 PROGRESS = "progress.json"
 SHARE = 0.02
-"""Of the time, which bringing the buckets onto the disk may take: some disks need a second for it.
+"""Share of the time that bringing the buckets onto the disk may take: some disks need a second for
+it.
 """
 _BUFFER_BYTES = 32 * 2**20
 _HEADER_WORDS = 3
@@ -52,8 +52,7 @@ class DocumentShuffle:
         self._key = derive_key(seed)
         self._folder = folder
         count = min(MAX_BUCKETS, max(1, -(-size // BUCKET_BYTES)))
-        self._buckets = [bytearray() for _ in range(count)]
-        self._buffered = 0
+        self._buckets = _Buckets(folder, count)
         self._due = 0.0
         self.added = 0
         """Documents that were given, and are on the disk or in memory."""
@@ -70,31 +69,22 @@ class DocumentShuffle:
         self.tokens += tokens.size
         header = np.array([rank & 0xFFFFFFFF, rank >> 32, tokens.size], dtype=np.uint32)
         document = header.tobytes() + tokens.tobytes()
-        self._buckets[rank * len(self._buckets) >> 64] += document
-        self._buffered += len(document)
-        if self._buffered >= _BUFFER_BYTES:
-            self._flush()
-            if time.monotonic() >= self._due:
-                self._keep_progress()
+        number = rank * len(self._buckets.paths) >> 64
+        if self._buckets.add(number, document) and time.monotonic() >= self._due:
+            self._keep_progress()
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield all documents in the shuffled order."""
-        self._flush()
+        self._buckets.flush()
         self._keep_progress()
-        count = len(self._buckets)
-        for number, path in enumerate(self._paths()):
-            if path.exists():
-                yield from _sorted_documents(path, *_ranks(0, 2**64, number, count))
-
-    def _flush(self) -> None:
-        _append(self._buckets, self._paths())
-        self._buffered = 0
+        for path, ranks in self._buckets.ranked(0, 2**64):
+            yield from _sorted_documents(path, *ranks)
 
     def _keep_progress(self) -> None:
         """Note what a later object can go on from, once the disk has the buckets: after a power
         failure a file may have its size, and zeros for what was not brought onto the disk.
         """
-        began, paths = time.monotonic(), [path for path in self._paths() if path.exists()]
+        began, paths = time.monotonic(), self._buckets.written()
         for path in (*paths, self._folder):
             sync(path)
         progress = {
@@ -103,9 +93,7 @@ class DocumentShuffle:
             "tokens": self.tokens,
             "sizes": {path.name: path.stat().st_size for path in paths},
         }
-        written = self._folder / f"{PROGRESS}.new"
-        write_text(written, json.dumps(progress))
-        os.replace(written, self._folder / PROGRESS)
+        write_whole(self._folder / PROGRESS, json.dumps(progress))
         ended = time.monotonic()
         self._due = ended + (ended - began) / SHARE
 
@@ -116,39 +104,56 @@ class DocumentShuffle:
         progress: dict[str, Any] = {"added": 0, "documents": 0, "tokens": 0, "sizes": {}}
         path = self._folder / PROGRESS
         found = json.loads(path.read_text(encoding="ascii")) if path.exists() else progress
-        sizes = {left.name: left.stat().st_size for left in self._paths() if left.exists()}
+        buckets = self._buckets.written()
+        sizes = {left.name: left.stat().st_size for left in buckets}
         if all(sizes.get(name, -1) >= size for name, size in found["sizes"].items()):
             progress = found
-        for left in self._paths():
-            if left.exists():
-                with open(append_plain(left), "ab") as file:
-                    file.truncate(progress["sizes"].get(left.name, 0))
+        for left in buckets:
+            with open(append_plain(left), "ab") as file:
+                file.truncate(progress["sizes"].get(left.name, 0))
         self.added, self.documents = progress["added"], progress["documents"]
         self.tokens = progress["tokens"]
 
-    def _paths(self) -> list[Path]:
-        return _paths(self._folder, len(self._buckets))
 
+class _Buckets:
+    """Files of a folder that documents are scattered over, through a buffer."""
 
-def _paths(folder: Path, count: int) -> list[Path]:
-    return [folder / f"{number}.bucket" for number in range(count)]
+    def __init__(self, folder: Path, count: int) -> None:
+        self.paths = [folder / f"{number}.bucket" for number in range(count)]
+        self._waiting = [bytearray() for _ in range(count)]
+        self._bytes = 0
 
+    def add(self, number: int, document: bytes) -> bool:
+        """Append a document to a file. Returns whether all that waited was written."""
+        self._waiting[number] += document
+        self._bytes += len(document)
+        is_full = self._bytes >= _BUFFER_BYTES
+        if is_full:
+            self.flush()
+        return is_full
 
-def _append(buckets: list[bytearray], paths: list[Path]) -> None:
-    """Write what is buffered to its files, and forget it."""
-    for documents, path in zip(buckets, paths):
-        if documents:
-            with open(append_plain(path), "ab") as file:
-                file.write(documents)
-            documents.clear()
+    def flush(self) -> None:
+        """Write what waits."""
+        for documents, path in zip(self._waiting, self.paths):
+            if documents:
+                with open(append_plain(path), "ab") as file:
+                    file.write(documents)
+                documents.clear()
+        self._bytes = 0
 
+    def written(self) -> list[Path]:
+        """The files that there are."""
+        return [path for path in self.paths if path.exists()]
 
-def _ranks(first: int, end: int, number: int, count: int) -> tuple[int, int]:
-    """The first rank of a bucket, and where the next one's begin; those from `first` to `end` are
-    split over `count`.
-    """
-    span = end - first
-    return first - (-number * span // count), first - (-(number + 1) * span // count)
+    def ranked(self, first: int, end: int) -> Iterator[tuple[Path, tuple[int, int]]]:
+        """The files that there are, each with its first rank and the next one's, of all those from
+        `first` to `end`.
+        """
+        count, span = len(self.paths), end - first
+        for number, path in enumerate(self.paths):
+            if path.exists():
+                begin, after = (first - (-n * span // count) for n in (number, number + 1))
+                yield path, (begin, after)
 
 
 def _sorted_documents(path: Path, first: int, end: int) -> Iterator[np.ndarray]:
@@ -161,35 +166,22 @@ def _sorted_documents(path: Path, first: int, end: int) -> Iterator[np.ndarray]:
     folder = path.with_suffix(".buckets")
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was stopped
     folder.mkdir()
-    _scatter(path, folder, count, first, end)
-    for number, part in enumerate(_paths(folder, count)):
-        if part.exists():
-            yield from _sorted_documents(part, *_ranks(first, end, number, count))
-            part.unlink()
+    buckets = _Buckets(folder, count)
+    with open(path, "rb") as file:
+        while header := file.read(4 * _HEADER_WORDS):
+            low, high, length = memoryview(header).cast("I")
+            number = ((high << 32 | low) - first) * count // (end - first)
+            buckets.add(number, header + file.read(4 * length))
+    buckets.flush()
+    for part, ranks in buckets.ranked(first, end):
+        yield from _sorted_documents(part, *ranks)
+        part.unlink()
     folder.rmdir()
 
 
 def _is_one_document(path: Path, size: int) -> bool:
     header = np.fromfile(path, dtype=np.uint32, count=_HEADER_WORDS)
     return size == 4 * (_HEADER_WORDS + int(header[-1]))
-
-
-def _scatter(path: Path, folder: Path, count: int, first: int, end: int) -> None:
-    """Spread a bucket's documents over smaller ones."""
-    paths = _paths(folder, count)
-    buckets = [bytearray() for _ in paths]
-    buffered = 0
-    with open(path, "rb") as file:
-        while header := file.read(4 * _HEADER_WORDS):
-            low, high, length = memoryview(header).cast("I")
-            number = ((high << 32 | low) - first) * count // (end - first)
-            document = header + file.read(4 * length)
-            buckets[number] += document
-            buffered += len(document)
-            if buffered >= _BUFFER_BYTES:
-                _append(buckets, paths)
-                buffered = 0
-    _append(buckets, paths)
 
 
 def _sorted_in_memory(words: np.ndarray) -> Iterator[np.ndarray]:

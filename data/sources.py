@@ -1,4 +1,4 @@
-"""Where documents come from: text files, JSON, CSV, tables (Parquet, Arrow), the standard library
+"""Sources of documents: text files, JSON, CSV, tables (Parquet, Arrow), the standard library
 of Python, a Wikipedia dump (see `wikipedia.py`).
 """
 
@@ -17,19 +17,19 @@ from typing import Any
 
 from popxl_gpt.data.compression import EXPANDED, is_compressed
 from popxl_gpt.data.delimited import delimited_rows, is_delimited
-from popxl_gpt.data.errors import DataError, NoTextError
+from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.json_lines import is_json, json_rows, whole_characters
 from popxl_gpt.data.left_out import LeftOut
 from popxl_gpt.data.plain_text import read_text, whole
 from popxl_gpt.data.rows import Documents, Made, documents_of
 from popxl_gpt.data.tables import is_table, saved_files, table_rows
-from popxl_gpt.utils.errors import text_of, unreadable
+from popxl_gpt.utils.errors import DataError, text_of, unreadable
 from popxl_gpt.utils.files.plain import NOTHING, check_plain, real_path
 from popxl_gpt.utils.texts import shown_text, user_path
 from popxl_gpt.utils.units import counted
 
 LOOK_SECONDS = 10.0
-"""For which other files are read once one is found that is no text."""
+"""The time for which other files are read once one is found that is no text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Source:
     """Documents to prepare, and what tells them from others."""
 
     name: str
-    """For people."""
+    """The name that people see."""
     documents: Callable[[], Iterator[Any]]
     """Starts reading from the beginning; yields documents one by one, always in the same order:
     texts, or conversations (see `conversations.py`).
@@ -268,7 +268,7 @@ def stdlib_source(folder: Path | None = None) -> Source:
 
 
 def _raise_unreadable(error: OSError) -> None:
-    """For `os.walk`, which passes over folders that it cannot read."""
+    """Raise an error for `os.walk`, which passes over folders that it cannot read."""
     if error.errno not in NOTHING:
         raise unreadable(Path(error.filename), error) from error
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from popxl_gpt.data import example
-from popxl_gpt.data.conversations import RecordPacker
-from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.records import RecordWriter, flush
-from popxl_gpt.utils.files.plain import create_plain
+from popxl_gpt.data.conversations import packed
+from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.units import counted
 
 _BLOCK_RECORDS = 512
@@ -64,12 +63,13 @@ def write_split(
     Raises:
         DataError: texts have fewer tokens than a record, or there is no conversation.
     """
-    packer: _Packer | RecordPacker = _Packer(documents, sequence_length)
-    encode = example.encode
-    if padding is not None:
-        packer, encode = RecordPacker(documents, sequence_length, padding), example.encode_masked
+    given = _Counted(documents, sequence_length + 1)
+    if padding is None:
+        blocks = map(example.encode, _cut(given, sequence_length))
+    else:
+        blocks = map(example.encode_masked, packed(given, sequence_length, padding))
     files: list[dict[str, Any]] = []
-    payloads = itertools.chain.from_iterable(map(encode, packer))
+    payloads = itertools.chain.from_iterable(blocks)
     for payload in payloads:
         with RecordWriter(folder / f"{name}-{len(files):05d}.tfrecord") as writer:
             writer.write(payload)
@@ -77,69 +77,67 @@ def write_split(
                 writer.write(following)
         facts = {"name": writer.path.name, "bytes": writer.bytes, "records": writer.records}
         files.append({**facts, "sha256": writer.sha256})
-    if packer.tokens <= sequence_length and (padding is None or not files):
+    if given.tokens <= sequence_length and (padding is None or not files):
         raise DataError(
-            f"{name}: got {counted(packer.documents, 'document')} of "
-            f"{counted(packer.tokens, 'token')} together; "
+            f"{name}: got {counted(given.documents, 'document')} of "
+            f"{counted(given.tokens, 'token')} together; "
             f"expected at least {sequence_length + 1}, one record. Give more text, a "
             "smaller --sequence_length, or another --validation."
         )
     records = sum(file["records"] for file in files)
     return {
-        "documents": packer.documents,
-        "tokens": packer.tokens,
+        "documents": given.documents,
+        "tokens": given.tokens,
         "records": records,
-        **({"cut": packer.cut} if isinstance(packer, RecordPacker) and packer.cut else {}),
+        **({"cut": given.longer} if given.longer and padding is not None else {}),
         "files": files,
     }
 
 
-class _Packer:
-    """Cuts the concatenation of documents into records; iterating yields uint32 [records,
-    sequence_length + 1] blocks, and one shorter record of what is left.
-    """
+class _Counted:
+    """Documents that are handed on, and what they were."""
 
-    def __init__(self, documents: Iterable[np.ndarray], sequence_length: int) -> None:
-        self.documents = 0
-        self.tokens = 0
-        self._source = documents
-        self._sequence_length = sequence_length
+    def __init__(self, documents: Iterable[np.ndarray], longest: int) -> None:
+        self.documents = self.tokens = 0
+        self.longer = 0
+        """Documents of more tokens than the longest one."""
+        self._source, self._longest = documents, longest
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        parts: list[np.ndarray] = []
-        waiting = 0
         for tokens in self._source:
             self.documents += 1
             self.tokens += tokens.size
-            waiting += tokens.size
-            parts.append(tokens)
-            if waiting > _BLOCK_RECORDS * self._sequence_length:
-                stream = np.concatenate(parts)
-                yield from self._blocks(stream)
-                parts = [stream[self._whole(stream) * self._sequence_length :]]
-                waiting = parts[0].size
-        if parts:
-            stream = np.concatenate(parts)
-            yield from self._blocks(stream)
-            left = stream[self._whole(stream) * self._sequence_length :]
-            if left.size > 1:
-                yield left[None]
-
-    def _whole(self, stream: np.ndarray) -> int:
-        return max(0, (stream.size - 1) // self._sequence_length)
-
-    def _blocks(self, stream: np.ndarray) -> Iterator[np.ndarray]:
-        records = self._whole(stream)
-        if not records:
-            return
-        windows = np.lib.stride_tricks.sliding_window_view(stream, self._sequence_length + 1)
-        every = windows[:: self._sequence_length]
-        for start in range(0, records, _BLOCK_RECORDS):
-            yield every[start : start + _BLOCK_RECORDS]
+            self.longer += int(tokens.size > self._longest)
+            yield tokens
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file of text, and bring it onto the disk."""
-    with open(create_plain(path), "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        flush(file)
+def _cut(documents: Iterable[np.ndarray], sequence_length: int) -> Iterator[np.ndarray]:
+    """Cut the concatenation of documents into records. Yields uint32 [records, sequence_length + 1]
+    blocks, and one shorter record of what is left.
+    """
+    stream = np.zeros(0, np.uint32)
+    for part in _joined(documents, _BLOCK_RECORDS * sequence_length):
+        stream = np.concatenate([stream, part])
+        end = max(0, (stream.size - 1) // sequence_length) * sequence_length
+        if end:
+            windows = np.lib.stride_tricks.sliding_window_view(stream, sequence_length + 1)
+            records = windows[:end:sequence_length]
+            for start in range(0, len(records), _BLOCK_RECORDS):
+                yield records[start : start + _BLOCK_RECORDS]
+        stream = stream[end:]
+    if stream.size > 1:
+        yield stream[None]
+
+
+def _joined(documents: Iterable[np.ndarray], tokens: int) -> Iterator[np.ndarray]:
+    """Documents as few arrays, each of so many tokens or a little more, but the last."""
+    parts: list[np.ndarray] = []
+    waiting = 0
+    for document in documents:
+        parts.append(document)
+        waiting += document.size
+        if waiting >= tokens:
+            yield np.concatenate(parts)
+            parts, waiting = [], 0
+    if parts:
+        yield np.concatenate(parts)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.data.compression import optional_package
-from popxl_gpt.data.errors import DataError, NoTextError
+from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.rows import Documents, Rows, chosen_columns
-from popxl_gpt.utils.errors import unreadable
-from popxl_gpt.utils.files.bounded import parse_json, read_bounded
+from popxl_gpt.utils.errors import DataError, unreadable
+from popxl_gpt.utils.files.bounded import read_object
 from popxl_gpt.utils.texts import shown_text
 
 PARQUET, ARROW = ".parquet", ".arrow"
 ROWS = 1000
-"""That are in memory at a time, beside the row group of a Parquet file or the batch of an Arrow
-file.
+"""Rows that are in memory at a time, beside the row group of a Parquet file or the batch of an
+Arrow file.
 """
 TEXT_TYPES = (
     "string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null",
@@ -26,6 +26,10 @@ TEXT_TYPES = (
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """What `save_to_disk` leaves in the folder of a data set, and in that of several splits."""
 JSON_BYTES = 2**24
+NO_STATE = (
+    "got no description of a data set; expected the JSON that save_to_disk of Hugging Face's "
+    "datasets writes. Save it again."
+)
 MAGIC = b"ARROW1"
 """First bytes of an Arrow file that is no stream."""
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -161,7 +165,7 @@ def saved_files(folder: Path) -> list[Path] | None:
         DataError: it holds several splits, or what it says of itself cannot be used.
     """
     if (folder / SPLITS).is_file():
-        splits = _read(folder / SPLITS).get("splits")
+        splits = (read_object(folder / SPLITS, JSON_BYTES, NO_STATE) or {}).get("splits")
         names = [name for name in splits or () if isinstance(name, str)]
         first = next(iter(names), "train")
         raise DataError(
@@ -170,7 +174,7 @@ def saved_files(folder: Path) -> list[Path] | None:
         )
     if not (folder / STATE).is_file():
         return None
-    state = _read(folder / STATE)
+    state = read_object(folder / STATE, JSON_BYTES, NO_STATE) or {}
     try:
         if state.get("_indices_data_files"):
             raise DataError(
@@ -179,24 +183,5 @@ def saved_files(folder: Path) -> list[Path] | None:
             )
         files = [folder / Path(str(file["filename"])).name for file in state["_data_files"]]
     except (KeyError, TypeError) as error:
-        raise _no_state(folder / STATE) from error
+        raise DataError(f"{folder / STATE}: {NO_STATE}") from error
     return files
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(read_bounded(path, JSON_BYTES))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError as error:
-        raise _no_state(path) from error
-    if not isinstance(found, dict):
-        raise _no_state(path)
-    return found
-
-
-def _no_state(path: Path) -> DataError:
-    return DataError(
-        f"{path}: got no description of a data set; expected the JSON that save_to_disk of "
-        "Hugging Face's datasets writes. Save it again."
-    )

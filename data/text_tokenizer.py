@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
-from popxl_gpt.utils.errors import unreadable
-from popxl_gpt.utils.files.bounded import parse_json, read_bounded
+from popxl_gpt.utils.errors import DataError
+from popxl_gpt.utils.files.bounded import read_object
+from popxl_gpt.utils.files.hub import TOKENIZER
+from popxl_gpt.utils.files.plain import write_plain
+from popxl_gpt.utils.files.whole import sync, write_whole
 
 END_OF_TEXT = "<|endoftext|>"
 CONFIG = "tokenizer_config.json"
@@ -26,6 +28,10 @@ MOST_AROUND = 64
 _OF_TOKENIZER = (CONFIG, "special_tokens_map.json")
 _OF_MODEL = ("generation_config.json", "config.json")
 _CONFIG_BYTES = 2**26
+NO_OBJECT = (
+    "got no JSON object; expected one, for it tells of the special tokens of the tokenizer beside "
+    "it. Copy it again."
+)
 _NAMES = {"eos_token": str, "bos_token": str, "eos_token_id": int}
 
 
@@ -40,7 +46,7 @@ def special_tokens_beside(path: Path) -> "dict[str, Any]":
     for file in (*_OF_TOKENIZER, *_OF_MODEL):
         if file in _OF_MODEL and "eos_token" in found:
             break
-        values = _read(path.parent / file)
+        values = read_object(path.parent / file, _CONFIG_BYTES, NO_OBJECT) or {}
         for name, kind in _NAMES.items():
             value = values.get(name)
             if isinstance(value, dict):
@@ -50,24 +56,6 @@ def special_tokens_beside(path: Path) -> "dict[str, Any]":
             if type(value) is kind and name not in found:
                 found[name] = value
     return found
-
-
-def _read(path: Path) -> "dict[str, Any]":
-    """A file's JSON object; nothing where there is no file."""
-    try:
-        values = parse_json(read_bounded(path, _CONFIG_BYTES))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise DataError(
-            f"{path}: got no JSON object; expected one, for it tells of the special tokens of the "
-            "tokenizer beside it. Copy it again."
-        )
-    return values
 
 
 class TextTokenizer:
@@ -164,6 +152,13 @@ class TextTokenizer:
         """The content of a tokenizer.json."""
         content: str = self.library.to_str(pretty=True)
         return content
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder. Once its tokenizer.json is there, the disk has all of it."""
+        if self.config is not None:
+            write_plain(folder / CONFIG, self.config + "\n")
+            sync(folder / CONFIG)
+        write_whole(folder / TOKENIZER, self.to_str() + "\n")
 
 
 def _around(library: Tokenizer, known: "set[int]") -> "tuple[np.ndarray, np.ndarray]":

@@ -12,14 +12,14 @@ from popxl_gpt.data.conversations import Conversation, text_of
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 REPORT_SECONDS = 10.0
-"""Between lines that say how far it is."""
+"""The time between lines that say how far it is."""
 DRAW_SECONDS = 0.1
-"""Between two pictures of the bar."""
+"""The time between two pictures of the bar."""
 
 
 def size_of(document: "str | Conversation") -> int:
     """Bytes of a document's text."""
-    return len((document if isinstance(document, str) else text_of(document)).encode())
+    return len(text_of(document).encode())
 
 
 class Throughput:
@@ -33,7 +33,7 @@ class Throughput:
 
     def __init__(self, report: Callable[[str], None], size: int, tokens: int = 0) -> None:
         self.bytes = 0
-        """Of text that was read, what an earlier call had read of it, too."""
+        """Size of the text that was read, what an earlier call had read of it, too."""
         self._report, self._size, self._before = report, size, tokens
         self._start = self._told = time.monotonic()
         self._documents, self._tokens = 0, tokens

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from popxl_gpt.data.dataset_info import read_info, split_files
-from popxl_gpt.data.errors import DataError
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.files.plain import names_in
 from popxl_gpt.utils.texts import user_path
 

@@ -17,11 +17,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from popxl_gpt.data.conversations import Conversation, text_of
 from popxl_gpt.data.encoding import Encoder
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.merges import MERGES, merges_tokenizer
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer, special_tokens_beside
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.hub import foreign_tokenizer, tokenizer_file
 from popxl_gpt.utils.pools import end_with_parent
@@ -29,7 +28,7 @@ from popxl_gpt.utils.pools import end_with_parent
 UNKNOWN = "\ufffd"
 """Stands for characters that a tokenizer of characters lacks."""
 TOKENIZER_BYTES = 2**28
-"""Of a tokenizer.json; those of a million tokens have less."""
+"""Largest size of a tokenizer.json; those of a million tokens have less."""
 SMALLEST_VOCABULARY = 257
 """One token per byte, and the end of text."""
 
@@ -229,7 +228,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     size = 0
     for document in documents:
         batch.append(document)
-        size += len(document if isinstance(document, str) else text_of(document)) + 1
+        size += len(text_of(document)) + 1
         if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.sources import Source
-from popxl_gpt.utils.errors import unreadable
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.plain import check_plain
 
 COMPRESSION = 4

@@ -7,7 +7,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where windows begin in a run, and which of a window's labels no window before it has.
+    """The places where windows begin in a run, and which of a window's labels no window before it
+    has.
 
     A window begins `stride` tokens after the one before. The last one begins earlier where the run
     would end within it: it ends with the run. A run shorter than a window has one, which it fills

@@ -6,7 +6,7 @@ Imports what loads in a moment: `config`, and the flags of a plan.
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +14,15 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from popxl_gpt.config.bounds import Count, CountOrZero, PathText, PositiveOrZero, TopP
 from popxl_gpt.config.command_line import (
-    check_command_line,
-    given_settings,
-    parse_command_line,
+    CommandLine,
+    Sections,
+    configured,
     parse_options,
+    read_flags,
 )
+from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
-from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.demo.job.options import TrainOptions, no_tensorboard, unreadable_tokenizer
 from popxl_gpt.utils.errors import ConfigError
@@ -109,7 +110,7 @@ class GenerateOptions:
     top_k: Count | None = 40
     """Tokens that are chosen from, the likeliest ones; none: all."""
     top_p: TopP = 1.0
-    """Of these, as few as together have this probability."""
+    """Probability that these have together; as few as have it are chosen from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,25 +189,24 @@ class TrainedModelCommand:
         """Settings that mean nothing to it."""
         return [leaf.name for leaf in leaves() if leaf.name not in self.used]
 
-    def check(self, arguments: Sequence[str]) -> None:
-        """Print the help and exit, or raise ConfigError for flags that are wrong by themselves."""
-        check_command_line(arguments, **self._known())
+    def read(self, arguments: Sequence[str]) -> Flags:
+        """The flags; prints the help and exits, or raises ConfigError for such as are wrong by
+        themselves.
+        """
+        flags = read_flags(
+            arguments,
+            program=f"{typed_as(self.command, self.script)}: {self.about}",
+            options=self.options,
+            unused=self.unused(),
+            has_presets=False,
+        )
+        flags.answer_help(defaults=self.defaults)
+        flags.check()
+        return flags
 
-    def parse(
-        self,
-        arguments: Sequence[str],
-        sections_of: "Callable[[dict[str, Any]], Mapping[str, Any]]",
-    ) -> "tuple[Config, Any]":
-        """The configuration and the options; see `parse_command_line`."""
-        return parse_command_line(arguments, **self._known(), sections_of=sections_of)
-
-    def _known(self) -> "dict[str, Any]":
-        return {
-            "program": f"{typed_as(self.command, self.script)}: {self.about}",
-            "options": self.options,
-            "defaults": dict(self.defaults),
-            "unused": self.unused(),
-        }
+    def parse(self, flags: Flags, sections_of: Sections) -> CommandLine:
+        """The configuration and the options; see `configured`."""
+        return configured(flags, self.options, defaults=self.defaults, sections_of=sections_of)
 
 
 EVALUATE = TrainedModelCommand(
@@ -271,12 +271,16 @@ def name_by_the_clock(flags: Mapping[str, Any]) -> str:
     return minutes
 
 
-def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
+def parse_training(arguments: Sequence[str]) -> CommandLine:
     """The configuration of a run, and what else is asked for. What waits for a choice is in it as
     it was given, and is checked with what is chosen.
     """
-    given, waiting = given_for_choice(arguments), {}
-    if given is not None and "gradient_accumulation_steps" in given:
+    program = f"{typed_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT"
+    flags = read_flags(arguments, program=program, options=TrainOptions)
+    given, waiting = flags.given, {}
+    if not chooses_model(given):
+        line = configured(flags, TrainOptions, default="demo", implied=implied_settings)
+    elif "gradient_accumulation_steps" in given:
         raise ConfigError(
             [
                 "--gradient_accumulation_steps: got it with --minutes, which chooses how a batch "
@@ -284,54 +288,43 @@ def parse_training(arguments: Sequence[str]) -> "tuple[Config, TrainOptions]":
                 "is trained."
             ]
         )
-
-    def implied(flags: Mapping[str, Any], file: Mapping[str, Any]) -> Mapping[str, Any]:
-        if given is None:
-            return implied_settings(flags, file)
-        waiting.update({name: flags[name] for name in WAITING if name in flags})
-        return implied_for_choice(flags, file)
-
-    defaults = None if given is None else BY_THE_CLOCK
-    if given is not None and "hidden_size" in given and "key_value_heads" not in given:
-        defaults = {**BY_THE_CLOCK, **ONE_HEAD}
-    config, options = parse_command_line(
-        arguments,
-        program=f"{typed_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT",
-        default="demo" if given is None else "modern",
-        options=TrainOptions,
-        defaults=defaults,
-        implied=implied,
-    )
-    data, named = config.data, config.data.tokenizer
-    if named and Path(named).is_dir():
-        data = replace(data, tokenizer=text_of_path(tokenizer_file(Path(named))))
-    return replace(config, training=replace(config.training, **waiting), data=data), options
+    else:
+        waiting = {name: flags.values[name] for name in WAITING if name in flags.values}
+        has_free_heads = "hidden_size" in given and "key_value_heads" not in given
+        line = configured(
+            flags,
+            TrainOptions,
+            default="modern",
+            defaults={**BY_THE_CLOCK, **(ONE_HEAD if has_free_heads else {})},
+            implied=implied_for_choice,
+        )
+    config, data = line.config, line.config.data
+    if data.tokenizer and Path(data.tokenizer).is_dir():
+        data = replace(data, tokenizer=text_of_path(tokenizer_file(Path(data.tokenizer))))
+    config = replace(config, training=replace(config.training, **waiting), data=data)
+    return line._replace(config=config)
 
 
-def check_training(arguments: Sequence[str]) -> None:
+def check_training(arguments: Sequence[str]) -> CommandLine:
     """What `parse_training` does, and whether there is what a run needs: a tokenizer, and what
     writes for TensorBoard.
     """
-    config, options = parse_training(arguments)
-    if config.data.tokenizer and not options.is_plan():
+    line = parse_training(arguments)
+    config, is_plan = line.config, line.options.is_plan()
+    if config.data.tokenizer and not is_plan:
         path = Path(config.data.tokenizer)
         try:
             os.close(open_plain(path))
         except OSError as error:
             raise unreadable_tokenizer(path, error) from error
-    if config.logging.tensorboard and not options.is_plan() and find_spec("tensorboard") is None:
+    if config.logging.tensorboard and not is_plan and find_spec("tensorboard") is None:
         raise no_tensorboard("it is not installed")
+    return line
 
 
-def given_for_choice(arguments: Sequence[str]) -> "set[str] | None":
-    """The settings that a command line says where the program is to choose the rest; None where it
-    is not.
-    """
-    if not any(word.startswith("--") and "minutes" in word for word in arguments):
-        return None
-    given = given_settings(arguments, TrainOptions)
-    is_new = "config" not in given and "load" not in given
-    return given if "minutes" in given and is_new else None
+def chooses_model(given: Set[str]) -> bool:
+    """Whether a command line that says so much lets the program choose what is trained."""
+    return "minutes" in given and given.isdisjoint(("config", "load"))
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:
@@ -365,12 +358,12 @@ def train() -> NoReturn:
 
 def evaluate() -> NoReturn:
     """`popxl-gpt-evaluate`, `demo/evaluate.py`."""
-    start("popxl_gpt.demo.evaluate", EVALUATE.check)
+    start("popxl_gpt.demo.evaluate", EVALUATE.read)
 
 
 def generate() -> NoReturn:
     """`popxl-gpt-generate`, `demo/generate.py`."""
-    start("popxl_gpt.demo.generate", GENERATE.check)
+    start("popxl_gpt.demo.generate", GENERATE.read)
 
 
 def convert() -> NoReturn:

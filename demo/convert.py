@@ -22,13 +22,12 @@ from typing import Any
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.saving import save
 from popxl_gpt.config.schema import Config, Training
-from popxl_gpt.data.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
 from popxl_gpt.data.text_tokenizer import special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saving import write_weights
 from popxl_gpt.execution.exchange.hugging_face import (
     OWN_FILES,
@@ -39,6 +38,7 @@ from popxl_gpt.execution.exchange.initial_weights import with_positions
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.utils.errors import UserError, reason_of, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.files.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.utils.files.hub import MAKE_TOKENIZER, SENTENCEPIECE
 from popxl_gpt.utils.files.plain import real_path, write_plain
 from popxl_gpt.utils.units import si
@@ -177,5 +177,10 @@ COMMANDS: "dict[str, Callable[[Any], int]]" = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line. Returns the exit code."""
-    name, options = parse_conversion(arguments)
+    return run(parse_conversion(arguments))
+
+
+def run(asked: "tuple[str, Conversion]") -> int:
+    """Convert as asked. Returns the exit code."""
+    name, options = asked
     return COMMANDS[name](options)

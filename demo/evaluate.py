@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schedules import NO_RAMPUP
@@ -33,7 +34,8 @@ from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.evaluation_data import open_evaluated, tokenizer_of
 from popxl_gpt.demo.job.text import check_made_by
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
@@ -142,6 +144,11 @@ def _opened(
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate as the command line says. Returns the exit code."""
+    return run(EVALUATE.read(arguments))
+
+
+def run(flags: Flags) -> int:
+    """Evaluate as flags say. Returns the exit code."""
     found: list[SavedRun] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
@@ -152,7 +159,7 @@ def main(arguments: Sequence[str]) -> int:
         found.append(find_trained(Path(values["checkpoint"])))
         return _sections(found[0], values)
 
-    config, options = EVALUATE.parse(arguments, sections_of)
+    config, options, _ = EVALUATE.parse(flags, sections_of)
     _check_options(options)
     is_leader = check_instances(config)
     check_same_checkpoint(found[0].folder)

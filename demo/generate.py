@@ -20,6 +20,7 @@ from typing import Any
 
 import popdist
 
+from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schedules import NO_RAMPUP
@@ -29,8 +30,9 @@ from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
 from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
@@ -143,6 +145,11 @@ def generate(
 
 def main(arguments: Sequence[str]) -> int:
     """Write as the command line says. Returns the exit code."""
+    return run(GENERATE.read(arguments))
+
+
+def run(flags: Flags) -> int:
+    """Write as flags say. Returns the exit code."""
     found: list[SavedRun] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
@@ -153,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         found.append(find_trained(Path(values["checkpoint"])))
         return _sections(found[0], values)
 
-    config, options = GENERATE.parse(arguments, sections_of)
+    config, options, _ = GENERATE.parse(flags, sections_of)
     if options.chat and (options.prompt or options.prompt_file is not None):
         raise UserError(
             "--chat: got prompts beside it; expected one or the other, for a conversation reads "

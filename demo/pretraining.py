@@ -18,16 +18,18 @@ import logging
 import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 
 import popdist
 
-from popxl_gpt.config.command_line import given_settings
+from popxl_gpt.config.command_line import CommandLine
 from popxl_gpt.config.partners import without_partner
 from popxl_gpt.config.saving import changes
 from popxl_gpt.config.schedules import stage_of
 from popxl_gpt.config.schema import Config
-from popxl_gpt.demo.commands import given_for_choice, parse_training
+from popxl_gpt.data.known_text import text_of
+from popxl_gpt.demo.commands import chooses_model, parse_training
 from popxl_gpt.demo.job.description import describe
 from popxl_gpt.demo.job.interruption import Interruption
 from popxl_gpt.demo.job.options import TrainOptions as Options
@@ -38,6 +40,7 @@ from popxl_gpt.demo.job.run import TrainingRun
 from popxl_gpt.demo.job.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.job.run_memory import RunMemory
 from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.demo.job.timed_schedule import since_start
 from popxl_gpt.demo.job.training_data import (
     begun_tokenizer,
     given_tokenizer,
@@ -51,15 +54,12 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import best_in, checkpoin
 from popxl_gpt.execution.exchange.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.instances import check_instances, check_launch
-from popxl_gpt.execution.planning.auto.resolved import executable, resolved
-from popxl_gpt.execution.planning.memory import check_memory
-from popxl_gpt.execution.planning.minutes.choice import chosen, text_of
-from popxl_gpt.execution.planning.minutes.schedule import since_start
+from popxl_gpt.execution.planning.executing import executable, fastest, resolved
+from popxl_gpt.execution.planning.memory import ProcessMemory, check_fits, check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
-from popxl_gpt.execution.planning.plan.fit import check_fits
-from popxl_gpt.execution.planning.plan.process import ProcessMemory
-from popxl_gpt.execution.planning.plan.report import plan_and_show, write_plan
-from popxl_gpt.execution.planning.plan.run_plan import make_run_plan
+from popxl_gpt.execution.planning.plan_report import plan_and_show, write_plan
+from popxl_gpt.execution.planning.run_plan import make_run_plan
+from popxl_gpt.execution.planning.sizing import as_it_is, chosen
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights
@@ -75,28 +75,29 @@ from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.units import si
 
 _LOG = logging.getLogger(__name__)
+PROGRAMS = (pretraining, training_program, evaluation_program)
+"""What trials make sessions of, and what plans are made of: training, and what runs between steps.
+"""
 LEAST_SECONDS = 10.0
 """The least seconds in which what is trained is chosen, and something is learned."""
 
 
-@runtime_errors_are_told()
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
-    config, options = parse_training(arguments)
+    return run(parse_training(arguments))
+
+
+@runtime_errors_are_told()
+def run(line: CommandLine) -> int:
+    """Train as a command line says that was read. Returns the exit code."""
+    config, options, given = line
+    is_plan = options.is_plan()
     check_launch(config)
-    to_choose = given_for_choice(arguments)
-    if to_choose is not None:
-        if options.auto:
-            raise ConfigError(
-                [
-                    "--auto: got it with --minutes, which chooses how to execute what it chooses; "
-                    "expected one of them. Leave --auto out, or say with --config what is trained."
-                ]
-            )
+    if chooses_model(given):
         with lasting_output():
-            config = choose(config, to_choose)
+            config = choose(config, given, options)
+        options = replace(options, auto=False, auto_seconds=None)  # that is chosen, too
     config = in_steps(config)
-    is_plan, given = options.is_plan(), given_settings(arguments, Options)
     if options.auto:
         config = executable(config, given)
         if not is_plan:
@@ -109,8 +110,9 @@ def main(arguments: Sequence[str]) -> int:
         return train(config, options, given)
 
 
-def choose(config: Config, given: "set[str]") -> Config:
-    """What to train in the minutes that the configuration has; prints why.
+def choose(config: Config, given: Set[str], options: Options) -> Config:
+    """What to train in the minutes that the configuration has, and with `--auto` how to execute it;
+    prints why.
 
     Raises:
         UserError: there are several processes, or fewer seconds than choosing takes.
@@ -131,7 +133,10 @@ def choose(config: Config, given: "set[str]") -> Config:
     if config.data.tokenizer:
         read_tokenizer(Path(config.data.tokenizer))  # refused now, not after the trials
     check_folders(config)
-    choice = chosen(config, given, text_of(config), left)
+    execute = as_it_is
+    if options.auto:
+        execute = partial(fastest, given=given, options=options, programs=PROGRAMS)
+    choice = chosen(config, given, text_of(config), left, execute=execute)
     print("\n".join(choice.reasons), flush=True)
     return choice.config
 
@@ -145,8 +150,7 @@ def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Conf
     is_leader = check_instances(config)
     if not options.auto:
         return is_leader, config
-    programs = (pretraining, training_program, evaluation_program)
-    return is_leader, resolved(config, given, options, *programs)
+    return is_leader, resolved(config, given, options, *PROGRAMS)
 
 
 @runtime_errors_are_told()

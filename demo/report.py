@@ -12,7 +12,7 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
-from popxl_gpt.demo.commands import parse_report
+from popxl_gpt.demo.commands import ReportOptions, parse_report
 from popxl_gpt.execution.reports.run.report import write_report
 from popxl_gpt.execution.reports.run.run_files import REPORT, read_run
 from popxl_gpt.utils.errors import UserError
@@ -21,7 +21,11 @@ from popxl_gpt.utils.texts import user_path
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page as the command line says. Returns the exit code."""
-    options = parse_report(arguments)
+    return run(parse_report(arguments))
+
+
+def run(options: ReportOptions) -> int:
+    """Write the page as asked. Returns the exit code."""
     folders = [user_path("runs", name) for name in options.runs]
     runs = [read_run(folder) for folder in folders]
     default = folders[0] / REPORT if len(runs) == 1 else Path(REPORT)

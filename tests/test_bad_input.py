@@ -576,7 +576,7 @@ def test_ctrl_c_while_modules_load_ends_without_a_traceback(command, copy, tmp_p
 def test_ctrl_c_while_the_interpreter_ends_ends_it_without_a_traceback(tmp_path):
     (tmp_path / "program.py").write_text(
         "import atexit, os, signal\n"
-        "def main(arguments):\n"
+        "def run(arguments):\n"
         "    atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
         "    return 0\n"
     )

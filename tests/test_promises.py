@@ -15,7 +15,7 @@ PROMISES = (
     "Whole models", "Outsiders",
     "Any layout", "Any version", "Any budget", "Bad records", "Bad tables", "Syntax is no text",
     "Bad configuration",
-    "Death and hang of instances", "Signals", "Suspension", "Silent corruption", "Silent corruption at rest",
+    "Death and hang of instances", "Signals", "Suspension", "Silent corruption at rest",
     "Replicas that differ", "Numbers that are not finite", "Batches without labels", "Spikes",
     "Logging services", "Soak",
     "Plan", "Plan of the process", "Determinism", "Rows alone", "One run", "Batch system",

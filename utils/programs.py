@@ -13,30 +13,31 @@ from popxl_gpt.utils.errors import exit_on_user_error
 from popxl_gpt.utils.texts import did_you_mean, shown_text
 
 
-def start(module: str, check: "Callable[[Sequence[str]], object]") -> NoReturn:
+def start(module: str, read: "Callable[[Sequence[str]], object]") -> NoReturn:
     """Answer the command line, or load a program and run it.
 
     Help, and flags that are wrong, need little code; the program needs numpy, PyTorch and much of
     ours. It is imported by name, so that it is one module however it is run.
 
     Args:
-        module: the program, whose `main` takes the words of the command line and gives the exit
-            code. Its `STOPPED`, if it has one, is said after Ctrl-C.
-        check: prints the help and exits, or raises ConfigError for a wrong command line.
+        module: the program, whose `run` takes what was read and gives the exit code. Its `STOPPED`,
+            if it has one, is said after Ctrl-C.
+        read: reads the words of the command line; prints the help and exits, or raises ConfigError
+            where they are wrong.
     """
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
         print(f"popxl-gpt {__version__}")
         sys.exit(0)
     with exit_on_user_error():
-        check(arguments)
+        given = read(arguments)
     _end_by_ctrl_c()  # while modules load, too
     gc.disable()  # modules are many objects that stay, and none of them is garbage
     program = importlib.import_module(module)
     gc.enable()
     try:
         with exit_on_user_error(getattr(program, "STOPPED", "stopped.")):
-            sys.exit(program.main(arguments))
+            sys.exit(program.run(given))
     finally:
         _end_by_ctrl_c()  # while the interpreter ends, it would be told with a traceback
 

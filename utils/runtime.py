@@ -18,6 +18,7 @@ from popxl.extensions import (
     keep_state_once,
     leave_note,
     limit_device_memory,
+    multiplies_bfloat16,
     newton_schulz,
     read_note,
     release_freed_memory,
@@ -38,9 +39,10 @@ __all__ = [
     "accumulator_options", "attention", "before_reading", "coded_moment", "data_type",
     "decoded_moment", "drop_dead_sessions", "expect_session", "file_traffic", "find_not_finite",
     "gather", "gather_beside", "has_device", "host_bytes", "keep_remote_memory_in_files",
-    "keep_state_once", "leave_note", "limit_device_memory", "moment_options", "multiply_ceiling",
+    "keep_state_once", "leave_note", "limit_device_memory", "moment_options", "multiplies_bfloat16",
+    "multiply_ceiling",
     "newton_schulz", "planner", "profile", "read_note", "release_freed_memory", "relu2",
-    "remove_files", "replay_phases", "replica_digests", "rms_norm", "rotary", "round_from",
+    "remove_files", "replica_digests", "rms_norm", "rotary", "round_from",
     "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
     "softcap", "swiglu", "update_condition",
 ]  # fmt: skip
@@ -228,22 +230,6 @@ def find_not_finite(session: popxl.Session) -> Iterator[list[Any]]:
             found = stack.enter_context(extensions.find_not_finite(session))
         except RuntimeError as error:
             _LOG.warning("%s", error)
-        yield found
-
-
-@contextmanager
-def replay_phases(session: popxl.Session, numbers: "list[int]") -> Iterator[list[Any]]:
-    """A block around runs of a session, whose list gets what `popxl.extensions.replay_phases`
-    finds.
-
-    Raises:
-        UserError: if the session is interpreted.
-    """
-    with ExitStack() as stack:
-        try:
-            found = stack.enter_context(extensions.replay_phases(session, numbers))
-        except RuntimeError as error:
-            raise UserError(f"--verify_every: {error}") from error
         yield found
 
 

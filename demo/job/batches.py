@@ -7,11 +7,10 @@ import numpy as np
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo.job.part import Call, Job, Part, RunState
 from popxl_gpt.execution.host import data_share
-from popxl_gpt.utils.errors import failure_number, numbered
+from popxl_gpt.utils.errors import DataError, failure_number, numbered
 
 Told = tuple[str, int] | None
 """What processes tell each other of a problem: its words, and the number of the failure."""

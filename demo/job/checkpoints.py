@@ -162,11 +162,11 @@ class Checkpoints(Part):
             )
         problem = ""
         if run.is_leader:
-            path, place = run.folder.lost()
-            problem = (
-                f"{path}: got a run folder that was "
-                f"{'deleted' if place is None else f'renamed to {place}'} during the run; expected "
-                f"it to stay. Step {run.step} is saved: {saved}. Go on from there with "
-                "--checkpoint.load."
-            )
+            where = f"Step {run.step} is saved: {saved}. Go on from there with --checkpoint.load."
+            problem = f"{run.folder.loss()} {where}"
         raise UserError(gather(problem, popdist.getNumInstances(), patiently=True)[0])
+
+    def complete(self) -> None:
+        """Raise UserError for a folder that is lost after the last step was saved there."""
+        if self.run.is_leader and self.run.folder.is_lost:
+            raise UserError(f"{self.run.folder.loss()} Step {self.run.step}, the last, was there.")

@@ -60,7 +60,6 @@ class Call:
     seconds: float = 0.0
     waited: float = 0.0
     """Seconds by the clock, and those of them that were waited for data."""
-    is_profiled: bool = False
 
 
 @dataclass(frozen=True)

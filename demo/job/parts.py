@@ -16,13 +16,11 @@ from popxl_gpt.demo.job.run_report import Report
 from popxl_gpt.demo.job.samples import Samples
 from popxl_gpt.demo.job.services import Tensorboard, Wandb
 from popxl_gpt.demo.job.validations import Validations
-from popxl_gpt.demo.job.verification import Verification
 
 PARTS: "tuple[type[Part], ...]" = (
     Batches,  # reads before others say what they have heard
     Interruptions,
     Profiling,
-    Verification,
     ResidentMemory,
     Divergence,
     GrowingBatch,

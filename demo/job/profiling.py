@@ -26,7 +26,6 @@ class Profiling(Part):
         if self._profiler.is_done:
             yield
             return
-        call.is_profiled = True
         with line_away(), self._profiler.around(self.run.session, call.is_last):
             yield
 

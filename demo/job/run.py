@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import popdist
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.demo.job.part import Call, RunState, Step
 from popxl_gpt.execution.host import run_steps
+from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.runtime import gather
 
 

@@ -10,9 +10,9 @@ import popdist
 
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.demo.job.timed_schedule import TimedSchedule, since_start
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.planning.memory import state_bytes
-from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule, since_start
 from popxl_gpt.utils.runtime import gather
 
 WRITTEN = 2e8

@@ -13,12 +13,13 @@ from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.text_tokenizer import CONFIG, TextTokenizer
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     TOKENIZER,
     checkpoints_in,
     remove_leftovers,
 )
+from popxl_gpt.execution.checkpoints.finding import find
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
     REPORT,
@@ -91,10 +92,15 @@ class RunFolder:
         """Whether it, or that for checkpoints, was deleted or renamed while the run has it."""
         return not all(lock.is_there() for lock in self.locks)
 
-    def lost(self) -> "tuple[Path, Path | None]":
-        """The folder that is lost, and where it is now; None: it was deleted, or nobody knows."""
+    def loss(self) -> str:
+        """What to say of a folder that is lost."""
         lock = next(lock for lock in self.locks if not lock.is_there())
-        return lock.path, lock.now_at()
+        place = lock.now_at()  # nobody may know
+        return (
+            f"{lock.path}: got a run folder that was "
+            f"{'deleted' if place is None else f'renamed to {place}'} during the run; expected it "
+            "to stay."
+        )
 
     def keep_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Write the tokenizer beside the checkpoints, where programs that use them look for it."""

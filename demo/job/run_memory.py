@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.inference.inference import evaluation_program
-from popxl_gpt.execution.planning.plan.process import (
+from popxl_gpt.execution.planning.memory import (
     ProcessMemory,
     own_bytes,
     process_memory,
-    without_files,
+    programs_of,
 )
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.utils.process_memory import peak_resident_bytes, resident_bytes
@@ -21,14 +21,14 @@ PLANNED_AFTER = 180.0
 
 
 class RunMemory:
-    """Made before the session is. ``planned``: what the process was to take, beside itself, where
-    that was planned already.
+    """The memory of the process, from before the session is made. ``planned``: what the process was
+    to take, beside itself, where that was planned already.
     """
 
     def __init__(self, config: Config, planned: ProcessMemory | None):
         expect_session(config.execution.device)  # before PyTorch is loaded, which is long
         self._config, self._plan = config, planned
-        self._itself, self._begin = own_bytes(config, planned is not None), time.monotonic()
+        self._itself, self._begin = own_bytes(planned is not None), time.monotonic()
         self._measured = self._peak = 0
 
     def end(self, resident: int) -> None:
@@ -53,5 +53,5 @@ class RunMemory:
             return replace(self._plan, itself=self._itself)
         if time.monotonic() - self._begin < PLANNED_AFTER:
             return None
-        program = training_program(without_files(self._config))[0]
-        return process_memory(self._config, self._itself, program, evaluation_program)
+        programs = programs_of(self._config, training_program, evaluation_program)
+        return process_memory(self._config, programs, self._itself)

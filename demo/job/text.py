@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.text_tokenizer import TextTokenizer, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.job.options import unreadable_tokenizer
@@ -16,7 +15,7 @@ from popxl_gpt.demo.job.writing import write
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.variables import copy_weights
-from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.errors import DataError, UserError
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.hub import foreign_tokenizer, tokenizer_file
 

@@ -9,12 +9,12 @@ import popxl_addons as addons
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import token_bytes
 from popxl_gpt.execution.inference.evaluation import Evaluation
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.variables import copy_weights
+from popxl_gpt.utils.errors import DataError
 
 
 def bytes_of_tokens(config: Config, tokenizer: TextTokenizer | None) -> np.ndarray | None:

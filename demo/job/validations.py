@@ -7,7 +7,6 @@ from typing import Any
 
 import popdist
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.demo.job.batches import raise_problem, told_of
 from popxl_gpt.demo.job.interruption import first
 from popxl_gpt.demo.job.part import Job, Part, RunState, Step
@@ -16,7 +15,7 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import validated_in
 from popxl_gpt.execution.checkpoints.manifest import ManifestError
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import add_validation
-from popxl_gpt.utils.errors import reason_of
+from popxl_gpt.utils.errors import DataError, reason_of
 from popxl_gpt.utils.runtime import gather, release_freed_memory
 
 _LOG = logging.getLogger(__name__)

@@ -1,18 +1,17 @@
 """Which checkpoints a folder has, which of them stay, and what killed runs left beside them."""
 
 import logging
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.data.folders import remove_unlocked
 from popxl_gpt.execution.checkpoints.manifest import ManifestError, is_loss, read_manifest
-from popxl_gpt.utils.files.plain import NO_FILE, names_in, sync
+from popxl_gpt.utils.files.folders import remove_unlocked
+from popxl_gpt.utils.files.plain import NO_FILE, names_in
+from popxl_gpt.utils.files.whole import remove_folder
 
 MANIFEST = "checkpoint.json"
 TOKENIZER = "tokenizer.json"
@@ -40,10 +39,6 @@ class Validated:
     loss: float
     fingerprint: Any
     """Names what the loss was measured on; None where an earlier version wrote it."""
-
-    def is_comparable(self, other: "Validated") -> bool:
-        """Whether the losses were measured on the same."""
-        return bool(self.fingerprint == other.fingerprint)
 
 
 def validated_in(
@@ -80,13 +75,18 @@ def best_in(folder: Path) -> Path | None:
     """The checkpoint with the lowest validation loss of those that were measured as the newest of
     them, the newest of equal ones; None where no step that was saved was validated.
     """
-    return best_of(validated_in(folder))
+    return next(iter(bests(validated_in(folder))), None)
 
 
-def best_of(validated: "Sequence[Validated]") -> Path | None:
-    """The best of those that were measured as the first of them."""
-    alike = [each for each in validated if each.is_comparable(validated[0])]
-    return min(alike, key=lambda each: each.loss).path if alike else None
+def bests(validated: "Sequence[Validated]") -> "list[Path]":
+    """The best checkpoint of each measurement, the first one of equal ones, in the order of the
+    measurements.
+    """
+    found: dict[str, Validated] = {}
+    for each in validated:
+        measured = repr(each.fingerprint)
+        found[measured] = min(found.get(measured, each), each, key=lambda one: one.loss)
+    return [each.path for each in found.values()]
 
 
 def delete_old(folder: Path, keep: int) -> None:
@@ -108,28 +108,12 @@ def delete_old(folder: Path, keep: int) -> None:
             path,
             failure.strerror,
         )
-    kept: set[Path | None] = set(unreadable)
-    while validated:
-        kept.add(best_of(validated))
-        validated = [each for each in validated if not each.is_comparable(validated[0])]
+    kept = {*unreadable, *bests(validated)}
     for path in old:
         if path not in kept and path.is_symlink():
             path.unlink()  # the checkpoint itself is another folder's
         elif path not in kept:
-            hidden = path.with_name(f".{path.name}.deleted")
-            os.rename(path, hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
-            sync(folder)
-
-
-def set_aside(checkpoint: Path) -> Path:
-    """Give a damaged checkpoint a name that no checkpoint has. Returns its new path."""
-    number, path = 1, checkpoint.with_name(f"damaged_{checkpoint.name}")
-    while path.exists():
-        number += 1
-        path = checkpoint.with_name(f"damaged_{checkpoint.name}-{number}")
-    checkpoint.rename(path)
-    return path
+            remove_folder(path, f".{path.name}.deleted")
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -27,6 +27,9 @@ _BEGIN = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",\n')
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SIZES = ("layers", "hidden_size", "heads", "vocabulary_size", "sequence_length")
 
+Check = Callable[[str, Any], object]
+"""Raises ManifestError where the value of a name is another than it may be."""
+
 
 class ManifestError(ValueError):
     """A description that is not as it was written. The message says what was found and what was
@@ -63,20 +66,20 @@ def read_manifest(path: Path) -> "dict[str, Any]":
         ) from error
     values = _object("", values)
     version = values.get("format")
-    if (
-        isinstance(version, int)
-        and not isinstance(version, bool)
-        and version not in FORMATS
-        and begin is not None
-    ):
+    if type(version) is int and version not in FORMATS and begin is not None:
         return values  # of another version, which says what is in it
-    _whole("format", version, 1, FORMATS[-1])
+    _whole(1, FORMATS[-1])("format", version)
     if version != 1 and begin is None:
         raise ManifestError("got a description without its checksum; expected one at its beginning")
-    for name, check in _CHECKS.items():
-        check(name, values.get(name))
-    _check_sections(values)
+    _CHECK("", values)
+    if "schedule" in values:
+        _schedule(values["step"])("schedule", values["schedule"])
     return values
+
+
+def is_loss(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number that float32 holds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e39
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -89,23 +92,45 @@ def _object(name: str, value: Any) -> "dict[str, Any]":
     return value
 
 
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _odd(name, value, f"a whole number from {low} to {high}")
-    return value
+def _that(is_right: "Callable[[Any], bool]", expected: str) -> Check:
+    """A value of a kind."""
+
+    def check(name: str, value: Any) -> None:
+        if not is_right(value):
+            raise _odd(name, value, expected)
+
+    return check
 
 
-def _text(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise _odd(name, value, "a text")
+def _whole(low: int, high: int) -> Check:
+    """A whole number in a range."""
+    expected = f"a whole number from {low} to {high}"
+    return _that(lambda value: type(value) is int and low <= value <= high, expected)
 
 
-def _data(name: str, value: Any) -> None:
-    entries = _object(name, value)
-    _text(f"{name}.fingerprint", entries.get("fingerprint"))
-    for count in ("samples", "tokens"):
-        if count in entries:
-            _whole(f"{name}.{count}", entries[count], 0, 2**127)
+def _fields(
+    required: "Mapping[str, Check]", optional: "Mapping[str, Check] | None" = None
+) -> Check:
+    """Values by name, of which some must be there."""
+    checks = {**required, **(optional or {})}
+
+    def check(name: str, value: Any) -> None:
+        found = _object(name, value)
+        for field, is_right in checks.items():
+            if field in required or field in found:
+                is_right(f"{name}.{field}" if name else field, found.get(field))
+
+    return check
+
+
+def _each(is_right: Check) -> Check:
+    """Values of a kind, whatever their names."""
+
+    def check(name: str, value: Any) -> None:
+        for field, each in _object(name, value).items():
+            is_right(f"{name}.{shown(field)}", each)
+
+    return check
 
 
 def _seeds(name: str, value: Any) -> None:
@@ -115,78 +140,60 @@ def _seeds(name: str, value: Any) -> None:
         if not isinstance(row, list) or len(row) != 2:
             raise _odd(name, value, "pairs of whole numbers")
         for number in row:
-            _whole(name, number, 0, 2**32 - 1)
+            _whole(0, 2**32 - 1)(name, number)
 
 
-def _files(name: str, value: Any) -> None:
-    for file, entry in _object(name, value).items():
-        where = f"{name}.{shown(file)}"
-        _whole(f"{where}.bytes", _object(where, entry).get("bytes"), 0, 2**63 - 1)
-        digest = entry.get("sha256")
-        if not isinstance(digest, str) or not _HASH.fullmatch(digest):
-            raise _odd(f"{where}.sha256", digest, "64 hexadecimal digits")
-        for tensor, checksum in _object(f"{where}.tensors", entry.get("tensors", {})).items():
-            _whole(f"{where}.tensors.{shown(tensor)}", checksum, 0, 2**32 - 1)
+def _tokens(name: str, value: Any) -> None:
+    for token in value if isinstance(value, list) else [value]:
+        _SIZE_OR_ZERO(name, token)
 
 
-def _special_tokens(name: str, value: Any) -> None:
-    for kind, tokens in _object(name, value).items():
-        for token in tokens if isinstance(tokens, list) else [tokens]:
-            _whole(f"{name}.{shown(kind)}", token, 0, 2**63 - 1)
+def _schedule(step: int) -> Check:
+    """What a run that ends by the clock, and is in its decay, has of it."""
+    number = _that(lambda n: type(n) is float and 0 <= n < 1e39, "a number of 0 or more")
+    ends = {"begin": _whole(0, step), "end": _whole(step, LARGEST_STEP)}
+    return _fields({**ends, "seconds": number, "rate": number})
 
 
-def _schedule(values: "dict[str, Any]", step: int) -> None:
-    """Of a run that ends by the clock, and is in its decay."""
-    _whole("schedule.begin", values.get("begin"), 0, step)
-    _whole("schedule.end", values.get("end"), step, LARGEST_STEP)
-    for name in ("seconds", "rate"):
-        number = values.get(name)
-        if type(number) is not float or not 0 <= number < 1e39:
-            raise _odd(f"schedule.{name}", number, "a number of 0 or more")
-
-
-def is_loss(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number that float32 holds."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e39
-
-
-def _check_sections(values: "dict[str, Any]") -> None:
-    config = _object("config", values.get("config"))
-    for section in ("model", "training", "execution"):
-        _object(f"config.{section}", config.get(section))
-    for name in _SIZES:
-        _whole(f"config.model.{name}", config["model"].get(name), 1, 2**63 - 1)
-    for name in ("max_positions", "feed_forward_size"):
-        if config["model"].get(name) is not None:
-            _whole(f"config.model.{name}", config["model"][name], 1, 2**63 - 1)
-    _whole(
-        "config.training.global_batch_size",
-        config["training"].get("global_batch_size"),
-        1,
-        2**63 - 1,
-    )
-    if "rounding_seed" in values:
-        _seeds("rounding_seed", values["rounding_seed"])
-    if not isinstance(values.get("weights_only", False), bool):
-        raise _odd("weights_only", values["weights_only"], "true or false")
-    _special_tokens("special_tokens", values.get("special_tokens", {}))
-    if "metrics" in values:
-        _whole("metrics", values["metrics"], 0, LARGEST_STEP)
-    if "schedule" in values:
-        _schedule(_object("schedule", values["schedule"]), values["step"])
-    loss = values.get("validation_loss", 0.0)
-    if not is_loss(loss):
-        raise _odd("validation_loss", loss, "a number")
-    if "validation_fingerprint" in values:
-        _text("validation_fingerprint", values["validation_fingerprint"])
-
-
-_CHECKS: "dict[str, Callable[[str, Any], object]]" = {
-    "step": lambda name, value: _whole(name, value, 0, LARGEST_STEP),
-    "data": _data,
-    "seed": _seeds,
-    "files": _files,
+_SIZE, _SIZE_OR_ZERO, _STEP = _whole(1, 2**63 - 1), _whole(0, 2**63 - 1), _whole(0, LARGEST_STEP)
+_COUNT = _whole(0, 2**127)
+_TEXT = _that(lambda value: isinstance(value, str), "a text")
+_DIGEST = _that(
+    lambda value: isinstance(value, str) and _HASH.fullmatch(value) is not None,
+    "64 hexadecimal digits",
+)
+_IF_ANY = {
+    name: lambda where, value: value is None or _SIZE(where, value)
+    for name in ("max_positions", "feed_forward_size")
 }
+_CHECK = _fields(
+    {
+        "step": _STEP,
+        "data": _fields({"fingerprint": _TEXT}, {"samples": _COUNT, "tokens": _COUNT}),
+        "seed": _seeds,
+        "files": _each(
+            _fields(
+                {"bytes": _SIZE_OR_ZERO, "sha256": _DIGEST},
+                {"tensors": _each(_whole(0, 2**32 - 1))},
+            )
+        ),
+        "config": _fields(
+            {
+                "model": _fields(dict.fromkeys(_SIZES, _SIZE), _IF_ANY),
+                "training": _fields({"global_batch_size": _SIZE}),
+                "execution": _object,
+            }
+        ),
+    },
+    {
+        "rounding_seed": _seeds,
+        "weights_only": _that(lambda value: isinstance(value, bool), "true or false"),
+        "special_tokens": _each(_tokens),
+        "metrics": _STEP,
+        "validation_loss": _that(is_loss, "a number"),
+        "validation_fingerprint": _TEXT,
+    },
+)
 
 
 def _odd(name: str, value: Any, expected: str) -> ManifestError:

@@ -1,5 +1,6 @@
 """What of a session a checkpoint holds: layers with their tensors, seeds, counters."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +13,16 @@ from popxl.tensor import Variable
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.overflow import COUNTED, SEEDS
 from popxl_gpt.modelling.gpt import model_table
-from popxl_gpt.modelling.parameters import Parameter, Table
+from popxl_gpt.modelling.parameters import Parameter
 from popxl_gpt.utils.runtime import coded_moment, decoded_moment, shard_count
+
+BESIDE = ("metrics", "validation_loss", "validation_fingerprint", "schedule")
+"""What a checkpoint's description has of a position beside step and data, where there is any."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands."""
+    """The point that a run has come to."""
 
     step: int
     """Optimizer steps done."""
@@ -31,11 +35,24 @@ class Position:
     tokens: int | None = None
     """Seen so far; None: as many as so many steps of the configuration's batch have."""
     schedule: dict[str, Any] | None = None
-    """Of a run that ends by the clock, once its end is fixed: see `minutes.schedule`."""
+    """Schedule of a run that ends by the clock, once its end is fixed: see `minutes.schedule`."""
     validation_fingerprint: str | None = None
     """Names what the loss on held-out text was measured on; None where there is no loss, or an
     earlier version wrote it.
     """
+
+    @classmethod
+    def of(cls, manifest: "dict[str, Any]") -> "Position":
+        """What a checkpoint's description says. One without its tokens had batches of one size."""
+        saved, data, step = manifest["config"], manifest["data"], manifest["step"]
+        per_step = saved["training"]["global_batch_size"] * saved["model"]["sequence_length"]
+        beside = {name: manifest.get(name) for name in BESIDE}
+        return cls(step, data["fingerprint"], tokens=data.get("tokens", step * per_step), **beside)
+
+    def beside(self) -> "dict[str, Any]":
+        """What a description has of it beside step and data."""
+        found = {name: getattr(self, name) for name in BESIDE}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def layers_of(config: Config) -> "list[str]":
@@ -43,34 +60,25 @@ def layers_of(config: Config) -> "list[str]":
     return ["embedding", *(f"decoder.{n}" for n in range(config.model.layers)), "head"]
 
 
-def layer_variables(
+def file_of(layer: str) -> str:
+    """Name of a layer's file."""
+    return f"{layer}.safetensors"
+
+
+def layer_tensors(
     session: addons.TaskSession, config: Config
-) -> "dict[str, dict[str, Variable]]":
-    """Variables of the state by layer and by name in the layer's file."""
-    return {
-        layer: {
-            f"{kind}.{name}": variable
-            for kind in ("weights", "optimizer")
-            if f"{kind}.{layer}" in session.state
-            for name, variable in session.state[f"{kind}.{layer}"].to_dict().items()
-        }
-        for layer in layers_of(config)
-    }
-
-
-def layer_bytes(session: addons.TaskSession, config: Config) -> "dict[str, int]":
-    """Bytes of each layer's tensors in a checkpoint."""
-    table = model_table(config.model)
-
-    def size(layer: str, name: str, variable: Variable) -> int:
-        parameter = parameter_of(table, layer, name)
-        width = 2 if variable.dtype is popxl.float16 else 4
-        return width * (1 if parameter is None else math.prod(parameter.shape))
-
-    return {
-        layer: sum(size(layer, name, variable) for name, variable in variables.items())
-        for layer, variables in layer_variables(session, config).items()
-    }
+) -> "dict[str, dict[str, TensorCodec]]":
+    """The tensors of the state by layer and by name in the layer's file."""
+    table, state = model_table(config.model), session.state
+    found: dict[str, dict[str, TensorCodec]] = {layer: {} for layer in layers_of(config)}
+    for layer, kind in itertools.product(found, ("weights", "optimizer")):
+        part = state[f"{kind}.{layer}"].to_dict() if f"{kind}.{layer}" in state else {}
+        for name, variable in part.items():
+            of, _, moment = (name, "", "") if kind == "weights" else name.rpartition(".")
+            parameter = None if moment == "step" else table[f"{layer}.{of}"]
+            codec = TensorCodec(f"{kind}.{name}", variable, parameter, config)
+            found[layer][codec.name] = codec
+    return found
 
 
 def scalars_of(session: addons.TaskSession) -> "dict[str, Variable]":
@@ -79,58 +87,54 @@ def scalars_of(session: addons.TaskSession) -> "dict[str, Variable]":
     return {name: found[name] for name in (*SEEDS, *COUNTED) if name in found}
 
 
-def parameter_of(table: Table, layer: str, name: str) -> Parameter | None:
-    """The parameter that a tensor of the state is laid out like; none for scalars."""
-    kind, _, rest = name.partition(".")
-    if kind == "optimizer":
-        rest, _, moment = rest.rpartition(".")
-        if moment == "step":
-            return None
-    return table[f"{layer}.{rest}"]
-
-
 @dataclass(frozen=True)
 class TensorCodec:
-    """From a tensor as a checkpoint has it to the host data of its variable, and back."""
+    """The way from a tensor as a checkpoint has it to the host data of its variable, and back."""
 
     name: str
-    """In the layer's file."""
+    """The tensor's name in the layer's file."""
+    variable: Variable
     parameter: Parameter | None
     """What the tensor is laid out like; none for scalars."""
     config: Config
-    shards: int | None
-    """Pieces of a moment in 8 bits, each of which has its own bytes; none: numbers are kept as they
-    are.
-    """
 
-    @classmethod
-    def of(
-        cls, table: Table, layer: str, name: str, variable: Variable, config: Config
-    ) -> "TensorCodec":
-        """That of a layer's variable."""
-        shards = shard_count(variable) if variable.dtype is popxl.uint8 else None
-        return cls(name, parameter_of(table, layer, name), config, shards)
+    @property
+    def shape(self) -> "tuple[int, ...]":
+        """Shape of the whole tensor."""
+        return () if self.parameter is None else self.parameter.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor in a checkpoint."""
+        return (2 if self.variable.dtype is popxl.float16 else 4) * math.prod(self.shape)
+
+    @property
+    def shards(self) -> int | None:
+        """Pieces of a moment in 8 bits, each of which has its own bytes; none: numbers are kept as
+        they are.
+        """
+        return shard_count(self.variable) if self.variable.dtype is popxl.uint8 else None
 
     def whole(self, pieces: np.ndarray) -> np.ndarray:
         """The tensor as a checkpoint has it, from the host data of its variable."""
         if self.parameter is None:
             # not ascontiguousarray, which gives scalars an axis
             return np.asarray(pieces, order="C")
-        if self.shards is not None:
+        if (shards := self.shards) is not None:
             count = math.prod(self.parameter.shard_shape(*self._split))
-            pieces = decoded_moment(self._moment, pieces, count, self.shards)
+            pieces = decoded_moment(self._moment, pieces, count, shards)
         return self.parameter.unshard(pieces, *self._split)
 
     def pieces(self, whole: np.ndarray) -> np.ndarray:
         """The inverse: what the variable is given."""
         if self.parameter is None:
             return whole
-        pieces = self.parameter.shard(whole, *self._split)
-        if self.shards is None:
+        pieces, shards = self.parameter.shard(whole, *self._split), self.shards
+        if shards is None:
             return pieces
         rank = len(self.parameter.shape)
         flat = pieces.reshape(*pieces.shape[: pieces.ndim - rank], -1)
-        return coded_moment(self._moment, flat, self.shards)
+        return coded_moment(self._moment, flat, shards)
 
     @property
     def _split(self) -> "tuple[int, int]":

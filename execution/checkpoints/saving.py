@@ -21,7 +21,6 @@ import popxl_addons as addons
 
 from popxl_gpt.config.saving import numerics_hash, to_mapping
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     MANIFEST,
     delete_old,
@@ -32,19 +31,19 @@ from popxl_gpt.execution.checkpoints.manifest import FORMAT, manifest_text, read
 from popxl_gpt.execution.checkpoints.saved_state import (
     Position,
     TensorCodec,
+    file_of,
     is_finite,
-    layer_bytes,
-    layer_variables,
+    layer_tensors,
     layers_of,
     scalars_of,
 )
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
 from popxl_gpt.execution.instances import processes_here
 from popxl_gpt.execution.part_queue import PartQueue, copied
-from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import DivergedError, UserError, failure_number, numbered, reason_of
-from popxl_gpt.utils.files.plain import sync, write_plain
-from popxl_gpt.utils.files.whole import remove_partial, written_whole
+from popxl_gpt.utils.files.folders import partial_folder, publish
+from popxl_gpt.utils.files.plain import write_plain
+from popxl_gpt.utils.files.whole import remove_partial, sync, write_whole
 from popxl_gpt.utils.runtime import gather, gather_beside, host_bytes
 from popxl_gpt.utils.units import bytes_text
 
@@ -89,7 +88,7 @@ def begin_save(
     keep_all: bool = False,
     is_behind: bool = True,
 ) -> "Saving":
-    """As `save`, but the program may go on when this returns, while a copy of the state is written.
+    """Save as `save` does, but return while a copy of the state is written.
     All processes call this, and later `Saving.finish`, which raises what `save` does.
 
     The copy takes up to half of the memory that is free. What has no place there, and all of a
@@ -123,7 +122,7 @@ class Saving:
         """Bytes of the checkpoint."""
         self._scalars: dict[str, Any] = {}
         self._codecs: dict[str, dict[str, TensorCodec]] = {}
-        """Of each layer's variables, by name."""
+        """Codecs of each layer's tensors, by name."""
         self.problem: BaseException | None = None
         """Why it was not written."""
 
@@ -134,7 +133,11 @@ class Saving:
 
     def begin(self, session: addons.TaskSession, is_behind: bool) -> None:
         """Read the state, and let this process's part be written. See `begin_save`."""
-        sizes = layer_bytes(session, self._config)
+        self._codecs = layer_tensors(session, self._config)
+        sizes = {
+            layer: sum(codec.nbytes for codec in codecs.values())
+            for layer, codecs in self._codecs.items()
+        }
         own, self._needed = _shares(sizes, self._instances)[self._index], sum(sizes.values())
         self._parts = PartQueue(host_bytes()[1] // 2 // processes_here() if is_behind else 0)
         self._scalars = {
@@ -144,15 +147,11 @@ class Saving:
         self._thread = threading.Thread(target=self._work, name="checkpoint")
         self._thread.start()
         try:
-            table = model_table(self._config.model)
-            for layer, variables in layer_variables(session, self._config).items():
-                self._codecs[layer] = {
-                    name: TensorCodec.of(table, layer, name, variable, self._config)
-                    for name, variable in variables.items()
-                }
-                data = session.get_tensors_data(variables.values())  # all processes read all
+            for layer, codecs in self._codecs.items():
+                variables = [codec.variable for codec in codecs.values()]
+                data = session.get_tensors_data(variables)  # all processes read all
                 if layer in own:
-                    part = layer, {name: data[v] for name, v in variables.items()}
+                    part = layer, {name: data[codec.variable] for name, codec in codecs.items()}
                     self._parts.put(copied(part) if is_behind else part)
                     del part
                 del data  # before the next layer is read
@@ -257,7 +256,7 @@ class Saving:
         if self._index != 0:
             return
         entries = {name: entry for theirs in files for name, entry in theirs.items()}
-        in_order = {name: entries[name] for name in map(_file_of, layers_of(self._config))}
+        in_order = {name: entries[name] for name in map(file_of, layers_of(self._config))}
         _write_manifest(partial, self._config, self._position, self._scalars, in_order)
         publish(partial, self.target, overwrite=False)
         if not self._keep_all:
@@ -330,16 +329,10 @@ def _layer_of(parameter: str) -> str:
     return f"{kind}.{number}" if kind == "decoder" else kind
 
 
-def _file_of(layer: str) -> str:
-    return f"{layer}.safetensors"
-
-
 def _write_file(folder: Path, layer: str, tensors: "dict[str, np.ndarray]") -> "dict[str, Any]":
     """Write a layer's file. Returns its entry in the manifest, by its name."""
-    path = folder / _file_of(layer)
-    written = write_tensors(tensors, path)
-    entry = {"bytes": written.bytes, "sha256": written.sha256, "tensors": written.checksums}
-    return {path.name: entry}
+    path = folder / file_of(layer)
+    return {path.name: write_tensors(tensors, path)}
 
 
 def _write_manifest(
@@ -363,16 +356,7 @@ def _write_manifest(
         **described,
         "numerics": numerics_hash(config),
         "config": to_mapping(config),
-        **{
-            name: value
-            for name, value in (
-                ("metrics", position.metrics),
-                ("validation_loss", position.validation_loss),
-                ("validation_fingerprint", position.validation_fingerprint),
-                ("schedule", position.schedule),
-            )
-            if value is not None
-        },
+        **position.beside(),
         "files": files,
     }
     # whoever publishes the folder brings it onto the disk
@@ -389,11 +373,10 @@ def add_validation(checkpoint: Path, position: Position) -> None:
     """
     path = checkpoint / MANIFEST
     found = read_manifest(path)
-    found = {name: value for name, value in found.items() if name != "sha256"}
+    found.pop("sha256", None)  # the first format has none
     files = found.pop("files")
     if position.validation_loss is not None:
         found["validation_loss"] = position.validation_loss
         found["validation_fingerprint"] = position.validation_fingerprint
     remove_partial(path)
-    with written_whole(path) as partial:
-        partial.write_text(manifest_text({**found, "files": files}), encoding="utf-8")
+    write_whole(path, manifest_text({**found, "files": files}))

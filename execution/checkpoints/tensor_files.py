@@ -8,6 +8,7 @@ shape and place), and the tensors' bytes. Source: github.com/huggingface/safeten
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections import Counter
@@ -20,6 +21,7 @@ import numpy as np
 from popxl_gpt.data.records import checksum
 from popxl_gpt.utils.files.bounded import parse_json, shown
 from popxl_gpt.utils.files.plain import create_plain, open_plain
+from popxl_gpt.utils.files.whole import sync
 
 HEADER_BYTES = 100_000_000
 """The most that a header may have, as for the format's own readers."""
@@ -72,23 +74,16 @@ def read_tensors(path: Path) -> "dict[str, np.ndarray]":
         }
 
 
-@dataclass(frozen=True)
-class Written:
-    """A file that is on the disk."""
-
-    bytes: int
-    sha256: str
-    checksums: "dict[str, int]"
-    """crc32c of each tensor's bytes."""
-
-
 def write_tensors(
     tensors: "dict[str, np.ndarray]",
     path: Path,
     metadata: "dict[str, str] | None" = None,
     is_bfloat16: bool = False,
-) -> Written:
+) -> "dict[str, Any]":
     """Write a file of tensors, to the disk. OSError where it cannot be written.
+
+    Returns what a checkpoint's description has of it: its bytes, their SHA-256, and crc32c of each
+    tensor's.
 
     Each tensor's bytes begin where its type wants them to: the widest types come first, and the
     header is padded with blanks.
@@ -120,9 +115,9 @@ def write_tensors(
                 crc = checksum()(piece, crc)
                 file.write(piece)
             checksums[name] = crc
-        file.flush()
-        os.fsync(file.fileno())
-    return Written(8 + len(text) + end, digest.hexdigest(), checksums)
+        sync(file)
+    size = 8 + len(text) + end
+    return {"bytes": size, "sha256": digest.hexdigest(), "tensors": checksums}
 
 
 def tensor_entries(path: Path) -> "dict[str, Entry]":
@@ -224,15 +219,10 @@ def _entry(name: str, value: "dict[str, Any]", start: int) -> Entry:
 
 
 def _takes(shape: "tuple[int, ...]", size: int, nbytes: int) -> bool:
-    """Whether elements of so many bytes and of a shape take `nbytes`. The product stops where it
-    is larger: it would grow with each axis.
-    """
-    is_empty, product = 0 in shape, size
-    for axis in shape:
-        product *= max(axis, 1)
-        if product > (2**63 - 1 if is_empty else nbytes):  # numpy has no larger one, nor an empty
-            return False
-    return nbytes == (0 if is_empty else product)
+    """Whether elements of so many bytes and of a shape take `nbytes`."""
+    product = size * math.prod(max(axis, 1) for axis in shape)
+    # numpy has no larger one, nor an empty
+    return product < 2**63 and nbytes == (0 if 0 in shape else product)
 
 
 def _array(number: int, name: str, entry: Entry) -> np.ndarray:

@@ -40,6 +40,7 @@ from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import shown
 from popxl_gpt.utils.files.hub import foreign_model, hub_hint
 from popxl_gpt.utils.files.plain import check_plain, names_in, write_plain
+from popxl_gpt.utils.files.whole import rename
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -225,7 +226,7 @@ def write_hugging_face(
         for i in range(len(names))
     ]
     for path, file in zip(names, final):
-        path.rename(folder / file)
+        rename(path, file)
     if len(final) > 1:
         index = {
             "metadata": {"total_size": total},

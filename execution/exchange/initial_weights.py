@@ -11,7 +11,7 @@ import numpy as np
 
 from popxl_gpt.config.model import ARCHITECTURE, BY_DEFAULT, Model
 from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, is_hugging_face
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import UserError

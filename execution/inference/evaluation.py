@@ -11,11 +11,11 @@ import popxl_addons as addons
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import IGNORED, ids_of, labels_of
 from popxl_gpt.data.sampling import permute
 from popxl_gpt.execution.host import own_samples
 from popxl_gpt.execution.inference.inference import token_losses
+from popxl_gpt.utils.errors import DataError
 
 ORDER = 0x5DEECE66D
 """Key of the order that parts of data sets are taken in: the same for every run."""

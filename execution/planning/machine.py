@@ -14,7 +14,7 @@ SPEEDS = {
     "link_gbps": ("link", 1e9),
     "remote_gbps": ("remote", 1e9),
 }
-"""For each flag, the machine's speed that it gives, and its unit in FLOP/s or bytes/s."""
+"""The machine's speed that each flag gives, and its unit in FLOP/s or bytes/s."""
 
 
 def speeds(config: Config, options: PlanOptions) -> tuple[Any, tuple[str, ...]]:

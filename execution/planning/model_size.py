@@ -11,30 +11,34 @@ import popxl_addons as addons
 from popxl_gpt.config.schema import Config, Model
 from popxl_gpt.execution.inference.forward import forward_program
 from popxl_gpt.modelling.gpt import layer_tables
-from popxl_gpt.modelling.parameters import Table, trained
+from popxl_gpt.modelling.parameters import trained
 
 BACKWARD = 2
 """Matrix products of the backward pass for each of the forward pass: by either operand."""
 FROZEN_BACKWARD = 1
-"""The same of frozen weights: by the activations alone."""
+"""Matrix products of the backward pass over frozen weights: by the activations alone."""
 
 
 def parameter_count(model: Model) -> int:
     """Numbers in the whole model, padding apart; what layers share counts once."""
-    return _counted(model, layer_tables(model))
+    return _of_all_layers(model, numbers_by_kind(model))
 
 
 def trained_count(model: Model) -> int:
     """Numbers that training changes: all of them, or those of adapters."""
-    tables, has_adapters = layer_tables(model), model.lora_rank > 0
-    return _counted(model, {kind: trained(t, has_adapters) for kind, t in tables.items()})
+    return _of_all_layers(model, numbers_by_kind(model, trained_only=True))
 
 
-def _counted(model: Model, tables: Mapping[str, Table]) -> int:
-    counts = {
-        kind: sum(math.prod(parameter.shape) for parameter in table.values())
-        for kind, table in tables.items()
+def numbers_by_kind(model: Model, trained_only: bool = False) -> dict[str, int]:
+    """Numbers of a layer of each kind, all of them or those that training changes."""
+    has_adapters = trained_only and model.lora_rank > 0
+    return {
+        kind: sum(math.prod(parameter.shape) for parameter in trained(table, has_adapters).values())
+        for kind, table in layer_tables(model).items()
     }
+
+
+def _of_all_layers(model: Model, counts: Mapping[str, int]) -> int:
     return counts["embedding"] + model.layers * counts["decoder"] + counts["head"]
 
 
@@ -56,7 +60,7 @@ def flops_per_token(model: Model) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _forward_flops(model: Model) -> "dict[str, int]":
-    """Those of each phase of one sequence's forward pass, each of which runs once."""
+    """Operations of each phase of one sequence's forward pass, each of which runs once."""
     phases = forward_program(model).main_graph.called_graphs
     return {phase.name: _products(addons.evaluate_FLOPs(phase)) for phase in phases}
 
@@ -67,5 +71,5 @@ def _products(work: "Mapping[str, Any]") -> int:
 
 
 def flops_per_step(config: Config) -> float:
-    """The same for one global batch."""
+    """Floating-point operations of one global batch, as of `flops_per_token`."""
     return flops_per_token(config.model) * config.tokens_per_step

@@ -14,7 +14,7 @@ USED_BY = {
     "link_gbps": ("plan", "limit"),
     "remote_gbps": ("plan", "profile", "limit"),
 }
-"""For each flag, the flags that make use of it."""
+"""The flags that make use of each flag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +55,8 @@ class PlanOptions:
     measured here.
     """
     remote_gbps: Positive | None = None
-    """Between one device and its remote memory, both ways together, in 1e9 bytes/s; none: measured
-    here.
+    """Speed between one device and its remote memory, both ways together, in 1e9 bytes/s; none:
+    measured here.
     """
 
     def is_plan(self) -> bool:

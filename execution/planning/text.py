@@ -14,9 +14,13 @@ def micro_batches(config: Config) -> str:
 
 def layout_name(execution: Execution) -> str:
     """Replicas as dp x tp1 x tp2."""
-    return (
-        f"{execution.data_parallel} x {execution.tensor_parallel_1} x {execution.tensor_parallel_2}"
-    )
+    return " x ".join(map(str, layout_values(execution).values()))
+
+
+def layout_values(execution: Execution) -> dict[str, int]:
+    """The settings of a layout by name."""
+    names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
+    return {name: getattr(execution, name) for name in names}
 
 
 def table(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from popxl_gpt.execution.reports.running_mean import RunningMean
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.plain import append_plain, open_plain
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import sync, written_whole
 
 LONGEST_LINE = 10_000
 """Characters of a line; one of a run has a few hundred."""
@@ -125,7 +125,7 @@ class MetricsFile:
             return
         self._write_waiting()
         try:
-            os.fsync(self._file.fileno())
+            sync(self._file)
         except OSError as error:
             self._tell(error)
 

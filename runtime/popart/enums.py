@@ -72,7 +72,7 @@ class VariableRetrievalMode(Enum):
 
 @dataclass(frozen=True)
 class VariableSettings:
-    """Who shares a variable's value, and which values the host reads."""
+    """The replicas that share a variable's value, and which values the host reads."""
 
     comm_group_type: CommGroupType = CommGroupType.All
     group_size: int = 0
@@ -111,7 +111,7 @@ class AccumulateOuterFragmentSchedule(Enum):
 
 
 class TensorStorage(Enum):
-    """On the device or off it."""
+    """A place on the device or off it."""
 
     OnChip = 0
     OffChip = 1
@@ -154,7 +154,7 @@ class TensorLocation:
 
 @dataclass
 class TensorLocationSettings:
-    """Where tensors of one kind live, from how many elements on."""
+    """The place where tensors of one kind live, from how many elements on."""
 
     location: TensorLocation = field(default_factory=TensorLocation)
     minElementsForOffChip: int = 2  # noqa: N815

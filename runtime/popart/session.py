@@ -194,7 +194,7 @@ class InferenceSession:
         return {name: self._returned(name, arrays[name]) for name in names}
 
     def _returned(self, name: str, array: Any) -> Any:
-        """Of all transfers of a stream those that are returned."""
+        """The transfers of a stream that are returned."""
         kind = self._flow.art(name) if self._flow.isAnchored(name) else AnchorReturnType.All
         if kind is AnchorReturnType.All or self._flow.batchesPerStep() == 1:
             return array

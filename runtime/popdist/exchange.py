@@ -31,7 +31,9 @@ from popdist.linking import LinkError, link_all, make_listener
 from popdist.messages import Messages, TransferError
 
 PATIENT_SECONDS = 3600
-"""At a collective, while one instance does what only it does, such as writing files."""
+"""Seconds that others wait at a collective, while one instance does what only it does, such as
+writing files.
+"""
 SILENT_SECONDS = 10
 """How much longer than at a collective an instance may be silent altogether: what waits there can
 say more.
@@ -42,7 +44,7 @@ and alone where the launcher ends the run meanwhile."""
 FLUSH_SECONDS = 10.0
 """How long the end of a process waits for what it has still to send."""
 LATE = re.compile("timed? ?out", re.IGNORECASE)
-"""In the transport's errors: nobody came in time."""
+"""The words of the transport's errors where nobody came in time."""
 GATHER, PATIENT, BESIDE = 2**62, 2**62 + 1, 2**62 + 3
 """Tags of parcels: of the kinds of gathers, which different threads may call."""
 BROADCAST = 2**62 + 2
@@ -61,9 +63,9 @@ class Connection(NamedTuple):
 
 _connection: Connection | None = None
 _hang_report: HangReport | None = None
-"""From when all instances have come."""
+"""The hang report, from when all instances have come."""
 _lost: list[InstanceError] = []
-"""Of instances that are gone or do not answer."""
+"""The errors of instances that are gone or do not answer."""
 
 
 def init() -> None:
@@ -279,12 +281,12 @@ def gather(value: Any, what: str = "gathering values") -> list[Any]:
 
 
 def gather_patiently(value: Any, what: str = "gathering values") -> list[Any]:
-    """As `gather`, where one instance may take up to an hour longer than the others."""
+    """The same as `gather`, where one instance may take up to an hour longer than the others."""
     return _gather(value, what, PATIENT, PATIENT_SECONDS)
 
 
 def gather_beside(value: Any, what: str = "gathering values") -> list[Any]:
-    """As `gather_patiently`, in a thread beside the program's, one in each instance."""
+    """The same as `gather_patiently`, in a thread beside the program's, one in each instance."""
     return _gather(value, what, BESIDE, PATIENT_SECONDS)
 
 
@@ -347,8 +349,8 @@ def barrier(what: str = "waiting at a barrier") -> None:
 
 
 def difference(text: str) -> str | None:
-    """Where an instance's text first differs from instance 0's, in words, the same on every
-    instance; None: nowhere.
+    """The place where an instance's text first differs from instance 0's, in words, the same on
+    every instance; None: nowhere.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()
     if len(set(gather_patiently(digest, "comparing programs"))) == 1:

@@ -33,15 +33,17 @@ class Connections(NamedTuple):
     """What an instance has when all have connected."""
 
     links: dict[int, Link]
-    """With each other instance."""
+    """The link with each other instance."""
     following: socket.socket
-    """To the next instance, for heartbeats."""
+    """The link to the next instance, for heartbeats."""
     before: socket.socket
-    """From the one before."""
+    """The link from the instance before."""
 
 
 def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, str]:
-    """Where the others connect with this instance. Returns it, and its address in text."""
+    """The listener by which the others connect with this instance. Returns it, and its address in
+    text.
+    """
     if rendezvous.folder is not None:
         return wire.listen(rendezvous.folder / str(index)), str(index)
     assert isinstance(rendezvous.address, tuple)
@@ -101,7 +103,7 @@ class _Reception(threading.Thread):
         self.before: socket.socket | None = None
 
     def run(self) -> None:
-        """Until all are here, or the time is over."""
+        """Link instances until all are here, or the time is over."""
         deadline = Deadline(self._seconds)
         while (self.missing or self.before is None) and deadline.left() > 0:
             visitor = self._gate.admit(deadline)
@@ -137,7 +139,9 @@ def _connect(
 
 
 def _link_to(rendezvous: Rendezvous, connection: socket.socket, deadline: Deadline) -> Link:
-    """On one machine the two give each other a descriptor of the memory that they share."""
+    """The link to another instance: on one machine the two give each other a descriptor of the
+    memory that they share.
+    """
     if rendezvous.folder is None or not hasattr(os, "memfd_create"):
         return Link(connection, None, None)
     own = os.memfd_create("popdist", os.MFD_CLOEXEC)

@@ -36,7 +36,7 @@ PIECE_BYTES = 2**18
 SHORT_BYTES, EARLY_BYTES = 2**16, 2**28
 """Messages up to here are short; what is kept of them at the most, from one sender."""
 BUFFERS = 16
-"""Given to the system at once."""
+"""Buffers given to the system at once."""
 PARCEL_BYTES = 2**26
 PARCELS = 8
 """More of one tag and sender are never under way: all take part in what they belong to."""
@@ -85,12 +85,12 @@ class Link:
         self.queue: deque[tuple[memoryview, Transfer | None]] = deque()
         """What the connection has not taken yet."""
         self.sends: defaultdict[int, deque[Transfer]] = defaultdict(deque)
-        """Those whose receivers are not ready, by tag."""
+        """Sends whose receivers are not ready, by tag."""
         self.receives: defaultdict[int, deque[Transfer]] = defaultdict(deque)
         self.ready: defaultdict[int, deque[int]] = defaultdict(deque)
         """Sizes of messages whose receivers are, while we have none to send."""
         self.long: deque[Transfer] = deque()
-        """Those that go through the shared memory, the first first."""
+        """Transfers that go through the shared memory, the first first."""
         self.parcels: defaultdict[int, deque[bytes]] = defaultdict(deque)
         self.early: defaultdict[int, deque[bytes]] = defaultdict(deque)
         """Short messages that nobody has asked for yet."""
@@ -103,7 +103,7 @@ class Link:
         self._target: memoryview = self._header
         """What is filled next."""
         self._arrived: Callable[[], None] = self._begin
-        """And what is done then."""
+        """What is done once that is filled."""
         self._current: Transfer | None = None
 
     # What comes
@@ -162,12 +162,12 @@ class Link:
     def _next(self) -> None:
         self._expect(self._header, self._begin)
 
-    def _gather(self, kept: deque[bytes], size: int, then: Callable[[], None]) -> None:
+    def _gather(self, into: deque[bytes], size: int, then: Callable[[], None]) -> None:
         """Keep what comes next."""
         content = bytearray(size)
 
         def keep() -> None:
-            kept.append(bytes(content))
+            into.append(bytes(content))
             self._next()
             then()
 
@@ -176,7 +176,7 @@ class Link:
             keep()
 
     def _receiver(self, tag: int, size: int) -> Transfer | None:
-        """Whose message begins."""
+        """The receiver of the message that begins."""
         waiting = self.receives[tag]
         if not waiting or size != len(waiting[0].data):
             self.end(
@@ -303,7 +303,7 @@ class Link:
 
 
 class _Last(Transfer):
-    """Done when the header of a message's last piece has left."""
+    """A piece that is done when the header of a message's last piece has left."""
 
     def __init__(self, transfer: Transfer):
         self._of, self._left = transfer, HEADER.size
@@ -314,7 +314,7 @@ class _Last(Transfer):
 
 
 class Messages:
-    """Those of this process, with all others.
+    """The messages of this process, with all others.
 
     Args:
         links: by instance.
@@ -350,7 +350,7 @@ class Messages:
             return transfer
 
     def wait(self, transfers: Sequence[Transfer], seconds: float) -> None:
-        """Until all are done.
+        """Wait until all are done.
 
         Raises:
             TransferError: one of the other ends is gone, or nothing moved for so many seconds.

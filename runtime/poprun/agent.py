@@ -41,41 +41,41 @@ from poprun.store import Client, Keeper, StoreError, connect
 from poprun.torch_store import SharedStore
 
 SETTLE_SECONDS = 0.5
-"""After the first failure: others that fail by themselves meanwhile may be the cause."""
+"""Seconds after the first failure: others that fail by themselves meanwhile may be the cause."""
 STOPPED_SECONDS = 5.0
 END_SECONDS = 5.0
-"""From SIGTERM, which the others get after a failure, to SIGKILL."""
+"""Seconds from SIGTERM, which the others get after a failure, to SIGKILL."""
 GONE_SECONDS = 60.0
 """How long the poprun of a machine may take to end its instances before the run starts again."""
 RETRY_SECONDS = 0.1
-"""From one look for what another machine does to the next."""
+"""Seconds from one look for what another machine does to the next."""
 START, AGAIN = "start", "start again"
 """Keys of the store: which start of the run it is of, and whether another follows."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Those that end this process: at the first, instances may finish. Those that follow soon are the
+"""Signals that end this process: at the first, instances may finish. Those that follow soon are the
 same wish: a batch system tells every process of a job, and its script, which tells them again.
 """
 AT_ONCE, AGAIN_SECONDS = (signal.SIGINT, signal.SIGTERM), 1.0
 """One of these so long after the first signal ends instances at once."""
 
 PASSED_ON = [signal.Signals[name] for name in die_with_parent.PASSED_ON]
-"""Those that instances get, whatever they mean there, and which do nothing to this process."""
+"""Signals that instances get, whatever they mean there, and which do nothing to this process."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Where instances run, and where those of all machines meet."""
+    """The machines where instances run, and where those of all machines meet."""
 
     count: int
     index: int
     """Which of them this one is."""
     instances: int
-    """On each."""
+    """How many run on each."""
     address: str
-    """Of machine 0."""
+    """The address of machine 0."""
     port: int
     replicas: int
-    """Over all machines."""
+    """Replicas over all machines."""
     restarts: int = 0
     """How often all instances start again after one of them has failed."""
 
@@ -165,8 +165,8 @@ def _start(
 
 
 def _make_rendezvous(machines: Machines, stack: ExitStack) -> rendezvous.Rendezvous:
-    """Where those of all machines meet, instances too. Its folder, if it has one, ends with the
-    stack.
+    """The place where the launchers of all machines meet, instances too. Its folder, if it has one,
+    ends with the stack.
     """
     if machines.count == 1:
         folder = stack.enter_context(rendezvous.new_folder())
@@ -226,7 +226,7 @@ class Rendezvous(RendezvousHandler):
         self._machines, self._point, self._start = machines, point, start
         self._keeper: Keeper | None = None
         self.client: Client | None = None
-        """Of the store, once the machines have met."""
+        """The client of the store, once the machines have met."""
         self.heartbeats: Client | None = None
         """Another, which stays whatever ends a question that the main thread asks."""
         self._shared: SharedStore | None = None
@@ -289,7 +289,7 @@ class Rendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """Of all runs."""
+        """The id of all runs."""
         return "poprun"
 
     def shutdown(self) -> bool:
@@ -298,7 +298,7 @@ class Rendezvous(RendezvousHandler):
 
 
 class Agent(LocalElasticAgent):
-    """Of one machine. See the top of this file."""
+    """The agent of one machine. See the top of this file."""
 
     def __init__(
         self,
@@ -329,15 +329,17 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, Pipes(logs))
         self._machines, self._logs, self._grace = machines, logs, grace
         self._heartbeat: MachineHeartbeat | None = None
-        """Once the machines have met."""
+        """The heartbeat, once the machines have met."""
         self._failed_elsewhere: tuple[int, str] | None = None
         """The exit code and the words of the machine whose failure ended the instances here."""
         self._failed: dict[int, int] = {}
-        """Of the instances that failed before any was ended: exit codes, or negative signals."""
+        """The endings of the instances that failed before any was ended: exit codes, or negative
+        signals.
+        """
         self._stopped: dict[int, Deadline] = {}
-        """Of instances that stand still: how long they may."""
+        """Deadlines of instances that stand still: how long they may."""
         self._ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
-        """As under nohup."""
+        """Signals that are ignored, as under nohup."""
         self._is_ending = False
         self._starts_again = False
         self._to_end_by: int | None = None
@@ -549,7 +551,7 @@ class Agent(LocalElasticAgent):
         self._wait_for_all(END_SECONDS)
 
     def _wait_for_all(self, seconds: float) -> None:
-        """Until all instances of this machine have ended, or so long."""
+        """Wait until all instances of this machine have ended, or so long."""
         pids, deadline = self.processes().values(), Deadline(seconds)
         while not all(map(_is_over, pids)) and deadline.left() > 0:
             time.sleep(0.01)
@@ -622,7 +624,7 @@ def _is_over(pid: int) -> bool:
 
 
 def _name(number: int) -> str:
-    """Of a signal. Most real-time signals have none."""
+    """The name of a signal. Most real-time signals have none."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SLICE_SECONDS = 1.0
-"""Who waits for longer asks again after so long."""
+"""Seconds after which who waits for longer asks again."""
 LONGEST_SECONDS = 2.0
 """More than this between two questions means that the process was stopped."""
 

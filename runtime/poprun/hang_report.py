@@ -1,4 +1,4 @@
-"""Where the instances of a run are, asked by one that has waited for others in vain.
+"""The places of the instances of a run, asked by one that has waited for others in vain.
 
 Each instance has a thread that looks every second whether one asks. So an instance whose program
 hangs answers, too, with the place where it is; one that is stopped, or gone, does not.
@@ -38,8 +38,8 @@ _waits: dict[object, Callable[[], str]] = {}
 
 @contextmanager
 def waiting(what: Callable[[], str]) -> Iterator[None]:
-    """In the body this process waits for others. ``what`` says at what; another thread may call
-    it.
+    """A block in which this process waits for others. ``what`` says at what; another thread may
+    call it.
     """
     key = object()
     _waits[key] = what
@@ -56,7 +56,7 @@ def own_name() -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """Where an instance is."""
+    """The place of an instance."""
 
     number: int
     """The newest question that it is an answer to."""
@@ -161,7 +161,7 @@ def _shortened(sentences: list[str]) -> list[str]:
 
 
 def _position() -> str:
-    """Where the main thread of this process is."""
+    """The place of the main thread of this process."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     places: list[str] = []
     while frame is not None and len(places) < FRAMES:

@@ -19,12 +19,12 @@ from poprun.deadline import Deadline, join
 from poprun.store import Client, StoreError
 
 BEAT_SECONDS = 1.0
-"""From one heartbeat of an instance to the next."""
+"""Seconds from one heartbeat of an instance to the next."""
 LAST_SECONDS = 3.0
 """How long the end of an instance waits for its threads."""
 ALIVE = b"\1"
 TICK_SECONDS = 0.5
-"""From one heartbeat of a machine to the next."""
+"""Seconds from one heartbeat of a machine to the next."""
 SILENT_SECONDS = 60.0
 """A machine whose status stays the same for so long is gone."""
 LEAVE_SECONDS = 10.0
@@ -32,7 +32,7 @@ LEAVE_SECONDS = 10.0
 
 
 class InstanceHeartbeat:
-    """Of an instance, in two threads.
+    """The heartbeat of an instance, in two threads.
 
     Where none comes from the one before, since its machine is down, the link is cut or it is
     stopped, this process ends, whatever it is waiting for. A connection that was closed is left to
@@ -106,17 +106,17 @@ class MachineStatus:
     """What a launcher says of its machine."""
 
     count: int = 0
-    """Of its heartbeats."""
+    """The number of its heartbeats."""
     code: int | None = None
     """0: all instances have succeeded; others: the exit code that its launcher ends with."""
     problem: str = ""
     """What happened, where the code is not 0."""
     has_left: bool = False
-    """It will read no more."""
+    """Whether it will read no more."""
 
 
 class MachineHeartbeat:
-    """Of a machine, and those of all others of a run.
+    """The heartbeat of a machine, and those of all others of a run.
 
     Args:
         store: that all machines see, over a connection of its own: a question of another thread may

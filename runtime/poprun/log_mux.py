@@ -135,7 +135,7 @@ class LogMux:
 
     @property
     def last(self) -> LogStream | None:
-        """Whose text was passed on last; None: nobody's."""
+        """The one whose text was passed on last; None: nobody's."""
         written = [stream for stream in self.streams.values() if stream.has_written]
         return max(written, key=lambda stream: stream.written_at, default=None)
 

@@ -45,7 +45,7 @@ class Tasks:
 
 
 def unmet_tasks() -> Tasks | None:
-    """Those that this process is one of, where they are several, and nothing of ours or torchrun's
+    """Tasks that this process is one of, where they are several, and nothing of ours or torchrun's
     lets them meet.
     """
     if INDEX in os.environ or INSTANCES in os.environ:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MOST_LINKS = 40
-"""That lead to one folder; as many as the system follows (path_resolution(7))."""
+"""Links that lead to one folder; as many as the system follows (path_resolution(7))."""
 
 
 class NotPrivate(PermissionError):
@@ -87,7 +87,7 @@ def open_folder(path: Path, links: int = MOST_LINKS) -> int:
 
 
 def _read_link(path: Path) -> str:
-    """Where a link of this user's or root's leads."""
+    """The place where a link of this user's or root's leads."""
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_uid not in (os.getuid(), 0):

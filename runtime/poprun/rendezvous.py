@@ -1,4 +1,4 @@
-"""Where the instances of a run meet, and how they know each other there.
+"""The place where the instances of a run meet, and how they know each other there.
 
 On one machine: in a folder of mode 0700, which `poprun` makes and names in ``POPDIST_RENDEZVOUS``.
 Programs that another launcher starts derive one from the user, the launcher's address and the run.
@@ -42,7 +42,7 @@ SECRET_BYTES = (16, 4096)
 JOIN_SECONDS = 300
 """How long all have to come."""
 STORE = "store"
-"""In a folder: the socket of the process that keeps the store."""
+"""The name, in a folder, of the socket of the process that keeps the store."""
 
 
 class RendezvousError(RuntimeError):
@@ -54,7 +54,7 @@ class Rendezvous:
     """See the top of this file."""
 
     address: wire.Address
-    """Of the process that keeps the store."""
+    """The address of the process that keeps the store."""
     secret: bytes | None
     """None on one machine."""
     keeps_store: bool
@@ -62,7 +62,7 @@ class Rendezvous:
 
     @property
     def folder(self) -> Path | None:
-        """On one machine."""
+        """The folder, on one machine."""
         return self.address.parent if isinstance(self.address, Path) else None
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Rendezvous:
 
 
 def find(index: int) -> Rendezvous:
-    """That of an instance, which is this one.
+    """The rendezvous of an instance, which is this one.
 
     Raises:
         RendezvousError: the launcher's variables are half set, or the folder or the secret cannot
@@ -251,7 +251,7 @@ def how_to_share() -> str:
 
 
 def secret_file() -> Path:
-    """Where the secret is kept."""
+    """The file where the secret is kept."""
     if named := os.environ.get(SECRET_FILE):
         return Path(named)
     try:

@@ -64,7 +64,7 @@ class SharedStore(distributed.Store):
         return all(self._client.has(key) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all have values."""
+        """Wait until all have values."""
         deadline = Deadline(self._seconds if timeout is None else timeout.total_seconds())
         for key in keys:
             self._client.get(key, deadline)

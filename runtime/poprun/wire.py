@@ -33,7 +33,7 @@ Address = Path | tuple[str, int]
 """A socket in a folder, or host and port."""
 
 HANDSHAKE_SECONDS = 5.0
-"""For all that a stranger has to say."""
+"""Seconds for all that a stranger has to say."""
 STRANGERS = 64
 """Connections that have not said who they are; of more, the oldest are closed."""
 CONNECT_SECONDS, RETRY_SECONDS = 5.0, 0.05
@@ -86,8 +86,9 @@ def listen(address: Address, everywhere: bool = False) -> socket.socket:
 
 
 def listen_for_others(address: Address) -> socket.socket:
-    """As `listen`, at machine 0's address, which may be one that only others know it by: its own
-    name often stands for a loopback address there, or the address is that of a router before it.
+    """The same as `listen`, at machine 0's address, which may be one that only others know it by:
+    its own name often stands for a loopback address there, or the address is that of a router
+    before it.
     """
     if isinstance(address, Path):
         return listen(address)

@@ -9,7 +9,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
@@ -19,7 +19,6 @@ from popxl.collection import without_collection
 from popxl.dtypes import dtype
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
-from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Plan
 from popxl.profile import Profile
 from popxl.remote_files import DeviceNeeds, FileTraffic, HostNeeds
@@ -85,9 +84,6 @@ class Engine(DeviceValues, Protocol):
     def watch(self) -> AbstractContextManager[list[NotFinite]]:
         """See `popxl.extensions.find_not_finite`."""
 
-    def replay(self, numbers: Collection[int]) -> AbstractContextManager[list[PhaseDifference]]:
-        """See `popxl.extensions.replay_phases`."""
-
     def file_traffic(self) -> FileTraffic | None:
         """See `popxl.extensions.file_traffic`."""
 
@@ -133,6 +129,9 @@ class Backend(Protocol):
 
     def multiply_ceiling(self, data_type: dtype, device: str, seconds: float) -> float:
         """See `popxl.planning.multiply_ceiling`."""
+
+    def multiplies_bfloat16(self) -> bool:
+        """See `popxl.planning.multiplies_bfloat16`."""
 
     def release_freed_memory(self) -> None:
         """See `popxl.extensions.release_freed_memory`."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Inside, nothing looks for garbage in cycles."""
+    """A block in which nothing looks for garbage in cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
 """What goes beyond PopXL. Applications reach it through one small module."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,9 +24,15 @@ from popxl.ops.elementwise import relu2
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
 from popxl.ops.transformer import rotary, short_convolution, softcap, swiglu
-from popxl.phase_difference import PhaseDifference
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
-from popxl.planning import kind_of_device, measure, multiply_ceiling, plan, sequence
+from popxl.planning import (
+    kind_of_device,
+    measure,
+    multiplies_bfloat16,
+    multiply_ceiling,
+    plan,
+    sequence,
+)
 from popxl.printer import to_text
 from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
 from popxl.remote_files import (
@@ -57,7 +63,6 @@ __all__ = [
     "Machine",
     "NotFinite",
     "Phase",
-    "PhaseDifference",
     "PhaseProfile",
     "PhaseTime",
     "Plan",
@@ -84,6 +89,7 @@ __all__ = [
     "leave_note",
     "limit_device_memory",
     "measure",
+    "multiplies_bfloat16",
     "multiply_ceiling",
     "newton_schulz",
     "phase_time",
@@ -92,7 +98,6 @@ __all__ = [
     "read_note",
     "release_freed_memory",
     "relu2",
-    "replay_phases",
     "rms_norm",
     "rotary",
     "round_from",
@@ -124,8 +129,8 @@ def gather(value: Any, patiently: bool = False) -> list[Any]:
 
 
 def gather_beside(value: Any) -> list[Any]:
-    """As `gather`, patiently, in a thread that works beside the program: each instance has one such
-    thread at a time, and the program's own gathers and runs go on meanwhile.
+    """The same as `gather`, patiently, in a thread that works beside the program: each instance has
+    one such thread at a time, and the program's own gathers and runs go on meanwhile.
     """
     return exchange.gather_beside(value)
 
@@ -168,26 +173,6 @@ def find_not_finite(session: Session) -> AbstractContextManager[list[NotFinite]]
         RuntimeError: the session interprets its program (``POPXL_INTERPRET``).
     """
     return session._lock.around_runs("find_not_finite", session._engine.watch())
-
-
-def replay_phases(
-    session: Session, numbers: Collection[int]
-) -> AbstractContextManager[list[PhaseDifference]]:
-    """Run phases twice, in runs of a session: ``with replay_phases(session, [n]) as found:
-    session.run(...)``.
-
-    A phase is a graph that the main graph calls or repeats, or that a loop of steps does; those of
-    a run are counted in the order in which it comes to them, each iteration by itself. Phase n, or
-    n modulo their number, runs a second time from what it found: inputs, rows, positions in streams
-    and in random draws. When the block ends, the list gets what came out otherwise in one byte or
-    more, on replicas of this process. The run's own numbers do not change. Until the phase ends
-    twice, memory holds a second copy of the rows that it stores; where rows come and go, of all
-    that it uses. Instances of a program must want the same phases.
-
-    Raises:
-        RuntimeError: the session interprets its program (``POPXL_INTERPRET``), or is profiled.
-    """
-    return session._lock.around_runs("replay_phases", session._engine.replay(numbers))
 
 
 def replica_digests(session: Session, variables: Sequence[Variable]) -> list[list[str]]:

@@ -147,7 +147,7 @@ def scaled_to_fp8(
     log2_scale: int,
     nan_on_overflow: bool,
 ) -> np.ndarray:
-    """As `host_pow2scale_cast_to_fp8`; errors begin with ``where``."""
+    """The same as `host_pow2scale_cast_to_fp8`; errors begin with ``where``."""
     form, wide = _format(where, dtype), _wide(where, src)
     _check_scale(where, log2_scale)
     assert dtype is not None

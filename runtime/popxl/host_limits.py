@@ -96,8 +96,8 @@ def cgroups(root: Path = SYSTEM) -> Iterator[tuple[Path, Version]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[Version, str, str]]:
-    """Where memory cgroups are mounted: of which version, which of them is at a mount's top, and
-    the mount's place.
+    """The places where memory cgroups are mounted: of which version, which of them is at a mount's
+    top, and the mount's place.
     """
     for line in _lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")

@@ -42,7 +42,7 @@ class MomentFormat:
 
     bias: int
     is_signed: bool
-    """Where not, no number above zero becomes zero: it divides."""
+    """Whether codes have a sign. Where not, no number above zero becomes zero: it divides."""
 
     @property
     def largest(self) -> int:
@@ -89,7 +89,7 @@ class MomentFormat:
 FIRST = MomentFormat(bias=15, is_signed=True)
 SECOND = MomentFormat(bias=31, is_signed=False)
 MOMENTS = {"first_order": FIRST, "second_order": SECOND}
-"""By the names that optimizers give them."""
+"""Formats by the names that optimizers give them."""
 
 
 def blocks_of(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Where in a run a number first stopped being finite."""
+"""The search for the first number of a run that stopped being finite."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ class NotFinite:
     graph: str
     """Names of the graphs it is in, outermost first, with slashes between."""
     loops: tuple[tuple[str, int], ...]
-    """Around it, outermost first: the repeated graph, and its iterations before."""
+    """Loops around it, outermost first: the repeated graph, and its iterations before."""
     tensor: str
     """Its name in its graph."""
     value: str
     """What is in it: nan, inf or -inf."""
     op: str
     where: str
-    """Where the program's source makes it: file and line."""
+    """The place where the program's source makes it: file and line."""

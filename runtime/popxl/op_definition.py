@@ -59,7 +59,7 @@ class OpDefinition:
     vjp: Callable[..., Any] | None = None
     cost: Callable[..., Cost] | None = None
     base: "OpDefinition | None" = None
-    """For a derived in-place or alias form: the op it was derived from."""
+    """The op that a derived in-place or alias form comes from."""
     names: None | str | Callable[..., Sequence[str]] = None
     """Names of the results, where they are not the op's: ``(op's arguments) -> names``, or a
     pattern such as "{t}_T".

@@ -1,5 +1,5 @@
-"""Where ops and tensors are, as far as that is known: their virtual device and tile set. Placement
-never changes a number.
+"""The places of ops and tensors, as far as that is known: their virtual device and tile set.
+Placement never changes a number.
 """
 
 from collections.abc import Mapping

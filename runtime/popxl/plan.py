@@ -42,12 +42,12 @@ class Phase:
     """FLOPs of each kind of op."""
     loads: int
     loaded_bytes: int
-    """From remote memory."""
+    """Bytes from remote memory."""
     stores: int
     stored_bytes: int
-    """To remote memory."""
+    """Bytes to remote memory."""
     host_bytes: int
-    """To and from the host's streams."""
+    """Bytes to and from the host's streams."""
     peak_bytes: int
     """Most bytes of device memory that are in use at a time, those that the main graph keeps
     included.
@@ -63,17 +63,17 @@ class Phase:
 
     @property
     def product_flops(self) -> int:
-        """Those of matrix products: 2 m k n each."""
+        """FLOPs of matrix products: 2 m k n each."""
         return sum(self.flops_by_op.get(name, 0) for name in PRODUCTS)
 
     @property
     def remote_bytes(self) -> int:
-        """To and from remote memory."""
+        """Bytes to and from remote memory."""
         return self.loaded_bytes + self.stored_bytes
 
     @property
     def sent_bytes(self) -> int:
-        """Sent to other replicas."""
+        """Bytes sent to other replicas."""
         return sum(c.sent_bytes for c in self.collectives)
 
 
@@ -83,12 +83,12 @@ class Plan:
 
     replicas: int
     steps: int
-    """Of the run: the main graph is one, unless it only repeats one, and so is each iteration of a
-    loop of steps.
+    """Steps of the run: the main graph is one, unless it only repeats one, and so is each iteration
+    of a loop of steps.
     """
     phases: tuple[Phase, ...]
-    """In the order in which the run first reaches them. What the main graph does by itself is
-    "main".
+    """Phases, in the order in which the run first reaches them. What the main graph does by itself
+    is "main".
     """
     remote_memory_bytes: int
     """Remote memory of one replica's rows. On a CPU those that pass nothing on need not all have
@@ -113,11 +113,11 @@ class Machine:
     """Speeds of one replica's device and of its connections."""
 
     flops: float
-    """Of matrix products, FLOP/s."""
+    """Speed of matrix products, FLOP/s."""
     link: float
-    """To the other replicas, bytes/s that one replica sends."""
+    """Speed to the other replicas, bytes/s that one replica sends."""
     remote: float
-    """To remote memory, bytes/s, both directions together."""
+    """Speed to remote memory, bytes/s, both directions together."""
 
 
 class Amounts(Protocol):
@@ -129,11 +129,11 @@ class Amounts(Protocol):
 
     @property
     def remote_bytes(self) -> int:
-        """To and from remote memory."""
+        """Bytes to and from remote memory."""
 
     @property
     def sent_bytes(self) -> int:
-        """Sent to other replicas."""
+        """Bytes sent to other replicas."""
 
 
 @dataclass(frozen=True)
@@ -192,4 +192,4 @@ class Event:
     name: str
     """The collective's op; the buffer's number for rows."""
     row: int = 0
-    """Of the buffer."""
+    """The row of the buffer."""

@@ -93,3 +93,10 @@ def multiply_ceiling(
         ValueError: a device that is not there.
     """
     return backend().multiply_ceiling(data_type, device, seconds)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions that multiply in bfloat16, and `POPXL_NATIVE_ISA` names no
+    lesser one.
+    """
+    return backend().multiplies_bfloat16()

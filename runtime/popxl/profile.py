@@ -17,7 +17,7 @@ PHASES = "phases"
 loops.
 """
 ROWS = (PHASES, *LANES, *FILES)
-"""Of a timeline, from the top."""
+"""The rows of a timeline, from the top."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Work:
 
     flops: int = 0
     loaded_bytes: int = 0
-    """From remote memory."""
+    """Bytes from remote memory."""
     stored_bytes: int = 0
-    """To remote memory."""
+    """Bytes to remote memory."""
     host_bytes: int = 0
-    """To and from the host's streams."""
+    """Bytes to and from the host's streams."""
     sent_bytes: int = 0
-    """To other replicas, in rings as `popxl.plan.Collective` counts them."""
+    """Bytes to other replicas, in rings as `popxl.plan.Collective` counts them."""
 
     @property
     def remote_bytes(self) -> int:
-        """To and from remote memory."""
+        """Bytes to and from remote memory."""
         return self.loaded_bytes + self.stored_bytes
 
     def times(self, count: int) -> "Work":
@@ -71,15 +71,15 @@ class Span:
     """Nanoseconds since 1970."""
     end: int
     work: Work = Work()
-    """In `PHASES` what the program asks for; of a kernel what its op declares, which of a fused op
+    """What the program asks for in `PHASES`; of a kernel what its op declares, which of a fused op
     is the work of those that it stands for.
     """
     graph: str = ""
     """The graphs around it, outermost first."""
     op: str = ""
-    """Where the op was built."""
+    """The line where the op was built."""
     row: int | None = None
-    """Of the remote buffer."""
+    """The row of the remote buffer."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ class PhaseProfile:
     """How often each replica ran it."""
     work: Work
     nanoseconds: dict[str, int]
-    """For each of `LANES`. Replicas of a process take turns: no moment is counted twice, and
-    "collectives" is the time in which none of them could go on."""
+    """Nanoseconds in each of `LANES`. Replicas of a process take turns: no moment is counted twice,
+    and "collectives" is the time in which none of them could go on.
+    """
 
     @property
     def seconds(self) -> float:
@@ -101,7 +102,7 @@ class PhaseProfile:
 
     @property
     def waits(self) -> "dict[str, float]":
-        """For each lane but "compute" its share of the phase, the largest first."""
+        """The share of the phase of each lane but "compute", the largest first."""
         total = max(sum(self.nanoseconds.values()), 1)
         lanes = sorted(LANES[1:], key=lambda lane: -self.nanoseconds[lane])
         return {lane: self.nanoseconds[lane] / total for lane in lanes}
@@ -112,16 +113,16 @@ class Profile:
     """One run of a session, as this process saw it."""
 
     replicas: tuple[int, ...]
-    """Those of this process."""
+    """The replicas of this process."""
     steps: int
-    """Of the run, as `popxl.plan.Plan` counts them."""
+    """Steps of the run, as `popxl.plan.Plan` counts them."""
     begin: int
     end: int
-    """As in spans."""
+    """The end, as in spans."""
     phases: tuple[PhaseProfile, ...]
-    """Those of `popxl.plan.Plan`, "main" always among them."""
+    """Phases, those of `popxl.plan.Plan`, "main" always among them."""
     spans: tuple[Span, ...]
-    """By the time at which they begin, those around others first: so viewers want them."""
+    """Spans, by the time at which they begin, those around others first: so viewers want them."""
     left_out: int
     """Spans that are not there: of a run with very many, the shortest ones outside `PHASES`. Phases
     count them.
@@ -129,7 +130,7 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Of the run."""
+        """Seconds of the run."""
         return (self.end - self.begin) / 1e9
 
     def plain(self) -> list[Any]:

@@ -72,7 +72,7 @@ class Tensor(TensorMethods["Tensor"]):
 
     @property
     def location_info(self) -> Any:
-        """Where the tensor lives; remote placement for remote variables, None otherwise."""
+        """The tensor's place; remote placement for remote variables, None otherwise."""
         return self._remote
 
     @property
@@ -90,7 +90,7 @@ class Tensor(TensorMethods["Tensor"]):
         return ipu
 
     def _device(self) -> int | None:
-        """Where it is made, else where the first op that uses it takes it; None if neither."""
+        """The device of the op that makes it, else of the first op that uses it, or None."""
         if self._op is not None:
             return self._op.place_of(self).ipu
         users = (op for op in self._graph._ops if self in op.inputs)
@@ -112,7 +112,7 @@ class Tensor(TensorMethods["Tensor"]):
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """For variables: whether the host's copy is current."""
+        """Whether a variable's value on the host is current."""
         return True
 
     def _constant(self, data: np.ndarray, dtype: dtype) -> "Tensor":
@@ -150,7 +150,7 @@ class Variable(Tensor):
     """None: all replicas, however many the program gets."""
     _retrieval: RetrievalMode
     shard: Tensor | None = None
-    """For `replica_sharded_variable`: the tensor on the device that holds this replica's piece."""
+    """The tensor of a `replica_sharded_variable` on the device that holds this replica's piece."""
     shard_over: int = 1
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
@@ -292,8 +292,8 @@ class Op(Unpicklable):
         )
 
     def place_of(self, t: Tensor, known: dict[Tensor, Place] | None = None) -> Place:
-        """Where one of the results is; what a call returns is where the call, or the called graph,
-        put it.
+        """The place of one of the results; what a call returns is where the call, or the called
+        graph, put it.
 
         Args:
             known: of results that were asked for on the way here; it gains more.
@@ -338,7 +338,7 @@ class Op(Unpicklable):
 
     @property
     def where(self) -> str:
-        """Where the user made it: ``file:line``."""
+        """The line where the user made it: ``file:line``."""
         return f"{self.source[0]}:{self.source[1]}"
 
     @property
@@ -354,7 +354,7 @@ class Op(Unpicklable):
 
 
 def place_of(t: Tensor, known: dict[Tensor, Place] | None = None) -> Place:
-    """Where the op that made a tensor put it, see `Op.place_of`."""
+    """The place where the op that made a tensor put it, see `Op.place_of`."""
     return Place(None, None) if t._op is None else t._op.place_of(t, known)
 
 
@@ -385,7 +385,7 @@ class Graph(Unpicklable):
     """
     _constants: list[Constant]
     _variables: list["Variable"]
-    kept: list[Tensor]
+    retained: list[Tensor]
     """Main graph only: what ops that run with an upload of the weights have made for others, see
     `fragments`.
     """
@@ -413,7 +413,7 @@ class Graph(Unpicklable):
         self._tensors, self._counters = {}, {}
         self._inputs, self._outputs, self._by_ref_inputs, self._activations = [], [], set(), set()
         self._constants, self._variables, self._ops, self._call_sites = [], [], [], []
-        self.kept, self.rounding_seed, self._hooks = [], None, Hooks()
+        self.retained, self.rounding_seed, self._hooks = [], None, Hooks()
         self.needs_own_gradient = False
         return self
 
@@ -589,7 +589,8 @@ class Graph(Unpicklable):
         CONTEXT._hooks(op)
 
     _times_entered = 0
-    """By `with` statements that have not ended: it is being built."""
+    """How often the graph was entered by `with` statements that have not ended: it is being built.
+    """
     _is_body = False
     """Whether a repeat or conditional runs this graph; such a graph's outputs cannot be
     extended.
@@ -606,7 +607,8 @@ class Ir(ReplicatedProgram):
         super().__init__(replication)
         self._graphs: dict[str, Graph] = {}
         self._numbers: dict[str, int] = {}
-        """Of the last graph with a name, whose graphs are told apart by their numbers."""
+        """The number of the last graph with a name, whose graphs are told apart by their numbers.
+        """
         self._buffers: list[RemoteBuffer] = []
         self._holder: Any = None
         """The `SessionState` whose values of the variables are the host's, from the first Session

@@ -9,7 +9,7 @@ from popxl.ir import Ir
 
 @dataclass(frozen=True)
 class RemoteFiles:
-    """Where a program's remote memory lies."""
+    """The place of a program's remote memory."""
 
     folder: str
     """Takes one file for each replica, without a name: the system deletes it with the process,
@@ -37,7 +37,7 @@ class FileTraffic:
     store: str = "files"
     """What rows wait in: "files" or "host memory"."""
     memory_bytes: int = 0
-    """Taken for rows, over this process's replicas."""
+    """Bytes taken for rows, over this process's replicas."""
     file_bytes: int = 0
     """Reserved in files, or taken of the host's memory."""
     is_direct: bool = True
@@ -47,11 +47,11 @@ class FileTraffic:
     reads: int = 0
     read_bytes: int = 0
     read_seconds: float = 0.0
-    """In which a file was read."""
+    """Seconds in which a file was read."""
     writes: int = 0
     written_bytes: int = 0
     write_seconds: float = 0.0
-    """In which a file was written."""
+    """Seconds in which a file was written."""
     waited_for_reads: float = 0.0
     """Seconds in which the program waited for a row that was being read, or that was in the queue
     for it.
@@ -106,9 +106,9 @@ class DeviceNeeds:
     """Bytes of a device's memory that one replica of a program needs."""
 
     least: int
-    """With which it runs."""
+    """Bytes with which it runs."""
     resident: int
-    """With which no remote row ever leaves the device."""
+    """Bytes with which no remote row ever leaves the device."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class HostNeeds:
     tensors: int
     """All else: variables, constants, activations, what kernels need on the way."""
     all_rows: int
-    """Of all remote rows, whether they have memory then or not."""
+    """Bytes of all remote rows, whether they have memory then or not."""
 
 
 def limit_device_memory(ir: Ir, memory: int | float) -> None:

@@ -160,16 +160,14 @@ class ReplicaGrouping(Unpicklable):
 
     @property
     def to_device_map(self) -> list[int] | None:
-        """For each group of `const_rg`, the group of this grouping that it belongs to; None when
-        constant.
-        """
+        """This grouping's group that each group of `const_rg` belongs to; None when constant."""
         if self.is_const:
             return None
         return [self._assignment[members[0]] for members in self.const_rg._groups]
 
     @property
     def to_host_map(self) -> list[int] | None:
-        """For each group, the first group of `const_rg` inside it; None when constant."""
+        """The first group of `const_rg` inside each group; None when constant."""
         device_map = self.to_device_map
         return None if device_map is None else [device_map.index(g) for g in range(self.num_groups)]
 

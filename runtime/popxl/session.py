@@ -399,7 +399,7 @@ class Session(Unpicklable):
 
     @property
     def _holder(self) -> SessionState:
-        """Who has the host's values."""
+        """The state that has the host's values."""
         holder: SessionState = self._state if self.is_attached else self._ir._holder
         return holder
 

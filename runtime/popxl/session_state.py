@@ -100,8 +100,8 @@ class SessionState:
             self._is_finished = True
 
     def settle(self) -> None:
-        """Before the host reads or writes values that are the device's, where state exists once:
-        `finish`.
+        """Finish before the host reads or writes values that are the device's, where state exists
+        once.
         """
         if self._once:
             self.finish()

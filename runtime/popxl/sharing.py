@@ -13,7 +13,7 @@ class Sharing:
 
     grouping: ReplicaGrouping | None = None
     shard_over: int | None = None
-    """Over how many replicas a shard's variable is cut."""
+    """How many replicas a shard's variable is cut over."""
 
 
 def sharing_of(t: TensorMethods[Any]) -> Sharing:

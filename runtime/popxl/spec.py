@@ -35,7 +35,7 @@ class TensorSpec(Mapping[str, Any]):
         return self.nelms * self.dtype.itemsize
 
     def to_dict(self) -> dict[str, Any]:
-        """As a dict with keys shape, dtype, meta_shape."""
+        """The spec as a dict with keys shape, dtype, meta_shape."""
         return {"shape": self.shape, "dtype": self.dtype, "meta_shape": self.meta_shape}
 
     def to_tuple(self) -> tuple[tuple[int, ...], dtype, tuple[int, ...]]:

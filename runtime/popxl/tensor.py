@@ -51,8 +51,8 @@ TensorLike = Tensor | HostScalarTensor
 
 @dataclass(frozen=True)
 class RemotePlacement:
-    """Where a remote variable's value lives. ``shard_over`` replicas of a group hold one piece each
-    (1: whole).
+    """The place of a remote variable's value. ``shard_over`` replicas of a group hold one piece
+    each (1: whole).
 
     The elements fill the slots in their order, whatever the shapes; what is left of the last slot
     is zeros.
@@ -209,8 +209,8 @@ def remote_replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """As `remote_variable`, but each group's value is split over its replicas: an equal cut of it
-    fills a slot.
+    """The same as `remote_variable`, but each group's value is split over its replicas: an equal
+    cut of it fills a slot.
 
     Raises:
         ValueError: with fewer than two replicas, or a buffer whose meta_shape is set to something

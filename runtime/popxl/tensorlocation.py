@@ -1,10 +1,10 @@
-"""Where a tensor lives: data holders that PopXL programs pass around."""
+"""The place of a tensor: data holders that PopXL programs pass around."""
 
 from enum import Enum
 
 
 class TensorStorage(Enum):
-    """On the device or off it."""
+    """A place on the device or off it."""
 
     OnChip = "OnChip"
     OffChip = "OffChip"
@@ -38,10 +38,10 @@ class TensorLocation:
 
     @property
     def storage(self) -> TensorStorage:
-        """As given."""
+        """The storage, as given."""
         return self._storage
 
     @property
     def replicated_tensor_sharding(self) -> ReplicatedTensorSharding:
-        """As given."""
+        """The sharding, as given."""
         return self._replicated_tensor_sharding

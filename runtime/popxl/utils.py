@@ -81,7 +81,7 @@ def host_array(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
-    """As `to_numpy`; errors begin with ``what`` the data are for, as the user called it."""
+    """The same as `to_numpy`; errors begin with ``what`` the data are for, in the user's words."""
     if dtype not in FORMATS and (log2_scale is not None or nan_on_overflow is not None):
         raise RuntimeError(
             f"{what}: got log2_scale or nan_on_overflow with dtype {dtype}; expected them "
@@ -184,7 +184,7 @@ def _limits(dtype: dtype | np.dtype, target: np.dtype) -> tuple[Any, Any]:
 
 
 def _infinite(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype) -> np.ndarray:
-    """Where finite numbers become infinite."""
+    """The elements where finite numbers become infinite."""
     with np.errstate(over="ignore"):
         result = array.astype(target)
     result = round_to_bfloat16(result) if dtype is bfloat16 else result
@@ -234,8 +234,8 @@ def to_host_value(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
-    """As `host_array`, but one number seen everywhere stays so: large variables of zeros take no
-    host memory.
+    """The same as `host_array`, but one number seen everywhere stays so: large variables of zeros
+    take no host memory.
     """
     if isinstance(x, np.ndarray) and is_uniform(x):
         one = x[(0,) * x.ndim]

@@ -62,7 +62,7 @@ def _fail(op: Op, got: str, expected: str) -> None:
 def _given(graph: Graph) -> set[Tensor]:
     """Tensors that exist before the first op."""
     shards = [v.shard for v in graph.variables if v.shard is not None]
-    return {*graph.inputs, *graph.constants, *graph.variables, *shards, *graph.kept}
+    return {*graph.inputs, *graph.constants, *graph.variables, *shards, *graph.retained}
 
 
 def _verify_names(graph: Graph) -> None:

@@ -144,8 +144,8 @@ class DotTree(Generic[L]):
     def _put(
         self, key: Key, value: Any, overwrite: bool = False, own: set[int] | None = None
     ) -> None:
-        """As `insert`, but where no entry is replaced subtrees on the way may be there: a tree made
-        name by name.
+        """The same as `insert`, but where no entry is replaced subtrees on the way may be there: a
+        tree made name by name.
 
         Args:
             own: ids of the subtrees that no other tree shares, while the tree is made: they need no

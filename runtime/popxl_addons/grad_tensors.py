@@ -22,7 +22,7 @@ class _Aux:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._inputs: dict[Tensor, Tensor] | None = None
-        """Inside build_grad: the gradient graph's input for each tensor of the forward graph."""
+        """The gradient graph's input for each tensor of the forward graph, inside build_grad."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._values[name] = value

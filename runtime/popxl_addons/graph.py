@@ -28,7 +28,7 @@ class BoundGraph:
         return ops.call(self.graph, *targs, inputs_dict={**self.args, **(args or {})})
 
     def call_with_info(self, *targs: Input, args: TensorMap | None = None) -> CallSiteInfo:
-        """As `call`; returns the CallSiteInfo."""
+        """The same as `call`; returns the CallSiteInfo."""
         return ops.call_with_info(self.graph, *targs, inputs_dict={**self.args, **(args or {})})
 
     def bind(self, args: TensorMap) -> "BoundGraph":
@@ -111,7 +111,7 @@ class GraphWithNamedArgs:
         return self.bind().call(*targs, args=args)
 
     def call_with_info(self, *targs: Input, args: TensorMap | None = None) -> CallSiteInfo:
-        """As `call`; returns the CallSiteInfo."""
+        """The same as `call`; returns the CallSiteInfo."""
         return self.bind().call_with_info(*targs, args=args)
 
     def autodiff(

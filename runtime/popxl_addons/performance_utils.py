@@ -59,8 +59,8 @@ def _breakdown(flops: Mapping[tuple[str, Op], int]) -> Breakdown:
 
 
 def evaluate_ir_FLOPs(ir: popxl.Ir | popxl.Graph) -> Breakdown:  # noqa: N802 - PopXL's name
-    """As `evaluate_FLOPs`, of one run of a program on all of its replicas together. Any of its
-    graphs will do.
+    """The same as `evaluate_FLOPs`, of one run of a program on all of its replicas together. Any of
+    its graphs will do.
     """
     main = ir.main_graph
     replicas = main.ir.replication_factor

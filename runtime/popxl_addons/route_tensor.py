@@ -12,7 +12,7 @@ from popxl.opdef import Op
 INPUTS = {"graph": "inputs", "then_branch": "then_inputs", "else_branch": "else_inputs"}
 """Arguments of the ops that call graphs: the graph, and what it is given."""
 _ROUTED: "WeakKeyDictionary[Graph, dict[str, str]]" = WeakKeyDictionary()
-"""For graphs that tensors were routed into: the tensor's id -> the input's name."""
+"""The tensor's id -> the input's name, for graphs that tensors were routed into."""
 
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:

@@ -28,7 +28,7 @@ def replica_sharded_spec(t: Tensor, shard_over: ReplicaGrouping) -> TensorSpec:
 
 
 def shards_of(t: Tensor | TensorSpec, grouping: ReplicaGrouping | None = None) -> int:
-    """Over how many replicas of a group the variable of a shard is cut; 1 where ``t`` is whole.
+    """How many replicas of a group the variable of a shard is cut over; 1 where ``t`` is whole.
 
     A variable's shard, and inputs of graphs that stand for it, know. Else it follows from sizes,
     but of so few elements that the last pieces may be padding alone.

@@ -18,7 +18,9 @@ logger = logging.getLogger("popxl")
 
 
 def cache_folder(options: SessionOptions) -> Path | None:
-    """Where a program's source is written; None where caching is off or no folder is named."""
+    """The folder where a program's source is written; None where caching is off or no folder is
+    named.
+    """
     return Path(options.cachePath) if options.enableEngineCaching and options.cachePath else None
 
 

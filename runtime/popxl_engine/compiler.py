@@ -1,5 +1,5 @@
-"""From a program's graphs to blocks that code is generated from: the one way, for runs, plans,
-profiles and the residency of rows alike.
+"""The way from a program's graphs to blocks that code is generated from: the one way, for runs,
+plans, profiles and the residency of rows alike.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -92,11 +92,11 @@ class Parts:
     """The main graph's ops, by when they run."""
 
     after_upload: frozenset[Op]
-    """Once after an upload of the variables, before the next run."""
+    """Ops that run once after an upload of the variables, before the next run."""
     run: frozenset[Op]
-    """In every run."""
+    """Ops of every run."""
     before_download: frozenset[Op]
-    """Once for a download of what runs have changed, before it."""
+    """Ops that run once for a download of what runs have changed, before it."""
 
 
 def ops_by_run(ir: Ir) -> Parts:

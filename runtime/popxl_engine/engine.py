@@ -13,7 +13,6 @@ from popdist.exchange import difference
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.opdef import Op
-from popxl.phase_difference import PhaseDifference
 from popxl.printer import to_text
 from popxl.profile import Profile
 from popxl.remote_files import FileTraffic
@@ -36,7 +35,6 @@ from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.passes import Pass, enabled_passes
 from popxl_engine.profiler import Recorder
 from popxl_engine.program import Program
-from popxl_engine.replaying import Replayer
 from popxl_engine.residency import lifetimes_of, paging_of
 from popxl_engine.shards import shardings
 from popxl_engine.watching import Watcher
@@ -71,7 +69,6 @@ class Engine:
         self.run_count = 0
         self._around_run: Callable[[], AbstractContextManager[None]] = nullcontext
         self._recorder: Recorder | None = None
-        self._replayer: Replayer | None = None
         self._parts, self._is_uploaded = compiler.ops_by_run(ir), True
 
         def compiled(ops: frozenset[Op]) -> Program:
@@ -100,7 +97,7 @@ class Engine:
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
             check_same_program(ir, passes)
-        for tensor in ir.main_graph.kept:
+        for tensor in ir.main_graph.retained:
             self.machine.keep(tensor)
         for variable in ir.main_graph.variables if fill else ():
             self.machine.take_over(variable, adopt_files)
@@ -165,7 +162,7 @@ class Engine:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        """Around a run. The interpreter makes its tensors where PyTorch's default is."""
+        """A block around a run. The interpreter makes its tensors where PyTorch's default is."""
         interprets = self.program is None
         with self.device.running(), self.device.where if interprets else nullcontext():
             yield
@@ -231,23 +228,7 @@ class Engine:
             with self._running(watcher.program, self._around_run):
                 yield found
         finally:
-            found += watcher.found()
-
-    @contextmanager
-    def replay(self, numbers: Collection[int]) -> Iterator[list[PhaseDifference]]:
-        """See `popxl.extensions.replay_phases`."""
-        if self.program is None or self._around_run is not nullcontext:
-            raise RuntimeError(
-                "replay_phases: got a session that interprets its program, or is profiled; "
-                "expected one that only runs it. Unset POPXL_INTERPRET, or do one at a time."
-            )
-        replayer = self._replayer = self._replayer or Replayer(self.ir, self.program)
-        found: list[PhaseDifference] = []
-        try:
-            with self._running(replayer.program, lambda: replayer.run(numbers)):
-                yield found
-        finally:
-            found += replayer.found()
+            found += watcher.not_finite()
 
     def read(self, variable: Variable) -> np.ndarray:
         """A new array with a variable's current value, in its host shape. Every process must call
@@ -272,7 +253,7 @@ class Engine:
             return None
         total = FileTraffic()
         for cache in self.machine.caches:
-            total.add(cache.traffic)
+            total.add(cache.transfers.traffic)
         return total
 
     def is_file(self, variable: Variable) -> bool:

@@ -22,9 +22,7 @@ class Sharding:
     pieces: int
 
     def starts(self, length: int) -> tuple[int, ...]:
-        """For each replica, where its piece of ``length`` elements starts in the unsharded
-        tensor.
-        """
+        """The start of each replica's piece of ``length`` elements in the unsharded tensor."""
         positions = [0] * len(self.grouping.assignment)
         for members in shard_groups(self.grouping, self.pieces).groups:
             for i, replica in enumerate(members):

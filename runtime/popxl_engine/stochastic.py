@@ -17,7 +17,7 @@ UNROUNDED_EFFECTS = frozenset({"collective", "remote", "host"})
 
 
 def rounded(*updates: tuple[int, int]) -> AbstractContextManager[None]:
-    """Inside, an op's updates of 16-bit tensors are rounded stochastically.
+    """A block in which an op's updates of 16-bit tensors are rounded stochastically.
 
     Args:
         updates: for each tensor that it updates, in the order in which it draws: the path of the

@@ -21,7 +21,7 @@ def to_host(result: Any, dtype: Any) -> np.ndarray:
 
 
 def copied(result: Any, dtype: Any) -> np.ndarray:
-    """As `to_host`, in memory of its own."""
+    """The same as `to_host`, in memory of its own."""
     return np.array(result, dtype=dtype, order="C")
 
 
@@ -93,7 +93,7 @@ class CollectiveSite:
 
     op: Op
     site_index: int
-    """Among the collectives of the program, the same in every process."""
+    """The index among the collectives of the program, the same in every process."""
 
     @cached_property
     def describe(self) -> str:
@@ -102,7 +102,7 @@ class CollectiveSite:
 
     @cached_property
     def members(self) -> list[tuple[int, ...]]:
-        """For each replica, those that it meets here, in group order."""
+        """The replicas that each replica meets here, in group order."""
         return [
             group_members(self.op, replica)
             for replica in range(self.op.graph.ir.replication_factor)

@@ -119,7 +119,7 @@ class Watcher:
         self.program = program.written_by(self._generator)
         self.watch = self._generator.watch
 
-    def found(self) -> list[NotFinite]:
+    def not_finite(self) -> list[NotFinite]:
         """What the last run met first on each replica, in the order in which they met it."""
         sites = Sites(self._ir, self.program.block)
         result = []

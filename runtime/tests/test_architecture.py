@@ -1,4 +1,6 @@
-"""Who may import whom. Each room's arrows stand in `ROOMS`; a new room is a line there."""
+"""The arrows between rooms: who may import whom. Each room's arrows stand in `ROOMS`; a new room is
+a line there.
+"""
 
 import ast
 import inspect
@@ -535,6 +537,73 @@ def test_a_foreign_underscore_name_is_seen():
     assert not foreign_private_uses(
         parse("popxl_gpt.execution.a", "self._own, ir._pb_ir, torch._C"), owned
     )
+
+
+DURABLE = "popxl_gpt.utils.files"
+"""The only part of the application that renames, locks and brings onto the disk."""
+OF_DISKS = {
+    "os": {
+        "rename", "renames", "replace", "link", "fsync", "fdatasync", "sync", "lockf",
+    },
+    "shutil": {"move"},
+    "fcntl": {"flock", "lockf", "fcntl"},
+}  # fmt: skip
+"""Functions that only it calls, by their modules."""
+
+
+def disk_uses(source: Source) -> list[str]:
+    """The lines where a module renames, locks or syncs: by a function, or by a path's."""
+    wrong, modules = [], {}
+    for statement in source.nodes:
+        if isinstance(statement, ast.Import):
+            modules |= {alias.asname or alias.name: alias.name for alias in statement.names}
+    for node in source.nodes:
+        name = None
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id, node.value.id)
+            is_one = node.attr in OF_DISKS.get(module, ())
+            name = f"{module}.{node.attr}" if is_one else None
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names} & OF_DISKS.get(node.module or "", set())
+            name = f"{node.module}.{min(names)}" if names else None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            method, given = node.func.attr, len(node.args)
+            # of a text it takes two, of a record a value for each name
+            is_path = method == "replace" and given == 1 and not node.keywords
+            if method in ("rename", "hardlink_to") or is_path:
+                name = name or f"the method {method}"
+        if name is not None:
+            wrong.append(f"{source.at(node)}: {source.module} uses {name}; only {DURABLE} may")
+    return wrong
+
+
+@pytest.mark.slow
+def test_only_the_durable_files_rename_lock_and_sync():
+    wrong, found = [], []
+    for source in sources().values():
+        if source.package in APPLICATION_PACKAGES:
+            is_durable = source.module.startswith(f"{DURABLE}.")
+            (found if is_durable else wrong).extend(disk_uses(source))
+    assert found and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "os.rename(a, b)",
+        "f = os.replace",
+        "import os as system\nsystem.fsync(1)",
+        "from os import path, fsync",
+        "fcntl.flock(file, fcntl.LOCK_EX)",
+        "shutil.move(a, b)",
+        "path.rename(b)",
+        "(folder / a).replace(folder / b)",
+    ],
+)
+def test_a_module_that_renames_locks_or_syncs_is_seen(text):
+    assert disk_uses(parse("popxl_gpt.data.a", text))
+    harmless = "text.replace('a', 'b'); replace(x, a=1); dataclasses.replace(x, a=1); os.open(a, 0)"
+    assert not disk_uses(parse("popxl_gpt.data.a", harmless))
 
 
 OF_A_TEST = re.compile(r"^\s*(?:from \S*\btest_\w+ import|import \S*\btest_)", re.MULTILINE)

@@ -120,7 +120,7 @@ def test_groups_are_chosen_and_what_is_missing_is_said(monkeypatch, capsys):
     assert stopped.value.code == 2 and "got c; expected some of a, b" in capsys.readouterr().err
 
 
-STEPS = ["profiling, preset tiny", "verifying, mini", *(
+STEPS = ["profiling, preset tiny", *(
     f"saving, mini: {way}" for way in ("before the next step", "in all", "waited for")
 )]  # fmt: skip
 
@@ -135,8 +135,6 @@ def test_steps_are_timed_beside_plain_ones(name, tmp_path):
         assert "compared" not in figures and not list(tmp_path.iterdir())
     else:
         assert figures["beside"][0] > 0
-    if "verifying" in name:
-        assert figures["compared"][1] > 20, "phases run twice"
 
 
 @pytest.mark.slow

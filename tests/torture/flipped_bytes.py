@@ -56,12 +56,12 @@ def prepare(shop: Workshop) -> Loaded:
     folder = shop.fresh()
     shop.finish(SMALL, folder)
     first, second = checkpoints_of(folder / "runs/run")
-    config, _ = parse_command_line(
+    config = parse_command_line(
         ["--config", str(folder / "runs/run/config.yml")],
         program="torture",
         default="tiny",
         options=Options,
-    )
+    ).config
     files = [(path, path.read_bytes()) for path in sorted(second.iterdir())]
     loaded = Loaded(config, pretraining(config), first, second, files, {})
     loaded.expected = loaded.load(second)

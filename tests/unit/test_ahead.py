@@ -27,7 +27,7 @@ def test_results_are_made_before_they_are_asked_for_as_far_as_there_is_room():
         assert len(made) == 3  # the caller has one of the three
         next(results)
         wait_until(lambda: len(made) == 4)
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: threading.active_count() <= before)  # another test's may end meanwhile
     assert len(made) == 4
 
 

@@ -22,7 +22,6 @@ from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import read_info
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.nanogpt import read_bins
 from popxl_gpt.data.records import RecordFile, RecordWriter
 from popxl_gpt.data.sources import text_source
@@ -33,7 +32,7 @@ from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.execution.checkpoints.manifest import manifest_text, read_manifest
 from popxl_gpt.execution.checkpoints.tensor_files import read_tensors
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder
-from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.errors import ConfigError, DataError, UserError
 from popxl_gpt.utils.files.bounded import read_bounded
 
 MEMORY = 2**29

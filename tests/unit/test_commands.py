@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import popart
 import pytest
 
 from popxl_gpt import __version__
+from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.demo import commands, starting
 from popxl_gpt.demo.commands import GenerateOptions, parse_training
@@ -154,3 +156,25 @@ def test_a_run_by_the_clock_is_called_after_its_data_and_its_minutes(tmp_path):
         assert parse_training(words)[0].name == name
     with pytest.raises(UserError, match="input files: got .*, which is not UTF-8"):
         parse_training(("--minutes", "5", "--input_files", f"{tmp_path}/\udcff"))
+
+
+@pytest.mark.parametrize("words", [["--config", "tiny", "--auto"], ["--minutes", "3"]], ids=str)
+def test_the_words_of_a_training_are_read_once(words, monkeypatch):
+    read, ran, original = [], [], Flags.__init__
+
+    def noted(self, *arguments, **more):
+        read.append(arguments[0])
+        original(self, *arguments, **more)
+
+    monkeypatch.setattr(Flags, "__init__", noted)
+    monkeypatch.setattr("popxl_gpt.demo.pretraining.train", lambda *given: ran.append(given) or 0)
+    monkeypatch.setattr("popxl_gpt.demo.pretraining.choose", lambda config, *_: config)
+    monkeypatch.setattr("popxl_gpt.demo.pretraining.lasting_output", nullcontext)
+    monkeypatch.setattr("popxl_gpt.utils.programs._end_by_ctrl_c", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["program", *words])
+    with pytest.raises(SystemExit) as ended:
+        commands.train()
+    assert (ended.value.code, read) == (0, [words])
+    ((_, options, given),) = ran
+    assert given == {word.removeprefix("--") for word in words if word.startswith("--")}
+    assert options.auto == ("--auto" in words)

@@ -252,7 +252,7 @@ class Options:
 
 
 def test_a_program_may_have_flags_of_its_own():
-    found, options = parse_command_line(
+    found, options, given = parse_command_line(
         ["--plan", "--iterations", "5", "--layers", "3"],
         program="program",
         default="tiny",
@@ -260,6 +260,7 @@ def test_a_program_may_have_flags_of_its_own():
     )
     assert found.model.layers == 3
     assert options == Options(plan=True, iterations=5)
+    assert given == {"plan", "iterations", "layers"}
     assert "--iterations" in str(problems("--iteration 3", options=Options))
 
 

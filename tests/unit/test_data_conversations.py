@@ -8,17 +8,17 @@ import tfrecord
 from tokenizers import Tokenizer
 
 from popxl_gpt.config.presets import preset
-from popxl_gpt.data.conversations import RecordPacker, conversation_source
+from popxl_gpt.data.conversations import conversation_source, packed
 from popxl_gpt.data.dataset import TokenDataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.masking import IGNORED, ids_of, labels_of, masked
 from popxl_gpt.data.nanogpt import write_bins
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
+from popxl_gpt.data.splits import write_split
 from popxl_gpt.data.tokenisation import END_OF_TEXT
 from popxl_gpt.demo.job.training_data import open_data
-from popxl_gpt.utils.errors import UserError, exit_on_user_error
+from popxl_gpt.utils.errors import DataError, UserError, exit_on_user_error
 
 PAIRS = [(f"{a}+{b}=", f"{a + b}") for a in range(12) for b in range(9)]
 
@@ -94,17 +94,21 @@ def test_messages_of_the_assistant_count_and_each_ends_with_a_line_break(tmp_pat
 
 
 @pytest.mark.parametrize("length", [3, 7, 50])
-def test_conversations_stay_whole_where_they_fit_and_no_label_is_lost(length):
+def test_conversations_stay_whole_where_they_fit_and_no_label_is_lost(length, tmp_path):
     generator = np.random.default_rng(0)
     given = []
     for number in range(40):
         size = int(generator.integers(2, 12))
         counts = np.arange(size) >= generator.integers(0, size)
         given.append(masked(np.full(size, number), counts))
-    packer = RecordPacker((each.view(np.uint32) for each in given), length, padding=99)
-    records = np.concatenate(list(packer))
+    documents = [each.view(np.uint32) for each in given]
+    records = np.concatenate(list(packed(documents, length, padding=99)))
+    told = write_split(
+        "train", documents, tmp_path, sequence_length=length, shard_bytes=2**20, padding=99
+    )
+    assert told.get("cut", 0) == sum(each.size > length + 1 for each in given)
+    assert told["documents"] == 40 and told["records"] == len(records)
     assert records.shape[1] == length + 1 and (ids_of(records) == 99).mean() < 0.6
-    assert packer.cut == sum(each.size > length + 1 for each in given)
     for number, each in enumerate(given):
         rows = (ids_of(records) == number).any(axis=1).sum()
         if each.size <= length + 1 and (each[1:] >= 0).any():
@@ -119,9 +123,7 @@ def test_every_token_of_a_conversation_that_is_cut_is_a_label_once(size, length)
     counts = np.arange(size) % 3 > 0
     counts[8:31] = False
     given = [masked(np.arange(size) + first, counts) for first in (1000, 2000)]
-    records = np.concatenate(
-        list(RecordPacker((each.view(np.uint32) for each in given), length, padding=99))
-    )
+    records = np.concatenate(list(packed((each.view(np.uint32) for each in given), length, 99)))
     words, labels = ids_of(records[:, :-1]), labels_of(records[:, 1:])
     of_own = labels // 1000 == words // 1000
     wanted = [each[1:][counts[1:]] for each in given]

@@ -12,7 +12,6 @@ import tfrecord
 
 import popxl_gpt.data.dataset
 from popxl_gpt.data.dataset import TokenDataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.in_memory import TokenArray
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.masking import IGNORED, labels_of
@@ -20,6 +19,7 @@ from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.records import RecordFile, index_path
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.token_files import find_files
+from popxl_gpt.utils.errors import DataError
 
 LENGTH = 4
 VOCABULARY = 100

@@ -24,7 +24,6 @@ import popxl_gpt.data.shuffle
 import popxl_gpt.data.throughput
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.encoding import Encoder, byte_names
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.merges import gpt2_file
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
@@ -37,7 +36,7 @@ from popxl_gpt.data.tokenisation import (
     load_tokenizer,
     train_tokenizer,
 )
-from popxl_gpt.utils.errors import exit_on_user_error
+from popxl_gpt.utils.errors import DataError, exit_on_user_error
 
 transformers = Later("transformers")
 

@@ -7,7 +7,6 @@ import pytest
 
 from popxl_gpt.config.presets import preset
 from popxl_gpt.data.dataset import TokenDataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.mixture import MixedDataset
@@ -17,7 +16,7 @@ from popxl_gpt.data.sources import text_source
 from popxl_gpt.demo.job.description import describe
 from popxl_gpt.demo.job.run_folder import RunFolder
 from popxl_gpt.demo.job.training_data import open_data
-from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.errors import ConfigError, DataError, UserError
 from tests.integration.runs import run_job
 
 

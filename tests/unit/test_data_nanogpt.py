@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from popxl_gpt.data.dataset_info import read_info
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.prepare import main
+from popxl_gpt.utils.errors import DataError
 
 
 class Runs:

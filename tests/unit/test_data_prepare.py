@@ -33,8 +33,6 @@ from popxl_gpt.data import example
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import implied_settings
-from popxl_gpt.data.errors import DataError
-from popxl_gpt.data.folders import partial_folder, publish, resumable_folder
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.nanogpt import read_bins
 from popxl_gpt.data.preparation import Settings, prepare
@@ -46,7 +44,8 @@ from popxl_gpt.data.splits import HeldOut
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
 from popxl_gpt.demo.commands import parse_training
-from popxl_gpt.utils.errors import exit_on_user_error
+from popxl_gpt.utils.errors import DataError, exit_on_user_error
+from popxl_gpt.utils.files.folders import partial_folder, publish, resumable_folder
 
 SCRIPT = Path(__file__).parents[2] / "data" / "prepare.py"
 WORDS = "the cat sat on a mat and saw seven more cats run past, über das Haus: 日本 end".split()
@@ -570,7 +569,7 @@ def test_the_command_that_is_shown_trains_on_what_was_prepared(tmp_path, capsys,
         command = command.replace("RUN", str(run))
     python, script, *arguments = shlex.split(command)
     assert (python, script) == ("python", "demo/pretraining.py")
-    config, _ = parse_training(arguments)
+    config = parse_training(arguments).config
     assert config.training.masked_labels == (kind == "conversations")
     data = TokenDataset(
         config.data.input_files, config.model.sequence_length, config.model.vocabulary_size

@@ -16,9 +16,8 @@ from tfrecord import example_pb2
 from tfrecord.tools.tfrecord2idx import create_index
 
 from popxl_gpt.data import example
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.records import BLOCK, RecordFile, RecordWriter, index_path, masked_crc
-from popxl_gpt.utils.errors import failure_number
+from popxl_gpt.utils.errors import DataError, failure_number
 
 IDS = st.integers(0, example.MAXIMUM_ID)
 

@@ -20,11 +20,10 @@ import zstandard
 
 import popxl_gpt.data.sources
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.sources import Source, text_source
-from popxl_gpt.utils.errors import exit_on_user_error
+from popxl_gpt.utils.errors import DataError, exit_on_user_error
 
 TEXTS = [
     "one\n\ntwo",

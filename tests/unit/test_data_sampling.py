@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.sampling import BatchSampler, derive_key, mix, permute
+from popxl_gpt.utils.errors import DataError
 
 
 class Numbers:
@@ -149,9 +149,9 @@ def test_instances_together_read_the_global_batch_in_order(
 
 def test_a_far_step_costs_no_more_than_the_first():
     sampler = BatchSampler(samples=10**9, global_batch_size=512)
-    start = time.perf_counter()
+    start = time.process_time()
     far = sampler.indices(10**15)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert len(np.unique(far)) == 512
 
 

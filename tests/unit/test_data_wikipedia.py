@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from popxl_gpt.data.dataset import TokenDataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.wikipedia import strip_markup, wikipedia_source
+from popxl_gpt.utils.errors import DataError
 
 PAGE = (
     "<page><title>{title}</title><ns>{ns}</ns><id>1</id>{redirect}"

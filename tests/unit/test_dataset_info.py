@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt.data.dataset_info import split_files
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.demo.commands import parse_training
-from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.errors import ConfigError, DataError, UserError
 
 
 def prepared(folder: Path, vocabulary: int, **facts: object) -> Path:
@@ -29,7 +28,7 @@ def prepared(folder: Path, vocabulary: int, **facts: object) -> Path:
 
 def data_of(*words: object):
     """Names of the files to train on and to validate on, the tokenizer, and the vocabulary."""
-    config, _ = parse_training(["--config", "demo", *map(str, words)])
+    config = parse_training(["--config", "demo", *map(str, words)]).config
     train, validation = (
         [str(path.relative_to(path.parent.parent)) for path in find_files(patterns)]
         for patterns in (config.data.input_files, config.data.validation_files)
@@ -72,7 +71,7 @@ def test_several_folders_are_validated_on_together(tmp_path):
     train, *others = data_of("--input_files", *folders)
     assert train == [f"{folder.name}/train-00000.tfrecord" for folder in folders]
     assert others == [validation, tokenizer, 321]
-    config, _ = parse_training(["--mix", *(f"{folder}=0.5" for folder in folders)])
+    config = parse_training(["--mix", *(f"{folder}=0.5" for folder in folders)]).config
     assert config.data.mixed() == {str(folder): 0.5 for folder in folders}
     assert [str(p.relative_to(tmp_path)) for p in find_files(config.data.validation_files)] == (
         validation
@@ -95,7 +94,7 @@ def test_what_a_configuration_file_says_is_kept_but_of_other_data(tmp_path):
     mine, other = prepared(tmp_path / "mine", 321), prepared(tmp_path / "other", 400)
     file = tmp_path / "run.yml"
     file.write_text(f"data: {{input_files: [{mine}]}}")
-    config, _ = parse_training(["--config", str(file)])
+    config = parse_training(["--config", str(file)]).config
     assert config.data.input_files == (f"{mine}/train-*.tfrecord",)
     assert config.data.validation_files == (f"{mine}/validation-*.tfrecord",)
     assert config.model.vocabulary_size == 321
@@ -103,10 +102,10 @@ def test_what_a_configuration_file_says_is_kept_but_of_other_data(tmp_path):
         "model: {vocabulary_size: 512}\n"
         f"data: {{tokenizer: t, validation_files: [{other}], input_files: [{mine}]}}"
     )
-    config, _ = parse_training(["--config", str(file)])
+    config = parse_training(["--config", str(file)]).config
     assert (config.data.tokenizer, config.model.vocabulary_size) == ("t", 512)
     assert config.data.validation_files == (str(other),)
-    config, _ = parse_training(["--config", str(file), "--input_files", str(mine)])
+    config = parse_training(["--config", str(file), "--input_files", str(mine)]).config
     assert (config.data.tokenizer, config.model.vocabulary_size) == ("t", 512)
     assert config.data.validation_files == (f"{mine}/validation-*.tfrecord",)
 
@@ -118,7 +117,7 @@ def test_data_of_a_flag_take_the_place_of_those_of_a_file_however_they_are_named
         named = f"input_files: [{mine}]" if flag == "mix" else f"mix: [{mine}=1]"
         file.write_text(f"data: {{{named}, validation_files: [{mine}]}}")
         for given in (value, value.replace("other", "nothing")):
-            config, _ = parse_training(["--config", str(file), f"--{flag}", given])
+            config = parse_training(["--config", str(file), f"--{flag}", given]).config
             found = {"mix": config.data.mix, "input_files": config.data.input_files}
             assert given in "".join(found.pop(flag)).replace("/train-*.tfrecord", "")
             assert list(found.values()) == [()]
@@ -162,7 +161,7 @@ def test_patterns_are_taken_as_they_are(tmp_path):
 def test_what_is_held_out_is_not_taken_together_with_the_rest(tmp_path):
     folder = prepared(tmp_path / "it's [a]", 321)
     (folder / "dataset.json").unlink()
-    config, _ = parse_training(["--input_files", str(folder), "--validate_every", "0"])
+    config = parse_training(["--input_files", str(folder), "--validate_every", "0"]).config
     with pytest.raises(DataError, match="has files to train on and files to validate on") as told:
         find_files(config.data.input_files)
     named = shlex.split(str(told.value).partition("Give ")[2])[0]
@@ -200,7 +199,9 @@ def test_a_tilde_that_does_not_begin_what_is_given_is_a_name(flag, name, tmp_pat
     monkeypatch.setenv("HOME", str(home))
     prepared(tmp_path / name, 321)
     monkeypatch.chdir(tmp_path)
-    config, _ = parse_training(["--config", "demo", flag, f"./{name}{'=1' * (flag == '--mix')}"])
+    config = parse_training(
+        ["--config", "demo", flag, f"./{name}{'=1' * (flag == '--mix')}"]
+    ).config
     data = config.data
     assert config.model.vocabulary_size == 321 and data.tokenizer == f"./{name}/tokenizer.json"
     trained = data.input_files or [split_files(Path(name), "train")]

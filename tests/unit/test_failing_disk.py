@@ -10,11 +10,11 @@ import pytest
 from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.data import preparation
 from popxl_gpt.data.dataset_info import implied_settings
-from popxl_gpt.data.folders import resumable_folder
 from popxl_gpt.data.sources import stdlib_source
 from popxl_gpt.data.token_files import find_files
 from popxl_gpt.utils.errors import UserError, failure_number
 from popxl_gpt.utils.files.folder_lock import FolderLock
+from popxl_gpt.utils.files.folders import resumable_folder
 
 
 def fail(patch: pytest.MonkeyPatch, name: str, path: Path, number: int = errno.EIO) -> None:

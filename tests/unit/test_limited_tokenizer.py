@@ -11,13 +11,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 import popxl_gpt.data.limited_tokenizer
 from popxl_gpt.data.conversations import conversation_source
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.job.text import whole_lines
 from popxl_gpt.demo.job.writing import TextStream
+from popxl_gpt.utils.errors import DataError
 
 TEXTS = ["the cat sat on the mat", "日本 über  \n\tx", "", "🐈" * 9, "a" * 999, "<unk></s>"]
 

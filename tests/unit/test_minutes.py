@@ -13,13 +13,15 @@ from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.config.validation import validate
 from popxl_gpt.data import example
+from popxl_gpt.data.known_text import Text, text_of
 from popxl_gpt.data.records import RecordWriter
-from popxl_gpt.demo.commands import given_for_choice, parse_training
+from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.run_clock import RunClock
+from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.pretraining import choose as choose_in_job
-from popxl_gpt.execution.planning.minutes import choice
-from popxl_gpt.execution.planning.minutes.choice import Text, Trial, chosen, text_of
-from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
+from popxl_gpt.execution.planning import axes
+from popxl_gpt.execution.planning.sizing import Trial, chosen
 from popxl_gpt.utils.errors import ConfigError, UserError
 
 TRAINING = Training(
@@ -154,7 +156,7 @@ def test_more_time_and_a_faster_machine_give_larger_models_with_larger_batches()
 
 @pytest.mark.parametrize("narrow, precision", [(2.5, "bfloat16"), (0.4, "float32")])
 def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narrow, precision):
-    monkeypatch.setattr(choice, "_has_bfloat16", lambda: True)
+    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: True)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     given, machine = {"input_files"}, Machine(6e10, narrow)
     found = chosen(config, given, TEXT, 600.0, machine).config
@@ -168,7 +170,7 @@ def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narr
 @pytest.mark.parametrize("build", [1.0, 4.0, 9.0, 40.0])
 @pytest.mark.parametrize("speed, narrow", [(6e10, 2.5), (6e10, 0.4), (2e9, 1.0), (4e11, 1.0)])
 def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, build, speed, narrow):
-    monkeypatch.setattr(choice, "_has_bfloat16", lambda: True)
+    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: True)
     machine, took = Machine(speed, narrow), []
 
     def try_out(config: Config) -> Trial:
@@ -181,8 +183,35 @@ def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, buil
     assert sum(took) <= 12.0 or len(took) == 1
 
 
+@pytest.mark.parametrize("build", [2.0, 50.0])
+def test_with_a_search_for_the_way_to_execute_it_that_way_is_tried_and_trained(build):
+    machine, asked = Machine(6e10), []
+
+    def execute(config: Config, seconds: float) -> tuple[Config, str]:
+        asked.append(seconds)
+        width = config.execution.micro_batch_size
+        return override(config, micro_batch_size=1, widening=width), f"auto: {config.model.layers}"
+
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    found = chosen(
+        config,
+        {"input_files"},
+        TEXT,
+        600.0,
+        lambda each: replace(machine(each), build=build),
+        execute,
+    )
+    execution = found.config.execution
+    assert execution.micro_batch_size == 1 and execution.widening > 1
+    assert found.reasons[-1] == f"auto: {found.config.model.layers}"
+    assert {each.execution.micro_batch_size for each in machine.tried} == {1}
+    # half of what is left of a tenth of the time for each search, nothing after the last trial
+    assert asked[0] == 30.0 and asked == sorted(asked, reverse=True)
+    assert len(asked) - len(machine.tried) == (asked[-1] == 0.0) == (build == 50.0)
+
+
 def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):
-    monkeypatch.setattr(choice, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: False)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     machine = Machine(6e10, narrow=9.0)
     assert chosen(config, {"input_files"}, TEXT, 600.0, machine).config.model.precision == "float32"
@@ -221,16 +250,16 @@ def test_what_was_given_stays():
 @pytest.mark.parametrize("hidden, heads", [(64, 1), (130, 1), (192, 3), (200, 2), (384, 6)])
 def test_heads_follow_from_a_hidden_size_that_was_given(hidden, heads):
     words = ["--minutes", "10", "--hidden_size", str(hidden), "--input_files", "train"]
-    config, _ = parse_training(words)
-    model = chosen(config, given_for_choice(words), TEXT, 600.0, Machine(6e10)).config.model
+    config, _, given = parse_training(words)
+    model = chosen(config, given, TEXT, 600.0, Machine(6e10)).config.model
     assert (model.hidden_size, model.heads) == (hidden, heads)
 
 
 def choose_by_words(*words):
     """What a command line comes to, and how many trials it took."""
     words, machine = ["--minutes", "10", "--input_files", "train", *words], Machine(6e10)
-    config, _ = parse_training(words)
-    return chosen(config, given_for_choice(words), TEXT, 600.0, machine).config, machine.tried
+    config, _, given = parse_training(words)
+    return chosen(config, given, TEXT, 600.0, machine).config, machine.tried
 
 
 @pytest.mark.parametrize("flag, value", [("heads", 12), ("heads", 3), ("key_value_heads", 2)])
@@ -276,10 +305,10 @@ def test_held_out_data_that_are_found_are_validated_on_before_the_first_step(fla
 @pytest.mark.parametrize("files", ["train", "none"])
 def test_a_validation_of_nothing_is_refused_before_the_trials(flag, files):
     words, machine = ["--minutes", "10", "--input_files", files, f"--{flag}"], Machine(6e10)
-    config, _ = parse_training(words)
+    config, _, given = parse_training(words)
     text = None if files == "none" else replace(TEXT, validation_files=())
     with pytest.raises(ConfigError, match=f"{flag}: got true while validate_every is 0"):
-        chosen(config, given_for_choice(words), text, 600.0, machine)
+        chosen(config, given, text, 600.0, machine)
     assert not machine.tried
 
 
@@ -338,9 +367,9 @@ def test_a_ramp_that_no_choice_goes_with_is_refused_with_the_command_line(words,
 
 
 def test_several_replicas_are_refused_for_what_they_are():
-    config, _ = parse_training(["--minutes", "10", "--data_parallel", "3"])
+    config = parse_training(["--minutes", "10", "--data_parallel", "3"]).config
     with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
-        choose_in_job(config, set())
+        choose_in_job(config, set(), TrainOptions())
 
 
 def test_steps_and_validations_are_whole_calls_of_the_program():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import popxl_gpt.data.shuffle
-from popxl_gpt.data.folders import partial_folder, publish
 from popxl_gpt.data.shuffle import DocumentShuffle
+from popxl_gpt.utils.files.folders import partial_folder, publish
 from popxl_gpt.utils.files.whole import written_whole
 
 

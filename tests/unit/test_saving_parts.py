@@ -111,8 +111,8 @@ def test_a_file_of_tensors_is_what_the_formats_own_library_writes(metadata, tmp_
     )
     content = (tmp_path / "ours").read_bytes()
     assert content == (tmp_path / "theirs").read_bytes()
-    assert written.bytes == len(content)
-    assert written.sha256 == hashlib.sha256(content).hexdigest()
-    assert written.checksums == {name: checksum()(a.tobytes()) for name, a in tensors.items()}
+    assert written["bytes"] == len(content)
+    assert written["sha256"] == hashlib.sha256(content).hexdigest()
+    assert written["tensors"] == {name: checksum()(a.tobytes()) for name, a in tensors.items()}
     for name, array in read_tensors(tmp_path / "ours").items():
         np.testing.assert_array_equal(array, tensors[name])

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.plain import open_plain
 
 PIECE_BYTES = 2**20
@@ -51,6 +52,28 @@ def parse_json(content: bytes, most: int = JSON_VALUES, **hooks: Any) -> Any:
         return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8"), **hooks)
     except RecursionError as error:
         raise ValueError("lists inside each other without end") from error
+
+
+def read_object(path: Path, limit: int, problem: str) -> "dict[str, Any] | None":
+    """A file's JSON object; None where there is no file.
+
+    Args:
+        limit: as of `read_bounded`.
+        problem: what is wrong with a file that holds no object, as `got ..; expected ..`.
+    Raises:
+        DataError: it cannot be read, or holds none.
+    """
+    try:
+        found = parse_json(read_bounded(path, limit))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: {problem}")
+    return found
 
 
 def shown(value: Any) -> str:

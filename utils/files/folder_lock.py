@@ -1,8 +1,11 @@
 """Folders that a program keeps other programs out of."""
 
+import errno
 import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from popxl_gpt.utils.errors import IO_FAILURES
@@ -94,3 +97,20 @@ class FolderLock:
 
     def __del__(self) -> None:
         self.release()
+
+
+@contextmanager
+def locked(folder: Path, is_own: bool = False) -> Iterator[None]:
+    """A lock on a folder for as long as a block takes; it ends with the process, too.
+
+    Raises:
+        OSError: another has it, or it is no folder; with ``is_own``, it belongs to another user.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if is_own and os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,6 +1,5 @@
 """Opening files that users name, or that lie in their folders: nothing that could wait, never end
-or be no file at all. What is written goes to no link that somebody has put there. Bringing files
-onto the disk.
+or be no file at all. What is written goes to no link that somebody has put there.
 """
 
 import errno
@@ -116,15 +115,6 @@ def real_path(path: Path) -> Path:
     `Path.resolve` raises.
     """
     return Path(os.path.realpath(path))
-
-
-def sync(path: Path) -> None:
-    """Bring what a file has, or a folder's list of names, onto the disk."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def check_plain(path: Path) -> os.stat_result:

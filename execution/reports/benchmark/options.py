@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popxl_gpt.config.command_line import parse_command_line
-from popxl_gpt.config.schema import Config
+from popxl_gpt.config.command_line import CommandLine, parse_command_line
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.errors import UserError
 
@@ -25,22 +24,23 @@ class Options(PlanOptions):
     """Runs before those, which compile and fill caches."""
 
 
-def parse(arguments: Sequence[str]) -> tuple[Config, Options]:
+def parse(arguments: Sequence[str]) -> CommandLine:
     """What is measured, and how.
 
     Raises:
         UserError: the command line is wrong.
     """
-    config, options = parse_command_line(
+    line = parse_command_line(
         arguments,
         program="execution/pretraining.py: speed of the training program on synthetic data",
         default="test",
         options=Options,
         unused=UNUSED,
     )
+    options = line.options
     if options.measured_runs < 1 or options.unmeasured_runs < 0:
         raise UserError(
             f"measured_runs, unmeasured_runs: got {options.measured_runs} and "
             f"{options.unmeasured_runs}; expected at least 1 and at least 0. Raise them."
         )
-    return config, options
+    return line

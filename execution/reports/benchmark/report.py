@@ -6,15 +6,14 @@ from dataclasses import asdict
 
 import popdist
 
-from popxl_gpt.config.command_line import given_settings
+from popxl_gpt.config.command_line import CommandLine
 from popxl_gpt.execution.instances import check_instances, check_launch
-from popxl_gpt.execution.planning.auto.resolved import executable, resolved
-from popxl_gpt.execution.planning.memory import check_memory
+from popxl_gpt.execution.planning.executing import executable, resolved
+from popxl_gpt.execution.planning.memory import check_fits, check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count
-from popxl_gpt.execution.planning.plan.fit import check_fits
-from popxl_gpt.execution.planning.plan.report import plan_and_show
+from popxl_gpt.execution.planning.plan_report import plan_and_show
 from popxl_gpt.execution.pretraining import pretraining, training_program
-from popxl_gpt.execution.reports.benchmark.options import Options, parse
+from popxl_gpt.execution.reports.benchmark.options import parse
 from popxl_gpt.execution.reports.benchmark.speed import FileUse, measure
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.utils.runtime import runtime_errors_are_told
@@ -25,9 +24,14 @@ def main(arguments: Sequence[str]) -> None:
     """Print the speed of a preset's training program, as a table and, in the last line, as JSON; or
     plan it.
     """
-    config, options = parse(arguments)
+    run(parse(arguments))
+
+
+def run(line: CommandLine) -> None:
+    """The same for a command line that was read."""
+    config, options, given = line
     check_launch(config)
-    is_plan, given = options.is_plan(), given_settings(arguments, Options)
+    is_plan = options.is_plan()
     if options.auto:
         config = executable(config, given)
     is_leader = check_instances(config)

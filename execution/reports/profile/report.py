@@ -16,7 +16,7 @@ from popxl_gpt.execution.reports.profile.run_profile import make_run_profile
 from popxl_gpt.execution.reports.profile.text import profile_text
 from popxl_gpt.execution.reports.profile.values import profile_values
 from popxl_gpt.utils.files.output_folder import written_to
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.runtime import gather, planner, profile
 
 WARM_UP = 2
@@ -72,12 +72,11 @@ class StepProfiler:
         records = [type(record).from_plain(each) for each in told]
         found = make_run_profile(self.config, self.options, record)
         print(profile_text(found))
+        timeline = json.dumps(planner().timeline(records), separators=(",", ":"))
+        values = json.dumps(profile_values(found), indent=2)
         with written_to(self.folder, FLAG):
-            _write(
-                self.folder / "timeline.json",
-                json.dumps(planner().timeline(records), separators=(",", ":")),
-            )
-            _write(self.folder / "profile.json", json.dumps(profile_values(found), indent=2))
+            write_whole(self.folder / "timeline.json", timeline + "\n")
+            write_whole(self.folder / "profile.json", values + "\n")
         print(
             f"\nwritten to {self.folder}: timeline.json, profile.json; open the timeline at "
             "ui.perfetto.dev\n",
@@ -90,9 +89,3 @@ def step_profiler(
 ) -> StepProfiler | None:
     """A profiler where the options ask for one."""
     return StepProfiler(config, options, run_folder) if options.profile else None
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    with written_whole(path) as partial:
-        partial.write_text(text + "\n", encoding="utf-8")

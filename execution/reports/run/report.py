@@ -7,7 +7,7 @@ from pathlib import Path
 
 from popxl_gpt.execution.reports.run.page import page
 from popxl_gpt.execution.reports.run.run_files import REPORT, RunFiles, read_run
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import write_whole
 
 SECONDS = 60.0
 """The seconds between reports of a run that trains, at most."""
@@ -18,8 +18,7 @@ SHARE = 0.01
 def write_report(runs: "Sequence[RunFiles]", path: Path) -> None:
     """Write the page of runs, whole or not at all; OSError where that fails."""
     made = datetime.now().astimezone().isoformat(" ", "seconds")
-    with written_whole(path, is_lasting=False) as partial:
-        partial.write_text(page(runs, made), encoding="utf-8", errors="replace")
+    write_whole(path, page(runs, made).encode("utf-8", "replace"), is_lasting=False)
 
 
 class RunReport:

@@ -157,8 +157,8 @@ _SHARED_MODULES = {
 
 
 def _name_modules() -> None:
-    """In PopXL each op has a module of its name, or one that it shares with its relatives, from
-    which programs import it: here the one that its family is in.
+    """Give each op a module of its own. In PopXL each op has a module of its name, or one that it
+    shares with its relatives, from which programs import it: here the one that its family is in.
     """
     for package in (sys.modules[__name__], collectives, var_updates):
         for name, op in vars(package).items():

@@ -236,8 +236,8 @@ scale.cost(elementwise_cost)
 
 
 def integer_bounds(min: float, max: float, lowest: int, highest: int) -> tuple[int, int]:
-    """Of the integers from lowest to highest, which are a type's, the first and the last in
-    [min, max]; where there is none, the nearest.
+    """The first and the last of the integers from lowest to highest, which are a type's, in [min,
+    max]; where there is none, the nearest.
     """
 
     def bound(value: float, rounded: Callable[[float], int]) -> int:

@@ -160,7 +160,7 @@ def attention_vjp(
     seed_tensor: Tensor | None,
     p: float,
 ) -> Grads:
-    """From the probabilities. That of a mask, unless it is constant, by the composition."""
+    """Gradients from the probabilities; a mask's, unless it is constant, by the composition."""
     probs, dropped = y[0], y[-2]
     value_t = transpose(value, SWAPPED)
     d_query, d_key_t, d_value = attention_grad(

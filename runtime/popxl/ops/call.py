@@ -234,7 +234,7 @@ def call_with_info(
     inputs_dict: Mapping[Tensor, TensorLike] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `call`, returning the `CallSiteInfo`.
+    """The same as `call`, returning the `CallSiteInfo`.
 
     Shapes: inputs and outputs of the graph's own shapes and dtypes.
     Raises:
@@ -277,7 +277,7 @@ def repeat_with_info(
     inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `repeat`, returning the `CallSiteInfo`.
+    """The same as `repeat`, returning the `CallSiteInfo`.
 
     Shapes and errors: as for `repeat`; ``check_inputs=False`` permits missing inputs.
     """

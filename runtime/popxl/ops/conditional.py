@@ -142,7 +142,7 @@ def conditional_with_info(
     else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> ConditionalSiteInfo:
-    """As `conditional`, returning the `ConditionalSiteInfo`.
+    """The same as `conditional`, returning the `ConditionalSiteInfo`.
 
     Shapes and errors: as for `conditional`; ``check_inputs=False`` permits missing inputs.
     """

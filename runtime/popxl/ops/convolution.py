@@ -226,7 +226,7 @@ def conv_transpose_cost(
 
 @conv_weight_grad.cost
 def conv_weight_grad_cost(y: Tensor, t: Tensor, dy: Tensor, windows: Windows, groups: int) -> Cost:
-    """As many as the convolution."""
+    """FLOPs, as many as of the convolution."""
     return Cost(flops=2 * dy.nelms * (t.shape[1] // groups) * _points(windows))
 
 

@@ -58,7 +58,7 @@ def _conv_transpose_pow2scaled(
 def conv_pow2scaled_cost(
     y: Tensor, t: Tensor, weight: Tensor, log2_scale: Tensor, windows: Windows, *attributes: Any
 ) -> Cost:
-    """That of the convolution."""
+    """The cost of the convolution."""
     return conv_cost(y, t, weight, windows)
 
 
@@ -66,7 +66,7 @@ def conv_pow2scaled_cost(
 def conv_transpose_pow2scaled_cost(
     y: Tensor, t: Tensor, weight: Tensor, log2_scale: Tensor, windows: Windows, *attributes: Any
 ) -> Cost:
-    """That of the transposed convolution."""
+    """The cost of the transposed convolution."""
     return conv_transpose_cost(y, t, weight, windows)
 
 

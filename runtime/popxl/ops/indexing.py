@@ -144,7 +144,8 @@ def tied_gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """As `gather`; PopXL's variant keeps a matmul's layout for t, which makes no difference here.
+    """The same as `gather`; PopXL's variant keeps a matmul's layout for t, which makes no
+    difference here.
 
     Shapes, arguments and errors: as for `gather`.
     """
@@ -294,7 +295,7 @@ def topk_vjp(
 
 @topk.cost
 def topk_cost(y: Any, t: Tensor, *attributes: Any) -> Cost:
-    """About one comparison per element."""
+    """FLOPs, about one comparison per element."""
     return Cost(flops=t.nelms)
 
 

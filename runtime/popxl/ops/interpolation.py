@@ -132,7 +132,7 @@ def interpolate_grad_cost(
     mode: str,
     *modes: Any,
 ) -> Cost:
-    """As many as forward, and a sum for each nearest element."""
+    """FLOPs, as many as forward, and a sum for each nearest element."""
     return Cost(flops=_interpolation_flops(max(dy.nelms, dt.nelms), mode, scale_factor) or dy.nelms)
 
 
@@ -213,7 +213,7 @@ def roi_align_vjp(
     spatial_scale: float,
     sampling_ratio: int,
 ) -> tuple[Tensor, None, None]:
-    """For t alone; the source treats regions as given."""
+    """The gradient of t alone; the source treats regions as given."""
     return roi_align_grad(dy, rois, batch_index, t.shape, spatial_scale, sampling_ratio), None, None
 
 
@@ -253,5 +253,5 @@ def roi_align_cost(
 def roi_align_grad_cost(
     dt: Tensor, dy: Tensor, rois: Tensor, batch_index: Tensor, *attributes: Any
 ) -> Cost:
-    """As many as forward."""
+    """FLOPs, as many as forward."""
     return Cost(flops=_roi_flops(dy, dt.shape, attributes[-1]))

@@ -24,7 +24,7 @@ def softmax(t: Tensor, axis: int) -> TensorSpec:
 
 @softmax.vjp
 def softmax_vjp(dy: Tensor, y: Tensor, t: Tensor, axis: int) -> Tensor:
-    """From the result alone."""
+    """The gradient from the result alone."""
     return softmax_grad(dy, y, axis)
 
 
@@ -219,7 +219,7 @@ def batch_norm_inference_vjp(
     epsilon: float,
     momentum: float,
 ) -> Grads:
-    """For t and all four parameters."""
+    """The gradients of t and all four parameters."""
     return tuple(batch_norm_inference_grad(dy, t, scale, mean, var, epsilon))
 
 

@@ -63,7 +63,7 @@ def scatter_reduce_vjp(
     zero = scalar(0, dy.dtype)
 
     def of_slots(t: Tensor) -> Tensor:
-        """For each element of data what is in its slot of ``t``."""
+        """What is in the slot of ``t`` for each element of data."""
         return take_along_axis(t, every, at[0])
 
     if reduction == "sum":

@@ -82,7 +82,7 @@ def flatten(t: Tensor) -> Tensor:
 
 
 def flatten_(t: Tensor) -> Tensor:
-    """As `flatten`, but a view of ``t``: writing to it writes to t.
+    """The same as `flatten`, but a view of ``t``: writing to it writes to t.
 
     Shapes: t [a], any dtype -> [elements], t's dtype.
     """
@@ -257,7 +257,7 @@ def slice_(
     step: int | list[int | None] | None = None,
     axis: int | list[int] | None = None,
 ) -> Tensor:
-    """As `slice`, but a view of ``t``: writing to it writes to t.
+    """The same as `slice`, but a view of ``t``: writing to it writes to t.
 
     Shapes and errors: as for `slice`.
     """

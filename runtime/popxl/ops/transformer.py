@@ -66,7 +66,7 @@ def softcap(t: Tensor, cap: float) -> TensorSpec:
 
 @softcap.vjp
 def softcap_vjp(dy: Tensor, y: Tensor, t: Tensor, cap: float) -> Tensor:
-    """From the result alone."""
+    """The gradient from the result alone."""
     return softcap_grad(dy, y, cap)
 
 

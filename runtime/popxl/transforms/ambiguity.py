@@ -38,7 +38,7 @@ without limit.
 
 
 class Region(NamedTuple):
-    """Where a tensor's elements are: a part of the storage that ``root`` owns."""
+    """The place of a tensor's elements: a part of the storage that ``root`` owns."""
 
     root: Tensor
     box: Box = None
@@ -61,7 +61,7 @@ class Called(NamedTuple):
     written: set[Tensor]
     """Inputs that it changes and returns aliases of."""
     returned: list[set[Tensor]]
-    """For each output, those of which it is one."""
+    """The inputs of which each output is one."""
 
 
 @dataclass
@@ -167,7 +167,8 @@ def _roots(tensors: Iterable[Tensor], regions: dict[Tensor, tuple[Region, ...]])
 def _find_storage(
     graph: Graph, known: dict[Graph, Called]
 ) -> tuple[dict[Tensor, tuple[Region, ...]], dict[Op, set[Tensor]]]:
-    """Where the tensors are that lie in storage of others, and what each op that writes writes to.
+    """The places of the tensors that lie in storage of others, and what each op that writes writes
+    to.
 
     Args:
         known: graphs that it calls.
@@ -239,7 +240,7 @@ def _add_returned(
 def _regions_of_result(
     result: Tensor, regions: dict[Tensor, tuple[Region, ...]]
 ) -> tuple[Region, ...]:
-    """Where a result that aliases operands is; () for one with storage of its own."""
+    """The place where a result that aliases operands is; () for one with storage of its own."""
     sources = aliased(result)
     op = result._op
     if len(sources) != 1 or op is None:
@@ -255,7 +256,7 @@ def _regions_of_result(
 def _joined(
     sources: Sequence[Tensor], regions: dict[Tensor, tuple[Region, ...]]
 ) -> tuple[Region, ...]:
-    """Where a view of tensors is."""
+    """The places of a view of tensors."""
     joined = (region for t in sources for region in regions.get(t) or (Region(t),))
     found = tuple(dict.fromkeys(Region(r.root, r.box, False) for r in joined))
     return found if len(found) <= WIDEST_JOIN else ()

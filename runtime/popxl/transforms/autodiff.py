@@ -129,8 +129,8 @@ class Differentiation:
         self.missing: dict[Tensor, str] = {}
         """Forward tensors whose gradients cannot be produced, and why."""
         self.summaries = Summaries()
-        """Of forward graphs, which gain outputs but no ops here, and of gradient graphs that are
-        ready.
+        """Summaries of forward graphs, which gain outputs but no ops here, and of gradient graphs
+        that are ready.
         """
         self._with_integers = any(not t.dtype.is_floating_point for t in required)
         self._reached = reached_outputs(graph, provided, self.has_gradient)
@@ -174,9 +174,7 @@ class Differentiation:
 def reached_outputs(
     graph: Graph, provided: Iterable[Tensor], has_gradient: Callable[[Tensor], bool]
 ) -> dict[Graph, set[Tensor]]:
-    """For every graph called at any depth: its outputs that a gradient of ``provided`` may
-    reach.
-    """
+    """The outputs of every graph called at any depth that a gradient of ``provided`` may reach."""
     result: dict[Graph, set[Tensor]] = {g: set() for g in reversed(called_first(graph))}
     result[graph].update(provided)
     for g in result:
@@ -317,7 +315,7 @@ class GradientBuilder:
         return gradient
 
     def gradient_or_zeros(self, t: Tensor) -> Tensor:
-        """As `gradient`, zeros where none reaches the tensor."""
+        """The same as `gradient`, zeros where none reaches the tensor."""
         gradient = self.gradient(t)
         return self.zeros(t) if gradient is None else gradient
 

@@ -48,8 +48,8 @@ def connect(
 def output_gradients(
     context: GradientContext, graph: Graph, outputs: Sequence[Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """From an output of a called graph to its gradient at the call with these results. It may be
-    returned twice.
+    """The map from an output of a called graph to its gradient at the call with these results. It
+    may be returned twice.
     """
     return lambda t: total(
         context,

@@ -55,7 +55,7 @@ def arrange_fragments(ir: Ir) -> None:
     made = Keeper(graph, program, TO_HOST)
     program += made.copies_for(after)
     graph._ops = [*before, *program, *made.views, *after]
-    graph.kept = [*uploaded.kept.values(), *made.kept.values()]
+    graph.retained = [*uploaded.retained.values(), *made.retained.values()]
 
 
 class Keeper:
@@ -68,7 +68,7 @@ class Keeper:
 
     def __init__(self, graph: Graph, before: Iterable[Op], context: ExecutionContext) -> None:
         self.graph, self.before, self.context = graph, set(before), context
-        self.kept: dict[Tensor, Tensor] = {}
+        self.retained: dict[Tensor, Tensor] = {}
         """What the part makes -> the tensor that keeps it."""
         self.views: list[Op] = []
         """The part's views of what it makes, once more."""
@@ -100,14 +100,14 @@ class Keeper:
             return self._again[op].outputs[op.outputs.index(t)]
         if aliased(t):
             return self.value(aliased(t)[0])
-        if t not in self.kept:
-            self.kept[t] = self.graph._new_tensor(t.spec, f"{t.name}_kept")
-        return self.kept[t]
+        if t not in self.retained:
+            self.retained[t] = self.graph._new_tensor(t.spec, f"{t.name}_kept")
+        return self.retained[t]
 
     def copies(self) -> list[Op]:
         """Ops of the part that copy what it makes to where it is kept."""
         copies = []
-        for t, home in self.kept.items():
+        for t, home in self.retained.items():
             assert t._op is not None
             with placed_like(t._op):
                 copy = var_updates.copy_var_update_(home, t)._op

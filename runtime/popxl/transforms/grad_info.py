@@ -35,19 +35,19 @@ class ExpectedConnection:
     def make(
         cls, connection_type: ExpectedConnectionType, fwd_tensor: Tensor
     ) -> "ExpectedConnection":
-        """For transforms: a connection of this kind."""
+        """A connection of this kind, for transforms."""
         self = cls.__new__(cls)
         self._connection_type, self._fwd_tensor = connection_type, fwd_tensor
         return self
 
     @classmethod
     def of_value(cls, fwd_tensor: Tensor) -> "ExpectedConnection":
-        """For transforms: the value of a forward tensor."""
+        """The value of a forward tensor, for transforms."""
         return cls.make(ExpectedConnectionType.Fwd, fwd_tensor)
 
     @classmethod
     def of_gradient(cls, fwd_tensor: Tensor) -> "ExpectedConnection":
-        """For transforms: the gradient of a forward tensor."""
+        """The gradient of a forward tensor, for transforms."""
         return cls.make(ExpectedConnectionType.FwdGrad, fwd_tensor)
 
     @property

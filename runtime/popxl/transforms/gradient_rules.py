@@ -32,7 +32,7 @@ class GradientContext(Protocol):
         """The gradient of one of the op's results; None if none reaches it."""
 
     def gradient_or_zeros(self, t: Tensor) -> Tensor:
-        """As `gradient`, zeros where none reaches it."""
+        """The same as `gradient`, zeros where none reaches it."""
 
     def zeros(self, t: Tensor) -> Tensor:
         """Zeros of the tensor's spec."""

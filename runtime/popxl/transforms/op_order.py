@@ -153,7 +153,7 @@ class _Open:
     last: int | None
     """What its next op waits for; None: nothing."""
     ends: list[int] = field(default_factory=list)
-    """In an unordered block: what the next step of the block around it waits for."""
+    """What the next step of the block around an unordered block waits for."""
 
 
 class _Edges:

@@ -1,4 +1,4 @@
-"""Who shares storage with whom, and what a graph changes: from the facts that ops declare."""
+"""Tensors that share storage, and what a graph changes: from the facts that ops declare."""
 
 from collections.abc import Iterator
 

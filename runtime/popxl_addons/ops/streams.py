@@ -9,8 +9,8 @@ from popxl.utils import host_array
 def host_load(
     t: HostTensor, dtype: popxl.dtype, name: str
 ) -> tuple[HostTensor, HostToDeviceStream, Tensor]:
-    """From sample data of one replica: (the data as ``dtype``, a new stream of its shape, the
-    loaded tensor).
+    """Values from sample data of one replica: (the data as ``dtype``, a new stream of its shape,
+    the loaded tensor).
 
     The tensor has the name; the stream, which is of the main graph, too, is ``<name>_stream``.
     """

@@ -260,8 +260,8 @@ def _activation_handle(
     steps: int,
     rows: int,
 ) -> RemoteHandle:
-    """Where the gradient loads an activation from; a new buffer is added to what the forward graph
-    stores.
+    """The buffer that the gradient loads an activation from; a new buffer is added to what the
+    forward graph stores.
     """
     loaded = loads.get(source)
     if isinstance(loaded, RemoteHandle):

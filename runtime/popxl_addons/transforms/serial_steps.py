@@ -15,7 +15,7 @@ RowOffset = int | Callable[[Tensor], Tensor] | None
 
 
 class RemoteHandle:
-    """Where a tensor is loaded from or stored to.
+    """The place that a tensor is loaded from or stored to.
 
     Args:
         row_offset: added to the row (int); or the row is a function of it; or None: the buffer has

@@ -1,4 +1,4 @@
-"""Who makes and who uses the values of a block."""
+"""Definitions and uses of the values of a block."""
 
 from collections.abc import Sequence
 

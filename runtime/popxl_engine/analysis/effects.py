@@ -14,7 +14,7 @@ KEPT_EFFECTS = frozenset({"host", "remote", "print"})
 
 @dataclass(frozen=True)
 class Effects:
-    """Of a block or an instruction, with everything that it runs."""
+    """The effects of a block or an instruction, with everything that it runs."""
 
     loaded_buffers: frozenset[Any] = frozenset()
     """Remote buffers that it loads from."""

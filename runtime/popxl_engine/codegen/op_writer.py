@@ -242,8 +242,8 @@ class OpWriter:
         return name if name in self.last_uses and names.count(name) == 1 else ""
 
     def _donate(self, name: str) -> Iterator[str]:
-        """Before a call that is the last to need an operand: its memory is the result's, if nobody
-        else has it.
+        """Give a result the memory of an operand that its call is the last to need, if nobody else
+        has it.
         """
         self.last_uses = ["held", "into", *(n for n in self.last_uses if n != name)]
         yield f"held = [{name}]; del {name}"

@@ -30,7 +30,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its spec; so with the other properties."""
+        """The shape of its spec; so with the other properties."""
         return self.spec.shape
 
     @property
@@ -61,8 +61,8 @@ class RngPath:
     follow the start.
     """
     seed: Value | None = None
-    """Of what draws in a graph with a seed: this seed, on the host, as the start; else the block's
-    own path.
+    """The seed of what draws in a graph with a seed: this seed, on the host, as the start; else the
+    block's own path.
     """
 
     def inside(self, *numbers: int) -> "RngPath":
@@ -89,11 +89,11 @@ class Instr:
     """Names of the graphs around it, as they call each other."""
     rng_path: RngPath = RngPath()
     writers: tuple[Op, ...] = ()
-    """Of a fused op that writes several operands: the user's op that wrote each, in the order of
-    its ``writes``.
+    """The user's op that wrote each operand of a fused op that writes several, in the order of its
+    ``writes``.
     """
     rng_positions: tuple[int, ...] = ()
-    """Of each of the `writers`: its position in its graph."""
+    """The position of each of the `writers` in its graph."""
     needs_copy: bool = False
     """The result must not share storage with the operand that it views (`passes.elide_copies`)."""
     needs_contiguous: bool = False
@@ -133,7 +133,7 @@ class Instr:
         return [self.arguments[p] for p in self.definition.writes]
 
     def _taken_by_reference(self) -> Sequence[Value]:
-        """Of a call in the block of a single graph: what the called graphs may write."""
+        """The arguments that the graphs called in the block of a single graph may write."""
         assert self.source is not None
         written = set(self.source.written)
         tensors = [t for _, inputs in self.source.called() for t in inputs]
@@ -145,8 +145,8 @@ class Instr:
         return [v for t, v in zip(tensors, values) if t in written]
 
     def may_write(self) -> Sequence[Value]:
-        """As `written`, whether or not `Block.written` is known yet: all that bodies take by
-        reference.
+        """The same as `written`, whether or not `Block.written` is known yet: all that bodies take
+        by reference.
         """
         if not self.bodies:
             return self.written()

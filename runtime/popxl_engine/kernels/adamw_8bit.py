@@ -104,7 +104,7 @@ def adamw_8bit_in_one_pass(
 
 
 def _noises(var: torch.Tensor) -> list[Noise | None]:
-    """Of var, and of each moment: an update draws one seed, and each takes a child of it."""
+    """The noise of var and each moment: an update draws one seed; each takes a child of it."""
     drawn = drawn_noise(var, STREAMS)
     return [drawn[0] if var.dtype in TORCH_HALF_DTYPES else None, *drawn[1:]]
 
@@ -119,7 +119,7 @@ class Part:
         self.codes, self.scales, self.begin = coded[begin:end], coded[scales], begin
 
     def decode(self, form: MomentFormat) -> torch.Tensor:
-        """As `MomentFormat.decode`."""
+        """The same as `MomentFormat.decode`."""
         sizes = (self.codes & form.largest).to(torch.int32)
         normal = sizes + (SCALE_BIAS - form.bias << MANTISSA)
         values = normal.bitwise_left_shift_(20).view(torch.float32)
@@ -136,7 +136,7 @@ class Part:
         noise: int | Noise,
         condition: torch.Tensor | None,
     ) -> None:
-        """As `MomentFormat.encode`, with 16 random bits for each element."""
+        """The same as `MomentFormat.encode`, with 16 random bits for each element."""
         sizes = x.abs()
         filled = torch.nn.functional.pad(sizes, (0, -x.numel() % BLOCK))
         most = filled.view(-1, BLOCK).amax(1)

@@ -31,7 +31,7 @@ def binary(fn: Binary, takes_uint64: bool = False) -> Binary:
 
 
 def unary(fn: Unary) -> Unary:
-    """As `binary`, for one tensor."""
+    """The same as `binary`, for one tensor."""
 
     def run(t: torch.Tensor) -> torch.Tensor:
         return fn(t.to(torch.int64)).to(t.dtype) if t.dtype in LIMITED else fn(t)
@@ -75,7 +75,7 @@ def remainder(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
 
 
 def unsigned_quotient(lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Of uint64, by arithmetic of int64.
+    """The quotient of uint64, by arithmetic of int64.
 
     Source: Warren, "Hacker's Delight", 2nd ed. 2012, section 9-3: half the dividend's quotient,
     doubled, is too small by one at most.

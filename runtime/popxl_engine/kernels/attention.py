@@ -302,7 +302,7 @@ def composed_attention(
 
 
 FEW_QUERIES = 8
-"""That attend to keys whose reading takes the time: a step of generation."""
+"""Queries that attend to keys whose reading takes the time: a step of generation."""
 
 
 @kernel("attention", device="cpu")

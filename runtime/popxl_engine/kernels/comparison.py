@@ -9,7 +9,7 @@ from popxl_engine.kernels.registry import kernel
 
 
 def _true(t: torch.Tensor) -> torch.Tensor:
-    """Where t is not zero."""
+    """The elements where t is not zero."""
     return t if t.dtype == torch.bool else computable(t) != 0
 
 

@@ -16,10 +16,12 @@ from popxl_engine.native import build
 
 logger = logging.getLogger("popxl")
 
-KEPT = "TORCHINDUCTOR_CACHE_DIR"
+TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """torch's environment variable for the folder of what it compiles."""
 VARIANTS = 64
-"""Of types, layouts and sizes that a function is compiled for. Others run in several passes."""
+"""Variants of types, layouts and sizes that a function is compiled for. Others run in several
+passes.
+"""
 _OF_THREAD = threading.local()
 """PyTorch's limit of those, which each thread has for itself, once it is set."""
 
@@ -44,8 +46,8 @@ def _keep_code_private() -> None:
 
     Its own choice is a folder in /tmp, which another user may have made first.
     """
-    if KEPT not in os.environ:
-        os.environ[KEPT] = str(build.private_folder() / "torch")
+    if TORCH_CACHE not in os.environ:
+        os.environ[TORCH_CACHE] = str(build.private_folder() / "torch")
 
 
 class OnePass:

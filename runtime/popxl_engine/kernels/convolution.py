@@ -16,7 +16,7 @@ Hint = list[Any] | None
 
 
 def exactly(t: torch.Tensor) -> AbstractContextManager[None]:
-    """On a GPU: whole float32 products, and the same bits in every run."""
+    """Whole float32 products on a GPU, and the same bits in every run."""
     if not t.is_cuda:
         return nullcontext()
     return torch.backends.cudnn.flags(

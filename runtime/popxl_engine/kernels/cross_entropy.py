@@ -28,7 +28,7 @@ def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
-    """In which logits of a type are computed."""
+    """The type in which logits of a type are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -68,7 +68,7 @@ def losses(
 def logsumexp_and_pick(
     logits: torch.Tensor, indices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of logits as they are."""
+    """The logsumexp and the pick of logits as they are."""
     return losses(logits, indices)
 
 
@@ -76,7 +76,7 @@ def logsumexp_and_pick(
 def softcap_logsumexp_and_pick(
     logits: torch.Tensor, indices: torch.Tensor, cap: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of bounded logits, which are stored nowhere."""
+    """The logsumexp and the pick of bounded logits, which are stored nowhere."""
     return losses(logits, indices, cap)
 
 

@@ -92,8 +92,8 @@ BY_ORDER = ("min", "max")
 
 
 def widened(t: torch.Tensor, op: str) -> torch.Tensor:
-    """In the type in which others of its type are reduced; unsigned integers that are compared, in
-    the same order.
+    """Values in the type in which others of its type are reduced; unsigned integers that are
+    compared, in the same order.
     """
     is_ordered = op in BY_ORDER and t.dtype in LIMITED
     return ordered(t) if is_ordered else t.to(WIDER.get(t.dtype, t.dtype))

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 WIDEST = 192
 """Size of a head up to which every GPU with the flash kernels has their gradient."""
 MULTIPROCESSORS = 132
-"""Of the largest GPUs in use, H100 and H200."""
+"""Multiprocessors of the largest GPUs in use, H100 and H200."""
 TILE = (128, 32)
 """Rows and columns of which its sums of a query's gradient are multiples."""
 
@@ -147,8 +147,8 @@ def _in_rows(t: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _one_order() -> Iterator[None]:
-    """Inside, kernels add in one order, where torch lets them choose otherwise, even if it is asked
-    to warn only.
+    """A block in which kernels add in one order, where torch lets them choose otherwise, even if it
+    is asked to warn only.
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),

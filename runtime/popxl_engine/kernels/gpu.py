@@ -76,7 +76,7 @@ def _losses(
 
 @one_pass_of_each_size
 def _logsumexp(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """Of each row."""
+    """The logsumexp of each row."""
     return torch.logsumexp(bounded(logits.to(wide_type(logits.dtype)), cap), 1)
 
 

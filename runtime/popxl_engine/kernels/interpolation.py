@@ -24,7 +24,9 @@ COORDINATES: dict[str, Callable[[torch.Tensor, Share, float, int], torch.Tensor]
     "align_corners": lambda i, share, scale, size: share(i, size - 1, max(len(i) - 1, 1)),
     "asymmetric": lambda i, share, scale, size: share(i, 1, scale),
 }
-"""Where the values of an axis lie among its ``size`` elements; share(x, a, b) is x * a / b."""
+"""The places where the values of an axis lie among its ``size`` elements; share(x, a, b) is x * a /
+b.
+"""
 
 NEAREST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "round_prefer_floor": lambda position: torch.ceil(position - 0.5),
@@ -132,8 +134,7 @@ def interpolate_grad(
 def samples(
     low: torch.Tensor, high: torch.Tensor, bins: int, size: int, sampling_ratio: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Along one axis, the elements that make each bin: (index [regions, bins], its weight) for
-    each.
+    """The elements along one axis that make each bin: (index [regions, bins], its weight) for each.
 
     Args:
         low, high: the regions' ends in elements of the axis [regions].

@@ -52,13 +52,13 @@ _pointwise("relu2")
 
 @kernel("softcap", device="cpu")
 def softcap(t: torch.Tensor, cap: float) -> torch.Tensor:
-    """In one pass."""
+    """The softcap in one pass."""
     return _each("softcap", t, cap)
 
 
 @kernel("softcap_grad", device="cpu")
 def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
-    """In one pass."""
+    """The gradient of softcap in one pass."""
     return _each_grad("softcap_grad", dy, y, cap)
 
 
@@ -284,8 +284,8 @@ def sum_to(t: torch.Tensor, shape: tuple[int, ...], dropped: tuple[int, ...]) ->
 def layer_norm(
     t: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Of rows. PyTorch takes 1.3 to 2.4 times as long, and loses digits of rows that are far from
-    zero.
+    """The normalisation of rows. PyTorch takes 1.3 to 2.4 times as long, and loses digits of rows
+    that are far from zero.
     """
     if t.dim() != 2 or not t.numel() or not native.takes(t, weight, bias):
         return KERNELS["layer_norm"](t, weight, bias, eps)
@@ -300,8 +300,8 @@ def layer_norm(
 def group_norm_grad(
     dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
 ) -> tuple[torch.Tensor, ...]:
-    """Of one group, row by row. PyTorch adds up gradients of bfloat16 gains in bfloat16: 3 % off;
-    here 0.2 %.
+    """The gradients of one group, row by row. PyTorch adds up gradients of bfloat16 gains in
+    bfloat16: 3 % off; here 0.2 %.
     """
     plain = t.dim() != 2 or num_groups != 1 or not t.numel() or t.dtype != dy.dtype
     if plain or not native.takes(dy, t, weight):
@@ -341,7 +341,7 @@ def rms_norm_grad(
 
 @kernel("sumsquare", device="cpu")
 def sumsquare(t: torch.Tensor, axis: Any, keepdims: bool) -> torch.Tensor:
-    """Of the whole tensor: of rows in float32, which are added up in float64."""
+    """The squares of the whole tensor: of rows in float32, which are added up in float64."""
     if axis is not None or keepdims or not native.takes(t):
         return KERNELS["sumsquare"](t, axis, keepdims)
     total = t.new_empty(())

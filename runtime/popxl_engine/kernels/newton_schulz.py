@@ -15,8 +15,8 @@ from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, as_float32
 
 BLOCKS, SMALLEST_BLOCKED = 3, 384
-"""Along a side of a symmetric product in float32, of which six of nine are computed; smaller and
-16-bit ones gain nothing.
+"""Blocks along a side of a symmetric product in float32, of which six of nine are computed; smaller
+and 16-bit ones gain nothing.
 """
 
 

@@ -34,9 +34,7 @@ def positions(t: torch.Tensor, axis: int, window: Window, padding: float) -> tor
 
 
 def points(covered: torch.Tensor, axis: int, window: Window) -> Iterator[torch.Tensor]:
-    """For each point of the window, what it meets at every position: views, of other elements
-    each.
-    """
+    """What each point of the window meets at every position: views, of other elements each."""
     for start in range(0, window.span, window.dilation):
         yield covered[
             along(axis, start, start + (window.count - 1) * window.stride + 1, window.stride)

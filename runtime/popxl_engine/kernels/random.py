@@ -106,7 +106,9 @@ def split_random_seed(seed: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
 
 
 def _child_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tensor:
-    """On the host in numbers of Python, a tenth of the time: two words are no work for tensors."""
+    """A seed made on the host in numbers of Python, a tenth of the time: two words are no work for
+    tensors.
+    """
     if seed.is_cpu and modifier.is_cpu:
         return torch.from_numpy(on_host.child_seed(seed.numpy(), modifier.numpy()))
     return generator.child_seed(seed, modifier)

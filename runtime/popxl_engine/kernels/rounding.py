@@ -48,7 +48,7 @@ class Noise:
 
     @cached_property
     def _seed(self) -> torch.Tensor:
-        """On the device, for which nobody waits."""
+        """The seed on the device, for which nobody waits."""
         return self._given.to(self._device, non_blocking=True)
 
     @cached_property
@@ -182,8 +182,8 @@ def _to_bfloat16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         .to(torch.int16)
         .view(torch.bfloat16)
     )
-    # some element may be NaN, whose payload must not carry into the sign
-    if x.is_cuda or x.sum().isnan():
+    # some element may be NaN, whose payload must not carry into the sign; compilers know no values
+    if x.is_cuda or torch.compiler.is_compiling() or x.sum().isnan():
         return torch.where(x.isnan(), x.to(torch.bfloat16), bits)
     return bits
 
@@ -199,21 +199,22 @@ def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 class Updates:
-    """Where in-place updates of 16-bit tensors get the seeds of their rounding; without, they round
-    to nearest.
+    """The source from which in-place updates of 16-bit tensors get the seeds of their rounding;
+    without, they round to nearest.
     """
 
     next_seed: Callable[[], tuple[torch.Tensor, int]] | None = None
-    """Called once for each tensor that is updated: a seed, on any device, and the index of the
-    tensor's first element in the whole."""
+    """A function that is called once for each tensor that is updated: a seed, on any device, and
+    the index of the tensor's first element in the whole.
+    """
 
     @classmethod
     @contextmanager
     def rounded_stochastically(
         cls, next_seed: Callable[[], torch.Tensor], start: int = 0
     ) -> Iterator[None]:
-        """Inside, every update of a 16-bit tensor draws ``next_seed()``, uint32 [2], and rounds
-        stochastically.
+        """A block in which every update of a 16-bit tensor draws ``next_seed()``, uint32 [2], and
+        rounds stochastically.
 
         The same program in the same order draws the same seeds: call it once for each run, with a
             counter for updates.
@@ -228,7 +229,7 @@ class Updates:
     @classmethod
     @contextmanager
     def drawing(cls, next_seed: Callable[[], tuple[torch.Tensor, int]]) -> Iterator[None]:
-        """As `rounded_stochastically`, where each update has a start of its own."""
+        """The same as `rounded_stochastically`, where each update has a start of its own."""
         before, cls.next_seed = cls.next_seed, next_seed
         try:
             yield
@@ -274,8 +275,8 @@ def update_part(
     start: int,
     condition: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `update` for a part of a tensor whose first element has index ``start`` in it, with its
-    noise.
+    """The same as `update` for a part of a tensor whose first element has index ``start`` in it,
+    with its noise.
 
     Where a condition, a bool scalar, is false, nothing changes.
     """

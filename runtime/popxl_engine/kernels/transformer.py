@@ -92,5 +92,5 @@ def short_convolution_weight_grad(
 
 
 def _has_before(positions: torch.Tensor, distance: int) -> torch.Tensor:
-    """Of each row from that distance on: whether its sequence has one so far before, [n, 1]."""
+    """Whether each row from that distance on has one of its sequence so far before, [n, 1]."""
     return (positions[distance:] >= distance)[:, None]

@@ -34,13 +34,13 @@ def write_back_(t: torch.Tensor, y: torch.Tensor, view: Rearrangement, index: in
 def back_from_join(
     t: torch.Tensor, y: torch.Tensor, index: int, ts: Sequence[tuple[int, ...]], axis: int
 ) -> None:
-    """To one of the joined tensors."""
+    """The way back to one of the joined tensors."""
     start = sum(shape[axis] for shape in ts[:index])
     as_signed(t).copy_(as_signed(y).narrow(axis, start, ts[index][axis]))
 
 
 def back_from_shape(t: torch.Tensor, y: torch.Tensor, index: int, *_: Any) -> None:
-    """To the tensor that was reshaped."""
+    """The way back to the tensor that was reshaped."""
     t.copy_(y.reshape(t.shape))
 
 
@@ -54,7 +54,7 @@ def back_from_slice(
     step: Any,
     axis: Any,
 ) -> None:
-    """To the elements that were taken, in reverse too."""
+    """The way back to the elements that were taken, in reverse too."""
     view, reversed_axes = select(as_signed(t), resolve_slices(shape, start, stop, step, axis))
     view.copy_(as_signed(y).flip(reversed_axes))
 

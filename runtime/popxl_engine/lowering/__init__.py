@@ -1,4 +1,4 @@
-"""From graphs to one block: calls are inlined, loops and branches become bodies."""
+"""The way from graphs to one block: calls are inlined, loops and branches become bodies."""
 
 from popxl_engine.lowering.inlining import lower
 

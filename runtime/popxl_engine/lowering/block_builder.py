@@ -79,11 +79,11 @@ class BlockBuilder:
         self.constants: dict[Constant, Value] = {}
         self.variables: dict[Tensor, Value] = {}
         self.roots: dict[Value, Any] = {}
-        """For host values that alias a block input or variable: that root."""
+        """The root of host values that alias a block input or variable."""
         self._aliases: UnionFind[Value] = UnionFind()
-        """Those that share storage by contract."""
+        """Values that share storage by contract."""
         self.forms: dict[Value, Any] = {}
-        """For results of alias forms, and what is written to them: the forms, which tell how they
+        """The forms of results of alias forms, and of what is written to them, which tell how they
         lie in memory.
         """
 
@@ -113,9 +113,9 @@ class BlockBuilder:
             moved: roots that are not on the host here.
             outer: the block around this one.
         """
-        found: dict[Any, Value] = {}
+        values: dict[Any, Value] = {}
         for t in captured:
-            value = found.get(t.value) if t.by_ref else None
+            value = values.get(t.value) if t.by_ref else None
             if value is None:
                 host = (
                     t.value.host and t.root not in moved and t.root not in self.program.device_roots
@@ -124,12 +124,12 @@ class BlockBuilder:
                 self.roots[value] = t.root
             if t.by_ref:
                 self.by_ref.add(len(self.inputs))
-                found[t.value] = value
+                values[t.value] = value
                 if t.value in outer.forms:
                     self.forms[value] = outer.forms[t.value]
             self.inputs.append(value)
-            found[t.root] = value
-        return found
+            values[t.root] = value
+        return values
 
     def made_of_same(self, references: Iterable[Value]) -> tuple[list[Instr], list[Value]]:
         """How those of different references that share storage are made in this block, in order,
@@ -147,32 +147,34 @@ class BlockBuilder:
         return views[::-1], [v for v in needed if v not in defined]
 
     def alike(self, references: Iterable[Value]) -> list[Value]:
-        """Those that share storage with a different one."""
+        """Values that share storage with a different one."""
         distinct = list(dict.fromkeys(references))
         if len(distinct) < 2:
             return []
         storages = Counter(self._aliases.find(v) for v in distinct)
         return [v for v in distinct if storages[self._aliases.find(v)] > 1]
 
-    def view_again(self, views: Iterable[Instr], found: dict[Any, Value]) -> None:
-        """Add instructions of another block, of which ``found`` has the operands; add the results
+    def view_again(self, views: Iterable[Instr], values: dict[Any, Value]) -> None:
+        """Add instructions of another block, of which ``values`` has the operands; add the results
         to it.
         """
         for view in views:
             assert view.definition is not None
-            sources, result = [found[v] for v in aliased(view)], view.outputs[0]
+            sources, result = [values[v] for v in aliased(view)], view.outputs[0]
             if view.definition.writes:
-                found[result] = sources[0]
+                values[result] = sources[0]
                 continue
-            found[result] = self.program.new(result.name, result.spec, result.host, result.sharding)
-            for source in sources:
-                self._aliases.join(source, found[result])
-            self.forms[found[result]] = self._form(
-                view.definition, view.arguments, lambda v: found[v]
+            values[result] = self.program.new(
+                result.name, result.spec, result.host, result.sharding
             )
-            self.roots[found[result]] = self.roots.get(sources[0])
-            arguments = {n: filled(a, lambda v: found[v]) for n, a in view.arguments.items()}
-            self.instrs.append(replace(view, arguments=arguments, outputs=(found[result],)))
+            for source in sources:
+                self._aliases.join(source, values[result])
+            self.forms[values[result]] = self._form(
+                view.definition, view.arguments, lambda v: values[v]
+            )
+            self.roots[values[result]] = self.roots.get(sources[0])
+            arguments = {n: filled(a, lambda v: values[v]) for n, a in view.arguments.items()}
+            self.instrs.append(replace(view, arguments=arguments, outputs=(values[result],)))
 
     def copy(self, value: Value, root: Any) -> Value:
         """An independent value; `elide_copies` removes the copy where nothing can tell.

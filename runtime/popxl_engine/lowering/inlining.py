@@ -1,5 +1,5 @@
-"""From graphs to blocks: calls are inlined, loops and branches become bodies, small integers move
-to the host.
+"""The way from graphs to blocks: calls are inlined, loops and branches become bodies, small
+integers move to the host.
 
 A graph that would be inlined very often becomes a block of its own, see `outlining`: one for each
 way to use it.
@@ -33,7 +33,7 @@ Env = dict[Value, Value]
 """What the values of a graph's block have become."""
 
 START = RngPath()
-"""Where a block runs."""
+"""The place where a block runs."""
 
 
 def inner_path(path: str, graph: Graph) -> str:
@@ -56,7 +56,11 @@ def lower(main: Graph, run_passes: GraphPass, ops: Collection[Op] | None = None)
             on_device = (v for v in main.variables if v.location_info is None)
             state = {v if v.shard is None else v.shard: None for v in on_device}
             # the last: what other parts make, of a program that no session has arranged yet
-            for t in {**state, **dict.fromkeys(main.kept), **program.graph_block(main).block.state}:
+            for t in {
+                **state,
+                **dict.fromkeys(main.retained),
+                **program.graph_block(main).block.state,
+            }:
                 builder.state(t)
             builder.inline(main, [], "")
             return builder.finish([])
@@ -131,7 +135,7 @@ class Inliner(BlockBuilder):
         path: str,
         rng_path: RngPath,
     ) -> list[Value]:
-        """Those of a call's results, or of a loop's after one iteration, that are read."""
+        """The values of a call's results, or of a loop's after one iteration, that are read."""
         graph: Graph = instr.arguments["graph"]
         body, taken = self._body(instr, graph, inputs, path, read=read)
         outputs = [

@@ -1,4 +1,6 @@
-"""Where large blocks of the process's memory come from, and what becomes of freed ones."""
+"""The allocator that large blocks of the process's memory come from, and what becomes of freed
+ones.
+"""
 
 import ctypes
 import functools
@@ -16,7 +18,7 @@ ADDRESSES = 4
 """Addresses for tensors, as a multiple of the machine's memory: those of freed blocks whose pages
 the system has again are taken for blocks of their size at most."""
 _allocators: list[ctypes.CDLL] = []
-"""That of tensors, once it is in use."""
+"""The allocator of tensors, once it is in use."""
 
 
 @functools.cache

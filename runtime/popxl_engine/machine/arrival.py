@@ -1,4 +1,4 @@
-"""Where replicas meet for a collective, and what each brings there."""
+"""The place where replicas meet for a collective, and what each brings there."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ operand, so that it waits for nobody."""
 
 
 def waits(waiting: dict[int, Arrival]) -> str:
-    """Where each replica waits, in words."""
+    """The place where each replica waits, in words."""
     return "; ".join(
         f"replica {r} waits at {a.describe} for replicas {list(a.members)}"
         for r, a in sorted(waiting.items())

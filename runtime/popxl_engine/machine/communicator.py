@@ -82,12 +82,12 @@ class Home:
 
     device_type: str
     identity: str | None
-    """Of a GPU, anywhere; None for a processor."""
+    """The identity of a GPU, anywhere; None for a processor."""
     replicas: int
 
 
 def home(device: torch.device, replicas: int) -> Home:
-    """That of this process."""
+    """The home of this process."""
     identity = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     return Home(device.type, identity, replicas)
 

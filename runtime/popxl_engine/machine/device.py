@@ -1,4 +1,5 @@
-"""Where a process's tensors live and its kernels run: the machine's processor, or a GPU beside it.
+"""The device where a process's tensors live and its kernels run: the machine's processor, or a GPU
+beside it.
 
 A GPU works behind the program: what it is asked for is done later, in order. A `Fence` is a point
 in that order.
@@ -20,7 +21,7 @@ from popxl.host_limits import host_memory
 
 logger = logging.getLogger("popxl")
 MANY_BYTES = 2**30
-"""Of memory that one thread would take a tenth of a second for."""
+"""Bytes of memory that one thread would take a tenth of a second for."""
 
 
 class Fence(Protocol):
@@ -47,7 +48,7 @@ class Memory(Protocol):
 
 
 class Device(Protocol):
-    """Where tensors live."""
+    """The device where tensors live."""
 
     where: torch.device
 
@@ -70,8 +71,9 @@ class Device(Protocol):
         """A way between this memory and the host's, beside the program."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """Around a program: its work is done here. PyTorch's default device stays the processor: a
-        default of another kind costs every call of a PyTorch function a microsecond or more.
+        """A block around a program: its work is done here. PyTorch's default device stays the
+        processor: a default of another kind costs every call of a PyTorch function a microsecond or
+        more.
         """
 
 

@@ -36,17 +36,17 @@ class Exchange:
     """One group's collective under way."""
 
     arrivals: dict[int, Arrival]
-    """Of the members in this process."""
+    """The arrivals of the members in this process."""
     operands: list[dict[int, torch.Tensor]]
-    """For each operand, every member's. Those of other processes are filled as far as this one
-    needs them.
+    """The operands, each as every member has it. Those of other processes are filled as far as this
+    one needs them.
     """
     ranges: dict[int, tuple[int, int]]
-    """Where each process reduces a range of the elements for all: that range, by process."""
+    """The range of the elements that each process reduces for all, by process."""
     incoming: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
     """Messages, and the parts of operands that each fills, as bytes."""
     transfers: list[Transfer] = field(default_factory=list)
-    """They must end."""
+    """Transfers that must end."""
     done: "Future[dict[int, Any]] | None" = None
     """The results, where a thread waits for them."""
 
@@ -100,7 +100,7 @@ class Fabric:
         self.replicas, self.local, self.device = replicas, local, device
         self.messages = exchange.connect().messages
         self.communicators = make_communicators(device, local, groups)
-        """Where each replica has a device of its own."""
+        """The communicators of replicas that each have a device of their own."""
         self._pool: ThreadPoolExecutor | None = None
 
     def instance_of(self, replica: int) -> int:
@@ -123,7 +123,7 @@ class Fabric:
             {m: a.operands[i].to(HOST).contiguous() for m, a in arrivals.items()}
             for i in range(len(first.operands))
         ]
-        found = Exchange(arrivals, operands, self._ranges(first))
+        collective = Exchange(arrivals, operands, self._ranges(first))
         others = {
             other: members
             for other, members in self._homes(first).items()
@@ -131,14 +131,19 @@ class Fabric:
         }
         with exchange.reaching_others(f"at {first.describe}", TransferError):
             for other, members in others.items():
-                self._receive_operands(found, other, members)
+                self._receive_operands(collective, other, members)
             for other, members in others.items():
                 pieces = [
-                    p for t in operands for m in arrivals for p in found.parts(t[m], other, members)
+                    p
+                    for t in operands
+                    for m in arrivals
+                    for p in collective.parts(t[m], other, members)
                 ]
                 if pieces:
-                    self._send(found, other, pieces[0] if len(pieces) == 1 else torch.cat(pieces))
-        return found
+                    self._send(
+                        collective, other, pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                    )
+        return collective
 
     def _homes(self, arrival: Arrival) -> dict[int, list[int]]:
         """Processes of a group, each with its members."""
@@ -148,7 +153,7 @@ class Fabric:
         return dict(sorted(homes.items()))
 
     def _ranges(self, arrival: Arrival) -> dict[int, tuple[int, int]]:
-        """For large reductions: the elements that each process reduces for all, so that less
+        """The elements of a large reduction that each process reduces for all, so that less
         travels.
         """
         t = arrival.operands[0]
@@ -159,30 +164,32 @@ class Fabric:
         bounds = [min(i * length, t.numel()) for i in range(len(homes) + 1)]
         return {home: (bounds[i], bounds[i + 1]) for i, home in enumerate(homes)}
 
-    def _receive_operands(self, found: Exchange, other: int, members: Sequence[int]) -> None:
+    def _receive_operands(self, collective: Exchange, other: int, members: Sequence[int]) -> None:
         """Make room for another process's operands, and post the message that fills it."""
         targets: list[torch.Tensor] = []
-        for operand in found.operands:
-            like = next(operand[m] for m in found.arrivals)
+        for operand in collective.operands:
+            like = next(operand[m] for m in collective.arrivals)
             for member in members:
                 operand[member] = torch.empty_like(like)
-                targets += found.parts(operand[member], self.instance, list(found.arrivals))
+                targets += collective.parts(
+                    operand[member], self.instance, list(collective.arrivals)
+                )
         if targets:
             size = sum(t.numel() for t in targets)
             message = targets[0] if len(targets) == 1 else targets[0].new_empty(size)
-            self._receive(found, other, message)
-            found.incoming.append((message, targets))
+            self._receive(collective, other, message)
+            collective.incoming.append((message, targets))
 
-    def _receive(self, found: Exchange, other: int, message: torch.Tensor) -> None:
+    def _receive(self, collective: Exchange, other: int, message: torch.Tensor) -> None:
         if message.numel():
-            found.transfers.append(
-                self.messages.receive(other, self._tag(found.first), message.numpy())
+            collective.transfers.append(
+                self.messages.receive(other, self._tag(collective.first), message.numpy())
             )
 
-    def _send(self, found: Exchange, other: int, message: torch.Tensor) -> None:
+    def _send(self, collective: Exchange, other: int, message: torch.Tensor) -> None:
         if message.numel():
-            found.transfers.append(
-                self.messages.send(other, self._tag(found.first), message.numpy())
+            collective.transfers.append(
+                self.messages.send(other, self._tag(collective.first), message.numpy())
             )
 
     def _tag(self, arrival: Arrival) -> int:
@@ -204,52 +211,54 @@ class Fabric:
         """
         exchanges = list(abroad.values())
         with exchange.reaching_others(lambda: _waits(exchanges), TransferError):
-            sites = {found.first.site_index for found in exchanges}
+            sites = {collective.first.site_index for collective in exchanges}
             members = min(abroad) if len(sites) == 1 else self._first_done(abroad)
-            found = abroad[members]
-            results = self._results(found) if found.done is None else found.done.result()
+            collective = abroad[members]
+            results = (
+                self._results(collective) if collective.done is None else collective.done.result()
+            )
         del abroad[members]
         return results
 
-    def _results(self, found: Exchange) -> dict[int, Any]:
+    def _results(self, collective: Exchange) -> dict[int, Any]:
         """Wait for an exchange and combine: results of the members in this process."""
         if self.communicators is not None:
-            return self._communicated(found, self.communicators[found.first.members])
-        found.wait()
-        first, members = found.first, found.first.members
-        if found.ranges:
-            return self._joined(found)
-        results = first.combine(*([operand[m] for m in members] for operand in found.operands))
-        return {m: results[members.index(m)].to(self.device) for m in found.arrivals}
+            return self._communicated(collective, self.communicators[collective.first.members])
+        collective.wait()
+        first, members = collective.first, collective.first.members
+        if collective.ranges:
+            return self._joined(collective)
+        results = first.combine(*([operand[m] for m in members] for operand in collective.operands))
+        return {m: results[members.index(m)].to(self.device) for m in collective.arrivals}
 
     @staticmethod
-    def _communicated(found: Exchange, communicator: Communicator) -> dict[int, Any]:
+    def _communicated(collective: Exchange, communicator: Communicator) -> dict[int, Any]:
         """Let the devices do it. There is one member in each process."""
         try:
-            return {m: a.apart(communicator, *a.operands) for m, a in found.arrivals.items()}
+            return {m: a.apart(communicator, *a.operands) for m, a in collective.arrivals.items()}
         except RuntimeError as error:
             raise TransferError(str(error)) from None
 
-    def _joined(self, found: Exchange) -> dict[int, Any]:
+    def _joined(self, collective: Exchange) -> dict[int, Any]:
         """Reduce this process's range of the elements, give it to the others, and take theirs."""
         operand, members, (begin, end) = (
-            found.operands[0],
-            found.first.members,
-            found.ranges[self.instance],
+            collective.operands[0],
+            collective.first.members,
+            collective.ranges[self.instance],
         )
-        own = next(iter(found.arrivals))
+        own = next(iter(collective.arrivals))
         pieces = [operand[m].reshape(-1)[begin:end] for m in members]
         whole = torch.empty_like(operand[own])
         flat = whole.reshape(-1)
-        flat[begin:end] = found.first.combine(pieces)[members.index(own)]
-        second = Exchange(found.arrivals, [{own: whole}], found.ranges)
-        with exchange.reaching_others(f"at {found.first.describe}", TransferError):
-            for other in found.ranges.keys() - {self.instance}:
+        flat[begin:end] = collective.first.combine(pieces)[members.index(own)]
+        second = Exchange(collective.arrivals, [{own: whole}], collective.ranges)
+        with exchange.reaching_others(f"at {collective.first.describe}", TransferError):
+            for other in collective.ranges.keys() - {self.instance}:
                 self._receive(second, other, *second.parts(whole, other, ()))
-            for other in found.ranges.keys() - {self.instance}:
+            for other in collective.ranges.keys() - {self.instance}:
                 self._send(second, other, *second.parts(whole, self.instance, ()))
         second.wait()
-        return dict.fromkeys(found.arrivals, whole.to(self.device))
+        return dict.fromkeys(collective.arrivals, whole.to(self.device))
 
     def _first_done(self, abroad: dict[tuple[int, ...], Exchange]) -> tuple[int, ...]:
         """Replicas here that took different branches: one group's end may be what another waits
@@ -258,9 +267,9 @@ class Fabric:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self.local), thread_name_prefix="fabric")
         waits_of = {}
-        for members, found in abroad.items():
-            found.done = found.done or self._pool.submit(self._results, found)
-            waits_of[found.done] = members
+        for members, collective in abroad.items():
+            collective.done = collective.done or self._pool.submit(self._results, collective)
+            waits_of[collective.done] = members
         done, _ = wait(waits_of, return_when=FIRST_COMPLETED)
         return min(waits_of[future] for future in done)
 
@@ -280,7 +289,11 @@ class Fabric:
 
 
 def _waits(exchanges: Sequence[Exchange]) -> str:
-    """Where this process's replicas wait, in words."""
+    """The places where this process's replicas wait, in words."""
     return waits(
-        {member: arrival for found in exchanges for member, arrival in found.arrivals.items()}
+        {
+            member: arrival
+            for collective in exchanges
+            for member, arrival in collective.arrivals.items()
+        }
     )

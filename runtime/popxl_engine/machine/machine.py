@@ -58,7 +58,7 @@ class Machine:
         buffers, replicas = tuple(buffers), tuple(replicas)
         self.fabric, self.device, self.lifetimes = fabric, device, lifetimes
         self.caches: list[Cache] = []
-        """Of the replicas in order, where their rows come and go."""
+        """The caches of the replicas in order, where their rows come and go."""
         self.files: set[Variable] = set()
         """Variables whose memory-mapped file is their row."""
         self.replicas: list[Replica] = []
@@ -93,14 +93,14 @@ class Machine:
         return rows
 
     def turn(self) -> AbstractContextManager[None]:
-        """Around what a program does: rows that come and go have their memory, which sessions of a
-        process share.
+        """A block around what a program does: rows that come and go have their memory, which
+        sessions of a process share.
         """
         return self._turn()
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Around a run of all replicas."""
+        """A block around a run of all replicas."""
         for cache in self.caches:
             cache.begin()
         try:
@@ -245,7 +245,7 @@ class Machine:
 
     @staticmethod
     def _held(variable: Variable, replica: Replica) -> torch.Tensor:
-        """On the host."""
+        """A replica's value of a variable, on the host."""
         location = variable.location_info
         if location is not None:
             return replica.rows[location.buffer].load(location.offset).cpu()

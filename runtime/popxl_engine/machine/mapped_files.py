@@ -19,7 +19,7 @@ EXIT_CODE = 74
 _watched: dict[str, int] = {}
 """Paths of mapped files, and the bytes that each had when it was mapped."""
 _reporting = threading.Lock()
-"""Held for ever by the first thread that reports."""
+"""A lock that is held for ever by the first thread that reports."""
 _handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 

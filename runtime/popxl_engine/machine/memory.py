@@ -82,7 +82,7 @@ class Rows:
         copy_apart(row, t)
 
     def donate(self, index: int, held: list[torch.Tensor]) -> None:
-        """As `store`, of the one tensor in a list, which is empty afterwards.
+        """The same as `store`, of the one tensor in a list, which is empty afterwards.
 
         Where nobody else has the tensor or its memory, that becomes the row's without a copy.
         """

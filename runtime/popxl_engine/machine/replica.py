@@ -48,13 +48,13 @@ class Replica:
 
     def __init__(self, index: int, rows: Mapping[RemoteBuffer, Rows | PagedBuffer]):
         self.index = index
-        """Among all replicas, over all processes."""
+        """The index among all replicas, over all processes."""
         self.rows = rows
         self.state: dict[Tensor, torch.Tensor] = {}
         """Variables, and shards of variables, that live on the device."""
         self.rng_path = 0
-        """Where the program is: a number made from the run, and from the loops and branches that it
-        is in.
+        """The place of the program: a number made from the run, and from the loops and branches
+        that it is in.
         """
         self.traffic = Traffic()
         self._inputs: Arrays = {}
@@ -118,7 +118,9 @@ class Replica:
 
     @contextmanager
     def forgetting(self, lifetimes: Lifetimes | None) -> Iterator[None]:
-        """Around a run: rows that do not move give up their memory when their contents are over."""
+        """A block around a run: rows that do not move give up their memory when their contents are
+        over.
+        """
         self._uses = 0
         if lifetimes is None:
             yield

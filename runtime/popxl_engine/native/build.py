@@ -1,376 +1,268 @@
-"""Files of compiled code: made once per machine, beside the program that will need them.
+"""Libraries of native code: made once per machine, beside the program that will need them, or
+brought by a wheel.
 
-They are only taken from folders and files that no other user has written and none can change
-(`poprun.private`); where there are none such, each process makes its own. `compiling` is how they
-are made. Kernels that a wheel has brought for this CPU (`shipped`) are taken before any that would
-be made here. This module loads no torch, so that it can begin before torch is there.
+A process of its own makes a library. It ends with the program, and leaves nothing unfinished
+behind. Libraries are only taken from folders and files that no other user has written and none can
+change (`poprun.private`); where there are none such, each program makes its own. A wheel's kernels
+lie beside the package's Python, and are trusted as it is. This module loads no torch.
 """
 
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
+import hashlib
 import importlib.util
 import logging
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poprun import private
 
-from popxl_engine.native import compiling, instruction_sets, shipped
-from popxl_engine.native.compiling import CANNOT_COMPILE, CANNOT_WRITE, FLAGS, OPTIONAL_FLAGS
+from popxl_engine.native import instruction_sets
+from popxl_engine.native.instruction_sets import SETS, InstructionSet
 
 logger = logging.getLogger("popxl")
+
+FOLDER = Path(__file__).parent
+SHIPPED = FOLDER / "compiled"
+"""The folder of a wheel's kernels; there is none in a checkout."""
+LEVELS = tuple(each for each in SETS if each.instructions)
+"""The instruction sets for which a wheel has kernels."""
+# Without contraction an element's bits do not depend on its place in a vector, on the vector's
+# width or on the CPU.
+FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
+THIS_CPU = "-march=native"
+OPTIONAL_FLAGS = (THIS_CPU, "-mprefer-vector-width=512", "-fopenmp")
+"""What some compilers or CPUs do not know: each is left out where an empty file does not compile
+with it.
+"""
+TIME_LIMIT = 120
+"""Seconds that compiling may take; it takes about three on two cores."""
+MAKE = (
+    "import sys; sys.path.append(sys.argv[1]); from popxl_engine.native.build import main; main()"
+)
+"""The program that makes a library. It needs the standard library and this package alone."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2), Linux: the signal that a process gets when its parent ends, however that ends."""
+LOCK = threading.RLock()
+"""A lock that is held while a library is looked for."""
+_in_background: dict[str, "subprocess.Popen[str]"] = {}
+"""The processes that make a library in the background, by its name."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What is compiled into one file."""
+    """What is compiled into one library."""
 
     name: str
-    """The file's name begins with it."""
+    """The library's name begins with it."""
     folder: Path
-    """Of units and headers."""
+    """The folder of units, which are compiled side by side, and headers."""
     instead: str
-    """Words for what is used where there is no such file."""
+    """Words for what is used where there is no such library."""
     words: tuple[str, ...] = ()
     """Arguments of the compiler beside `FLAGS`."""
     others: tuple[Path, ...] = ()
     """Files elsewhere that change when what is compiled does."""
+    named: tuple[str, ...] = ()
+    """Flags of an instruction set, in place of those of `instruction_sets.named`."""
 
-    def files(self) -> list[Path]:
-        """All that the file is made from, which name it."""
-        return [*compiling.files_in(self.folder), *self.others]
+    def file_name(self, name: str, *how: object) -> str:
+        """The name of a library that is made from these files in one way, which begins so."""
+        files = (*sorted(self.folder.glob("*.cpp")), *sorted(self.folder.glob("*.h")), *self.others)
+        contents = {path.name: path.read_bytes() for path in files}
+        key = hashlib.sha256(repr((contents, *how)).encode()).hexdigest()[:16]
+        return f"{name}_{key}.so"
 
 
-KERNEL_SOURCES = Sources("kernels", compiling.FOLDER, "the plain, slower ones are used")
+KERNEL_SOURCES = Sources("kernels", FOLDER, "the plain, slower ones are used")
 
 
 @functools.cache
 def allocator() -> Sources | None:
     """What is compiled with the headers of PyTorch; None where it has come without them."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return None
-    torch = Path(found.origin).parent
+    torch = Path(spec.origin).parent
     include, library = torch / "include", torch / "lib" / "libc10.so"
     if not (library.exists() and (include / "c10/core/CPUAllocator.h").exists()):
         return None
     words = ("-isystem", str(include), "-Wl,--no-as-needed", str(library))
-    return Sources(
-        "allocator",
-        compiling.FOLDER / "memory",
-        "the C library's is used",
-        words,
-        (torch / "version.py",),
-    )
+    instead, version = "the C library's is used", torch / "version.py"
+    return Sources("allocator", FOLDER / "memory", instead, words, (version,))
 
 
-TIME_LIMIT = 120
-"""Seconds that compiling may take; it takes about three on two cores."""
-PATIENCE = 5
-"""Seconds in which a process that makes the file, and is told to, has ended."""
-
-LOCK = threading.RLock()
-"""Held while the file is looked for."""
-_begun: dict[Path, "Making"] = {}
+# A program's side
 
 
 @functools.cache
 def begin() -> None:
-    """Start to make the libraries in the background, unless they are there, switched off, or
-    impossible.
-    """
-    compiler = compiling.find_compiler()
+    """Start to make the libraries in the background, where they lack and can be made."""
+    compiler = find_compiler()
     if _is_off() or compiler is None:
         return
-    kernels = KERNEL_SOURCES if _shipped() is None else None
-    for sources in (allocator(), kernels):  # one after the other: the short one first
-        if sources is not None:
-            _begin_one(sources, compiler)
-
-
-def _begin_one(sources: Sources, compiler: list[str]) -> None:
-    for path in _candidates(compiler, sources):
-        # who needs the library says so
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            _start(path, compiler, sources)
-            return
-
-
-def libraries(sources: Sources = KERNEL_SOURCES) -> Iterator[Path]:
-    """Where a library is, place after place: the loader may refuse some. Waits, and says why there
-    are no more: of the kernels, for the others lack for the same reasons.
-    """
-    if _is_off():
-        return
-    compiler = compiling.find_compiler()
-    level = logging.WARNING if sources is KERNEL_SOURCES else logging.DEBUG
-    what = f"native {sources.name}"
-    if compiler is None:
-        no = "no C++ compiler (CXX, c++, g++, clang++)"
-        logger.log(level, "%s: %s; %s.", what, no, sources.instead)
-        return
-    is_told = False
-    for path in (*_candidates(compiler, sources), None):
-        try:
-            found = built(path or _own_folder() / f"{sources.name}.so", compiler, sources)
-        except private.NotPrivate as error:
-            if not is_told:
-                where = path.parent if path else "a temporary folder"
-                told = "%s: not kept in %s (%s); they are kept elsewhere."
-                logger.log(level, told, what, where, error)
-            is_told = True
-        except OSError as error:
-            logger.debug("%s: %s cannot be used (%s)", what, path, error)
-        except subprocess.SubprocessError as error:
-            logger.log(level, "%s: not compiled (%s); %s.", what, error, sources.instead)
-            return
-        else:
-            yield found
-    no = "no folder to keep them in (set POPXL_CACHE_DIR)"
-    logger.log(level, "%s: %s; %s.", what, no, sources.instead)
-
-
-def load(sources: Sources = KERNEL_SOURCES) -> ctypes.CDLL | None:
-    """A library of those that the loader takes: the wheel's, or one made here. Waits; None where
-    there is none, as `libraries` says.
-    """
-    with LOCK:
-        path = _shipped() if sources is KERNEL_SOURCES else None
-        if path is not None and (loaded := _loaded(path, str)) is not None:
-            return loaded  # trusted as the package's Python is
-        for path in libraries(sources):
-            if (loaded := _loaded(path, loader_name)) is not None:
-                return loaded
-    return None
-
-
-def _loaded(path: Path, name: Callable[[Path], str]) -> ctypes.CDLL | None:
-    """The library at ``path``, which the loader finds by a name; None where it refuses it."""
-    try:
-        loaded = ctypes.CDLL(name(path))
-    except OSError as error:
-        logger.debug("native code: %s cannot be loaded (%s)", path, error)
-        return None
-    logger.debug("native code: %s is used", path)
-    return loaded
-
-
-def _shipped() -> Path | None:
-    """The kernels that a wheel has brought for this CPU; None too where they are switched off."""
-    return None if _is_off() else shipped.library()
+    kernels = KERNEL_SOURCES if shipped() is None else None
+    for sources in filter(None, (allocator(), kernels)):  # the short one first
+        with contextlib.suppress(OSError):  # who needs the library says so
+            path = _path(sources, compiler)
+            if not is_there(path):
+                process = _maker(path, sources, compiler, subprocess.DEVNULL)
+                _in_background[sources.name] = process
+                for end in (process.wait, process.terminate):  # the last one comes first
+                    atexit.register(end)
 
 
 def is_being_made(sources: Sources) -> bool:
     """Whether a compiler still works on a library."""
-    return any(
-        path.name.startswith(f"{sources.name}_") and making.is_running()
-        for path, making in list(_begun.items())
-    )
+    return sources.name in _in_background and _in_background[sources.name].poll() is None
 
 
-def built(path: Path, compiler: list[str], sources: Sources = KERNEL_SOURCES) -> Path:
-    """Wait until a library is at ``path``. Returns where that is without links.
+def load(sources: Sources = KERNEL_SOURCES) -> ctypes.CDLL | None:
+    """A library, once it is there. None where there is none, and says why: of the kernels, for the
+    others lack for the same reasons.
+    """
+    if _is_off():
+        return None
+    level = logging.WARNING if sources is KERNEL_SOURCES else logging.DEBUG
+    with LOCK:
+        try:
+            path = library(sources)
+            logger.debug("native code: %s is used", path)
+            return ctypes.CDLL(str(path))
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.log(level, "native %s: %s; %s.", sources.name, error, sources.instead)
+    return None
+
+
+def library(sources: Sources = KERNEL_SOURCES) -> Path:
+    """The path of a library, once it is there: the wheel's, or one made here.
 
     Raises:
-        private.NotPrivate: somebody else can have written what would be loaded, or can replace it.
-        OSError: the folder cannot be written or is full.
-        subprocess.SubprocessError: the compiler fails with every set of flags, or takes too long.
+        OSError: there is no compiler, or no folder; another user can have written the library.
+        subprocess.SubprocessError: the compiler fails, cannot write, or takes too long.
     """
-    with LOCK:
-        path = _start(path, compiler, sources)
-        if path in _begun:
-            try:
-                _begun[path].wait()
-            finally:
-                del _begun[path]
+    if sources is KERNEL_SOURCES and (path := shipped()) is not None:
+        return path
+    compiler = find_compiler()
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler (CXX, c++, g++, clang++)")
+    if sources.name in _in_background:
+        _in_background.pop(sources.name).wait(TIME_LIMIT)
+    path = _path(sources, compiler)
+    if not is_there(path):
+        make(path, sources, compiler)
     return path
 
 
-def _start(path: Path, compiler: list[str], sources: Sources) -> Path:
-    """Make a library at ``path`` in the background, unless it is there or this has begun.
-    Returns, raises as `built`.
+def is_there(path: Path) -> bool:
+    """Whether a whole library is at ``path``. NotPrivate: another user can have written it."""
+    try:
+        with open(private.open_file(path), "rb") as file:
+            return is_whole(file.read())
+    except FileNotFoundError:
+        return False
 
-    What is there and is no library of this user is never read: where it can be replaced, it is.
+
+def make(path: Path, sources: Sources, compiler: list[str]) -> None:
+    """Make a library at ``path``. Where another process makes one in this folder, this one waits,
+    and compiles nothing if it was this one. Raises as `library`.
     """
-    with LOCK:
-        path = private.make_folder(path.parent) / path.name
-        if path not in _begun:
-            try:
-                os.close(opened(path))
-            except FileNotFoundError:
-                _begun[path] = Making(path, compiler, sources)
-        return path
-
-
-def loader_name(path: Path) -> str:
-    """What the loader finds the library at ``path`` by: the very file that was checked. Raises as
-    `opened`.
-    """
-    descriptor = opened(path)
-    if os.path.exists("/proc/self/fd"):
-        # it stays open: the loader knows libraries by their names
-        return f"/proc/self/fd/{descriptor}"
-    os.close(descriptor)
-    return str(path)
-
-
-def opened(path: Path) -> int:
-    """A descriptor of the library at ``path``.
-
-    Raises:
-        private.NotPrivate: as `built`.
-        FileNotFoundError: there is none, or a damaged one.
-    """
-    descriptor = private.open_file(path)
-    with open(descriptor, "rb", closefd=False) as file:
-        is_whole = compiling.is_whole(file.read())
-    if not is_whole:
-        os.close(descriptor)
-        raise FileNotFoundError(f"{path} is damaged")
-    return descriptor
-
-
-class Making:
-    """A process that makes a library at ``path``. It ends with this one, which does not wait for
-    it otherwise.
-    """
-
-    def __init__(self, path: Path, compiler: list[str], sources: Sources = KERNEL_SOURCES):
-        maker = [sys.executable or "python3", "-I", "-S", compiling.__file__]
-        command = [*maker, str(TIME_LIMIT), str(path), str(sources.folder)]
-        command += [shlex.join(_named_flags()), *compiler, *sources.words]
-        _watch_ends()
-        self._process = compiling.started(  # Ctrl-C is for the program
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def wait(self) -> None:
-        """Until it has ended. Raises as `built`."""
+    with _maker(path, sources, compiler, subprocess.PIPE) as process:
         try:
-            assert self._process.stdout is not None
-            said = self._process.stdout.read().decode(errors="replace").strip()
-        finally:
-            self.end()
-        code = self._process.returncode
-        if code == CANNOT_WRITE:
-            raise OSError(said)
-        if code:
-            raise subprocess.SubprocessError(
-                said if code == CANNOT_COMPILE else f"ended with {code}: {said[-500:]}"
-            )
-
-    def end(self) -> None:
-        """Give up what is not finished."""
-        self._close()
-        try:
-            self._process.wait(PATIENCE)
+            said, _ = process.communicate(timeout=TIME_LIMIT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def leave(self) -> None:
-        """In a fork: it belongs to the process that has started it."""
-        self._close()
-        self._process.returncode = 0
-
-    def _close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+            said = f"{shlex.join(compiler)} has not ended in time"
+        finally:
+            process.terminate()
+    if process.returncode:
+        raise subprocess.SubprocessError(f"not compiled ({said.strip()[-500:]})")
 
 
-@functools.cache
-def _watch_ends() -> None:
-    atexit.register(_end_all)
-    os.register_at_fork(after_in_child=_leave_all)
-
-
-def _end_all() -> None:
-    for making in _begun.values():
-        making.end()
-
-
-def _leave_all() -> None:
-    global LOCK
-    LOCK = threading.RLock()  # the other one's holder may be missing
-    for making in _begun.values():
-        making.leave()
-    _begun.clear()
+def _maker(path: Path, sources: Sources, compiler: list[str], out: int) -> "subprocess.Popen[str]":
+    """A process that makes a library and prints why it cannot."""
+    command = [sys.executable or "python3", "-I", "-S", "-c", MAKE, str(FOLDER.parents[1])]
+    named = shlex.join(sources.named or _named_flags())
+    command += [str(os.getpid()), str(path), str(sources.folder), named]
+    return subprocess.Popen(
+        [*command, *compiler, *sources.words],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the program
+    )
 
 
 def _is_off() -> bool:
     return os.environ.get("POPXL_NATIVE", "1") == "0"
 
 
+def find_compiler() -> list[str] | None:
+    """The command of a C++ compiler: CXX, or the first one in PATH."""
+    for command in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        with contextlib.suppress(ValueError):  # CXX has a quote that nothing closes
+            words = shlex.split(command or "")
+            if words and shutil.which(words[0]):
+                return words
+    return None
+
+
+def flags_for(named: Sequence[str]) -> list[str]:
+    """The optional flags: this CPU's instructions among them, where no others are named."""
+    return [flag for flag in OPTIONAL_FLAGS if flag != THIS_CPU or not named]
+
+
 def _named_flags() -> tuple[str, ...]:
-    """What the compiler is told of the instruction set that is named; nothing where none is."""
+    """The flags of the instruction set that is named; nothing where none is."""
     chosen = instruction_sets.named()
     return () if chosen is None else chosen.flags
 
 
-def _candidates(compiler: list[str], sources: Sources = KERNEL_SOURCES) -> list[Path]:
-    """Where a library may be, of these sources and flags, this compiler and machine; the same when
-    asked again.
-    """
-    return _candidates_for((*compiler, *sources.words), sources, _named_flags())
-
-
-@functools.cache
-def _candidates_for(
-    compiler: tuple[str, ...], sources: Sources, named_flags: tuple[str, ...]
-) -> list[Path]:
-    made_by = (FLAGS, OPTIONAL_FLAGS, named_flags, compiler, _machine())
-    key = compiling.key_of(sources.files(), *made_by)
-    return [folder / f"{sources.name}_{key}.so" for folder in _folders()]
+def _path(sources: Sources, compiler: list[str]) -> Path:
+    """The path where a library is that this compiler makes for this machine. OSError: no folder."""
+    flags = (FLAGS, OPTIONAL_FLAGS, _named_flags(), compiler, sources.words)
+    cpu = (sysconfig.get_platform(), platform.processor(), instruction_sets.instructions())
+    return private_folder() / sources.file_name(sources.name, flags, cpu)
 
 
 @functools.cache
 def private_folder() -> Path:
-    """The first of the folders for compiled code that is this user's alone. OSError: there is
-    none.
+    """The first folder for compiled code that is this user's alone; else one that ends with this
+    process. OSError: no temporary folder can be written.
     """
+    level = logging.WARNING
     for folder in _folders():
-        with contextlib.suppress(OSError):
-            return private.make_folder(folder)
-    return private.check_folder(_own_folder())
-
-
-@functools.cache
-def _own_folder() -> Path:
-    """A folder that ends with this process. OSError: no temporary folder can be written."""
-    folder = tempfile.mkdtemp(prefix="popxl-")  # of mode 0700
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _machine() -> str:
-    """What compiled code depends on: the architecture, and the instructions that this CPU has."""
-    features = sysconfig.get_platform() + platform.machine()
-    return features + (instruction_sets.instructions() or platform.processor())
+        try:
+            real = private.make_folder(folder)
+            if os.access(real, os.W_OK):
+                return real
+        except private.NotPrivate as error:
+            told = "native kernels: not kept in %s (%s); they are kept elsewhere."
+            logger.log(level, told, folder, error)
+            level = logging.DEBUG
+        except OSError as error:
+            logger.debug("native kernels: %s cannot be used (%s)", folder, error)
+    own = tempfile.mkdtemp(prefix="popxl-")  # of mode 0700
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return private.check_folder(Path(own))
 
 
 def _folders() -> list[Path]:
-    """Where the library may be kept, the preferred place first."""
+    """The folders where libraries may be kept, the preferred place first."""
     folders = [Path(named)] if (named := os.environ.get("POPXL_CACHE_DIR")) else []
     with contextlib.suppress(RuntimeError):  # the user has no home
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "popxl")
@@ -378,3 +270,130 @@ def _folders() -> list[Path]:
         folders.append(Path(tempfile.gettempdir()) / f"popxl-{os.getuid()}")
     # the loader looks up names without a folder elsewhere
     return [folder.absolute() for folder in folders]
+
+
+# A wheel's side
+
+
+def shipped() -> Path | None:
+    """A wheel's kernels for this CPU or the named instruction set, where they are whole."""
+    if not SHIPPED.is_dir():
+        return None
+    level = instruction_sets.named() or next(iter(instruction_sets.playable()), None)
+    path = SHIPPED / _shipped_name(level) if level else None
+    return path if path and path.is_file() and is_whole(path.read_bytes()) else None
+
+
+def ship(folder: Path) -> None:
+    """Make kernels for every level in a folder. Prints which ones the compiler refuses.
+
+    Makes no folder where there is no compiler, or no such CPU or system.
+    """
+    compiler = find_compiler()
+    if compiler is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for level in LEVELS:
+        path = folder / _shipped_name(level)
+        try:
+            make(path, replace(KERNEL_SOURCES, words=("-Wl,-s",), named=level.flags), compiler)
+        except subprocess.SubprocessError as error:
+            print(f"kernels for {level.name}: {error}")
+        else:
+            path.chmod(0o644)
+
+
+def _shipped_name(level: InstructionSet) -> str:
+    flags = (*FLAGS, *flags_for(level.flags), *level.flags)
+    return KERNEL_SOURCES.file_name(f"kernels_{level.name}", flags)
+
+
+# The process that makes a library
+
+
+def main() -> None:
+    """Make the library that the arguments name. SystemExit: it cannot be made, and why."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    parent, path, folder, named, *compiler = sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        if os.getppid() == int(parent):  # else it has ended already
+            _make_alone(Path(path), Path(folder), compiler, shlex.split(named))
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.exit(str(error))
+
+
+def _make_alone(path: Path, sources: Path, compiler: list[str], named: Sequence[str]) -> None:
+    """Compile to ``path`` while nobody else does in this folder."""
+    lock = os.open(path.parent, os.O_RDONLY)  # until this process ends
+    with contextlib.suppress(OSError):  # the file system knows no locks
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    if is_there(path):
+        return
+    # A folder of its own: machines that share the cache without locks may compile at the same time.
+    folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
+    try:
+        part = folder / path.name
+        _compile(compiler, sorted(sources.glob("*.cpp")), part, named)
+        part.write_bytes(sealed(part.read_bytes()))
+        part.chmod(0o600)  # whatever the umask says: what others may write to is not loaded
+        os.replace(part, path)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until it is gone
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compile(compiler: list[str], units: Sequence[Path], to: Path, named: Sequence[str]) -> None:
+    """Compile with those of the optional flags that the compiler knows; those of a named
+    instruction set must be known.
+    """
+    run = functools.partial(_run, compiler, to.parent)
+
+    def knows(flag: str) -> bool:
+        try:
+            run([[*FLAGS, flag, "-shared", "-x", "c++", os.devnull, "-o", to]])
+        except subprocess.SubprocessError:
+            return False
+        return True
+
+    flags = [*FLAGS, *named, *filter(knows, flags_for(named))]
+    objects = [to.with_name(f"{unit.stem}.o") for unit in units]
+    run([[*flags, "-c", unit, "-o", each] for unit, each in zip(units, objects)])
+    run([[*flags, "-shared", *objects, "-o", to]])
+
+
+def _run(compiler: list[str], folder: Path, calls: Sequence[Sequence[str | Path]]) -> None:
+    """Calls of a compiler side by side, whose temporary files are in a folder. None goes on when
+    this ends. SubprocessError: one of them fails.
+    """
+    log, environment = folder / "log", {**os.environ, "TMPDIR": str(folder)}
+    commands = [[*compiler, *map(str, call)] for call in calls]
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        with open(log, "wb") as file:
+            for command in commands:
+                started = subprocess.Popen(
+                    command, stdout=file, stderr=file, env=environment, start_new_session=True
+                )
+                running.append(started)
+        for command, process in zip(commands, running):
+            if code := process.wait():
+                words = log.read_text(errors="replace").strip()[-500:]
+                raise subprocess.SubprocessError(f"{shlex.join(command)}: {code} {words}")
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+                process.wait()
+
+
+def sealed(code: bytes) -> bytes:
+    """A library with a hash of it at its end: loading a damaged one kills."""
+    return code + hashlib.sha256(code).digest()
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether a file's content is what was `sealed`."""
+    return content == sealed(content[: -hashlib.sha256().digest_size])

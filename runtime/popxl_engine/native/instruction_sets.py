@@ -40,7 +40,7 @@ PRODUCTS = frozenset(
     "refuses_tiles accumulate_product multiply_add multiply_ceiling_bf16".split()
     + "newton_schulz_bf16 newton_schulz_scratch_bf16".split()
 )
-"""Of bfloat16, by its dot products or by tiles."""
+"""Products of bfloat16, by its dot products or by tiles."""
 SETS = (
     InstructionSet("amx", (*V4_BF16, "-mamx-tile", "-mamx-bf16"), AMX, "__AMX_BF16__"),
     InstructionSet("avx512_bf16", V4_BF16, BF16, "__AVX512BF16__", PRODUCTS),
@@ -77,6 +77,12 @@ def named() -> InstructionSet | None:
     raise EnvironmentVariableError(
         f"{VARIABLE}: got {name}{lacks}; expected {expected}. Correct or unset the variable."
     )
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether kernels may multiply in bfloat16: by dot products or by tiles of this CPU."""
+    level = named() or next(iter(playable()), None)
+    return level is not None and level.instructions >= BF16
 
 
 def may_use(instruction: str) -> bool:

@@ -56,10 +56,11 @@ SIGNATURES = {
     "multiply_ceiling": ("pnnnp", 1),
     "read_ceiling": ("pnp", 0),
 }
-"""Of each function: its parameters before the number of threads (pointers, sizes and numbers), and
+"""The parameters of each function before the number of threads (pointers, sizes and numbers), and
 how many element types its name ends in. Those that end in `scratch` return a number of elements.
 Which of them CPUs without some instructions lack, `instruction_sets` says. `refuses_tiles`, one of
-these, has no parameters and returns a number."""
+these, has no parameters and returns a number.
+"""
 
 
 _elsewhere = False
@@ -68,7 +69,7 @@ _elsewhere = False
 
 @contextmanager
 def elsewhere(device: torch.device) -> Iterator[None]:
-    """Inside, tensors without memory stand for a device's."""
+    """A block in which tensors without memory stand for a device's."""
     global _elsewhere  # noqa: PLW0603
     before, _elsewhere = _elsewhere, device.type != "cpu"
     try:
@@ -106,7 +107,7 @@ def updates(*tensors: torch.Tensor) -> bool:
 
 
 def takes_rows(t: torch.Tensor) -> bool:
-    """As `takes`, of a matrix whose rows need not follow one another."""
+    """The same as `takes`, of a matrix whose rows need not follow one another."""
     return (
         takes(t)
         or t.stride(1) == 1

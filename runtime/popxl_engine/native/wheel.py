@@ -14,9 +14,7 @@ from pathlib import Path
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-COMPILED = Path("popxl_engine/native/compiled")
-RUNTIME = Path(__file__).parents[2]
-SHIPPED = "popxl_engine.native.shipped"
+SHIP = "import sys; from popxl_engine.native import build; build.ship(build.Path(sys.argv[1]))"
 
 
 class BuildPython(build_py):
@@ -29,19 +27,19 @@ class BuildPython(build_py):
         super().run()
         if self.editable_mode:
             return
-        folder = Path(self.build_lib) / COMPILED
+        folder = Path(self.build_lib) / "popxl_engine/native/compiled"
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier wheel
         if os.environ.get("POPXL_NATIVE", "1") != "0":
-            environment = {**os.environ, "PYTHONPATH": str(RUNTIME)}
-            subprocess.run([sys.executable, "-m", SHIPPED, folder], env=environment, check=True)
-        self.has_kernels = folder.exists()
+            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+            subprocess.run([sys.executable, "-c", SHIP, folder], env=environment, check=True)
+        self.has_kernels = any(folder.glob("*.so"))
 
 
 class BuildWheel(bdist_wheel):
     """Names the platform of a wheel with compiled kernels, which are of no one Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Of Python, its binary interface, and the platform."""
+        """The names of Python, its binary interface, and the platform."""
         python, interface, where = super().get_tag()
         if where == "any" and self.get_finalized_command("build_py").has_kernels:
             where = sysconfig.get_platform().replace("-", "_").replace(".", "_")

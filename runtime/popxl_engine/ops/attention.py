@@ -233,7 +233,7 @@ def attention_grad_packed(
 
 
 def flash_attention_cost(results: Any, query: Spec, key_t: Spec, value: Spec, scale: float) -> Cost:
-    """That of `attention`; hidden keys count, though kernels skip them."""
+    """The cost of `attention`; hidden keys count, though kernels skip them."""
     probs = TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
     flops = _probs_flops(probs, query, key_t, None, scale, 0.0)
     return Cost(flops=flops + flops_of("matmul", query, probs, value))
@@ -262,7 +262,7 @@ def flash_attention(
 def flash_attention_grad_cost(
     results: Any, dy: Spec, query_t: Spec, key: Spec, value_t: Spec, *rest: Any
 ) -> Cost:
-    """That of `attention_grad` with probabilities; that kernels compute these again does not
+    """The cost of `attention_grad` with probabilities; that kernels compute these again does not
     count.
     """
     probs = TensorSpec((*dy.shape[:3], key.shape[2]), dy.dtype)

@@ -34,7 +34,7 @@ class Rearrangement:
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of its operands."""
+        """The shapes of its operands."""
         return tuple(v.spec.shape for v in values_in(self.arguments.values()))
 
     def _call_arguments(self, of: Callable[[Value], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -65,7 +65,7 @@ def refresh_view_(t: TensorSpec, parts: tuple[TensorSpec, ...], view: Rearrangem
 
 
 def _write_back_on_host(t: np.ndarray, y: np.ndarray, view: Rearrangement, index: int) -> Any:
-    """Where each element comes from is seen in a view of the elements' numbers."""
+    """The place that each element comes from is seen in a view of the elements' numbers."""
     ends = np.cumsum([math.prod(shape) for shape in view.shapes])
     numbers = np.split(np.arange(ends[-1]), ends[:-1])
     shown = view(view.definition.host, [n.reshape(s) for n, s in zip(numbers, view.shapes)])

@@ -50,7 +50,7 @@ def _anywhere(device: torch.device) -> bool:
 
 
 def _keeps_probs(device: torch.device) -> bool:
-    """Where attention gives its probabilities."""
+    """Whether attention gives its probabilities on a device."""
     return not has_flash_attention(device)
 
 
@@ -61,10 +61,10 @@ class Pass:
     name: str
     fn: Callable[[Block], Block]
     devices: Callable[[torch.device], bool] = _anywhere
-    """Those on which it runs."""
+    """The devices on which it runs."""
     per_graph: bool = False
-    """It works on the block of a single graph, before calls are inlined: it must do the same
-    wherever the graph is called.
+    """Whether it works on the block of a single graph, before calls are inlined: it must do the
+    same wherever the graph is called.
     """
     leaves_dead_code: bool = False
     """What it replaces may have been the only user of something."""

@@ -35,7 +35,7 @@ class _Update(NamedTuple):
     """An update that is found."""
 
     operands: dict[str, Any]
-    """Of the fused op."""
+    """The operands of the fused op."""
     absorbed: list[int]
     """Positions of what it does: those that change the moments come first."""
 

@@ -38,23 +38,23 @@ def _composed(block: Block) -> Block:
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("matmul"):
         for factor in (probs, dropped):
-            found = rewriter.match(i, lhs=factor, rhs="value", output_type=None)
-            if found is None:
+            match = rewriter.match(i, lhs=factor, rhs="value", output_type=None)
+            if match is None:
                 continue
-            arguments = {"seed_tensor": None, "p": 0.0, **found.arguments}
-            makers = reversed(found.absorbed[:-1])
+            arguments = {"seed_tensor": None, "p": 0.0, **match.arguments}
+            makers = reversed(match.absorbed[:-1])
             outputs = [v for n in makers for v in rewriter.instrs[n].outputs]
             is_last = arguments.pop("axis") in LAST
-            if is_last and _only_after(rewriter, outputs, i, found.absorbed):
+            if is_last and _only_after(rewriter, outputs, i, match.absorbed):
                 results = (*outputs, *instr.outputs)
                 together = fused(instr, attention, arguments, results)
-                rewriter.replace(i, together, *found.absorbed)
+                rewriter.replace(i, together, *match.absorbed)
                 break
     return rewriter.result()
 
 
 class _Gradient(NamedTuple):
-    """Where the parts of a gradient of attention are."""
+    """The positions of the parts of a gradient of attention."""
 
     d_dropped_probs: int
     """dy @ value_t."""
@@ -69,7 +69,7 @@ class _Gradient(NamedTuple):
 
     @property
     def positions(self) -> list[int]:
-        """Of all parts."""
+        """The positions of all parts."""
         return [n for n in self[:-1] if isinstance(n, int)]
 
 
@@ -79,18 +79,18 @@ def _composed_gradients(block: Block) -> Block:
     """
     rewriter = Rewriter(block)
     for i, _ in rewriter.ops("softmax_grad"):
-        found = _gradient(rewriter, i)
-        if found is None or not _fits(rewriter, found):
+        parts = _gradient(rewriter, i)
+        if parts is None or not _fits(rewriter, parts):
             continue
-        last = max(found.positions)
-        results = (found.d_query, found.d_key_t, found.d_value)
+        last = max(parts.positions)
+        results = (parts.d_query, parts.d_key_t, parts.d_value)
         outputs = tuple(rewriter.instrs[n].outputs[0] for n in results)
-        if not rewriter.writes_between(min(found.positions), last) and _only_after(
-            rewriter, outputs, last, found.positions
+        if not rewriter.writes_between(min(parts.positions), last) and _only_after(
+            rewriter, outputs, last, parts.positions
         ):
-            arguments = _gradient_arguments(rewriter, found)
+            arguments = _gradient_arguments(rewriter, parts)
             gradient = fused(rewriter.instrs[last], attention_grad, arguments, outputs)
-            rewriter.replace(last, gradient, *(n for n in found.positions if n != last))
+            rewriter.replace(last, gradient, *(n for n in parts.positions if n != last))
     return rewriter.result()
 
 
@@ -116,30 +116,30 @@ def _gradient(rewriter: Rewriter, i: int) -> _Gradient | None:
     return _Gradient(d_dropped_probs, dropping, i, scaling, by_key, by_query, *by_dy)
 
 
-def _fits(rewriter: Rewriter, found: _Gradient) -> bool:
+def _fits(rewriter: Rewriter, parts: _Gradient) -> bool:
     """Whether the parts are those of one attention, as far as their shapes do not tell."""
-    of_scores = rewriter.instrs[found.softmax_grad]
-    products = (found.d_dropped_probs, found.d_query, found.d_key_t, found.d_value)
+    of_scores = rewriter.instrs[parts.softmax_grad]
+    products = (parts.d_dropped_probs, parts.d_query, parts.d_key_t, parts.d_value)
     if any(
         not rewriter.instrs[n].is_op("matmul") or _argument(rewriter, n, "output_type") is not None
         for n in products
     ):
         return False
-    factor = _argument(rewriter, found.scaling, "rhs")
+    factor = _argument(rewriter, parts.scaling, "rhs")
     is_number = rewriter.scalar(factor) is not None and factor.rank <= of_scores.outputs[0].rank
     return is_number and of_scores.arguments["axis"] in LAST
 
 
-def _gradient_arguments(rewriter: Rewriter, found: _Gradient) -> dict[str, Any]:
+def _gradient_arguments(rewriter: Rewriter, parts: _Gradient) -> dict[str, Any]:
     return {
-        "dy": _argument(rewriter, found.d_dropped_probs, "lhs"),
-        "query_t": _argument(rewriter, found.d_key_t, "lhs"),
-        "key": _argument(rewriter, found.d_query, "rhs"),
-        "value_t": _argument(rewriter, found.d_dropped_probs, "rhs"),
-        "probs": _argument(rewriter, found.softmax_grad, "y"),
-        "dropped_probs": found.dropped_probs,
-        "scale": rewriter.scalar(_argument(rewriter, found.scaling, "rhs")),
-        **_dropped(rewriter, found.dropping),
+        "dy": _argument(rewriter, parts.d_dropped_probs, "lhs"),
+        "query_t": _argument(rewriter, parts.d_key_t, "lhs"),
+        "key": _argument(rewriter, parts.d_query, "rhs"),
+        "value_t": _argument(rewriter, parts.d_dropped_probs, "rhs"),
+        "probs": _argument(rewriter, parts.softmax_grad, "y"),
+        "dropped_probs": parts.dropped_probs,
+        "scale": rewriter.scalar(_argument(rewriter, parts.scaling, "rhs")),
+        **_dropped(rewriter, parts.dropping),
         "mask": None,
     }
 

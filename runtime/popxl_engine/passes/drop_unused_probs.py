@@ -9,9 +9,7 @@ from popxl_engine.passes.rewriter import fused
 
 
 def drop_unused_probs(block: Block) -> Block:
-    """Where probabilities, and what dropout leaves of them, are at most copied, they are not
-    written at all.
-    """
+    """Write no probabilities, nor what dropout leaves of them, where they are at most copied."""
     replaced: dict[Instr, Instr] = {}
     for instr in block.instrs:
         if instr.definition is attention:

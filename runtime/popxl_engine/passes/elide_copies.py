@@ -61,7 +61,7 @@ RULES = frozenset(
 
 
 class Accesses:
-    """Where values that share storage are read and written, in order."""
+    """The positions where values that share storage are read and written, in order."""
 
     __slots__ = ("reads", "writes")
 
@@ -100,9 +100,9 @@ class _Elision:
     def __init__(self, block: Block, rules: frozenset[str]):
         self.block, self.rules = block, rules
         self.classes: UnionFind[Any] = UnionFind()
-        """Of values, remote buffers and streams."""
+        """Classes of values, remote buffers and streams."""
         self.storage: defaultdict[Any, Accesses] = defaultdict(Accesses)
-        """By what a class goes by."""
+        """Accesses by what a class goes by."""
         self.rows: dict[Value, tuple[Any, Any]] = {}
         """Values that are a whole remote row: (buffer, key of the offset)."""
         self.same: dict[Value, Value] = {}
@@ -113,7 +113,7 @@ class _Elision:
         self.viewed: set[Value] = set()
         """Values that alias forms view, and that are written."""
         self.copied: set[Instr] = set()
-        """Those whose result needs a copy."""
+        """Instructions whose result needs a copy."""
         self.views: set[Instr] = set()
         """Alias forms that must view."""
 
@@ -272,8 +272,8 @@ class _Elision:
         return read < len(old.reads) and (through is None or old.reads[read] < through)
 
     def _written_through(self, new: Accesses, result: Value) -> int | None:
-        """Where a row that was loaded and changed is stored to its own place, after its last
-        change. None if it is not.
+        """The position where a row that was loaded and changed is stored to its own place, after
+        its last change. None if it is not.
 
         Then changing the row early is not seen by anyone: `_observable` refuses reads of the buffer
         in between.

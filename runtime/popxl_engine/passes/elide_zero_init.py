@@ -35,7 +35,7 @@ def elide_zero_init(block: Block) -> Block:
     untouched: dict[Value, Instr] = {}
     """Zeros that nothing has accessed yet, by their storage."""
     unwritten: dict[Value, Instr] = {}
-    """Those that nothing has written yet."""
+    """Values that nothing has written yet."""
     elided: set[Instr] = set()
     for instr in block.instrs:
         if is_zeros(instr):

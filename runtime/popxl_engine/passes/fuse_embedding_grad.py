@@ -35,7 +35,7 @@ def fuse_embedding_grad(block: Block) -> Block:
 
 
 class _Uses:
-    """Where a block uses each storage."""
+    """The positions where a block uses each storage."""
 
     def __init__(self, block: Block):
         self.block, self.storage = block, block.find(MustAlias).storage
@@ -46,8 +46,8 @@ class _Uses:
         self.leaving = {self.storage(v) for v in block.outputs}
 
     def match(self, mean: int) -> tuple[int, int] | None:
-        """Where the sums of a mean of rows are made, and where they are added, if its rows may go
-        there at once.
+        """The positions where the sums of a mean of rows are made, and where they are added, if its
+        rows may go there at once.
         """
         a = self.block.instrs[mean].arguments
         sums = self.storage(a["t"])

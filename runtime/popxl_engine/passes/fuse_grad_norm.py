@@ -19,7 +19,7 @@ def fuse_grad_norm(block: Block) -> Block:
     aliases = block.find(MustAlias)
     instrs: list[Instr | None] = list(block.instrs)
     products: dict[Value, int] = {}
-    """By storage: the product that was the last to write it."""
+    """The product of each storage that was the last to write it."""
     for i, instr in enumerate(block.instrs):
         if _is_sumsquare(instr):
             t = instr.arguments["t"]

@@ -37,13 +37,13 @@ def pattern(op: str, **operands: Any) -> Pattern:
 
 
 def kept_pattern(op: str, **operands: Any) -> Pattern:
-    """As `pattern`, of what the fused op gives, so that others may use it."""
+    """The same as `pattern`, of what the fused op gives, so that others may use it."""
     return Pattern(op, operands, is_kept=True)
 
 
 class Match(NamedTuple):
-    """Where a pattern is found. ``arguments``: by the names in it; ``absorbed``: the positions of
-    what makes the instruction's operands.
+    """A place where a pattern is found. ``arguments``: by the names in it; ``absorbed``: the
+    positions of what makes the instruction's operands.
     """
 
     arguments: dict[str, Any]
@@ -63,7 +63,7 @@ class Rewriter:
 
     @cached_property
     def uses(self) -> DefUse:
-        """Who makes and who uses the block's values."""
+        """The definitions and uses of the block's values."""
         return self.block.find(DefUse)
 
     def ops(self, *names: str) -> list[tuple[int, Instr]]:
@@ -106,8 +106,8 @@ class Rewriter:
         return index
 
     def match(self, index: int, /, **operands: Any) -> Match | None:
-        """Where the operands of an instruction match patterns, and nothing writes between what
-        makes them and the instruction.
+        """The place where the operands of an instruction match patterns, and nothing writes between
+        what makes them and the instruction.
         """
         found = Match({}, [])
         pending: list[tuple[int, Mapping[str, Any]]] = [(index, operands)]

@@ -15,11 +15,13 @@ STAND_IN = 0.5
 shortcuts for.
 """
 LEFT_ALONE = "__dynamo_disable"
-"""Where torch keeps what it calls in a function's place, once its compiler has been told."""
+"""The attribute where torch keeps what it calls in a function's place, once its compiler has been
+told.
+"""
 
 
 class LiveBytes(TorchDispatchMode):
-    """While active, every tensor that an operation makes counts until its memory is given up.
+    """A mode in which every tensor that an operation makes counts until its memory is given up.
 
     Tensors are expected to be on the meta device: they have shapes and no memory. A number that a
     kernel asks of one reads as `STAND_IN`, an integer as 0, a truth as False.

@@ -16,8 +16,8 @@ from popxl_engine.machine.paging.host import HostStore
 from popxl_engine.native import library
 
 WIDTHS = (512, 1024, 2048)
-"""Of the products' matrices: large enough to keep every core busy, small enough to be done in a
-moment.
+"""Widths of the products' matrices: large enough to keep every core busy, small enough to be done
+in a moment.
 """
 GPU_WIDTHS = (4096, 8192)
 """The same for a GPU's."""
@@ -27,7 +27,7 @@ COPIED_BYTES = 1 << 26
 READ_BYTES = 1 << 28
 """More than caches hold."""
 REPEATS = 64
-"""Of a loop that multiplies: a millisecond or so."""
+"""Repeats of a loop that multiplies: a millisecond or so."""
 SECONDS = 0.25
 """How long each speed is measured."""
 
@@ -50,8 +50,8 @@ def measure(data_type: dtype = float32, device: str = "cpu") -> Machine:
 
 
 def gpu_speeds(data_type: torch.dtype, device: Device) -> Machine:
-    """Of the best of a few products, of a copy within the memory, and of copies from and to the
-    host's at the same time: there remote rows wait.
+    """The speeds of the best of a few products, of a copy within the memory, and of copies from and
+    to the host's at the same time: there remote rows wait.
     """
     with device.running(), device.where:
         flops = max(product_rate(width, data_type, device) for width in GPU_WIDTHS)

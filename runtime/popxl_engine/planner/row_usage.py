@@ -62,12 +62,12 @@ class InUse:
     """Bytes that one replica needs at a time."""
 
     rows: int
-    """Of remote rows, at most."""
+    """Bytes of remote rows, at most."""
     phase: str
-    """Where it needs most of these."""
+    """The phase where it needs most of these."""
     working: int
-    """Of everything else, at most: variables, constants, activations, what kernels need on the
-    way.
+    """Bytes of everything else, at most: variables, constants, activations, what kernels need on
+    the way.
     """
 
 

@@ -1,14 +1,13 @@
 """What the threads that read and write files of remote memory do while a program runs."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from popxl_engine.machine.machine import Machine
-from popxl_engine.machine.paging import Cache
 from popxl_engine.machine.paging.store import Store
 
 
@@ -52,12 +51,12 @@ class WatchedStore:
 def watched(machine: Machine) -> Iterator[list[Transfer]]:
     """The transfers of files that end while the block runs."""
     log: list[Transfer] = []
-    caches: Sequence[Cache] = machine.caches
-    stores = [cache.store for cache in caches]
+    movers = [cache.transfers for cache in machine.caches]
+    stores = [mover.store for mover in movers]
     try:
-        for cache, replica in zip(caches, machine.replicas):
-            cache.store = WatchedStore(cache.store, replica.index, log)
+        for mover, replica in zip(movers, machine.replicas):
+            mover.store = WatchedStore(mover.store, replica.index, log)
         yield log
     finally:
-        for cache, store in zip(caches, stores):
-            cache.store = store
+        for mover, store in zip(movers, stores):
+            mover.store = store

@@ -1,4 +1,4 @@
-"""From the log of a run to spans of time on every replica, and to sums for every phase."""
+"""The way from the log of a run to spans of time on every replica, and to sums for every phase."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ class Log:
     rows: Sequence[int]
     """Rows of transfers from and to remote memory, in order."""
     transfers: Sequence[Transfer]
-    """Of files, by the threads that read and write them."""
+    """Transfers of files, by the threads that read and write them."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Open:
     """None: the run."""
     begin: int
     iteration: int = 0
-    """Of a loop."""
+    """The iteration of a loop."""
 
 
 class Track:
@@ -53,7 +53,7 @@ class Track:
     def __init__(self, replica: int, now: int, sites: Sites):
         self.replica, self.now, self.sites = replica, now, sites
         self.spans: list[Span] = []
-        """Of frames that have ended: those within others before those."""
+        """Spans of frames that have ended: those within others before those."""
         self._open: list[Open] = [Open(None, now)]
         self._last: dict[Block, float] = {}
         self._iterations: dict[Block, int] = {}
@@ -64,13 +64,13 @@ class Track:
         """
         if site.is_shared:
             return
-        kept = 1
+        depth = 1
         for opened, frame in zip(self._open[1:], site.frames):
             if opened.frame != frame or self._is_new_round(frame, site):
                 break
-            kept += 1
-        self.leave(kept)
-        for frame in site.frames[kept - 1 :]:
+            depth += 1
+        self.leave(depth)
+        for frame in site.frames[depth - 1 :]:
             iteration = 0
             if isinstance(frame, Block):
                 iteration = self._iterations[frame] = self._iterations.get(frame, -1) + 1
@@ -97,9 +97,9 @@ class Track:
         position, last = site.positions[frame], self._last[frame]
         return position < last or (position == last and position % 2 == 1)
 
-    def leave(self, kept: int = 0) -> None:
+    def leave(self, depth: int = 0) -> None:
         """End all frames but the first ones."""
-        while len(self._open) > kept:
+        while len(self._open) > depth:
             opened = self._open.pop()
             name, work = (
                 ("run", Work())

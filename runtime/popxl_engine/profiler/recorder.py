@@ -29,7 +29,7 @@ class Recorder:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Around a run of the program; one that fails leaves nothing."""
+        """A block around a run of the program; one that fails leaves nothing."""
         log, rows = self._generator.log, self._generator.rows
         del log[:], rows[:]
         begin = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""Where each probe of a program stands: its lane and its work, and the phase and the loops around
+"""The site of each probe of a program: its lane and its work, and the phase and the loops around
 it.
 """
 
@@ -30,14 +30,15 @@ class ProbeSite:
     phase: str
     work: Work
     frames: tuple[Frame, ...]
-    """Around it, outermost first; none where `is_shared`."""
+    """Frames around it, outermost first; none where `is_shared`."""
     is_shared: bool
     """Whether it is in a block that is called, maybe from several sites: it belongs to what its
     caller does.
     """
     positions: dict[Block, int]
-    """For each block around it but branches, how far it has come: twice the instruction's position,
-    and one more where that instruction has ended."""
+    """How far each block around it but branches has come: twice the instruction's position, and one
+    more where that instruction has ended.
+    """
     starts: tuple[Block, ...]
     """Bodies of the loop or call that begins here."""
     graph: str

@@ -111,8 +111,8 @@ def moments(
 def assert_same_state(
     session: TaskSession, ours: Callable, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ):
-    """After some steps: weights and both moments, tensor by tensor. `ours` gives them the names of
-    the example.
+    """The state after some steps is the same: weights and both moments, tensor by tensor. `ours`
+    gives them the names of the example.
 
     Gradients that are zero in theory (of what is added to all scores of a softmax) are rounding
     errors, which are compared with zero; a weight that Adam moved by them is not compared.
@@ -301,7 +301,7 @@ def llama_weights(p: Mapping[str, np.ndarray], config: Any) -> dict[str, np.ndar
 def llama_loss(
     model: torch.nn.Module, batch: Mapping[str, np.ndarray]
 ) -> Callable[[], torch.Tensor]:
-    """Of all micro-batches at once."""
+    """The loss of all micro-batches at once."""
     words, following = long(batch["words"]).flatten(0, 1), long(batch["following"]).flatten()
     return lambda: torch.nn.functional.cross_entropy(model(words).logits.flatten(0, 1), following)
 
@@ -755,7 +755,7 @@ def perceptron(
 
 
 def losses_of_one_batch(model: torch.nn.Module, x: np.ndarray, labels: np.ndarray) -> torch.Tensor:
-    """Of each micro-batch: x [micro-batches, B, ...], labels [micro-batches, B]."""
+    """The losses of each micro-batch: x [micro-batches, B, ...], labels [micro-batches, B]."""
     scores = model(torch.tensor(x))
     losses = torch.nn.functional.cross_entropy(
         scores.flatten(0, 1), long(labels).flatten(), reduction="none"

@@ -15,8 +15,8 @@ from popxl_engine.kernels.attention import attention
 def attended(
     shape: tuple[int, ...], mask: torch.Tensor, dtype: torch.dtype, p: float
 ) -> tuple[Any, Any, Any]:
-    """Of an attention: its gradient's operands, its probabilities with what is left of them, and
-    its seeds.
+    """The values of an attention: its gradient's operands, its probabilities with what is left of
+    them, and its seeds.
     """
     batch, heads, queries, keys, width = shape
     query, key, value, dy = (

@@ -14,7 +14,7 @@ COMPILED = cases(WAYS, lambda way: way in ("compiled", "vectors"))
 
 
 ways = pytest.mark.parametrize("way", [*COMPILED, "parts"])
-"""Those of the compiled kernels; op by op."""
+"""The ways of the compiled kernels, and op by op."""
 
 
 dtypes = pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 CUDA = torch.device("cuda", 0)
 CUDA_TYPE, META_TYPE = 1, 14
-"""Of `c10::DeviceType`."""
+"""Values of `c10::DeviceType`."""
 
 
 def guard_cuda():
@@ -36,7 +36,7 @@ def guard_cuda():
 
 @contextmanager
 def fake_gpu():
-    """Inside, tensors may be on a GPU that is not there."""
+    """A block in which tensors may be on a GPU that is not there."""
     if not torch.cuda.is_available():
         guard_cuda()
     with ExitStack() as stack:

@@ -40,7 +40,7 @@ class Draw:
         self._numbers = torch.Generator().manual_seed(seed)
 
     def size(self, most: int = 40) -> int:
-        """Of an axis: small ones often."""
+        """The size of an axis: small ones often."""
         return self.random.choice((1, 2, 3, self.random.randint(1, most)))
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -63,12 +63,12 @@ class Sample:
     oracle: Callable[..., Any]
 
     def expected(self) -> list[torch.Tensor]:
-        """In float64, from the operands as they are rounded."""
+        """The results in float64, from the operands as they are rounded."""
         return list(self.oracle(**{n: wide(a) for n, a in self.arguments.items()}))
 
 
 def wide(argument: Any) -> Any:
-    """In float64, in order, and apart from the operand."""
+    """An argument in float64, in order, and apart from the operand."""
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
         return argument
     return argument.double().clone(memory_format=torch.contiguous_format)
@@ -175,7 +175,7 @@ def attention_no_probs(draw: Draw) -> Sample:
 
 
 def gradients(query_t, key, value_t, dy, mask, scale, seed, p) -> tuple[torch.Tensor, ...]:
-    """Of query, key_t and value, by autograd."""
+    """Gradients of query, key_t and value, by autograd."""
     leaves = [t.detach().requires_grad_() for t in (query_t.mT, key.mT, value_t.mT)]
     query, key_t, value = leaves
     y = probs_of(query, key_t, mask, scale, seed, p)[1] @ value

@@ -1,5 +1,5 @@
-"""From a line of a sample table to operands, a graph with the op in it, and the results of its
-kernel.
+"""The way from a line of a sample table to operands, a graph with the op in it, and the results of
+its kernel.
 """
 
 import functools
@@ -290,5 +290,5 @@ def streams(graph: Graph, parameter: str) -> Iterator[Any]:
 
 
 def to_numpy(t: torch.Tensor) -> np.ndarray:
-    """As a numpy array, floating point as float64."""
+    """The value as a numpy array, floating point as float64."""
     return np.array(t.to(torch.float64).numpy() if t.is_floating_point() else t.numpy())

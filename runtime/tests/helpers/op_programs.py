@@ -27,7 +27,7 @@ JOINING = "concat_"
 LIMIT = 8.0
 """Largest absolute value of operands: sums of them are exact, and powers are finite."""
 BETWEEN = 0.3711
-"""Where the grid's boundaries are: where no sum or product of small halves falls."""
+"""The grid's boundaries, where no sum or product of small halves falls."""
 OP_KINDS = (*KINDS, *("sample",) * len(KINDS), *("write_raw",) * 4, *("view_raw",) * 2)
 
 

@@ -29,5 +29,5 @@ def ids(items: Sequence[Any]) -> list[str]:
 
 
 def over(samples: list[Sample]) -> Any:
-    """Over all these samples; of each op one is quick."""
+    """A parametrisation over all these samples; of each op one is quick."""
     return pytest.mark.parametrize("sample", cases(samples, firsts(samples), ids(samples)))

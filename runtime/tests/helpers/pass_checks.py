@@ -117,7 +117,7 @@ class Checker:
         return total
 
     def check_all(self) -> "Counter[str]":
-        """With all passes only: how often each changed something. Raises Failure."""
+        """How often each pass changed something, with all passes only. Raises Failure."""
         total: Counter[str] = Counter()
         for what, names in ON_DEVICES.items():
             found = PassCounts()

@@ -135,7 +135,7 @@ class Pattern(NamedTuple):
     free: tuple[str, ...] = ()
     """Operands that may be of any floating-point type."""
     float32: tuple[str, ...] = ()
-    """Those that always are."""
+    """Types that always are."""
     dtypes: tuple[popxl.dtype, ...] = (popxl.float32, popxl.bfloat16, popxl.float16)
     kept: tuple[str, ...] = ()
     """Operands that stay what they are: others in their place make no sense."""
@@ -309,7 +309,7 @@ def _gradients(
     between: Between, dy: Tensor, q: Tensor, k: Tensor, v: Tensor, probs: Tensor, dropped: Tensor,
     seed: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As autodiff builds them: of query, transposed key, and value."""
+    """The gradients as autodiff builds them: of query, transposed key, and value."""
     d = between(dy @ v.transpose(SWAPPED))
     if seed is not None:
         d = between(ops.dropout(d, seed, 0.3))

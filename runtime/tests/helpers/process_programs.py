@@ -115,7 +115,7 @@ def each_collective(ir, x, outputs):
 
 
 def gradients(ir, x, outputs):
-    """Of the sum of squares of a collective's result."""
+    """Gradients of the sum of squares of a collective's result."""
     for group_name in GRADIENT_GROUPS:
         group = ir.replica_grouping_from_assignments(ASSIGNMENTS[group_name])
         for name, fn in DIFFERENTIABLE.items():

@@ -15,7 +15,7 @@ from tests import warm
 TESTS = Path(__file__).parents[1]
 LAUNCHER = "poprun"
 SECONDS = 100
-"""Beyond, a launch has failed."""
+"""Seconds beyond which a launch has failed."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Ended:
 
     code: int
     said: str
-    """On stderr."""
+    """What it said on stderr."""
     seconds: float
 
     @property

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 import torch
-from popxl_engine.native import compiling, instruction_sets
+from popxl_engine.native import build, instruction_sets
 from popxl_engine.native import library as native
 from popxl_engine.native.instruction_sets import InstructionSet
 from popxl_engine.native.library import (
@@ -46,7 +46,7 @@ LESSER = {"dot products": "avx512_bf16", "vectors": "avx512"}
 @functools.cache
 def _defined(flags: tuple[str, ...]) -> frozenset[str]:
     """What the compiler defines, told these."""
-    command = [*(compiling.find_compiler() or ["c++"]), *flags, "-dM", "-E", "-x", "c++"]
+    command = [*(build.find_compiler() or ["c++"]), *flags, "-dM", "-E", "-x", "c++"]
     told = subprocess.run([*command, os.devnull], capture_output=True, text=True, check=True)
     return frozenset(line.split()[1] for line in told.stdout.splitlines())
 
@@ -54,7 +54,7 @@ def _defined(flags: tuple[str, ...]) -> frozenset[str]:
 def sets_in_use() -> list[InstructionSet]:
     """The instruction sets that the compiler uses here, the best first."""
     chosen = instruction_sets.named()
-    defined = _defined((compiling.THIS_CPU,) if chosen is None else chosen.flags)
+    defined = _defined((build.THIS_CPU,) if chosen is None else chosen.flags)
     return [each for each in instruction_sets.SETS if each.macro in defined]
 
 

@@ -45,7 +45,7 @@ class Source:
         return self.path.name == "__init__.py"
 
     def at(self, node: ast.AST) -> str:
-        """Where a node stands, as `path:line`."""
+        """The place where a node stands, as `path:line`."""
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
 
 

@@ -42,7 +42,7 @@ def _once(t: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def surrounded() -> Iterator[None]:
-    """Inside, every call of the library is made on copies amid NaN, and new memory is NaN."""
+    """A block in which every call of the library is made on copies amid NaN, and new memory is NaN."""
     plain, was = native.call, torch.are_deterministic_algorithms_enabled()
 
     def call(name: str, dtypes: tuple[torch.dtype, ...], *arguments: Any) -> None:

@@ -18,8 +18,8 @@ exactly.
 """
 
 FINITE_DIFFERENCES = (1e-6, 1e-7)
-"""For central differences with steps of 1e-5 in float64: their own error is 1e-9 where third
-derivatives are 100.
+"""The tolerance for central differences with steps of 1e-5 in float64: their own error is 1e-9
+where third derivatives are 100.
 """
 
 

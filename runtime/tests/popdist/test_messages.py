@@ -25,7 +25,7 @@ SIZES = (
 
 
 def linked(count, shares_memory):
-    """As many ends, each with a connection to each other one."""
+    """The ends of links, each with a connection to each other one."""
     links = [{} for _ in range(count)]
     for first in range(count):
         for second in range(first):

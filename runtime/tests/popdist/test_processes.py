@@ -76,7 +76,7 @@ ORACLES = {
         np.split(x[i], len(x))[i].squeeze(0) if len(x) == 8 else np.split(x[i], len(x))[i]
     ),
 }
-"""From the operands of a group and a position in it to that member's result."""
+"""The way from the operands of a group and a position in it to that member's result."""
 GRADIENTS = {
     "identical_inputs": lambda x, i: 2 * x.sum(0),
     "identical_grad_inputs": lambda x, i: 2 * x.sum(0),

@@ -25,7 +25,7 @@ def test_a_signal_whose_exception_is_lost_ends_the_run_at_the_next_look():
 
 @pytest.fixture
 def agent(monkeypatch):
-    """That of machine 0, which has met another with the same options."""
+    """The agent of machine 0, which has met another with the same options."""
     address = "127.0.0.1", free_port()
     machines = Machines(2, 0, 1, *address, 2)
     point = rendezvous.Rendezvous(address, b"known to members only", True)

@@ -57,7 +57,7 @@ def test_a_limit_within_another_ends_with_that_and_keeps_it_up_to_date(monkeypat
 
 
 def test_of_a_look_up_in_which_the_process_was_stopped_little_counts(monkeypatch):
-    """As of a name whose resolver takes its time to fail."""
+    """A look-up as of a name whose resolver takes its time to fail."""
     now, asked = [100.0], []
 
     def look_up(*address, **more):
@@ -174,7 +174,7 @@ heartbeat.stop()
 
 
 def suspend(process: subprocess.Popen, seconds: float) -> None:
-    """From when it stands still."""
+    """The time from which it stands still."""
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     time.sleep(seconds)
@@ -232,7 +232,7 @@ print([said[what] for what in waits], flush=True)
 
 @pytest.mark.slow
 def test_a_process_that_was_stopped_goes_on_to_wait():
-    """For 9 s, by limits of 8 s: 2 s of them count."""
+    """A wait of 9 s, by limits of 8 s: 2 s of them count."""
     own, other = socket.socketpair()
     point = Rendezvous(("127.0.0.1", free_port()), b"that of these tests", False)
     listener, address = make_listener(point, 0)
@@ -272,7 +272,7 @@ for turn in range(3):
 
 
 def processes_of(launchers, folder):
-    """Those of each machine, which has an instance."""
+    """The processes of each machine, which has an instance."""
     wait_for_instances(folder, len(launchers))
     ranked = [sorted(name.split() for name in os.listdir(folder))[i] for i in range(len(launchers))]
     return [[launcher.pid, int(pid)] for launcher, (_, pid) in zip(launchers, ranked)]

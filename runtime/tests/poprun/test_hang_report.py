@@ -10,7 +10,7 @@ from poprun.store import StoreError
 
 
 class Store:
-    """As `poprun.store` has them, of this process alone."""
+    """A store like those of `poprun.store`, of this process alone."""
 
     def __init__(self):
         self.values = {}

@@ -178,7 +178,7 @@ def debian(monkeypatch):
 
 
 def is_reached(port):
-    """By an address that is not the one of its name."""
+    """Whether the machine is reached by an address that is not the one of its name."""
     with contextlib.suppress(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), 10).close()
         return True

@@ -41,7 +41,7 @@ def test_a_key_that_is_too_long_is_refused_in_words_and_the_next_question_answer
 
 
 def test_each_address_of_a_name_is_tried(monkeypatch):
-    """As where the keeper listens at one of them only."""
+    """The case of a keeper that listens at one of them only."""
     resolve, asked = socket.getaddrinfo, []
 
     def resolve_here(host, *rest, **more):
@@ -72,7 +72,9 @@ def refuse_first(listener, took):
 
 
 def test_who_is_refused_after_the_handshake_tries_again():
-    """As where too many strangers come meanwhile, or a machine goes on later than another."""
+    """The case of too many strangers that come meanwhile, or of a machine that goes on later than
+    another.
+    """
     took = []
     with wire.listen(("127.0.0.1", 0)) as listener:
         gate = threading.Thread(target=refuse_first, args=(listener, took), daemon=True)

@@ -36,7 +36,7 @@ class Misuse:
     says: str
     """Regular expression, matched anywhere in the message."""
     do: Callable[[], Any]
-    """Called in the main graph of a fresh program."""
+    """A function that is called in the main graph of a fresh program."""
 
 
 def check(case: Misuse, replication: int = 1) -> None:

@@ -44,7 +44,7 @@ over_ops = pytest.mark.parametrize("name", sorted(OPS))
 
 
 def over_dtypes(*dtypes: popxl.dtype) -> Any:
-    """Over data types, of which bfloat16 is quick."""
+    """A parametrisation over data types, of which bfloat16 is quick."""
     names = [dtype.name for dtype in dtypes]
     return pytest.mark.parametrize(
         "dtype", cases(dtypes, lambda dtype: dtype is popxl.bfloat16, names)

@@ -198,7 +198,7 @@ def test_a_signal_handler_in_the_middle_of_a_run_is_refused_in_words(call: str) 
 def test_a_signal_handler_does_not_wait_for_a_thread_that_waits_for_its_own(
     tmp_path: Path,
 ) -> None:
-    """That of a TaskSession's run, which is in a block of several calls."""
+    """The lock of a TaskSession's run, which is in a block of several calls."""
     ir, v, out = counter()
     session = TaskSession([], [out], addons.NamedTensors(v=v), ir=ir)
     seen: list[str] = []

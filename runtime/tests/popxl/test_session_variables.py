@@ -442,7 +442,7 @@ def test_elements_of_remote_variables_fill_their_slots_whatever_the_shapes(
 def test_elements_of_sharded_remote_variables_fill_slots_that_no_equal_cut_does(
     elements: int, slot: Any, over: int
 ) -> None:
-    """They come together again where the pieces are gathered."""
+    """The elements come together again where the pieces are gathered."""
     data = np.arange(1, elements + 1, dtype=np.float32)
     ir = popxl.Ir(over)
     with ir.main_graph, popxl.in_sequence():

@@ -27,7 +27,7 @@ from popxl_engine.native import library as native
 R = 4
 N, C = 6, 8
 over_groups = pytest.mark.parametrize("digits", ["0000", "0011", "0110"])
-"""For each replica its group; the last have no constant stride."""
+"""The group of each replica; the last have no constant stride."""
 
 
 def places_of(digits):

@@ -42,8 +42,8 @@ class Layer(addons.Module):
 
 
 def torch_gradients(layers=1):
-    """Per layer the mean over micro-batches of weight and bias gradients; the inputs' gradients;
-    the outputs.
+    """Gradients: per layer the mean over micro-batches of weight and bias gradients; the inputs'
+    gradients; the outputs.
     """
     ws = [torch.tensor(W[i], requires_grad=True) for i in range(layers)]
     bs = [torch.tensor(B[i], requires_grad=True) for i in range(layers)]
@@ -410,8 +410,8 @@ def test_phased_layers_give_the_gradients_of_the_whole_model(recompute, io_mode)
 
 
 def test_activations_of_streams_and_seeds_are_stored_for_the_gradient():
-    """With dropout: the serialised gradient equals the plain one, bit for bit, so it saw the same
-    seeds and inputs.
+    """The case of dropout: the serialised gradient equals the plain one, bit for bit, so it saw the
+    same seeds and inputs.
     """
     ir = popxl.Ir()
     ir.num_host_transfers = STEPS

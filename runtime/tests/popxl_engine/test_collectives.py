@@ -40,7 +40,7 @@ from popxl_engine.machine.tree_reduction import TreeReduction
 REPLICAS = 8
 GROUPS = ["00000000", "00112233", "01012323", "01230123", "01010101", "01234567"]
 IRREGULAR = ["01102332", "00010111", "01201233", "01001101"]
-"""Without a constant stride: within a group, between groups, or both."""
+"""Groups without a constant stride: within a group, between groups, or both."""
 QUICK = ("00000000", "00112233", "01230123", "01102332", "00010111")
 over_groups = pytest.mark.parametrize(
     "groups, size",

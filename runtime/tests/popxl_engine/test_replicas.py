@@ -18,7 +18,7 @@ from popxl.transforms.autodiff import autodiff
 
 GROUPS = ["00", "0000", "0101", "0011", "00000000", "01010101", "01230123", "01012323"]
 IRREGULAR = ["0110", "010212", "00010111", "01102332"]
-"""Without a constant stride."""
+"""Groups without a constant stride."""
 QUICK = ("0011", "01230123", "0110", "00010111")
 over_groups = pytest.mark.parametrize(
     "digits", cases(GROUPS + IRREGULAR, lambda digits: digits in QUICK)
@@ -61,7 +61,7 @@ def values(replicas: int, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 def members(digits: str) -> list[list[int]]:
-    """For each replica, its group."""
+    """The group of each replica."""
     return [[r for r, digit in enumerate(digits) if digit == own] for own in digits]
 
 

@@ -9,7 +9,7 @@ from popxl_gpt.config.presets import preset
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.machine import speeds
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan.run_plan import RunPlan, StepPlan, make_run_plan, plan_step
+from popxl_gpt.execution.planning.run_plan import RunPlan, StepPlan, make_run_plan, plan_step
 from popxl_gpt.execution.pretraining import training_program
 
 SPEEDS = {"device_tflops": 1.0, "link_gbps": 1.0, "remote_gbps": 1.0}

@@ -12,7 +12,8 @@ from helpers.quick import cases
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.exchange.initial_weights import initial_weights

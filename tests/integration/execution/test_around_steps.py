@@ -14,16 +14,15 @@ import pytest
 from popxl.errors import RemoteMemoryError
 
 from popxl_gpt.data import example
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.job import run_clock, samples, text, validations
+from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.job.validation import Validation
 from popxl_gpt.execution.checkpoints import saving
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.checkpoints.manifest import read_manifest
-from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
-from popxl_gpt.utils.errors import LostError, UserError, failure_number
+from popxl_gpt.utils.errors import DataError, LostError, UserError, failure_number
 from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
@@ -177,7 +176,7 @@ def test_a_checkpoint_that_takes_no_loss_costs_no_step(tmp_path, monkeypatch, ca
 
     few = ("--steps", 2, "--validate_every", 0)
     train(tmp_path, *few)
-    monkeypatch.setattr(saving, "written_whole", lambda path: full(path, path))
+    monkeypatch.setattr(saving, "write_whole", full)
     train(tmp_path, "--steps", 2, "--validate_every", 2, "--checkpoint.load", "auto")
     told = capsys.readouterr().err
     assert "step_00000002: its validation loss could not be added: No space left" in told

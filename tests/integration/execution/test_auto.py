@@ -10,21 +10,26 @@ from dataclasses import replace
 
 import pytest
 
-from popxl_gpt.config.command_line import given_settings
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.saving import load
 from popxl_gpt.demo import pretraining as program
 from popxl_gpt.demo.commands import parse_training
-from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.execution.checkpoints import checkpoint
 from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
-from popxl_gpt.execution.planning.auto import account, candidates, choice, trial
-from popxl_gpt.execution.planning.auto.account import Account, Placed
-from popxl_gpt.execution.planning.auto.resolved import executable, resolved
-from popxl_gpt.execution.planning.memory import bytes_by_kind, least_rows, state_bytes
+from popxl_gpt.execution.planning import axes, executing, placing, trial
+from popxl_gpt.execution.planning import memory as memory_account
+from popxl_gpt.execution.planning.executing import executable, resolved
+from popxl_gpt.execution.planning.memory import (
+    ProcessMemory,
+    bytes_by_kind,
+    file_bytes,
+    least_rows,
+    programs_of,
+    state_bytes,
+)
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan import process
+from popxl_gpt.execution.planning.placing import Placed, Room
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.runtime import planner
@@ -39,7 +44,7 @@ def small(**changes):
 def ways(config, *given):
     return [
         (e.micro_batch_size, e.widening, e.recomputation)
-        for e in (c.execution for c in candidates.candidates(config, frozenset(given)))
+        for e in (c.execution for c in axes.ways(config, frozenset(given)))
     ]
 
 
@@ -63,18 +68,18 @@ def test_settings_that_are_given_are_not_searched():
 
 def test_layouts_are_those_of_the_replicas_that_flags_ask_for():
     config = small(tensor_parallel_1=2)
-    found = candidates.candidates(config, {"tensor_parallel_1", "recomputation"})
+    found = axes.ways(config, {"tensor_parallel_1", "recomputation"})
     assert {c.execution.tensor_parallel_1 for c in found} == {2}
     assert {c.execution.replication_factor for c in found} == {2}
     spread = preset("tiny")  # 2 x 2 x 2, which no flag asks for
-    assert {c.execution.replication_factor for c in candidates.candidates(spread, ())} == {1}
+    assert {c.execution.replication_factor for c in axes.ways(spread, ())} == {1}
     assert executable(spread, ()).execution.replication_factor == 1
 
 
 def test_layouts_of_a_launcher_are_all_that_its_replicas_can_have(monkeypatch):
-    monkeypatch.setattr(candidates.popdist, "isPopdistEnvSet", lambda: True)
-    monkeypatch.setattr(candidates.popdist, "getNumTotalReplicas", lambda: 4)
-    found = candidates.candidates(small(), {"recomputation", "tensor_parallel_2"})
+    monkeypatch.setattr(axes.popdist, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(axes.popdist, "getNumTotalReplicas", lambda: 4)
+    found = axes.ways(small(), {"recomputation", "tensor_parallel_2"})
     layouts = {
         (c.execution.data_parallel, c.execution.tensor_parallel_1, c.execution.tensor_parallel_2)
         for c in found
@@ -86,7 +91,7 @@ def test_flags_that_leave_no_way_are_refused_with_what_is_wrong():
     config = small(global_batch_size=6, widening=3)
     given = {"micro_batch_size", "widening", "data_parallel"}
     with pytest.raises(ConfigError, match="--auto: got flags that leave no way") as caught:
-        candidates.candidates(replace_execution(config, micro_batch_size=4), given)
+        axes.ways(replace_execution(config, micro_batch_size=4), given)
     assert any("--widening 3" in problem for problem in caught.value.problems)
 
 
@@ -107,14 +112,18 @@ def test_flags_that_do_not_go_together_are_refused(flags, says):
         parse_training(["--config", "tiny", *flags])[1].is_plan()
 
 
-def test_two_choices_at_once_are_refused():
-    with pytest.raises(ConfigError, match="--auto: got it with --minutes"):
-        program.main(["--minutes", "1", "--auto"])
+def test_a_batch_that_is_given_in_micro_batches_stays_whatever_the_way():
+    words = ["--config", "tiny", "--auto", "--gradient_accumulation_steps", "3"]
+    config, _, given = parse_training([*words, "--micro_batch_size", "2"])
+    assert config.training.global_batch_size == 3 * 2 * preset("tiny").execution.data_parallel
+    found = axes.ways(config, given)
+    assert {way.training.global_batch_size for way in found} == {12}
+    assert {way.execution.replication_factor for way in found} == {1} and len(found) > 2
 
 
 def test_what_flags_give_is_known_by_name():
     words = ["--config", "tiny", "--auto", "--no-recomputation", "--execution.widening", "2"]
-    assert given_settings(words, TrainOptions) == {
+    assert parse_training(words).given == {
         "auto", "config", "recomputation", "widening"
     }  # fmt: skip
 
@@ -242,19 +251,19 @@ def test_a_trial_leaves_no_session_to_the_next_one():
         gc.enable()
 
 
-planned = functools.cache(choice.plan_step)
+planned = functools.cache(executing.plan_step)
 
 
 def chosen(config, monkeypatch, *given, place=None, **more):
     machine = planner().Machine(flops=1e12, link=1e9, remote=1e9)
-    monkeypatch.setattr(choice, "speeds", lambda *asked: (machine, ()))
-    monkeypatch.setattr(choice, "plan_step", planned)
-    monkeypatch.setattr(Account, "place", place or (lambda self, c: Placed(c, memory(), "fits")))
-    return choice.choose(config, given, pretraining, training_program, **more)
+    monkeypatch.setattr(executing, "speeds", lambda *asked: (machine, ()))
+    monkeypatch.setattr(executing, "plan_step", planned)
+    monkeypatch.setattr(Room, "place", place or (lambda self, c: Placed(c, memory(), "fits")))
+    return executing.choose(config, given, pretraining, training_program, **more)
 
 
 def memory():
-    return account.ProcessMemory(itself=1 << 20, rows=0, tensors=0, saving=0, copy=0)
+    return ProcessMemory(itself=1 << 20, rows=0, tensors=0, saving=0, copy=0)
 
 
 @pytest.mark.slow
@@ -267,7 +276,7 @@ def test_the_fastest_by_trials_is_chosen_and_slower_plans_are_not_tried(monkeypa
     assert [t.seconds for t in found.tried] == sorted(t.seconds for t in found.tried)
     assert all("its plan is" in why for _, why in found.left_out)
     assert len(found.tried) + len(found.left_out) == 8
-    text = choice.choice_text(found)
+    text = executing.choice_text(found)
     assert "8 of them as one, activations kept: the fastest of" in text and "left out" in text
 
 
@@ -324,10 +333,10 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
     ours = small(memmap_dir=str(tmp_path), host_memory=100)
     reason, rows = theirs
     monkeypatch.setattr(
-        choice, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0)]
+        placing, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0)]
     )
-    monkeypatch.setattr(Account, "place", lambda self, c: Placed(ours, memory(), "in files"))
-    found = choice._placed_together(account_with(1 << 30), ours)
+    monkeypatch.setattr(Room, "place", lambda self, c: Placed(ours, memory(), "in files"))
+    found = placing.placed_together(room_of(1 << 30), ours)
     told = found if isinstance(found, str) else found.config.execution.host_memory
     assert told == expected
 
@@ -347,10 +356,10 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
 def test_processes_keep_the_activations_that_fit_all_of_them(ours, theirs, expected, monkeypatch):
     placed = Placed(small(**ours), memory(), "fits")
     monkeypatch.setattr(
-        choice, "gather", lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs)]
+        placing, "gather", lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs)]
     )
-    monkeypatch.setattr(Account, "place", lambda self, c: placed)
-    found = choice._placed_together(account_with(1 << 30), placed.config)
+    monkeypatch.setattr(Room, "place", lambda self, c: placed)
+    found = placing.placed_together(room_of(1 << 30), placed.config)
     assert isinstance(found, Placed)
     execution = found.config.execution
     assert (execution.recomputation, execution.activation_memory) == expected
@@ -359,26 +368,26 @@ def test_processes_keep_the_activations_that_fit_all_of_them(ours, theirs, expec
 # Memory
 
 
-def account_with(room, *given):
-    return Account(training_program, None, frozenset(given), own=100 << 20, room=room)
+def room_of(room, *given):
+    return Room(training_program, None, frozenset(given), own=100 << 20, nbytes=room)
 
 
 @pytest.mark.slow
 def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path, monkeypatch):
-    for module in (account, process):
+    for module in (placing, memory_account):
         monkeypatch.setattr(module, "LOADED_TO_PAGE", 1 << 20)
     config = small(hidden_size=256, vocabulary_size=512, run_folder=str(tmp_path))
-    free = account_with(1 << 40).place(config)
+    free = room_of(1 << 40).place(config)
     assert isinstance(free, Placed) and free.config.execution.memmap_dir is None
     need = free.memory.resident
-    tight = account_with(need - (4 << 20)).place(config)
+    tight = room_of(need - (4 << 20)).place(config)
     assert isinstance(tight, Placed) and tight.memory.resident <= need - (4 << 20)
     assert tight.memory.itself == free.memory.itself + (1 << 20)
     execution = tight.config.execution
     assert execution.memmap_dir == str(tmp_path) and 0 < execution.host_memory < free.memory.rows
     # the program runs with so little memory for rows
     assert len(trial.step_times(pretraining, tight.config, 0, 1, time.perf_counter)) == 1
-    none = account_with(100 << 20).place(config)
+    none = room_of(100 << 20).place(config)
     assert isinstance(none, str) and "needs" in none
 
 
@@ -389,40 +398,40 @@ def test_activations_of_as_many_blocks_are_kept_as_fit(tmp_path):
         run_folder=str(tmp_path),
     )  # fmt: skip
     all_kept, none = (
-        account_with(1 << 40).place(override(config, recomputation=each)).memory.resident
+        room_of(1 << 40).place(override(config, recomputation=each)).memory.resident
         for each in (False, True)
     )
     each = kept_bytes(config)
     assert 2 * each < all_kept - none
     numbers = []
     for room in (none + 2 * each, none + 4 * each, all_kept - 1):
-        found = account_with(room).place(config)
+        found = room_of(room).place(config)
         assert isinstance(found, Placed) and found.memory.resident <= room
         assert found.config.execution.memmap_dir is None
         numbers.append(kept_layers(found.config))
     assert 0 < numbers[0] < numbers[1] < 6 and numbers[2] >= numbers[1]
-    text = candidates.in_words(account_with(none + 4 * each).place(config).config)
+    text = axes.in_words(room_of(none + 4 * each).place(config).config)
     assert f"activations of {numbers[1]} of 6 blocks kept" in text
-    less_than_one = account_with(none + each // 2).place(config)  # another candidate recomputes
+    less_than_one = room_of(none + each // 2).place(config)  # another candidate recomputes
     assert isinstance(less_than_one, str) and "needs" in less_than_one
-    all_given = account_with(none + 4 * each, "recomputation").place(config)
+    all_given = room_of(none + 4 * each, "recomputation").place(config)
     assert isinstance(all_given, str) and "needs" in all_given
 
 
 @pytest.mark.slow
 def test_a_place_for_rows_that_is_given_is_not_changed(tmp_path):
     config = small(run_folder=str(tmp_path))
-    found = account_with(101 << 20, "host_memory", "memmap_dir").place(config)
+    found = room_of(101 << 20, "host_memory", "memmap_dir").place(config)
     assert isinstance(found, str)
 
 
 @pytest.mark.slow
 def test_rows_that_mapped_files_hold_take_no_memory(tmp_path):
     config = small(hidden_size=256, memmap_dir=str(tmp_path))
-    need = account_with(1 << 40, "memmap_dir").place(config).memory
+    need = room_of(1 << 40, "memmap_dir").place(config).memory
     assert need.mapped > 0.5 * need.rows
-    assert isinstance(account_with(need.needed, "memmap_dir").place(config), Placed)
-    assert "needs" in account_with(need.needed - 1, "memmap_dir").place(config)
+    assert isinstance(room_of(need.needed, "memmap_dir").place(config), Placed)
+    assert "needs" in room_of(need.needed - 1, "memmap_dir").place(config)
 
 
 def rows_of(build, config):
@@ -433,17 +442,10 @@ def rows_of(build, config):
 def test_files_hold_the_rows_of_each_process_here_and_of_validation(monkeypatch):
     config = small(validate_every=1)
     both = rows_of(training_program, config) + rows_of(evaluation_program, config)
-    alone = replace(account_with(0), validation=evaluation_program)
-    assert alone._file_bytes(config) == both
-
-    def half(config):
-        """What each of two processes has."""
-        return training_program(override(config, layers=1))
-
+    programs = programs_of(config, training_program, evaluation_program)
+    assert file_bytes(programs) == both
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert replace(alone, build=half, validation=None)._file_bytes(config) == 2 * rows_of(
-        half, config
-    )
+    assert file_bytes(programs[:1]) == 2 * rows_of(training_program, config)
 
 
 # The whole
@@ -466,7 +468,7 @@ def test_a_run_is_executed_as_chosen_and_one_that_goes_on_does_not_search_again(
     def fails(*arguments, **more):
         raise AssertionError("searched again")
 
-    monkeypatch.setattr("popxl_gpt.execution.planning.auto.resolved.choose", fails)
+    monkeypatch.setattr("popxl_gpt.execution.planning.executing.choose", fails)
     read, sha256 = [], checkpoint._sha256
     monkeypatch.setattr(checkpoint, "_sha256", lambda path: read.append(path) or sha256(path))
     newest = str(tmp_path / "tiny/checkpoints/step_00000002")
@@ -485,7 +487,7 @@ def test_without_an_earlier_run_there_is_a_search(tmp_path, monkeypatch):
         asked.append(arguments)
         raise UserError("asked")
 
-    monkeypatch.setattr("popxl_gpt.execution.planning.auto.resolved.choose", choose)
+    monkeypatch.setattr("popxl_gpt.execution.planning.executing.choose", choose)
     with pytest.raises(UserError, match="asked"):
         resolved(config, (), PlanOptions(auto=True), pretraining, training_program)
-    assert asked[0][-1] == choice.SECONDS
+    assert asked[0][-1] == executing.SECONDS

@@ -8,7 +8,7 @@ import pytest
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoints.checkpoint import checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.utils.errors import UserError
 

@@ -9,7 +9,7 @@ from helpers.processes import environment
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoints.checkpoint import checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.replicas import check_replicas

@@ -12,13 +12,15 @@ from helpers.quick import cases
 
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, checkpoints_in, find
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     MANIFEST,
     best_in,
+    checkpoints_in,
     delete_old,
     folder_name,
 )
+from popxl_gpt.execution.checkpoints.finding import find
 from popxl_gpt.execution.checkpoints.manifest import ManifestError, read_manifest
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import save, write_weights

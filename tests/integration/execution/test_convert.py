@@ -20,7 +20,8 @@ from popxl_gpt.config.presets import preset
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.exchange.initial_weights import initial_weights
 from popxl_gpt.execution.inference.inference import generation, logits

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from popxl_gpt.execution.checkpoints import checkpoint, saving
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import delete_old, folder_name
+from popxl_gpt.execution.checkpoints.finding import find, find_trained
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import write_weights
 from popxl_gpt.execution.variables import fresh_weights

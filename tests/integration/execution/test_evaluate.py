@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 from popxl_gpt.config.presets import from_mapping, preset
 from popxl_gpt.config.saving import load
 from popxl_gpt.data.dataset import TokenDataset
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.in_memory import SyntheticDataset, TokenArray
 from popxl_gpt.data.mixture import MixedDataset
 from popxl_gpt.data.prepare import main as prepare
@@ -37,7 +36,7 @@ from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.inference.evaluation import Evaluation
 from popxl_gpt.execution.inference.inference import evaluation, token_losses
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.errors import UserError, exit_on_user_error
+from popxl_gpt.utils.errors import DataError, UserError, exit_on_user_error
 from tests import warm
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 from tests.integration.runs import run_job

@@ -14,7 +14,7 @@ from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.families.llama import LLAMA

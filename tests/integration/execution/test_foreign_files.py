@@ -26,7 +26,7 @@ from popxl_gpt.data.wikipedia import wikipedia_source
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.job.text import read_tokenizer
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.exchange.initial_weights import initial_weights
 from popxl_gpt.modelling.gpt import model_table
@@ -193,7 +193,7 @@ def test_a_folder_is_taken_for_the_tokenizer_in_it(files, tmp_path, capsys):
     ]
     assert prepare(command) == 0
     assert load_tokenizer(tmp_path / "out").to_str() == expected  # a prepared one's
-    config, _ = parse_training(["--config", "tiny", "--tokenizer", str(files / "theirs")])
+    config = parse_training(["--config", "tiny", "--tokenizer", str(files / "theirs")]).config
     assert config.data.tokenizer == str(files / "theirs/tokenizer.json")
     capsys.readouterr()
     with pytest.raises(UserError, match=f"--tokenizer: got {tmp_path}, a folder without tokenizer"):

@@ -14,7 +14,7 @@ from helpers.quick import Later
 from safetensors.torch import load_file, save_file
 
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.manifest import manifest_text
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder
 from popxl_gpt.modelling.gpt import model_table

@@ -19,7 +19,8 @@ from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo import generate as command
 from popxl_gpt.demo.generate import generate
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, _sha256, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, _sha256
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.manifest import manifest_text, read_manifest
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.utils.errors import NotFiniteError, UserError

@@ -194,15 +194,15 @@ def trained(config: Config) -> "list[StepResult]":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "grid, heads",
+    "grid, changes",
     [
-        pytest.param((2, 2, 2), 4, id="8 replicas"),
-        pytest.param((4, 4, 4), 4, id="64 replicas"),
-        pytest.param((4, 8, 8), 8, id="256 replicas"),
+        pytest.param((2, 2, 2), {}, id="8 replicas"),
+        pytest.param((4, 4, 4), {}, id="64 replicas"),
+        pytest.param((4, 8, 8), {"heads": 8, "layers": 1}, id="256 replicas"),
     ],
 )
-def test_the_smallest_preset_trains_in_one_process(grid, heads):
-    config = preset("tiny", steps=2, heads=heads, learning_rate=1e-2)
+def test_the_smallest_preset_trains_in_one_process(grid, changes):
+    config = preset("tiny", steps=2, learning_rate=1e-2, **changes)
     results, _ = train(laid_out(config, grid))
     assert losses(results)[-1] < losses(results)[0]
     np.testing.assert_allclose(

@@ -14,8 +14,9 @@ from helpers.quick import cases
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun, find_trained
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder

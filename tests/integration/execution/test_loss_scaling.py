@@ -14,7 +14,8 @@ from helpers.quick import cases
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.pretraining import main
-from popxl_gpt.execution.checkpoints.checkpoint import MANIFEST, SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import StepResult

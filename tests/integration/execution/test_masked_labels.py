@@ -12,7 +12,6 @@ from helpers.quick import cases
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.data import example
-from popxl_gpt.data.errors import DataError
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.pretraining import main
@@ -26,7 +25,7 @@ from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.metrics import read_metrics
 from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
-from popxl_gpt.utils.errors import UserError
+from popxl_gpt.utils.errors import DataError, UserError
 from tests.integration.gpt_oracle import (
     distance,
     hugging_face,

@@ -11,8 +11,7 @@ from popxl_gpt.config.presets import override
 from popxl_gpt.demo.job import run_memory
 from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.planning import memory
-from popxl_gpt.execution.planning.plan import fit
-from popxl_gpt.execution.planning.plan.process import ProcessMemory, without_files
+from popxl_gpt.execution.planning.memory import ProcessMemory, check_fits, without_files
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import planner
@@ -24,13 +23,12 @@ SAID = "/sys/fs/cgroup/job/memory.max"
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    for module in (fit, memory):
-        monkeypatch.setattr(module, "host_bytes", lambda: (2**40, nbytes, SAID))
+    monkeypatch.setattr(memory, "host_bytes", lambda: (2**40, nbytes, SAID))
 
 
 def test_with_ample_memory_nothing_is_planned(monkeypatch):
     leave(monkeypatch, 2**33)
-    assert not fit.check_fits(TRAINED, None, None)
+    assert not check_fits(TRAINED, None, None)
 
 
 @pytest.mark.slow
@@ -40,10 +38,10 @@ def test_too_little_is_refused_with_the_limit_and_the_number_that_suffices(monke
     with pytest.raises(
         UserError, match=f"got 2.00 MiB left, .* of {SAID}; expected at least"
     ) as told:
-        fit.check_fits(config, training_program, evaluation_program)
+        check_fits(config, training_program, evaluation_program)
     needed = float(re.search(r"at least ([\d.]+) MiB", str(told.value))[1])
     leave(monkeypatch, int((needed + 0.1) * MIB))
-    assert fit.check_fits(config, training_program, evaluation_program)
+    assert check_fits(config, training_program, evaluation_program)
     assert needed > 2
 
 
@@ -54,7 +52,7 @@ def test_rows_in_files_need_the_memory_that_they_are_given(tmp_path: Path, monke
     found = []
     for rows in (None, 4 * MIB, 5 * MIB):
         with pytest.raises(UserError) as told:
-            fit.check_fits(override(config, host_memory=rows), training_program, None)
+            check_fits(override(config, host_memory=rows), training_program, None)
         found.append(re.search(r": ([\d.]+ \w+) of rows", str(told.value))[1])
     program = training_program(without_files(config))[0]
     beside = planner().host_needs(program, mapped=True).rows
@@ -65,10 +63,10 @@ def test_rows_in_files_need_the_memory_that_they_are_given(tmp_path: Path, monke
 def test_what_is_planned_is_not_planned_again(monkeypatch):
     planned = ProcessMemory(itself=0, rows=3 * MIB, tensors=5 * MIB, saving=MIB, copy=MIB)
     leave(monkeypatch, 2**40)
-    assert fit.check_fits(TRAINED, None, None, planned) is planned
+    assert check_fits(TRAINED, None, None, planned) is planned
     leave(monkeypatch, MIB)
     with pytest.raises(UserError, match="for .*: 3.00 MiB of rows and .* of tensors. Choose"):
-        fit.check_fits(TRAINED, None, None, planned)
+        check_fits(TRAINED, None, None, planned)
 
     monkeypatch.setattr(run_memory, "training_program", None)
     told = run_memory.RunMemory(TRAINED, planned)
@@ -78,9 +76,9 @@ def test_what_is_planned_is_not_planned_again(monkeypatch):
 
 def test_what_does_not_fit_one_process_ends_all(monkeypatch):
     leave(monkeypatch, 2**33)
-    monkeypatch.setattr(fit, "gather", lambda mine, *_, **__: [mine, "memory: got 1 MiB left"])
+    monkeypatch.setattr(memory, "gather", lambda mine, *_, **__: [mine, "memory: got 1 MiB left"])
     with pytest.raises(UserError, match="got 1 MiB left"):
-        fit.check_fits(TRAINED, None, None)
+        check_fits(TRAINED, None, None)
 
 
 @pytest.mark.slow
@@ -88,4 +86,4 @@ def test_all_processes_of_a_machine_are_counted(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     leave(monkeypatch, MIB)
     with pytest.raises(UserError, match="for each of 3 processes"):
-        fit.check_fits(TRAINED, training_program, None)
+        check_fits(TRAINED, training_program, None)

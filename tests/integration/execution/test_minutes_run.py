@@ -18,9 +18,9 @@ from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo import pretraining
 from popxl_gpt.demo.job.run import TrainingRun
+from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import checkpoints_in
-from popxl_gpt.execution.planning.minutes.schedule import TimedSchedule
 from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
 
@@ -130,16 +130,21 @@ def test_steps_are_kept_once_they_are_fixed_and_not_while_they_are_estimated():
 
 
 @pytest.mark.slow
-def test_the_program_chooses_what_it_trains_and_says_why(tmp_path):
+@pytest.mark.parametrize("flags", [(), ("--auto", "--auto_seconds", 1)], ids=["minutes", "auto"])
+def test_the_program_chooses_what_it_trains_and_says_why(flags, tmp_path):
     tokens = np.random.default_rng(0).integers(0, 61, (300, 65))
     with RecordWriter(tmp_path / "train-0.tfrecord") as writer:
         for payload in example.encode(tokens):
             writer.write(payload)
     files = ("--input_files", tmp_path / "train-0.tfrecord", "--vocabulary_size", 61)
-    seconds, printed = train(tmp_path, "--minutes", 0.6, *files, "--sequence_length", 64)
+    words = ("--minutes", 0.6, *files, "--sequence_length", 64, *flags)
+    seconds, printed = train(tmp_path, *words)
     assert 0.75 * 36 < seconds < 2 * 36
     for word in ("machine", "data", "size", "batch", "rate", "precision", "expected"):
         assert f"\n{word} " in f"\n{printed}"
+    assert (
+        ("\nauto: 0.6_minutes, searched for" in printed) == ("\nchosen " in printed) == bool(flags)
+    )
     config = load(tmp_path / "0.6_minutes/config.yml")
     assert (config.model.sequence_length, config.model.vocabulary_size) == (64, 61)
     end = end_by_clock(tmp_path / "0.6_minutes")

@@ -66,6 +66,6 @@ def test_a_checkpoint_of_a_later_format_is_refused_with_the_way_out(tmp_path):
         name: value for name, value in json.loads(path.read_text()).items() if name != "sha256"
     }
     path.write_text(manifest_text({**later, "format": max(FORMATS) + 1}))
-    config, _ = parse_command_line(FLAGS, program="test", default="tiny")
+    config = parse_command_line(FLAGS, program="test", default="tiny").config
     with pytest.raises(UserError, match="Use the version of this program that wrote it"):
         SavedRun(tmp_path / SAVED, config)

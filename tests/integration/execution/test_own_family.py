@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from helpers.quick import Later
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.convert import main as convert
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from tests.integration.architectures import (
     MODELS,
@@ -32,6 +31,7 @@ from tests.integration.architectures import (
 from tests.integration.gpt_oracle import random_weights
 from tests.integration.runs import run_job
 
+transformers = Later("transformers")
 own_family = Later("popxl_gpt.modelling.modeling_popxl_gpt")
 
 TEXTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [35, 8, 9, 7]]

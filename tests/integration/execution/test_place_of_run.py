@@ -55,7 +55,7 @@ def test_a_run_that_was_renamed_and_moved_goes_on_there(runs, tmp_path, monkeypa
 
 
 def place(*words: str) -> "tuple[str, str]":
-    config, _ = parse_command_line(words, program="p", default="tiny", options=None)
+    config = parse_command_line(words, program="p", default="tiny", options=None).config
     return config.name, config.logging.run_folder
 
 

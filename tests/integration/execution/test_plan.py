@@ -23,9 +23,8 @@ from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.planning import machine
 from popxl_gpt.execution.planning.model_size import flops_per_step
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan.run_plan import make_run_plan
-from popxl_gpt.execution.planning.plan.text import group_name, plan_text
-from popxl_gpt.execution.planning.plan.values import plan_values
+from popxl_gpt.execution.planning.plan_report import group_name, plan_text, plan_values
+from popxl_gpt.execution.planning.run_plan import make_run_plan
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.benchmark.options import Options
 from popxl_gpt.utils.errors import UserError

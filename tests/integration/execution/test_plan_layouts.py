@@ -7,19 +7,19 @@ import pytest
 from popxl.errors import RemoteMemoryError
 
 from popxl_gpt.config.presets import override
-from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan import layouts as module
-from popxl_gpt.execution.planning.plan.layouts import (
+from popxl_gpt.execution.planning import layouts as module
+from popxl_gpt.execution.planning.axes import splits
+from popxl_gpt.execution.planning.layouts import (
     Search,
     fastest_layouts,
     layouts,
     layouts_text,
     layouts_values,
-    least_bytes,
-    splits,
     that_fit,
 )
-from popxl_gpt.execution.planning.plan.run_plan import plan_step
+from popxl_gpt.execution.planning.memory import least_device_bytes
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.run_plan import plan_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.units import bytes_text
@@ -124,7 +124,7 @@ def test_layouts_that_do_not_fit_device_memory_are_left_out(alone, monkeypatch):
         assert found.shown == fitting[:shown]
         # no more are looked at than it takes
         needed = alone.index(fitting[:shown][-1]) + 1 if shown < 3 else 3
-        in_question = [p for p in alone[:needed] if least_bytes(p.config) <= peaks[1]]
+        in_question = [p for p in alone[:needed] if least_device_bytes(p.config) <= peaks[1]]
         assert asked == [p.config for p in in_question]
     with pytest.raises(UserError, match="expected at least .* smallest of 3 layouts over 2"):
         chosen(alone, peaks[0] - 1, monkeypatch, 1)
@@ -134,13 +134,13 @@ def test_layouts_that_do_not_fit_device_memory_are_left_out(alone, monkeypatch):
 def test_what_a_block_takes_alone_is_less_than_the_peak_and_rules_layouts_out(alone, monkeypatch):
     for plan in alone:
         block, tp = plan.config, plan.config.execution.tensor_parallel_1
-        assert 0 < least_bytes(block) < plan.program.peak_bytes
-        whole = least_bytes(override(block, tensor_parallel_1=1, tensor_parallel_2=1))
-        assert least_bytes(block) == whole // (tp * block.execution.tensor_parallel_2)
-    least = min(least_bytes(p.config) for p in alone)
+        assert 0 < least_device_bytes(block) < plan.program.peak_bytes
+        whole = least_device_bytes(override(block, tensor_parallel_1=1, tensor_parallel_2=1))
+        assert least_device_bytes(block) == whole // (tp * block.execution.tensor_parallel_2)
+    least = min(least_device_bytes(p.config) for p in alone)
     with pytest.raises(UserError, match="expected at least"):
         chosen(alone, least - 1, monkeypatch, 1)
-    too_large = next(p for p in alone if least_bytes(p.config) > least)
+    too_large = next(p for p in alone if least_device_bytes(p.config) > least)
     with pytest.raises(UserError, match=bytes_text(too_large.program.peak_bytes)):
         chosen([too_large], least, monkeypatch, 1)
     found, asked = chosen(alone, 2**40, monkeypatch, 3)

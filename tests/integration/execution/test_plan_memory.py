@@ -20,10 +20,15 @@ from popxl_gpt.config.presets import override
 from popxl_gpt.demo.job.run_memory import RunMemory
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference.inference import evaluation_program
-from popxl_gpt.execution.planning.memory import copy_bytes
+from popxl_gpt.execution.planning import memory as account
+from popxl_gpt.execution.planning.memory import (
+    copy_bytes,
+    own_bytes,
+    process_memory,
+    programs_of,
+    without_files,
+)
 from popxl_gpt.execution.planning.model_size import parameter_count
-from popxl_gpt.execution.planning.plan import process
-from popxl_gpt.execution.planning.plan.process import process_memory, without_files
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
@@ -183,7 +188,7 @@ def test_rows_beside_mapped_files_are_those_that_have_memory_in_a_run(
 
     held = most_held(config, unmapped, monkeypatch)
     assert 0.98 * expected.rows <= held <= expected.rows
-    whole, memory = extensions.host_needs(program), process_memory(config, 0, program, None)
+    whole, memory = extensions.host_needs(program), process_memory(config, [program])
     assert (memory.rows, memory.mapped) == (whole.rows, whole.rows - expected.rows)
     assert (memory.mapped > 0) == (grid == (1, 1, 1))
 
@@ -199,7 +204,7 @@ def test_a_program_is_compiled_once_for_what_mapped_files_hold_of_it(tmp_path, m
     monkeypatch.setattr(compiler, "lower", noted)
     config = configuration(memmap_dir=str(tmp_path))
     program = training_program(without_files(config))[0]
-    assert process_memory(config, 0, program, None).mapped > 0
+    assert process_memory(config, [program]).mapped > 0
     assert len(lowered) == 1
 
 
@@ -208,24 +213,24 @@ def test_a_device_beside_the_host_has_rows_of_its_own():
     config = configuration(hidden_size=180)
     needs = extensions.host_needs(training_program(config)[0])
     gpu = override(config, device="cuda")
-    found = process_memory(gpu, 0, training_program(gpu)[0], None)
+    found = process_memory(gpu, [training_program(gpu)[0]])
     assert (found.rows, found.tensors) == (needs.all_rows, 0)
     limit = extensions.device_needs(training_program(config)[0]).least + 400_000
     limited = override(config, device_memory=limit)
-    planned_rows = process_memory(limited, 0, training_program(limited)[0], None).rows
+    planned_rows = process_memory(limited, [training_program(limited)[0]]).rows
     session = pretraining(limited)
     (cache,) = session._engine.machine.caches
-    taken = cache.traffic.memory_bytes + cache.traffic.file_bytes
+    taken = cache.transfers.traffic.memory_bytes + cache.transfers.traffic.file_bytes
     assert planned_rows > needs.all_rows and taken == pytest.approx(planned_rows, rel=0.1)
     ample = override(config, device_memory=2**40)
-    assert process_memory(ample, 0, training_program(ample)[0], None).rows == needs.all_rows
+    assert process_memory(ample, [training_program(ample)[0]]).rows == needs.all_rows
 
 
 @pytest.mark.slow
 def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     config = configuration(hidden_size=180)
     needs = extensions.host_needs(training_program(config)[0])
-    found = process_memory(config, 1000, training_program(config)[0], None)
+    found = process_memory(config, [training_program(config)[0]], 1000)
     assert (found.itself, found.rows, found.tensors) == (1000, needs.rows, needs.tensors)
     model, layer = config.model, 3 * 4 * (12 * 180**2 + 13 * 180)  # weights and moments
     embedding = 3 * 4 * 180 * (model.vocabulary_size + model.sequence_length)
@@ -233,17 +238,19 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     assert found.copy == copy_bytes(config, 1)  # not resident at the end
     assert found.resident == 1000 + needs.rows + max(needs.tensors, found.saving)
     limited = override(config, memmap_dir="anywhere", host_memory=needs.rows // 2)
-    assert process_memory(limited, 0, training_program(config)[0], None).rows == needs.rows // 2
+    assert process_memory(limited, [training_program(config)[0]]).rows == needs.rows // 2
     looks = override(config, validate_every=1)
-    validated = process_memory(looks, 1000, training_program(config)[0], evaluation_program)
+    validated = process_memory(
+        looks, programs_of(looks, training_program, evaluation_program), 1000
+    )
     assert validated.rows > found.rows + 4 * parameter_count(config.model)
 
 
 def test_a_process_shares_memory_with_each_other_one_here(monkeypatch):
-    monkeypatch.setattr(process, "resident_bytes", lambda: 1000)
-    alone = process.own_bytes(configuration())
+    monkeypatch.setattr(account, "resident_bytes", lambda: 1000)
+    alone = own_bytes()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert process.own_bytes(configuration()) == alone + 2 * 2 * RING_BYTES
+    assert own_bytes() == alone + 2 * 2 * RING_BYTES
 
 
 @pytest.mark.slow

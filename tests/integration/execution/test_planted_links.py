@@ -18,11 +18,11 @@ from popxl_engine.cache import save_source
 
 from popxl_gpt.config.saving import save
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.folders import partial_folder, resumable_folder
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.records import RecordFile, RecordWriter, index_path
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
+from popxl_gpt.utils.files.folders import partial_folder, resumable_folder
 from popxl_gpt.utils.files.plain import append_plain
 from popxl_gpt.utils.files.whole import written_whole
 from tests.integration.runs import run_job

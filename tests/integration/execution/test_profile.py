@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.quick import Later
 from popxl.extensions import LANES, PHASES, Machine, PhaseProfile, Profile, Work, plan, profile
 
-from imgs.draw_profile import busy, main
 from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.presets import preset
 from popxl_gpt.config.schema import Config
@@ -27,6 +27,8 @@ from tests import warm
 from tests.integration.execution.plan_cases import step_arrays
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
+
+picture = Later("imgs.draw_profile")
 
 ROOT = Path(__file__).parents[3]
 ALONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
@@ -245,14 +247,14 @@ def test_of_few_runs_the_last_is_recorded(tmp_path, capsys):
 
 def test_lanes_are_as_busy_as_their_spans_are_long():
     edges = np.array([0.0, 10, 20, 30, 40])
-    assert busy([], edges).tolist() == [0] * 4
-    assert busy([(5, 12), (12, 15), (20, 40)], edges).tolist() == [0.5, 0.5, 1, 1]
-    assert busy([(39, 40), (0, 1)], edges).tolist() == [0.1, 0, 0, 0.1]
+    assert picture.busy([], edges).tolist() == [0] * 4
+    assert picture.busy([(5, 12), (12, 15), (20, 40)], edges).tolist() == [0.5, 0.5, 1, 1]
+    assert picture.busy([(39, 40), (0, 1)], edges).tolist() == [0.1, 0, 0, 0.1]
 
 
 @pytest.mark.slow
 def test_the_picture_of_the_docs_is_drawn_from_a_run(tmp_path):
-    main(preset("tiny", **ALONE), tmp_path / "profile.png")
+    picture.main(preset("tiny", **ALONE), tmp_path / "profile.png")
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -142,10 +142,18 @@ def test_what_is_in_files_is_written_before_training_goes_on(limit, in_memory, t
         assert name == "checkpoint.json" or expected[name] == in_memory[name], name
 
 
+def layer_bytes(session, config):
+    """Bytes of each layer's tensors in a checkpoint."""
+    return {
+        layer: sum(codec.nbytes for codec in codecs.values())
+        for layer, codecs in saving.layer_tensors(session, config).items()
+    }
+
+
 @pytest.mark.slow
 def test_a_copy_takes_no_more_than_half_of_the_free_memory(tmp_path, monkeypatch):
     session = pretraining(BASE)
-    sizes, most = saving.layer_bytes(session, BASE), [0]
+    sizes, most = layer_bytes(session, BASE), [0]
     free = 2 * (max(sizes.values()) + min(sizes.values()))
     assert 2 * sum(sizes.values()) > free
     put = saving.PartQueue.put
@@ -169,7 +177,7 @@ def test_a_copy_takes_no_more_than_half_of_the_free_memory(tmp_path, monkeypatch
 )
 def test_a_plan_counts_the_copy(changes):
     config = override(BASE, **changes)
-    sizes = saving.layer_bytes(pretraining(config), config)
+    sizes = layer_bytes(pretraining(config), config)
     assert copy_bytes(config, 1) == pytest.approx(sum(sizes.values()), rel=0.01)
     of_two = max(sum(sizes[name] for name in share) for share in saving._shares(sizes, 2))
     assert copy_bytes(config, 2) == pytest.approx(of_two, rel=0.2)

@@ -20,7 +20,8 @@ from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution import optimizer
-from popxl_gpt.execution.checkpoints.checkpoint import MANIFEST, SavedRun, checkpoints_in
+from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
+from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, checkpoints_in
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import StepResult

@@ -24,7 +24,7 @@ from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.evaluate import evaluate
 from popxl_gpt.demo.generate import generate
 from popxl_gpt.demo.job.text import read_tokenizer
-from popxl_gpt.execution.checkpoints.checkpoint import find_trained
+from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job

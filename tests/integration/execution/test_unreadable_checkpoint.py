@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from popxl_gpt.execution.checkpoints import saving
-from popxl_gpt.execution.checkpoints.checkpoint import find, find_trained
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     best_in,
     checkpoints_in,
     delete_old,
     folder_name,
 )
+from popxl_gpt.execution.checkpoints.finding import find, find_trained
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import write_weights
 from popxl_gpt.execution.variables import fresh_weights

@@ -143,7 +143,7 @@ def all_reduce_identical_inputs(
 def all_reduce_identical_grad_inputs(
     ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
-    """As `all_reduce`; backward, the gradients pass unchanged.
+    """The same as `all_reduce`; backward, the gradients pass unchanged.
 
     Shapes, arguments and errors: as for `all_reduce`.
     """

@@ -17,7 +17,7 @@ EXP_FLOPS = 8
 
 @op
 def logsumexp_and_pick(logits: Tensor, indices: Tensor) -> tuple[TensorSpec, TensorSpec]:
-    """For each row, the logarithm of the sum of exponentials, and the logit at an index.
+    """The logarithm of the sum of exponentials of each row, and the logit at an index.
 
     Shapes: logits [n, c], floating point; indices [n], integer -> (log-sum-exp [n], picked [n]),
     float32 or wider. An index outside [0, c) picks zero.

@@ -49,7 +49,7 @@ def group_quantize_decompress(
 def group_quantize_decompress_numpy(
     t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int
 ) -> np.ndarray:
-    """As `group_quantize_decompress`, on the host."""
+    """The same as `group_quantize_decompress`, on the host."""
     _check_packed(
         "group_quantize_decompress_numpy", t.shape, group_scale.shape, group_bias.shape, dim
     )

@@ -48,7 +48,9 @@ def _normalised(x: Tensor, epsilon: float, group: ReplicaGrouping) -> Tensor:
     scale = 1.0 / ops.sqrt(variance + epsilon)
 
     def gradient(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor, **_: object) -> Gradients:
-        """Of what is centred by parts that are constants here: of the whole normalisation."""
+        """The gradient of the whole normalisation, where what is centred goes by parts that are
+        constants here.
+        """
         parts = ops.concat([_row_mean(dy), _row_mean(dy * y)], axis=1)  # [N, 2]
         parts = ops.collectives.replicated_all_reduce(parts, "mean", group)
         along_one, along_y = ops.split(parts, 2, axis=1)

@@ -26,14 +26,14 @@ def replicated_all_reduce_strided(
 def replicated_all_reduce_strided_identical_inputs(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """As `replicated_all_reduce_identical_inputs`."""
+    """The same as `replicated_all_reduce_identical_inputs`."""
     return replicated_all_reduce_identical_inputs(t, op, group)
 
 
 def replicated_all_reduce_strided_identical_grad_inputs(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """As `replicated_all_reduce_identical_grad_inputs`."""
+    """The same as `replicated_all_reduce_identical_grad_inputs`."""
     return replicated_all_reduce_identical_grad_inputs(t, op, group)
 
 

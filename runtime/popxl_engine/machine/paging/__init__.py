@@ -6,7 +6,8 @@ The memory is the host's and the store a file, or the memory is a device's and t
 
 from popxl_engine.machine.paging.access_trace import AccessTrace
 from popxl_engine.machine.paging.budget import Tenant, budget_of
-from popxl_engine.machine.paging.cache import RULES, Cache
+from popxl_engine.machine.paging.cache import Cache
+from popxl_engine.machine.paging.hazards import RULES
 from popxl_engine.machine.paging.host import HostStore, StagedStore
 from popxl_engine.machine.paging.paged_buffer import (
     PagedBuffer,

@@ -25,7 +25,7 @@ class Extent:
     size: int
     row: Any = None
     after: list[Any] = field(default_factory=list)
-    """Of a free one: what must be done before it is used."""
+    """What must be done before a free one is used."""
 
 
 def until_now(device: Device) -> list[Any]:

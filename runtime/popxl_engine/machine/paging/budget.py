@@ -51,7 +51,7 @@ class RowMemory:
         )
         self._fixed_bytes = sum(row.size for row in staying)
         self._store: list[Store] = []
-        """Of the rows that stay, if they ever had to leave."""
+        """The store of the rows that stay, if they ever had to leave."""
         weakref.finalize(self, close, self._store)
         self._cut()
 
@@ -126,7 +126,7 @@ class RowMemory:
             self._store_of(row).write(row.start, memory)
 
     def _store_of(self, row: Row | Staying) -> Store:
-        return self.cache.store if isinstance(row, Row) else self._store[0]
+        return self.cache.transfers.store if isinstance(row, Row) else self._store[0]
 
 
 def _noted_by_nobody() -> None:
@@ -172,7 +172,7 @@ class Budget:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._tenants: list[weakref.ref[Tenant]] = []
-        """Who ran longest ago comes first."""
+        """The tenants; who ran longest ago comes first."""
 
     @property
     def held_bytes(self) -> int:
@@ -181,8 +181,8 @@ class Budget:
             return sum(tenant.held_bytes for tenant in self._alive())
 
     def make_room(self, tenant: Tenant, nbytes: int) -> None:
-        """Before a tenant takes so many bytes: others give theirs up until all is within its
-        limit.
+        """Have others give their memory up, before a tenant takes so many bytes, until all is
+        within its limit.
         """
         with self._lock:
             others = self._others(tenant)
@@ -193,7 +193,7 @@ class Budget:
 
     @contextmanager
     def turn(self, tenant: Tenant) -> Iterator[None]:
-        """Around what needs a session's rows where its program uses them."""
+        """A block around what needs a session's rows where its program uses them."""
         with self._lock:
             self._others(tenant)
             if any(memory.is_parked for memory in tenant.memories):
@@ -220,7 +220,7 @@ class Budget:
 
 
 BUDGETS: dict[tuple[str, torch.device], Budget] = {}
-"""Of this process, by kind of memory and device."""
+"""The budgets of this process, by kind of memory and device."""
 
 
 def budget_of(what: str, where: torch.device) -> Budget:

@@ -16,7 +16,8 @@ from popxl_engine.machine.memory import check_index, copy_apart
 from popxl_engine.machine.paging.access_trace import AccessTrace
 from popxl_engine.machine.paging.arena import Arena
 from popxl_engine.machine.paging.budget import RowMemory
-from popxl_engine.machine.paging.cache import RULES, Cache
+from popxl_engine.machine.paging.cache import Cache
+from popxl_engine.machine.paging.hazards import RULES
 from popxl_engine.machine.paging.row import Row, Staying
 from popxl_engine.machine.paging.store import BLOCK, Store
 
@@ -44,9 +45,9 @@ class Paging:
     memory: int
     """Its bytes, over the replicas of this process."""
     open_store: Callable[[int, int], Store]
-    """From the bytes of a replica's rows, and those of the largest one."""
+    """The way to open a store, from the bytes of a replica's rows, and those of the largest one."""
     device: Device = PROCESSOR
-    """Where the memory is."""
+    """The device where the memory is."""
     events: Sequence[tuple[RowId, bool]] | None = None
     """The rows that a run takes, in order, and whether it stores; None where that is not
     certain.
@@ -125,8 +126,8 @@ class PagedBuffer:
             self._cache.filled(slot)
 
     def donate(self, index: int, held: list[torch.Tensor]) -> None:
-        """As `store`, of the tensor in a list, which is taken out: rows that move have memory of
-        their own.
+        """The same as `store`, of the tensor in a list, which is taken out: rows that move have
+        memory of their own.
         """
         self.store(index, held.pop())
 
@@ -179,7 +180,8 @@ def make_paged_buffer(
         end += rows[-1].size
     store = paging.open_store(end, max((row.size for row in rows), default=0))
     cache = Cache(rows, arena, store, trace, paging.look_ahead, paging.rules, paging.device)
-    cache.traffic.store = paging.store
+    traffic = cache.transfers.traffic
+    traffic.store = paging.store
     try:
         shared = RowMemory(
             cache, len(arena.bytes), list(held.values()), paging.open_store, paging.device
@@ -187,7 +189,7 @@ def make_paged_buffer(
     except RemoteMemoryError:  # its threads hold its memory and its file
         cache.close()
         raise
-    cache.traffic.memory_bytes, cache.traffic.file_bytes = shared.nbytes, end
+    traffic.memory_bytes, traffic.file_bytes = shared.nbytes, end
     slots = {
         b: [held[b, i] if (b, i) in held else rows[numbers[b, i]] for i in range(b.entries)]
         for b in buffers

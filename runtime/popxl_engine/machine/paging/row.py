@@ -1,4 +1,4 @@
-"""What the cache knows of a row, and of a write that is under way."""
+"""What the cache knows of a row, and of a transfer of its contents."""
 
 from collections.abc import Sequence
 
@@ -38,9 +38,10 @@ class Row:
         self.next: float = NEVER
         """Time of its next use; without a trace, the later its last one was, the lower."""
         self.seen, self.later, self.passed = NEVER, -NEVER, -NEVER
-        """As looked ahead from times from `seen` to `later` on: when it is used next, and
-        `AccessTrace.moved_until` when it was used last."""
-        self.last: Write | None = None
+        """The next use as looked ahead to from times from `seen` to `later` on: when it is used
+        next, and `AccessTrace.moved_until` when it was used last.
+        """
+        self.last: Transfer | None = None
         """The write of its contents that was begun last."""
         self.fence: Fence | None = None
         """What the device was asked to do with it, until it was last given back."""
@@ -72,19 +73,20 @@ class Staying:
         self.tensor = None if memory is None else memory[:nbytes].view(self.dtype).view(self.shape)
 
 
-class Write:
-    """A row's contents on their way to the store.
+class Transfer:
+    """A row's contents on their way between memory and the store.
 
     Args:
-        fence: of the row, before which its contents are not there.
+        fences: what the device does there before.
     """
 
-    __slots__ = ("row", "memory", "fence", "is_done")
+    __slots__ = ("row", "memory", "fences", "is_done")
 
-    def __init__(self, row: Row, memory: torch.Tensor, fence: Fence | None):
-        self.row, self.fence, self.is_done = row, fence, False
+    def __init__(self, row: Row, memory: torch.Tensor, fences: Sequence[Fence]):
+        self.row, self.fences, self.is_done = row, fences, False
         self.memory: torch.Tensor | None = memory
+        """None once it is done."""
 
 
-Before = Write | Fence
+Before = Transfer | Fence
 """What memory waits for: something that is written from it, or that the device does with it."""

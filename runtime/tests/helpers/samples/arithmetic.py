@@ -22,7 +22,7 @@ ODD = np.array([3, -1, 2**31 - 1, -1], np.int32)
 
 
 def truncated(lhs, rhs):
-    """Without a limit on the size of numbers."""
+    """The quotient without a limit on the size of numbers."""
     exact = [
         abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(lhs, rhs)
     ]

@@ -11,7 +11,7 @@ NUMBERS = np.array([-2.7, -0.4, 0.0, 1.5, 300.4], np.float32)
 
 
 def rounded(t, data_type):
-    """To the target type and back, by torch."""
+    """The values, to the target type and back, by torch."""
     return t.to(data_type.as_torch()).to(torch.float64)
 
 

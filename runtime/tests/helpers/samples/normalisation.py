@@ -18,7 +18,7 @@ def softmax_grad(dy, y, axis):
 
 
 def group_norm(t, weight, bias, num_groups=1, eps=1e-5):
-    """By the textbook, sample by sample and group by group."""
+    """The normalisation by the textbook, sample by sample and group by group."""
     flat = t.reshape(t.shape[0], num_groups, -1)
     mean = flat.mean(-1, keepdim=True)
     var = ((flat - mean) ** 2).mean(-1, keepdim=True)

@@ -45,7 +45,9 @@ def one_by_one(fn):
 
 
 def median(t, axis=None, keepdims=False):
-    """Along the reduced axes merged into one: the lower of the two in the middle, by sorting."""
+    """The median along the reduced axes merged into one: the lower of the two in the middle, by
+    sorting.
+    """
     reduced = sorted(d % t.dim() for d in dims(t, axis))
     kept = [d for d in range(t.dim()) if d not in reduced]
     flat = t.permute(*kept, *reduced).flatten(len(kept)).sort(-1).values

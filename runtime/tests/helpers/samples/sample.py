@@ -80,9 +80,9 @@ class Sample:
     """Further arguments by name. A `Built` value is made where the op is added, e.g. a remote
     buffer or a replica grouping."""
     oracle: Callable[..., Any] | None = None
-    """On numpy arrays."""
+    """The oracle on numpy arrays."""
     autograd: Callable[..., Any] | None = None
-    """On torch tensors: an oracle of values, and by torch's autograd of gradients."""
+    """The oracle on torch tensors: of values, and by torch's autograd of gradients."""
     check: Callable[..., None] | None = None
     """``check(results, *operands, **attrs)`` on numpy arrays: asserts a property, where there is no
     oracle (random ops)."""

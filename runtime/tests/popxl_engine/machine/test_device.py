@@ -21,10 +21,8 @@ from popxl_engine.kernels.linalg import matrix_product, product
 from popxl_engine.kernels.rounding import update_noise
 from popxl_engine.machine import device as device_module
 from popxl_engine.machine.device import Processor
-from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.paging import HostStore
 from popxl_engine.planner.row_usage import InUse
-from popxl_engine.replaying import RecordedRows, ReplayedRows
 from popxl_engine.stochastic import rounded
 from popxl_engine.support import making_on, uploader
 
@@ -230,12 +228,6 @@ def test_only_an_interpreted_run_changes_the_default_device():
         runs.program = program
         with runs._on_device():
             assert torch.empty(1).device.type == expected
-
-
-def test_rows_of_a_phase_that_runs_again_are_on_its_device():
-    rows = ReplayedRows(RecordedRows(Rows((4,), torch.float32, 2), True), torch.device("meta"))
-    rows.store(0, torch.empty(4, device="meta"))
-    assert {rows.load(i).device.type for i in range(2)} == {"meta"}
 
 
 def test_an_error_of_what_was_compiled_is_raised(monkeypatch):

@@ -14,7 +14,7 @@ from helpers.paging import LOAD, STORE, Clock, Late, Rows, sweep
 from helpers.quick import cases
 from popxl.errors import RemoteMemoryError
 from popxl_engine.machine.paging import BLOCK, RULES, AccessTrace
-from popxl_engine.machine.paging import cache as cache_module
+from popxl_engine.machine.paging import transfers as transfers_module
 from popxl_engine.machine.paging.arena import Arena
 
 ROWS = 12
@@ -117,8 +117,8 @@ def test_without_a_rule_a_random_program_reads_what_it_did_not_store(rule):
 def clock(monkeypatch):
     """A clock that only sleeping moves on."""
     found = Clock()
-    monkeypatch.setattr(cache_module, "threading", found)
-    monkeypatch.setattr(cache_module, "time", found)
+    monkeypatch.setattr(transfers_module, "threading", found)
+    monkeypatch.setattr(transfers_module, "time", found)
     yield found
     found.rest()  # threads that still sleep wake up, and end with the process: it waits for them
 
@@ -138,7 +138,7 @@ def test_transfers_hide_behind_work_where_the_two_balance(look_ahead, least, mos
                 with rows.borrowed(number) as memory:
                     clock.sleep(compute)
                     rows.store(number, memory)
-    transfers, traffic = rows.link.seconds - transfers, rows.cache.traffic
+    transfers, traffic = rows.link.seconds - transfers, rows.cache.transfers.traffic
     assert transfers == pytest.approx(count * compute, rel=0.05)
     taken = (clock.perf_counter() - begin) / max(count * compute, transfers)
     assert least <= taken <= most
@@ -152,10 +152,10 @@ def test_looking_ahead_moves_little_more_than_the_best_order_of_leaving(clock):
         rows = Rows([1] * count, memory, sweep(count), look_ahead=look_ahead)
         for _ in range(2):
             rows.take(sweep(count), work=lambda: clock.sleep(0.001))
-        before = rows.cache.traffic.reads
+        before = rows.cache.transfers.traffic.reads
         for _ in range(4):
             rows.take(sweep(count), work=lambda: clock.sleep(0.001))
-        moved[look_ahead] = (rows.cache.traffic.reads - before) / 4
+        moved[look_ahead] = (rows.cache.transfers.traffic.reads - before) / 4
     assert moved[False] == count - memory
     assert moved[True] <= moved[False] + memory / 2
 
@@ -174,7 +174,7 @@ def test_what_no_later_run_reads_is_never_written():
                 else:
                     with rows.borrowed(row) as memory:
                         assert (memory == 40 + row).all()
-        written[bool(carries)] = rows.cache.traffic.writes
+        written[bool(carries)] = rows.cache.transfers.traffic.writes
     assert 0 < written[False] < written[True]
 
 
@@ -243,14 +243,14 @@ def test_what_a_row_is_worth_follows_from_the_course_wherever_it_is_looked_from(
         (int(row), bool(store))
         for row, store in zip(random.integers(0, 9, 60), random.integers(0, 2, 60))
     ]
-    rows = Rows(random.integers(1, 5, 10), 12, events, look_ahead=False)
-    cache, trace = rows.cache, rows.cache.trace
+    rows = Rows(random.integers(1, 5, 10), 12, events)
+    read_ahead, trace = rows.cache.read_ahead, rows.cache.replacement.trace
     for time_ in [*range(60, 130), 3, 200, *random.integers(0, 500, 200)]:
-        cache._ahead, cache._passed = int(time_), trace.moved_until(int(time_))
+        read_ahead.time, read_ahead.moved = int(time_), trace.moved_until(int(time_))
         for row in rows.rows:
             next_use, last = trace.next_use(row.index, time_), trace.last_use(row.index, time_)
-            is_recent = trace.moved_until(time_) - trace.moved_until(last) < cache._margin
-            assert cache._later_worth(row) == (None if is_recent else next_use)
+            is_recent = trace.moved_until(time_) - trace.moved_until(last) < read_ahead.margin
+            assert read_ahead.priority(row) == (None if is_recent else next_use)
 
 
 def test_an_arena_takes_the_neighbours_that_are_missed_least():
@@ -291,7 +291,7 @@ def test_memory_that_is_there_but_not_in_one_piece_serves_too():
         with rows.borrowed(number) as memory:
             assert (memory == (80 if number == 8 else number)).all()
     assert not rows.rows[8].is_apart or rows.rows[8].memory is not None
-    assert sum(extent.size for extent in rows.cache.arena.extents) == 8 * BLOCK
+    assert sum(extent.size for extent in rows.cache.placement.arena.extents) == 8 * BLOCK
 
 
 def test_large_rows_lie_side_by_side_and_leave_room_for_each_other():
@@ -308,11 +308,11 @@ def test_large_rows_lie_side_by_side_and_leave_room_for_each_other():
 
 
 def test_a_fork_ends_although_a_thread_had_the_lock_that_is_not_in_it():
-    cache = Rows([1, 1], memory=1).cache
+    transfers = Rows([1, 1], memory=1).cache.transfers
     has_lock, may_give_back = threading.Event(), threading.Event()
 
     def hold():
-        with cache._lock:
+        with transfers.lock:
             has_lock.set()
             may_give_back.wait()
 
@@ -321,7 +321,7 @@ def test_a_fork_ends_although_a_thread_had_the_lock_that_is_not_in_it():
     has_lock.wait()
     if not (child := os.fork()):
         signal.alarm(5)
-        cache_module.end(weakref.ref(cache))
+        transfers_module.end(weakref.ref(transfers))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     may_give_back.set()

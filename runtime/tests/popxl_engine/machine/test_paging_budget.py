@@ -139,7 +139,9 @@ def test_sessions_for_which_there_is_room_together_keep_their_rows_in_memory(kin
         for session, variables in sessions:
             run_and_read(session, variables, 1)
     assert [file_traffic(session).written_bytes for session, _ in sessions] == [0, 0]
-    assert all(session._engine.machine.caches[0].traffic.reads == 0 for session, _ in sessions)
+    assert all(
+        session._engine.machine.caches[0].transfers.traffic.reads == 0 for session, _ in sessions
+    )
     assert not any(
         m.is_parked for b in budgets.BUDGETS.values() for s in b._alive() for m in s.memories
     )
@@ -197,7 +199,7 @@ def test_a_disk_that_fails_while_a_session_gives_its_memory_up_is_told(tmp_path,
             "disk: got 'Input/output error' while writing; expected a disk that works."
         )
 
-    monkeypatch.setattr(cache.store, "write", fails)
+    monkeypatch.setattr(cache.transfers.store, "write", fails)
     with pytest.raises(RemoteMemoryError, match="Input/output error"):
         session.write_variables_data(values)  # these rows have never been on the disk
         limited("files", tmp_path)

@@ -69,7 +69,7 @@ class Program:
 
 
 class GivenUp(Exception):
-    """Of a run."""
+    """A run that was given up."""
 
 
 class Run:
@@ -150,7 +150,7 @@ class Run:
             self.look(number)
         if (fence := self.rows.device.fence()) is not None:
             fence.wait()
-        extents = self.rows.cache.arena.extents
+        extents = self.rows.cache.placement.arena.extents
         for row in {e.row for e in extents if e.row is not None}:
             assert sum(e.size for e in extents if e.row is row) == row.size
             assert row.is_apart or sum(e.row is row for e in extents) == 1

@@ -22,9 +22,16 @@ from popxl.extensions import (
     keep_remote_memory_in_files,
     limit_device_memory,
 )
-from popxl_engine.machine.paging import BLOCK, FileStore, Paging, make_paged_buffer
-from popxl_engine.machine.paging import cache as cache_module
+from popxl_engine.machine.paging import (
+    BLOCK,
+    Cache,
+    FileStore,
+    Paging,
+    make_paged_buffer,
+    transfers,
+)
 from popxl_engine.machine.paging.budget import RowMemory
+from popxl_engine.machine.paging.read_ahead import ReadAhead
 
 
 def results(memory=None, folder=None, replicas=1, runs=3, device_memory=None):
@@ -126,13 +133,13 @@ def test_a_device_memory_that_is_neither_bytes_nor_a_share_is_refused(memory):
 
 @pytest.mark.parametrize("looks", ["0", "1"])
 def test_looking_ahead_can_be_switched_off_by_name(looks, tmp_path, monkeypatch):
-    rows, make_room = [], cache_module.Cache._make_room_later
+    rows, make_room = [], ReadAhead._make_room
 
     def noted(cache, row):
         rows.append(row)
         return make_room(cache, row)
 
-    monkeypatch.setattr(cache_module.Cache, "_make_room_later", noted)
+    monkeypatch.setattr(ReadAhead, "_make_room", noted)
     monkeypatch.setenv("POPXL_LOOK_AHEAD", looks)
     got, traffic = results(120_000, tmp_path)
     for a, b in zip(results()[0], got):
@@ -177,16 +184,16 @@ def test_a_session_that_is_gone_leaves_no_thread_and_no_file(tmp_path):
     gc.collect()
     assert gone() is None
     for _ in range(500):
-        if cache._threads == 0:
+        if cache.transfers._running == 0:
             break
         time.sleep(0.01)
-    assert cache._threads == 0
+    assert cache.transfers._running == 0
     with pytest.raises(OSError):
-        os.fstat(cache.store._file)
+        os.fstat(cache.transfers.store._file)
 
 
 def test_a_session_that_fails_for_its_memory_leaves_no_thread_and_no_file(tmp_path, monkeypatch):
-    caches, make = [], cache_module.Cache.__init__
+    caches, make = [], Cache.__init__
 
     def noted(cache, *arguments):
         caches.append(cache)
@@ -195,18 +202,17 @@ def test_a_session_that_fails_for_its_memory_leaves_no_thread_and_no_file(tmp_pa
     def fails(memory):
         raise RemoteMemoryError("remote memory: got 4096 bytes; expected no more.")
 
-    monkeypatch.setattr(cache_module.Cache, "__init__", noted)
+    monkeypatch.setattr(Cache, "__init__", noted)
     monkeypatch.setattr(RowMemory, "_cut", fails)
     ir, _ = program()
     keep_remote_memory_in_files(ir, str(tmp_path), 80_000)
     with pytest.raises(RemoteMemoryError, match="got 4096 bytes"):
         popxl.Session(ir)
     (cache,) = caches
-    for worker in cache._workers:
-        worker.join(10)
-    assert cache._threads == 0
+    cache.transfers.join(10)
+    assert cache.transfers._running == 0
     with pytest.raises(OSError):
-        os.fstat(cache.store._file)
+        os.fstat(cache.transfers.store._file)
 
 
 class Compared(popxl.RemoteBuffer):
@@ -233,14 +239,16 @@ def test_rows_are_not_looked_for_among_each_other(memory, tmp_path):
 
 def test_a_program_that_ends_waits_for_what_is_being_moved(monkeypatch):
     at_exit = []
-    monkeypatch.setattr(cache_module.atexit, "register", lambda *call: at_exit.append(call))
+    monkeypatch.setattr(transfers.atexit, "register", lambda *call: at_exit.append(call))
     rows = Rows([1] * 8, 3, sweep(8), latency=0.05)
     with rows.run():
         with rows.borrowed(0):
             pass
     ((function, *arguments),) = at_exit
     function(*arguments)
-    assert rows.link.is_closed and not any(worker.is_alive() for worker in rows.cache._workers)
+    assert rows.link.is_closed and not any(
+        thread.is_alive() for thread in rows.cache.transfers._threads
+    )
 
 
 def test_rows_whose_numbers_are_in_a_variable_are_fetched_when_they_are_asked_for(tmp_path):

@@ -110,7 +110,7 @@ def test_a_devices_work_is_done_when_its_time_is_taken(monkeypatch):
 
 
 def test_a_gpus_speeds_are_those_of_products_and_copies_there(monkeypatch):
-    """On a processor that is measured as if it were one."""
+    """The case of a processor that is measured as if it were one."""
     for name, value in {"GPU_WIDTHS": (64,), "COPIED_BYTES": 4096, "SECONDS": 0.01}.items():
         monkeypatch.setattr(measuring, name, value)
     found = measuring.gpu_speeds(torch.float32, PROCESSOR)

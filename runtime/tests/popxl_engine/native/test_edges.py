@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 both_types = pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
 COLUMNS = (1, 2, 15, 16, 17, 31, 33, 63, 65)
-"""Beside vectors of 8 and 16 numbers, two of them, and four."""
+"""Columns beside vectors of 8 and 16 numbers, two of them, and four."""
 SHAPES = [
     *((rows, columns) for rows in (1, 3) for columns in COLUMNS),
     *((0, 17), (511, 33), (513, 15), (4, 129), (2, 1031)),
@@ -75,8 +75,8 @@ ROWS = {
     "fused_softcap_logsumexp_and_pick": (0, 1),
     "fused_softcap_logsumexp_and_pick_grad": (0, 1, 2, 3, 4),
 }
-"""Of kernels that work row by row: which operands have rows. Of several results of norms the first
-one has.
+"""Operands of kernels that work row by row: which operands have rows. Of several results of norms
+the first one has.
 """
 
 

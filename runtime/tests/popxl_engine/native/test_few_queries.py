@@ -14,7 +14,9 @@ SHAPES = [(1, 12, 1, 80, 64), (2, 3, 4, 37, 20), (3, 2, 8, 70, 33)]
 
 
 def operands(shape, dtype):
-    """As a step of generation has them: queries beside one another, a mask for each sequence."""
+    """Operands as a step of generation has them: queries beside one another, a mask for each
+    sequence.
+    """
     batch, heads, queries, keys, width = shape
     query = random(batch, queries, heads, width, dtype=dtype, seed=1).transpose(1, 2)
     key, value = (random(batch, heads, keys, width, dtype=dtype, seed=seed) for seed in (2, 3))

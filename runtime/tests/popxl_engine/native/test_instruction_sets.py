@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from poprun.environment import EnvironmentVariableError
+from popxl import extensions
 from popxl_engine.kernels import linalg
-from popxl_engine.native import build, compiling, instruction_sets
+from popxl_engine.native import build, instruction_sets
 from popxl_engine.native.instruction_sets import AMX, BF16, SETS, V3, VARIABLE
 
 X86, ARM = "x86_64", "aarch64"
@@ -49,7 +50,7 @@ def test_of_a_named_set_other_instructions_are_used_nowhere(
     assert not linalg.prefers_onednn.__wrapped__()
     assert not linalg.multiplies_natively.__wrapped__(linalg.torch.bfloat16)
     assert not linalg.multiplies_natively.__wrapped__(linalg.torch.float16)
-    flags = [word for word in compiling.flags_for(build._named_flags()) if "arch" in word]
+    flags = [word for word in build.flags_for(build._named_flags()) if "arch" in word]
     assert flags == [] and build._named_flags() == ("-march=x86-64-v3",)
 
 
@@ -57,5 +58,23 @@ def test_each_set_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     files: set[Path] = set()
     for name in ("", *(each.name for each in SETS)):
         on(monkeypatch, X86, AMX, name)
-        files.add(build._candidates(["c++"])[0])
+        files.add(build._path(build.KERNEL_SOURCES, ["c++"]))
     assert len(files) == 1 + len(SETS)
+
+
+@pytest.mark.parametrize(
+    "machine, has, name, expected",
+    [
+        (X86, AMX, "", True),
+        (X86, BF16, "", True),
+        (X86, BF16, "avx512", False),
+        (X86, V3, "", False),
+        (X86, BF16 - {"fma"}, "", False),
+        (ARM, BF16, "", False),
+    ],
+)
+def test_a_cpu_multiplies_in_bfloat16_by_the_set_that_it_plays(
+    machine: str, has: frozenset[str], name: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, machine, has, name)
+    assert extensions.multiplies_bfloat16() == expected

@@ -25,7 +25,7 @@ MACRO = re.compile(r"^[ \t]*#define[ \t]+(\w+)\(([^)]*)\)(.*)$", re.M)
 
 
 class Signature(NamedTuple):
-    """Of a function, as ctypes says it."""
+    """The signature of a function, as ctypes says it."""
 
     parameters: tuple[Any, ...]
     result: Any
@@ -47,7 +47,7 @@ def exported(text: str) -> dict[str, Signature]:
 
 
 def closing(text: str, opening: int, pair: str) -> int:
-    """Where the bracket that opens at a place closes."""
+    """The place where the bracket that opens at a place closes."""
     depth = 0
     for place in range(opening, len(text)):
         depth += (text[place] == pair[0]) - (text[place] == pair[1])
@@ -83,13 +83,13 @@ def functions(text: str) -> list[tuple[str, str, str]]:
 
 
 def ctype(declared: str) -> Any:
-    """Of a parameter with its name, or of a result."""
+    """The type of a parameter with its name, or of a result."""
     return ctypes.c_void_p if "*" in declared else CTYPES[declared.split()[0]]
 
 
 def in_sources() -> dict[str, Signature]:
     found: dict[str, Signature] = {}
-    for path in build.KERNEL_SOURCES.files():
+    for path in sorted(build.FOLDER.glob("*.[ch]*")):
         found.update(exported(path.read_text(encoding="utf-8")))
     return found
 

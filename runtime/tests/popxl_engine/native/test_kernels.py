@@ -21,7 +21,9 @@ from popxl_engine.native import library as native
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 TOLERANCES = {"newton_schulz": {"rtol": 0.0, "atol": 1e-5}}
-"""Of float32, where not two units in the last place: each step multiplies what rounding adds."""
+"""Tolerances of float32, where not two units in the last place: each step multiplies what rounding
+adds.
+"""
 SPECIAL = [
     0.0,
     -0.0,
@@ -73,7 +75,7 @@ def eight_bit_update(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, .
 
 
 def some_positions(count: int) -> torch.Tensor:
-    """Of sequences of 40."""
+    """Positions of sequences of 40."""
     return torch.arange(count, dtype=torch.int32) % 40
 
 

@@ -3,7 +3,6 @@ with the program.
 """
 
 import contextlib
-import fcntl
 import os
 import resource
 import shlex
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from helpers import stand_ins
 from helpers.quick import cases
-from popxl_engine.native import build, compiling, instruction_sets
+from popxl_engine.native import build, instruction_sets
 from popxl_engine.native import library as native
 
 from tests import warm
@@ -34,8 +33,10 @@ $SLOWLY
 if [ -n "$COPIED" ]; then cp "$COPIED" "$to"; else echo code > "$to"; sleep 0.05; echo more >> "$to"; fi
 """
 """Does SLOWLY, then writes some text or the library that COPIED names."""
-UNITS = compiling.units_in(build.KERNEL_SOURCES.folder)
-CALLS = len(UNITS) + 1
+UNITS = sorted(build.FOLDER.glob("*.cpp"))
+CALLS = len(build.OPTIONAL_FLAGS) + len(UNITS) + 1
+"""Calls that ask whether the compiler knows a flag, that compile a unit, and that links them."""
+KERNELS = build.KERNEL_SOURCES
 
 
 @pytest.fixture
@@ -51,6 +52,12 @@ def calls(tmp_path: Path) -> list[list[str]]:
     return [line.split() for line in lines if "allocator" not in line]
 
 
+def folder_in(tmp_path: Path) -> Path:
+    """A folder for libraries."""
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    return tmp_path / "cache"
+
+
 # One file
 
 
@@ -60,8 +67,8 @@ def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
     compiler: list[str], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REFUSED", refused)
-    build.built(tmp_path / "cache" / "kernels.so", compiler)
-    *compiled, linked = calls(tmp_path)[-CALLS:]
+    build.make(folder_in(tmp_path) / "kernels.so", KERNELS, compiler)
+    *compiled, linked = calls(tmp_path)[-len(UNITS) - 1 :]
     assert sorted(
         Path(word).name for call in compiled for word in call if word.endswith(".cpp")
     ) == sorted(unit.name for unit in UNITS)
@@ -74,66 +81,44 @@ def test_a_flag_that_a_compiler_refuses_costs_no_other_flag(
 def test_of_several_programs_that_build_at_once_one_compiles_and_the_others_wait_for_it(
     compiler: list[str], tmp_path: Path
 ) -> None:
-    path = tmp_path / "cache" / "kernels.so"
-    path.parent.mkdir()
-    programs = [build.Making(path, compiler) for _ in range(4)]
-    for program in programs:
-        program.wait()
-    assert path.read_bytes() == compiling.sealed(b"code\nmore\n")
+    path = folder_in(tmp_path) / "kernels.so"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: build.make(path, KERNELS, compiler), range(4)))
+    assert path.read_bytes() == build.sealed(b"code\nmore\n")
     assert list(path.parent.iterdir()) == [path]
     assert len(calls(tmp_path)) == CALLS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "refused", "never"])
+@pytest.mark.parametrize("how", ["killed", "refused"])
 def test_a_program_compiles_itself_where_the_one_that_it_waits_for_leaves_no_library(
     compiler: list[str], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "cache" / "kernels.so"
-    path.parent.mkdir()
-    if how == "never":
-        lock = os.open(path.parent, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        monkeypatch.setattr(build, "TIME_LIMIT", 1.0)
-        build.Making(path, compiler).wait()
-        os.close(lock)
-    else:
-        refused = {"FAILS": "1"} if how == "refused" else {}
-        for name, value in {"SLOWLY": "sleep 1", **refused}.items():
-            monkeypatch.setenv(name, value)
-        first = build.Making(path, compiler)
+    path = folder_in(tmp_path) / "kernels.so"
+    refused = {"FAILS": "1"} if how == "refused" else {}
+    for name, value in {"SLOWLY": "sleep 1", **refused}.items():
+        monkeypatch.setenv(name, value)
+    with build._maker(path, KERNELS, compiler, subprocess.DEVNULL) as first:
         while not calls(tmp_path):
             time.sleep(0.01)
         for name in ("SLOWLY", "FAILS"):
             monkeypatch.delenv(name, raising=False)
-        second = build.Making(path, compiler)
         if how == "killed":
-            first._process.kill()
-        else:
-            with pytest.raises(subprocess.SubprocessError, match="cannot do this"):
-                first.wait()
-        second.wait()
-        first.end()
-    assert path.read_bytes() == compiling.sealed(b"code\nmore\n")
+            first.kill()
+        build.make(path, KERNELS, compiler)
+    assert first.returncode != 0
+    assert path.read_bytes() == build.sealed(b"code\nmore\n")
 
 
-def test_several_threads_that_need_the_library_at_once_build_it_once(
-    compiler: list[str], tmp_path: Path
+def test_a_folder_without_room_is_told_in_the_compilers_words(
+    compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "cache" / "kernels.so"
-    with ThreadPoolExecutor(6) as pool:
-        assert set(pool.map(lambda _: build.built(path, compiler), range(6))) == {path}
-    assert len(calls(tmp_path)) == CALLS
-
-
-def test_a_folder_without_room_is_told_from_a_compiler_that_fails(
-    compiler: list[str], tmp_path: Path
-) -> None:
+    monkeypatch.setenv("COPIED", sys.executable)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (compiling.ROOM // 2, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
-            build.built(tmp_path / "cache" / "kernels.so", compiler)
+        with pytest.raises(subprocess.SubprocessError, match=r"not compiled \(.*File size limit"):
+            build.make(folder_in(tmp_path) / "kernels.so", KERNELS, compiler)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list((tmp_path / "cache").iterdir())
@@ -150,9 +135,9 @@ def test_a_folder_without_room_is_told_from_a_compiler_that_fails(
 def test_a_compiler_that_cannot_be_started_or_does_not_end_is_one_that_fails(
     command: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "TIME_LIMIT", 0.2)
+    monkeypatch.setattr(build, "TIME_LIMIT", 0.7)
     with pytest.raises(subprocess.SubprocessError, match=problem):
-        build.built(tmp_path / "cache" / "kernels.so", command)
+        build.make(folder_in(tmp_path) / "kernels.so", KERNELS, command)
     assert not list((tmp_path / "cache").iterdir())
 
 
@@ -175,10 +160,10 @@ def test_the_compilers_command_may_have_arguments_and_quotes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", f"env 'MY NAME=x' {sys.executable}")
-    assert compiling.find_compiler() == ["env", "MY NAME=x", sys.executable]
+    assert build.find_compiler() == ["env", "MY NAME=x", sys.executable]
     monkeypatch.setenv("CXX", "env 'never closed")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert compiling.find_compiler() is None
+    assert build.find_compiler() is None
 
 
 # Programs that run
@@ -406,7 +391,7 @@ def test_a_program_that_changes_its_folder_waits_for_what_has_begun(
 ) -> None:
     program = (
         "import os; from popxl_engine.native import build; build.begin(); os.chdir('/'); "
-        "print(next(build.libraries()))"
+        "print(build.library())"
     )
     folder = os.path.relpath(tmp_path / "cache")
     assert Path(run(program, tmp_path, POPXL_CACHE_DIR=folder)[0]).parent.samefile(
@@ -422,7 +407,7 @@ build.begin()
 child = os.fork()
 if not child:
     CHILD
-assert next(build.libraries()).exists()
+assert build.library().exists()
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
@@ -463,7 +448,7 @@ def test_a_program_that_goes_on_after_ctrl_c_has_its_kernels(copying: None, tmp_
         "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nfrom popxl_engine.native import "
         "build; build.begin()"
     )
-    program = f"{begin}\n{WAIT}print(next(build.libraries()).exists())"
+    program = f"{begin}\n{WAIT}print(build.library().exists())"
     with start(program, tmp_path, SLOWLY="sleep 0.5", CALLS=str(tmp_path / "calls")) as process:
         assert process.stdout is not None and process.stdout.readline() == "compiling\n"
         os.killpg(process.pid, signal.SIGINT)
@@ -482,8 +467,8 @@ ENDS = {
     "an end without cleaning up": "os._exit(0)",
     "another program": "os.execlp('true', 'true')",
 }
-AT_ONCE = ("the end", "an exception", "Ctrl-C", "Ctrl-C in a run")
-"""Ends that Python has a say in."""
+PATIENCE = 5
+"""Seconds in which what the program has started has ended, too."""
 
 
 def processes(tmp_path: Path) -> list[str]:
@@ -519,7 +504,7 @@ def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(
         elif end.startswith("SIG"):
             process.send_signal(signal.Signals[end])
         process.wait()
-        until = time.monotonic() + (0 if end in AT_ONCE else build.PATIENCE)
+        until = time.monotonic() + PATIENCE
         while (processes(tmp_path) or parts(tmp_path)) and time.monotonic() < until:
             time.sleep(0.01)
         assert not processes(tmp_path) and not parts(tmp_path)

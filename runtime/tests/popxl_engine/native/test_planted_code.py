@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from poprun import private
 from popxl import ops
 from popxl_engine.kernels import compiled
-from popxl_engine.native import build, compiling
+from popxl_engine.native import build
 from popxl_engine.native import library as native
 
 OTHER = 65534
@@ -42,9 +42,16 @@ COPYING = 'for word; do [ "$before" = -o ] && cp "$COPIED" "$word"; before=$word
 def kept(tmp_path: Path) -> Path:
     """A whole library, in a folder in a folder, all of this user alone."""
     path = tmp_path / "above" / "cache" / "kernels.so"
-    assert build.built(path, COMPILER) == path
-    os.close(build.opened(path))
+    path.parent.mkdir(mode=0o700, parents=True)
+    build.make(path, build.KERNEL_SOURCES, COMPILER)
+    path.parent.parent.chmod(0o700)
+    assert is_taken(path)
     return path
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a library would be loaded from there; raises where it is another user's."""
+    return build.is_there(private.make_folder(path.parent) / path.name)
 
 
 def give_away(path: Path) -> None:
@@ -85,7 +92,7 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 def check_refused(path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(private.NotPrivate, match=str(path.parent.parent)):
-        build.built(path, COMPILER)
+        is_taken(path)
     assert time.monotonic() - begin < 1
 
 
@@ -106,29 +113,41 @@ def test_a_library_is_not_taken_from_what_others_own(door: str, kept: Path) -> N
 @needs_root
 def test_a_sticky_folder_above_is_trusted_where_it_is_roots(kept: Path) -> None:
     kept.parent.parent.chmod(0o1777)
-    assert build.built(kept, COMPILER) == kept
+    assert is_taken(kept)
     give_away(kept.parent.parent)
     check_refused(kept)
 
 
 def test_a_folder_is_looked_at_where_links_lead(kept: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(kept.parent)
-    assert build.built(tmp_path / "link" / kept.name, COMPILER) == kept
+    assert is_taken(tmp_path / "link" / kept.name)
     kept.parent.chmod(0o770)
     with pytest.raises(
         private.NotPrivate,
         match=f"other users may write to {kept.parent}; chmod go-w {kept.parent}",
     ):
-        build.built(tmp_path / "link" / kept.name, COMPILER)
+        is_taken(tmp_path / "link" / kept.name)
 
 
-def test_whatever_the_umask_is_what_is_made_can_be_taken(tmp_path: Path) -> None:
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has not chosen its folder yet, with a quick compiler."""
+    monkeypatch.setattr(build, "find_compiler", lambda: COMPILER)
+    build.private_folder.cache_clear()
+    yield
+    build.private_folder.cache_clear()
+
+
+def test_whatever_the_umask_is_what_is_made_can_be_taken(
+    fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path / "new" / "cache"))
     before = os.umask(0)
     try:
-        path = build.built(tmp_path / "new" / "cache" / "kernels.so", COMPILER)
+        path = build.library()
     finally:
         os.umask(before)
-    assert build.built(path, COMPILER) == path
+    assert path.parent == tmp_path / "new" / "cache" and build.library() == path
     assert [p.stat().st_mode & 0o777 for p in (path, path.parent, path.parent.parent)] == [
         0o600,
         0o700,
@@ -137,22 +156,30 @@ def test_whatever_the_umask_is_what_is_made_can_be_taken(tmp_path: Path) -> None
 
 
 def test_where_no_folder_is_private_one_warning_says_so_and_the_process_has_its_own(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kept: Path,
+    fresh: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     kept.parent.chmod(0o775)
     folders = [kept.parent, tmp_path / "above"]
     (tmp_path / "above").chmod(0o775)
-    monkeypatch.setattr(compiling, "find_compiler", lambda: COMPILER)
-    monkeypatch.setattr(
-        build, "_candidates", lambda *_: [folder / "kernels.so" for folder in folders]
-    )
-    build._own_folder.cache_clear()
+    monkeypatch.setattr(build, "_folders", lambda: folders)
     with caplog.at_level(logging.WARNING, "popxl"):
-        found = next(build.libraries())
-    build._own_folder.cache_clear()
-    assert found.parent.stat().st_mode & 0o777 == 0o700 and found.parent not in folders
+        folder = build.library().parent
+    assert folder.stat().st_mode & 0o777 == 0o700 and folder not in folders
     (told,) = caplog.messages
     assert told.startswith(f"native kernels: not kept in {kept.parent} (other users may write to ")
+
+
+def test_a_folder_that_cannot_be_written_is_passed_over(
+    fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "full", tmp_path / "next"]
+    monkeypatch.setattr(build, "_folders", lambda: folders)
+    monkeypatch.setattr(build.os, "access", lambda path, _: path != folders[0])
+    assert build.private_folder() == folders[1]
 
 
 PLANTED = """
@@ -171,10 +198,10 @@ def plant(path: Path, mark: Path) -> None:
     """Compile a library that leaves a mark where it is loaded, with the hash that ours have."""
     source = path.with_suffix(".cpp")
     source.write_text(f'#define MARK "{mark}"\n{PLANTED}')
-    compiler = compiling.find_compiler()
+    compiler = build.find_compiler()
     assert compiler is not None
     subprocess.run([*compiler, "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
-    path.write_bytes(compiling.sealed(path.read_bytes()))
+    path.write_bytes(build.sealed(path.read_bytes()))
     path.chmod(0o600)
 
 
@@ -188,7 +215,7 @@ def test_a_constructor_that_another_user_can_have_planted_does_not_run(
     script, cache, mark = (tmp_path / name for name in ("compiler", "cache", "mark"))
     script.write_text(COPYING)
     cache.mkdir(mode=0o700)
-    plant(cache / build._candidates(("sh", str(script)))[0].name, mark)
+    plant(cache / build._path(build.KERNEL_SOURCES, ["sh", str(script)]).name, mark)
     if not is_private:
         cache.chmod(0o775)
     folders = {"POPXL_CACHE_DIR": str(cache), "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": ""}
@@ -233,14 +260,14 @@ def test_a_stack_trace_shows_what_ran_and_reads_nothing_from_the_cache(tmp_path:
 def test_what_torch_compiles_is_kept_in_a_private_folder(
     mode: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(compiled.KEPT, "set back at the end")
-    monkeypatch.delenv(compiled.KEPT)
+    monkeypatch.setenv(compiled.TORCH_CACHE, "set back at the end")
+    monkeypatch.delenv(compiled.TORCH_CACHE)
     monkeypatch.setattr(build, "_folders", lambda: [tmp_path])
     tmp_path.chmod(mode)
-    for function in (build.private_folder, build._own_folder, compiled._keep_code_private):
+    for function in (build.private_folder, compiled._keep_code_private):
         function.cache_clear()
     compiled._keep_code_private()
     build.private_folder.cache_clear()
-    kept = Path(os.environ[compiled.KEPT])
+    kept = Path(os.environ[compiled.TORCH_CACHE])
     assert (kept == tmp_path / "torch") == is_taken
     assert kept.parent.stat().st_mode & 0o777 == 0o700

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     native.library() is None, reason="no C++ compiler: the plain kernels run"
 )
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""Of the one at the end; numbers are not subnormal."""
+"""The error of the one rounding at the end; numbers are not subnormal."""
 types = pytest.mark.parametrize("dtype", ROUNDING, ids=["float32", "bfloat16", "float16"])
 SHAPES = [
     ((12, 64), (64, 64)),
@@ -43,7 +43,8 @@ SHAPES = [
     ((5, 21), (2, 3, 21, 19)),
     ((2, 1, 2, 1, 3, 4), (1, 2, 1, 3, 4, 5)),
 ]
-"""Of the operands: vectors filled and not, parts of sums, few sums of many terms, batches."""
+"""Shapes of the operands: vectors filled and not, parts of sums, few sums of many terms, batches.
+"""
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rows": lambda t: t,
     "columns": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,

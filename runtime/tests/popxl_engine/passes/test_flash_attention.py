@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 NOT_FLASH = ["pack_qkv_grads", "recompute_probs", "reuse_dropout", "drop_unused_probs"]
 """Passes for attention with probabilities, which is not for GPUs."""
 EVERY = [each for each in (*OPTIMIZATIONS, *LEGALIZATION) if each.name not in NOT_FLASH]
-"""Of a GPU."""
+"""Every kernel of a GPU."""
 
 
 # Kernels

@@ -1,4 +1,5 @@
-"""Without one of its guards a pass gives wrong programs: guards.json names one for each.
+"""The guards of passes, without each of which a pass gives wrong programs: guards.json names one
+for each.
 
 It gives a program for each guard that is "shown": the name of one in `near_misses`, or a scene of
 `pass_programs` as [pattern, type, where it stands, kind, place, which, other]. What no program can

@@ -11,7 +11,7 @@ from helpers.pass_checks import NAMES, Checker, Failure, shrink, why_not
 from helpers.pass_programs import PATTERNS, Perturbation, Program, Scene, random_program
 
 SEEDS = 60
-"""Of each part of the corpus: two or three programs for each pattern."""
+"""Seeds of each part of the corpus: two or three programs for each pattern."""
 
 
 @pytest.mark.slow

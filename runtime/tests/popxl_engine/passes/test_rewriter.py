@@ -9,7 +9,7 @@ from popxl_engine.passes.rewriter import Match, Rewriter, ScalarPattern, pattern
 
 
 def match(factor: float, is_same: bool) -> Match | None:
-    """Where ``a * 2 * b + a * factor`` is matched, or with another value for the second ``a``."""
+    """The match of ``a * 2 * b + a * factor``, or with another value for the second ``a``."""
     ir = popxl.Ir()
     with ir.main_graph:
         a, b, c = (popxl.variable(np.ones(3, np.float32), name=name) for name in "abc")

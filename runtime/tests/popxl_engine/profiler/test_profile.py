@@ -59,7 +59,7 @@ def of(spans: Any, replica: int, lane: str) -> list[Span]:
 
 
 def paths(spans: list[Span]) -> list[tuple[str, ...]]:
-    """For each span the names of those around it, outermost first, and its own. Fails where spans
+    """The names of the spans around each span, outermost first, and its own. Fails where spans
     cross.
     """
     found, around = [], []
@@ -418,14 +418,14 @@ def test_where_rows_lie_in_files_reads_and_writes_are_spans_of_their_own(tmp_pat
     ir, _ = rows_program(2)
     keep_remote_memory_in_files(ir, str(tmp_path), 2 * 80_000)
     session = popxl.Session(ir)
-    stores = [cache.store for cache in session._engine.machine.caches]
+    stores = [cache.transfers.store for cache in session._engine.machine.caches]
     with session:
         session.run()
         before = file_traffic(session)
         with profile(session) as profiles:
             session.run()
         after = file_traffic(session)
-    assert [cache.store for cache in session._engine.machine.caches] == stores
+    assert [cache.transfers.store for cache in session._engine.machine.caches] == stores
     (found,) = profiles
     for lane, moved in zip(FILES, (after.reads - before.reads, after.writes - before.writes)):
         assert 0 < len([s for s in found.spans if s.lane == lane]) <= moved

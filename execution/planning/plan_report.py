@@ -1,12 +1,22 @@
-"""A plan as text: a line per phase, a line per collective, and the totals."""
+"""`--plan`: what a run would need of memory, traffic and time, as text and as JSON."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import popdist
 
-from popxl_gpt.config.schema import Execution
+from popxl_gpt.config.schema import Config, Execution
+from popxl_gpt.execution.planning.layouts import fastest_layouts, layouts_text, layouts_values
 from popxl_gpt.execution.planning.machine import origin
+from popxl_gpt.execution.planning.memory import Build
 from popxl_gpt.execution.planning.model_size import parameter_count
-from popxl_gpt.execution.planning.plan.run_plan import RunPlan
-from popxl_gpt.execution.planning.text import layout_name, micro_batches, table
+from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.run_plan import RunPlan, make_run_plan
+from popxl_gpt.execution.planning.text import layout_name, layout_values, micro_batches, table
+from popxl_gpt.utils.files.output_folder import written_to
+from popxl_gpt.utils.files.whole import written_whole
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 ASSUMPTIONS = (
@@ -17,6 +27,42 @@ ASSUMPTIONS = (
     "all-gather's or a reduce-scatter's, padded.\nPhysical limit of a phase: the larger of FLOPs "
     "and remote bytes over their speeds."
 )
+
+
+def write_plan(found: RunPlan, folder: Path) -> None:
+    """Write `plan.json`; OSError where that fails."""
+    _write(plan_values(found), folder / "plan.json")
+
+
+def _write(values: Any, path: Path) -> None:
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def plan_and_show(
+    build: Build, config: Config, options: PlanOptions, validation: Build | None = None
+) -> None:
+    """Print a plan, and write it as JSON. In a run of several processes the first one does it."""
+    if popdist.getInstanceIndex() != 0:
+        return
+    folder = (
+        Path(options.plan_folder)
+        if options.plan_folder
+        else Path(config.logging.run_folder) / f"{config.name}-plan"
+    )
+    with written_to(folder, "--plan_folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if options.devices is not None:
+        search = fastest_layouts(build, config, options)
+        print(layouts_text(search), end="\n\n")
+        config = search.shown[0].config
+    found = make_run_plan(build, config, options, validation)
+    print(plan_text(found))
+    with written_to(folder, "--plan_folder"):
+        write_plan(found, folder)
+        if options.devices is not None:
+            _write(layouts_values(search), folder / "layouts.json")
+    print(f"\nwritten to {folder}")
 
 
 def plan_text(found: RunPlan) -> str:
@@ -188,3 +234,54 @@ def _totals(found: RunPlan) -> str:
         ),
     )
     return "\n".join(f"{name:<15}{text}" for name, text in lines)
+
+
+def plan_values(found: RunPlan) -> "dict[str, Any]":
+    """The plan as plain values, per replica unless a name says otherwise: `step` is of one step,
+    `phases` of a run.
+    """
+    program = found.program
+    steps = program.steps
+    phases = []
+    for phase, time in zip(program.phases, found.times):
+        values = asdict(phase) | {"flops": phase.flops, "product_flops": phase.product_flops}
+        values["remote_memory_bytes_total"] = phase.remote_memory_bytes * program.replicas
+        values |= {
+            "sent_bytes": phase.sent_bytes,
+            "compute_seconds": time.compute,
+            "link_seconds": time.link,
+        }
+        values |= {
+            "remote_seconds": time.remote,
+            "seconds": time.seconds,
+            "limit_seconds": time.limit,
+        }
+        phases.append(values | {"bound": time.bound})
+    return {
+        "config": found.config.name,
+        "replicas": program.replicas,
+        "steps": steps,
+        "layout": layout_values(found.config.execution),
+        "parameters": parameter_count(found.config.model),
+        "machine": asdict(found.machine) | {"measured": list(found.measured)},
+        "step": {
+            "seconds": found.seconds,
+            "limit_seconds": found.limit,
+            "fraction_of_limit": found.limit / found.seconds,
+            "bound": found.bound,
+            "tokens": found.config.tokens_per_step,
+            "tokens_per_second": found.tokens_per_second,
+            "utilisation": found.utilisation,
+            "flops": sum(phase.flops for phase in program.phases) // steps,
+            "remote_bytes": sum(phase.remote_bytes for phase in program.phases) // steps,
+            "sent_bytes": sum(phase.sent_bytes for phase in program.phases) // steps,
+        },
+        "memory": {
+            "device_peak_bytes": program.peak_bytes,
+            "remote_bytes_per_replica": program.remote_memory_bytes,
+            "remote_bytes_total": program.total_remote_memory_bytes,
+            "process": asdict(found.process) | {"resident": found.process.resident},
+            "remote_buffers": program.buffers,
+        },
+        "phases": phases,
+    }

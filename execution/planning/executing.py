@@ -1,31 +1,35 @@
-"""`--auto`: the fastest way to execute a model here that fits."""
+"""`--auto`: the fastest way to execute a model here that fits, chosen now or by the run before."""
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import popdist
 
+from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.presets import override
+from popxl_gpt.config.saving import load
 from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.planning.auto.account import Account, Placed
-from popxl_gpt.execution.planning.auto.candidates import CHOSEN, candidates, in_words
-from popxl_gpt.execution.planning.auto.trial import Clock, Program, Trials
+from popxl_gpt.execution.planning.axes import EXECUTED, in_words, replicas_here, ways
 from popxl_gpt.execution.planning.machine import speeds
+from popxl_gpt.execution.planning.memory import Build
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan.process import Build, ProcessMemory
-from popxl_gpt.execution.planning.plan.run_plan import StepPlan, plan_step
+from popxl_gpt.execution.planning.placing import Placed, Room, placed_together
+from popxl_gpt.execution.planning.run_plan import StepPlan, plan_step
 from popxl_gpt.execution.planning.text import table
-from popxl_gpt.utils.errors import UserError
-from popxl_gpt.utils.runtime import gather
+from popxl_gpt.execution.planning.trial import Clock, Program, Trials
+from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.runtime import gather, read_note, runtime_errors_are_told
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 SECONDS = 60.0
-"""After which no further trial begins."""
+"""Seconds after which no further trial begins."""
 FAST_TOKENS = 4096
-"""Of a replica that run as one: where trials begin, as products are wide, and caches not full."""
+"""Tokens of a replica that run as one where trials begin: products are wide, caches not full."""
 DOUBLING = 0.05
 """What a candidate's plan is taken to be slower by, for each doubling or halving of those."""
 FAR = 1.2
@@ -42,27 +46,32 @@ class Tried:
 
     placed: Placed
     seconds: float
-    """Of a step, from trials."""
+    """Time of a step, from trials."""
     planned: float
-    """Of a step, by the plan."""
+    """Time of a step, by the plan."""
 
 
 @dataclass(frozen=True)
 class Choice:
     """What is chosen, and why."""
 
-    config: Config
-    seconds: float
-    """Of a step: what trials let expect."""
-    memory: ProcessMemory
-    """Of one process."""
     tried: tuple[Tried, ...]
-    """All that were timed, the fastest first; the first one is chosen."""
+    """Ways that were timed, the fastest first; the first one is chosen."""
     left_out: tuple[tuple[Config, str], ...]
-    """Those that were not, with the reasons."""
+    """Ways that were not, with the reasons."""
     given: tuple[str, ...]
     """Settings that were not searched, as they were given."""
     search_seconds: float
+
+    @property
+    def config(self) -> Config:
+        """What is chosen."""
+        return self.tried[0].placed.config
+
+    @property
+    def seconds(self) -> float:
+        """What trials let expect of a step."""
+        return self.tried[0].seconds
 
 
 def choose(
@@ -91,9 +100,9 @@ def choose(
         UserError: none fits.
     """
     begin = clock()
-    fixed = frozenset(given) & frozenset(CHOSEN)
+    fixed = frozenset(given) & frozenset(EXECUTED)
     ranked = _ranked(config, fixed, build)
-    account, trials = Account.of(build, validation, fixed), Trials(program, clock)
+    room, trials = Room.of(build, validation, fixed), Trials(program, clock)
     tried: list[Tried] = []
     left_out: list[tuple[Config, str]] = []
     for planned, candidate in ranked:
@@ -104,7 +113,7 @@ def choose(
         if fastest is not None and _told(clock() - begin > seconds):
             left_out.append((candidate, f"the {seconds:g} seconds were over"))
             continue
-        placed = _placed_together(account, candidate)
+        placed = placed_together(room, candidate)
         if isinstance(placed, str):
             left_out.append((candidate, placed))
         else:
@@ -112,11 +121,7 @@ def choose(
     if not tried:
         raise UserError(_nothing_fits(config, left_out))
     tried = _tried_again(tried, trials, lambda: clock() - begin > seconds)
-    best = tried[0]
-    return Choice(
-        best.placed.config, best.seconds, best.placed.memory, tuple(tried), tuple(left_out),
-        tuple(sorted(fixed)), clock() - begin,
-    )  # fmt: skip
+    return Choice(tuple(tried), tuple(left_out), tuple(sorted(fixed)), clock() - begin)
 
 
 def _tried_again(tried: list[Tried], trials: Trials, is_over: Callable[[], bool]) -> list[Tried]:
@@ -135,7 +140,7 @@ def _tried_again(tried: list[Tried], trials: Trials, is_over: Callable[[], bool]
 def _ranked(config: Config, given: frozenset[str], build: Build) -> list[tuple[float, Config]]:
     """Candidates with their planned seconds, the most promising first."""
     machine, measured = speeds(config, PlanOptions())
-    found = candidates(config, given)
+    found = ways(config, given)
 
     def expected(number: int) -> tuple[float, float, int]:
         each = found[number]
@@ -153,27 +158,6 @@ def _at_work(plan: StepPlan) -> float:
     if plan.config.execution.device.startswith("cuda"):
         return plan.seconds
     return float(sum(time.compute + time.link for time in plan.times) / plan.program.steps)
-
-
-def _placed_together(account: Account, config: Config) -> Placed | str:
-    """What `Account.place` finds in all processes of a run."""
-    found, instances = account.place(config), popdist.getNumInstances()
-    reason = found if isinstance(found, str) else ""
-    if problems := [told for told in gather(reason, instances, patiently=True) if told]:
-        return str(problems[0])
-    assert isinstance(found, Placed)
-    execution = found.config.execution
-    kept = execution.activation_memory or (0 if execution.recomputation else math.inf)
-    mine = (execution.host_memory or 0, kept)
-    rows, budgets = zip(*gather(mine, instances, patiently=True))
-    shared = {}
-    if min(rows) != max(rows):
-        shared["host_memory"] = min(rows)
-    if min(budgets) != max(budgets):
-        shared |= {"recomputation": True, "activation_memory": min(budgets)}
-    if shared.get("host_memory") == 0:
-        return "fits the memory of some processes only"
-    return replace(found, config=override(found.config, **shared))
 
 
 def _told(value: Any) -> Any:
@@ -212,16 +196,104 @@ def choice_text(choice: Choice) -> str:
         (
             f"prediction  {duration(choice.seconds)} a step, "
             f"{si(config.tokens_per_step / choice.seconds, 'tokens/s')}, "
-            f"{bytes_text(choice.memory.resident)} resident"
+            f"{bytes_text(best.placed.memory.resident)} resident"
         ),
     ]
     if config.execution.memmap_dir is not None:
         lines[-1] += "; files may take longer"
     if choice.given:
         lines.append(f"given       {', '.join(f'--{name}' for name in choice.given)}")
-    reasons: dict[str, int] = {}
-    for _, reason in choice.left_out:
-        reasons[reason] = reasons.get(reason, 0) + 1
+    reasons = Counter(reason for _, reason in choice.left_out)
     lines += [f"left out    {count}: {reason}" for reason, count in reasons.items()]
     head = f"auto: {config.name}, searched for {duration(choice.search_seconds)}"
     return "\n\n".join([head, table(rows), "\n".join(lines)])
+
+
+def executable(config: Config, given: Collection[str]) -> Config:
+    """Some way to execute it on the launcher's replicas, for what is checked before the search.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    is_one = config.execution.replication_factor == replicas_here(config, given)
+    return config if is_one else ways(config, given)[0]
+
+
+def resolved(
+    config: Config,
+    given: Collection[str],
+    options: PlanOptions,
+    program: Program,
+    build: Build,
+    validation: Build | None = None,
+) -> Config:
+    """The configuration as it is to be executed: as the run that is continued was, else chosen now.
+    The first process tells which, and why.
+
+    Args:
+        given: settings that flags give, which stay.
+        program: makes a session of the training program.
+        build: the training program by itself.
+        validation: the one that runs between steps.
+    """
+    is_leader = popdist.getInstanceIndex() == 0
+    values = _earlier(config, given) if is_leader else None
+    values = gather(values, popdist.getNumInstances(), patiently=True)[0]
+    if values is not None:
+        if is_leader:
+            print("auto: executed as the run was that goes on")
+        return override(config, **values)
+    with runtime_errors_are_told():
+        config, text = fastest(config, math.inf, given, options, (program, build, validation))
+    if is_leader:
+        print(text, end="\n\n", flush=True)
+    return config
+
+
+def fastest(
+    config: Config,
+    seconds: float,
+    given: Collection[str],
+    options: PlanOptions,
+    programs: tuple[Program, Build, Build | None],
+) -> tuple[Config, str]:
+    """The configuration as it is fastest here, and the choice in words.
+
+    Args:
+        seconds: after which no further trial begins, if `options` say no fewer.
+        programs: what `choose` takes.
+    """
+    most = SECONDS if options.auto_seconds is None else options.auto_seconds
+    choice = choose(config, given, *programs, min(seconds, most))
+    return choice.config, choice_text(choice)
+
+
+def _earlier(config: Config, given: Collection[str]) -> "dict[str, Any] | None":
+    """What the run that is continued has chosen, but for what is given; None where there is none,
+    or it had other replicas.
+    """
+    file = next((path for path in _files(config) if path.is_file()), None)
+    if file is None:
+        return None
+    earlier = load(file)
+    names = [name for name in EXECUTED if name not in given]
+    values = {name: getattr(earlier.execution, name) for name in names}
+    try:
+        found = override(config, **values)
+    except ConfigError:  # the batch is another one, say
+        return None
+    is_possible = found.execution.replication_factor == replicas_here(config, given)
+    return values if is_possible or not popdist.isPopdistEnvSet() else None
+
+
+def _files(config: Config) -> list[Path]:
+    """The files that may have the configuration of the run that is continued."""
+    if (note := read_note()) is not None:  # the launcher starts it again
+        return [Path(note[0]) / RUN_CONFIG]
+    load_from = config.checkpoint.load
+    if load_from is None:
+        return []
+    if load_from in ("auto", "best"):
+        return [Path(config.logging.run_folder) / config.name / RUN_CONFIG]
+    folder = Path(load_from).absolute()
+    return [place / RUN_CONFIG for place in (folder, *folder.parents[:2])]

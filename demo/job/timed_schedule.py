@@ -15,13 +15,13 @@ from typing import Any
 from popxl_gpt.config.schema import Training
 
 TOLERANCE = 0.02
-"""Of the time: the end may be so far from it before it is fixed anew."""
+"""Share of the time that the end may be from it before it is fixed anew."""
 WINDOW, LEAST_WINDOW = 0.25, 0.02
-"""Of a run's steps, the last of which tell the pace of the next ones: as many as are left, but no
+"""Shares of a run's steps, the last of which tell the pace of the next: as many as are left, but no
 more and no fewer than these shares.
 """
 LEAST_CALLS = 3
-"""Of which the pace is a mean."""
+"""Calls of which the pace is a mean."""
 KEPT = 4096
 """Moments that are remembered for that."""
 
@@ -64,7 +64,7 @@ class TimedSchedule:
         return {"seconds": self.seconds, "begin": self.begin, "rate": self.rate, "end": self.end}
 
     def learning_rate(self, step: int) -> float:
-        """Of an optimizer step, counted from 0."""
+        """The rate of an optimizer step, counted from 0."""
         highest, lowest = self.training.learning_rate, self.training.minimum_learning_rate
         if step < self.training.warmup_steps and self.begin is None:
             return highest * (step + 1) / (self.training.warmup_steps + 1)

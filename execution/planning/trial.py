@@ -18,6 +18,7 @@ from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.execution.host import data_share, run_steps
 from popxl_gpt.execution.layer_graphs import kept_layers
 from popxl_gpt.execution.planning.memory import least_rows, state_bytes
+from popxl_gpt.execution.planning.text import layout_name
 from popxl_gpt.utils.runtime import drop_dead_sessions, gather
 
 Program = Callable[[Config], addons.TaskSession]
@@ -53,11 +54,11 @@ class Trials:
 
     program: Program
     clock: Clock
-    updates: "dict[tuple[int, int, int], tuple[float, ...]]" = field(default_factory=dict)
+    updates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Seconds of a step that do not depend on its micro-batches, at each depth, by layout."""
 
     def seconds(self, config: Config) -> float:
-        """Of a step of the whole model, over its whole batch."""
+        """Time of a step of the whole model, over its whole batch."""
         if config.execution.activation_memory is None:
             return self._of_equal_blocks(config)
         recomputing = override(config, activation_memory=None)
@@ -84,7 +85,7 @@ class Trials:
     def _predicted(
         self, config: Config, depths: tuple[int, ...], at_once: int, first: float
     ) -> float:
-        """From trials of so many layers and runs, of which the first is made."""
+        """Seconds by trials of so many layers and runs, of which the first is made."""
         layers, runs = config.model.layers, config.runs_per_phase
         one = (first, *(self._measured(config, depth, at_once) for depth in depths[1:]))
         if runs == at_once:
@@ -97,12 +98,7 @@ class Trials:
         self, config: Config, depths: tuple[int, ...], one: tuple[float, ...]
     ) -> tuple[float, ...]:
         """What a step takes beside its runs, found once for a layout: the optimizer's part."""
-        execution = config.execution
-        layout = (
-            execution.data_parallel,
-            execution.tensor_parallel_1,
-            execution.tensor_parallel_2,
-        )
+        layout = layout_name(config.execution)
         if layout not in self.updates:
             two = [self._measured(config, depth, RUNS[1]) for depth in depths]
             self.updates[layout] = tuple(max(0.0, 2 * a - b) for a, b in zip(one, two))

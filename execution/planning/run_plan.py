@@ -7,15 +7,17 @@ import popxl
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.machine import speeds
-from popxl_gpt.execution.planning.model_size import flops_per_step
-from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan.process import (
+from popxl_gpt.execution.planning.memory import (
     Build,
     ProcessMemory,
+    device_bytes,
+    kind_of_device,
     own_bytes,
     process_memory,
-    without_files,
+    programs_of,
 )
+from popxl_gpt.execution.planning.model_size import flops_per_step
+from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.runtime import planner
 
 
@@ -29,27 +31,25 @@ class StepPlan:
     machine: Any
     """Speeds."""
     measured: tuple[str, ...]
-    """Those speeds, by flag, that were measured on this machine."""
+    """Flags of the speeds that were measured on this machine."""
     times: tuple[Any, ...]
-    """Of each phase in a run."""
+    """Times of each phase in a run."""
     device_bytes: int
-    """Of a device, with which a replica runs, at least: the most that rows take, and the most that
-    all else takes, though not at the same time. Found with peaks where it is limited; else 0.
-    """
+    """What a replica takes of its device, where that is limited, and found with peaks; else 0."""
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return sum(time.seconds for time in self.times) / self.program.steps
 
     @property
     def limit(self) -> float:
-        """Of one step at the physical limit."""
+        """Seconds of one step at the physical limit."""
         return sum(time.limit for time in self.times) / self.program.steps
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all replicas."""
+        """Throughput of all replicas."""
         return self.config.tokens_per_step / self.seconds
 
     @property
@@ -71,10 +71,10 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class RunPlan(StepPlan):
-    """The same, with what a run of it takes here."""
+    """A plan with its times, and with what a run of it takes here."""
 
     process: ProcessMemory
-    """Of the host, as this process would take it."""
+    """Memory of the host, as this process would take it."""
 
 
 def plan_step(
@@ -90,7 +90,8 @@ def plan_step(
         measured: the flags of those speeds that were measured.
         with_peaks: find peak memory, which takes longest; else it is 0.
     """
-    return _timed(config, build(without_files(config))[0], machine, measured, with_peaks)
+    (ir,) = programs_of(config, build, None)
+    return _timed(config, ir, machine, measured, with_peaks)
 
 
 def make_run_plan(
@@ -102,11 +103,10 @@ def make_run_plan(
         build: builds the training program.
         validation: builds the one that runs between steps.
     """
-    itself = own_bytes(config)
-    ir = build(without_files(config))[0]
-    with planner().compiled_once(ir):
-        step = _timed(config, ir, *speeds(config, options))
-        process = process_memory(config, itself, ir, validation)
+    itself, programs = own_bytes(), programs_of(config, build, validation)
+    with planner().compiled_once(programs[0]):
+        step = _timed(config, programs[0], *speeds(config, options))
+        process = process_memory(config, programs, itself)
     return RunPlan(**vars(step), process=process)
 
 
@@ -117,9 +117,9 @@ def _timed(
     measured: tuple[str, ...],
     with_peaks: bool = True,
 ) -> StepPlan:
-    tools, kind = planner(), "cuda" if config.execution.device.startswith("cuda") else "cpu"
-    program = tools.plan(ir, device=kind, with_peaks=with_peaks)
+    tools = planner()
+    program = tools.plan(ir, device=kind_of_device(config.execution), with_peaks=with_peaks)
     times = tuple(tools.phase_time(phase, machine) for phase in program.phases)
     is_limited = with_peaks and config.execution.device_memory is not None
-    device_bytes = tools.device_needs(ir, device=kind).least if is_limited else 0
-    return StepPlan(config, program, machine, measured, times, device_bytes)
+    on_device = device_bytes(config, ir) if is_limited else 0
+    return StepPlan(config, program, machine, measured, times, on_device)

@@ -1,7 +1,5 @@
 """A folder that is there whole or not at all."""
 
-import errno
-import fcntl
 import glob
 import os
 import re
@@ -11,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from popxl_gpt.data.errors import DataError
-from popxl_gpt.utils.errors import io_failure, text_of
-from popxl_gpt.utils.files.plain import real_path, sync
+from popxl_gpt.utils.errors import DataError, io_failure, text_of
+from popxl_gpt.utils.files.folder_lock import locked
+from popxl_gpt.utils.files.plain import real_path
+from popxl_gpt.utils.files.whole import sync
 
 REPLACED = "-replaced"
 """Ends the name of a folder whose place another one takes."""
@@ -27,15 +26,10 @@ def partial_folder(target: Path) -> Iterator[Path]:
     Puts back or removes first what calls that were killed have left: a folder's lock ends with the
     process that holds it.
     """
-    target = real_path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{target.name}.partial-"
-    _put_back(target)
-    remove_unlocked(target.parent, f"{glob.escape(prefix)}*")
-    folder = target.parent / f"{prefix}{os.getpid()}-{time.time_ns()}"
+    folder = _beside(target, f"{os.getpid()}-{time.time_ns()}")
     try:
         folder.mkdir()
-        with _locked(folder):
+        with locked(folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -43,8 +37,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumable_folder(target: Path, work: str) -> Iterator[Path]:
-    """As `partial_folder`, but what a call that was stopped or killed has left of the same work is
-    given again. An error leaves nothing, but where a disk, or a network, failed.
+    """A folder as of `partial_folder`, but what a call that was stopped or killed has left of the
+    same work is given again. An error leaves nothing, but where a disk, or a network, failed.
 
     While another call does the same work, or where another user has put something in its place,
     this one does it in a folder of its own.
@@ -52,16 +46,11 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
     Args:
         work: names what is made, from what.
     """
-    target = real_path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{target.name}.partial-"
-    folder = target.parent / f"{prefix}{work}"
-    _put_back(target)
-    remove_unlocked(target.parent, f"{glob.escape(prefix)}*", but=folder)
+    folder = _beside(target, work)
     with ExitStack() as stack:
         try:
             folder.mkdir(exist_ok=True)
-            stack.enter_context(_locked(folder, is_own=True))
+            stack.enter_context(locked(folder, is_own=True))
         except OSError:
             folder = stack.enter_context(partial_folder(target))
         try:
@@ -73,25 +62,31 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _beside(target: Path, name: str) -> Path:
+    """The hidden folder of a call beside `target`, of which others that nobody works in are put
+    back or removed.
+    """
+    target = real_path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name}.partial-"
+    folder = target.parent / f"{prefix}{name}"
+    for left in target.parent.glob(f"{glob.escape(prefix)}*{REPLACED}"):
+        with suppress(OSError):  # locked, or another user's
+            with locked(left, is_own=True):
+                if not target.exists():  # the call was killed before the new one had its name
+                    os.rename(left, target)
+    remove_unlocked(target.parent, f"{glob.escape(prefix)}*", but=folder)
+    return folder
+
+
 def remove_unlocked(folder: Path, pattern: str, but: Path | None = None) -> None:
     """Remove the folders of a pattern, but one, that no call is at work in."""
     for left in folder.glob(pattern):
         if left == but:
             continue
         with suppress(OSError):  # locked
-            with _locked(left):
+            with locked(left):
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _put_back(target: Path) -> None:
-    """Give what a call was replacing its name again, where that was killed before the new folder
-    had it.
-    """
-    for left in target.parent.glob(f"{glob.escape(f'.{target.name}.partial-')}*{REPLACED}"):
-        with suppress(OSError):  # locked, or another user's
-            with _locked(left, is_own=True):
-                if not target.exists():
-                    os.rename(left, target)
 
 
 def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
@@ -107,7 +102,7 @@ def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
     target = real_path(target)
     if overwrite and target.exists():
         replaced = folder.with_name(f"{folder.name}{REPLACED}")
-        with _locked(target):  # so that no other call takes it for left by one that was killed
+        with locked(target):  # so that no other call takes it for left by one that was killed
             os.rename(target, replaced)
             try:
                 os.rename(folder, target)
@@ -155,16 +150,3 @@ def _names_in(folder: Path, before: str = "") -> Iterator[str]:
         yield name
         if is_folder:
             yield from _names_in(Path(entry.path), name)
-
-
-@contextmanager
-def _locked(folder: Path, is_own: bool = False) -> Iterator[None]:
-    """OSError: another call has it, or it is none; with ``is_own``, it belongs to another user."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if is_own and os.fstat(descriptor).st_uid != os.getuid():
-            raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)

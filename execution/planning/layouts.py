@@ -14,32 +14,20 @@ import popdist
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.axes import LAYOUT, Known
 from popxl_gpt.execution.planning.machine import speeds
-from popxl_gpt.execution.planning.memory import GRADIENT, WIDTHS
+from popxl_gpt.execution.planning.memory import Build, least_device_bytes
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.execution.planning.plan.process import Build
-from popxl_gpt.execution.planning.plan.run_plan import StepPlan, plan_step
-from popxl_gpt.execution.planning.text import layout_name, table
-from popxl_gpt.modelling.gpt import layer_tables
+from popxl_gpt.execution.planning.run_plan import StepPlan, plan_step
+from popxl_gpt.execution.planning.text import layout_name, layout_values, table
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.pools import end_with_parent
 from popxl_gpt.utils.units import bytes_text, duration, si
 
 SHOWN = 5
-"""Layouts that are told."""
+"""Layouts that are shown."""
 PROCESSES = 4
-"""That plan at a time, at most; each takes about 400 MiB."""
-
-
-def splits(devices: int) -> list[tuple[int, int, int]]:
-    """All (data parallel, tensor parallel 1, tensor parallel 2) over a number of devices."""
-    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    return [
-        (dp, tp1, devices // (dp * tp1))
-        for dp in divisors
-        for tp1 in divisors
-        if devices // dp % tp1 == 0
-    ]
+"""Processes that plan at a time, at most; each takes about 400 MiB."""
 
 
 def layouts(config: Config, devices: int) -> list[Config]:
@@ -49,13 +37,11 @@ def layouts(config: Config, devices: int) -> list[Config]:
         ConfigError: there is none; lists what is wrong with each.
     """
     found, problems = [], []
-    for dp, tp1, tp2 in splits(devices):
+    for values in LAYOUT.values(config, Known(replicas=devices)):
         try:
-            found.append(
-                override(config, data_parallel=dp, tensor_parallel_1=tp1, tensor_parallel_2=tp2)
-            )
+            found.append(override(config, **values))
         except ConfigError as error:
-            problems.append(f"{dp} x {tp1} x {tp2}: {error.problems[0]}")
+            problems.append(f"{' x '.join(map(str, values.values()))}: {error.problems[0]}")
     if not found:
         raise ConfigError(
             [
@@ -79,16 +65,6 @@ class Search:
     """
     others: list[StepPlan]
     """All the others, the fastest first."""
-
-
-def least_bytes(config: Config) -> int:
-    """Device memory that the layout needs at least: a decoder block's gathered weights, and their
-    gradients where they are trained, which a backward phase has at a time.
-    """
-    model, execution = config.model, config.execution
-    block = sum(math.prod(p.shape) for p in layer_tables(model)["decoder"].values())
-    nbytes = WIDTHS[model.precision] + (0 if model.lora_rank else GRADIENT)
-    return block * nbytes // (execution.tensor_parallel_1 * execution.tensor_parallel_2)
 
 
 def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Search:
@@ -139,8 +115,8 @@ def that_fit(
         UserError: none fits.
     """
     most = math.inf if memory is None else memory
-    rest = [p for p in found if least_bytes(p.config) <= most]
-    too_large = [p for p in found if least_bytes(p.config) > most]
+    rest = [p for p in found if least_device_bytes(p.config) <= most]
+    too_large = [p for p in found if least_device_bytes(p.config) > most]
     shown: list[StepPlan] = []
     while rest and len(shown) < SHOWN:
         last = rest[min(SHOWN - len(shown), len(rest)) - 1].seconds
@@ -152,7 +128,7 @@ def that_fit(
         assert memory is not None
         needed = [p.device_bytes for p in too_large if p.device_bytes]
         if not needed:
-            smallest = min(too_large, key=lambda p: least_bytes(p.config))
+            smallest = min(too_large, key=lambda p: least_device_bytes(p.config))
             needed = [with_peaks([smallest.config])[0].device_bytes]
         least = min(needed)
         raise UserError(
@@ -198,11 +174,8 @@ def layouts_text(search: Search) -> str:
                 bytes_text(p.program.remote_memory_bytes),
             )
         )
-    best = found[0].config.execution
-    flags = (
-        f"--data_parallel {best.data_parallel} --tensor_parallel_1 {best.tensor_parallel_1} "
-        f"--tensor_parallel_2 {best.tensor_parallel_2}"
-    )
+    best = layout_values(found[0].config.execution)
+    flags = " ".join(f"--{name} {value}" for name, value in best.items())
     return (
         f"layouts of {found[0].config.name} over {found[0].program.replicas} devices: the fastest "
         f"{len(found)} of {len(found) + len(search.others)}\n\n{table(rows)}\n\n"
@@ -214,9 +187,7 @@ def layouts_values(search: Search) -> "list[dict[str, Any]]":
     """All layouts as plain values: those that are shown, then the others, the fastest first."""
     return [
         {
-            "data_parallel": p.config.execution.data_parallel,
-            "tensor_parallel_1": p.config.execution.tensor_parallel_1,
-            "tensor_parallel_2": p.config.execution.tensor_parallel_2,
+            **layout_values(p.config.execution),
             "seconds": p.seconds,
             "limit_seconds": p.limit,
             "bound": p.bound,

@@ -1,1 +1,0 @@
-"""`--plan`: the memory, traffic and time of a run, without running it."""

@@ -1,0 +1,291 @@
+"""`--minutes`: what to train in a given time, chosen from data and machine.
+
+The program itself is run for a moment, which tells its speed. The largest model is taken that sees
+enough tokens for each of its parameters in the time, and no token more often than is of use.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from popxl_gpt.config.presets import override
+from popxl_gpt.config.schema import Config
+from popxl_gpt.data.known_text import Text
+from popxl_gpt.execution.planning.axes import (
+    BATCH,
+    LEAST_BATCH,
+    RATE,
+    RATE_WIDTH,
+    TRAINED,
+    Known,
+    candidates,
+    flops_of_token,
+    matrices,
+)
+from popxl_gpt.execution.planning.memory import activation_bytes, state_bytes
+from popxl_gpt.execution.planning.model_size import parameter_count
+from popxl_gpt.execution.planning.trial import step_times
+from popxl_gpt.execution.pretraining import pretraining
+from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.utils.runtime import host_bytes
+from popxl_gpt.utils.units import counted, duration, si
+
+TOKENS_PER_PARAMETER = 1.5
+"""Tokens for each parameter of the matrices of decoder blocks: a model that sees fewer in its time
+learns less than a smaller
+one. On two cores 2 layers of 128 learn more in a minute (3.1 tokens for each, 1.218 bits a byte)
+than 2 of 192 (1.1, 1.240), and 4 layers of 192 more in 5 minutes (2.1, 0.980) than 2 (5.7, 0.987).
+"""
+EPOCHS = 4
+"""Times that a text is seen: up to the fourth it is worth nearly as much. Source: Muennighoff et
+al. 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264.
+"""
+DECAY = 0.4
+"""Share of the steps in which the rate falls: 4 layers of 256 come to 1.343 bits a byte from 0.8 M
+tokens with 0.3 of them, to 1.346 with 0.5 and to 1.361 with 0.75.
+"""
+VALIDATED = 20
+"""Steps between validations, at least: one takes as long as three steps."""
+TRIED_STEPS = 3
+"""Steps of a trial, after one that compiles."""
+TRIAL_SHARE = 0.1
+"""Share of the time for all trials: another is made where it fits, too, by what the last took. The
+first is made in any case.
+"""
+GUESS = 5e10
+"""FLOP/s, before the first trial: of two cores."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a moment of the real program took, in seconds."""
+
+    build: float
+    """All but the steps that are timed: building, the first step, and closing."""
+    step: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of the whole trial."""
+        return self.build + TRIED_STEPS * self.step
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The configuration, why it is this one, and what is expected of it."""
+
+    config: Config
+    reasons: tuple[str, ...]
+
+
+Execute = Callable[[Config, float], tuple[Config, str]]
+"""Finds in so many seconds how a candidate is executed; gives it so, and what is to be said of it.
+"""
+
+
+def tried(config: Config) -> Trial:
+    """Build the training program, and run some steps of it on tokens that mean nothing."""
+    begin = time.perf_counter()
+    times = step_times(pretraining, config, 1, TRIED_STEPS, time.perf_counter)
+    stepping = sum(times) * config.execution.device_iterations
+    return Trial(time.perf_counter() - begin - stepping, statistics.median(times))
+
+
+def as_it_is(config: Config, seconds: float) -> tuple[Config, str]:
+    """The way that flags and the table of axes give, where no other is searched."""
+    return config, ""
+
+
+def chosen(
+    config: Config,
+    given: Set[str],
+    text: Text | None,
+    seconds: float,
+    try_out: Callable[[Config], Trial] = tried,
+    execute: Execute = as_it_is,
+) -> Sized:
+    """Choose what was not given for a run of so many seconds.
+
+    Args:
+        config: what was given, and the recipe for the rest: a preset.
+        given: names of settings that stay as they are.
+        text: what is known of the data.
+        try_out: measures a configuration.
+        execute: finds the way to execute a candidate.
+
+    Raises:
+        ConfigError: no size goes with what was given: before the first trial.
+    """
+    known = Known(given=frozenset(given), text=text, seconds=seconds, left=seconds, speed=GUESS)
+    return _Sizing(config, known, try_out, execute).chosen()
+
+
+def whole_calls(config: Config, steps: float) -> int:
+    """So many steps, as calls of the program make them; of one call at least."""
+    iterations = config.execution.device_iterations
+    return iterations * max(1, int(steps / iterations))
+
+
+class _Sizing:
+    """Trials of ever better candidates, until one comes again or the share of trials is spent."""
+
+    def __init__(
+        self,
+        config: Config,
+        known: Known,
+        try_out: Callable[[Config], Trial],
+        execute: Execute,
+    ):
+        self.base, self.known, self.try_out, self.execute = config, known, try_out, execute
+        self.memory = host_bytes()[1] // 2
+        self.spent = 0.0
+        self.trials: dict[Config, Trial] = {}
+        self.ways: dict[Config, tuple[Config, str]] = {}
+        self.last: Trial | None = None
+        """The trial whose speed is known."""
+
+    def chosen(self) -> Sized:
+        """The configuration that the trials come to."""
+        candidate = self._sized()
+        while candidate not in self.trials and self._fits(candidate):
+            self._measure(candidate)
+            self._go_by(candidate)
+            candidate = self._sized()
+        if candidate in self.trials:
+            self._go_by(candidate)
+            candidate = self._without_narrow(candidate)
+        assert self.last is not None, "a run has time for one trial"
+        left = self.known.seconds - self.spent - 2 * self.last.build
+        step = candidate.tokens_per_step * flops_of_token(candidate) / self.known.speed
+        executed, words = self.ways.get(candidate) or self.execute(candidate, 0.0)
+        steps = whole_calls(candidate, left / step)
+        final = self._finished(executed, steps)
+        return Sized(final, (*self._reasons(final, steps), *filter(None, [words])))
+
+    def _without_narrow(self, candidate: Config) -> Config:
+        """The candidate, or the one that float32 comes to where that is faster."""
+        wide = override(candidate, precision="float32")
+        if "precision" in self.known.given or wide == candidate or not self._fits(wide):
+            return candidate
+        assert self.last is not None
+        if self._measure(wide).step >= self.last.step:
+            return candidate
+        self.base = override(self.base, precision="float32")
+        self.known = replace(self.known, given=self.known.given | {"precision"})
+        self._go_by(wide)
+        return self._sized()
+
+    def _changed(self, config: Config, **values: Any) -> Config:
+        return override(config, **{n: v for n, v in values.items() if n not in self.known.given})
+
+    def _sized(self) -> Config:
+        """The largest model that sees enough tokens, with its batch. Shapes that do not go with
+        what was given are left out.
+        """
+        best, errors = None, list[ConfigError]()
+        for config in candidates(self.base, TRAINED, self.known, errors):
+            if best is not None and state_bytes(config) > self.memory:
+                break
+            if best is None or self._is_worth(config, best):
+                best = config
+        if best is None:
+            raise errors[0]
+        keeps = activation_bytes(best) <= self.memory // 2
+        return self._changed(best, recomputation=not keeps)
+
+    def _is_worth(self, config: Config, smaller: Config) -> bool:
+        """Whether this size learns more in the time than a smaller one."""
+        needed = TOKENS_PER_PARAMETER * matrices(config)
+        text = self.known.text
+        epochs = 0.0 if text is None else self._tokens(smaller) / text.tokens
+        return self._tokens(config) >= needed or epochs > EPOCHS
+
+    def _tokens(self, config: Config) -> float:
+        """Tokens that the run has time for."""
+        return self.known.speed * self.known.left / flops_of_token(config)
+
+    def _fits(self, config: Config) -> bool:
+        """Whether a trial, by what the last one took, ends within the share of trials; the first is
+        made in any case. What building takes grows with what is computed.
+        """
+        if self.last is None:
+            return True
+        step = config.tokens_per_step * flops_of_token(config) / self.known.speed
+        build = self.last.build * max(1.0, step / self.last.step)
+        return self.spent + Trial(build, step).seconds <= TRIAL_SHARE * self.known.seconds
+
+    def _measure(self, config: Config) -> Trial:
+        """Try a candidate, with half of the time that is left for trials to find its execution."""
+        begin, left = time.perf_counter(), TRIAL_SHARE * self.known.seconds - self.spent
+        way = self.ways[config] = self.execute(config, max(0.0, left / 2))
+        trial = self.trials[config] = self.try_out(way[0])
+        self.spent += max(time.perf_counter() - begin, trial.seconds)
+        return trial
+
+    def _go_by(self, config: Config) -> None:
+        """Take the speed of a candidate's trial for that of the machine."""
+        self.last = trial = self.trials[config]
+        speed = flops_of_token(config) * config.tokens_per_step / trial.step
+        left = self.known.seconds - self.spent
+        self.known = replace(self.known, speed=speed, left=left)
+
+    def _finished(self, config: Config, steps: int) -> Config:
+        """The configuration with what follows from the number of steps."""
+        training = config.training
+        validated = whole_calls(config, max(VALIDATED, steps // 10))
+        steps = training.steps if "steps" in self.known.given else steps
+        warmup = min(steps // 4, max(10, steps // 50))
+        warmup = training.warmup_steps if "warmup_steps" in self.known.given else warmup
+        return self._changed(
+            config,
+            steps=steps,
+            warmup_steps=warmup,
+            decay_steps=max(1, min(int(DECAY * steps), steps - warmup)),
+            validate_every=validated if config.data.validation_files else 0,
+            log_every=max(1, steps // 50),
+            every=0,
+        )
+
+    def _reasons(self, config: Config, steps: int) -> tuple[str, ...]:
+        """Why it is this one, a line each."""
+        model, training, trials = config.model, config.training, len(self.trials)
+        tokens, size, known = steps * config.tokens_per_step, matrices(config), self.known
+        size_reason = self._why(
+            f"at least {TOKENS_PER_PARAMETER:g} where time allows", "layers", "hidden_size"
+        )
+        batch_reason = self._why(
+            f"about {BATCH:g} times the root of all tokens, {LEAST_BATCH} or more",
+            "global_batch_size",
+        )
+        rate_reason = self._why(
+            f"the {RATE:g} of width {RATE_WIDTH} by the root of the width", "learning_rate"
+        )
+        text = "random tokens, or files without dataset.json"
+        if known.text is not None:
+            text = (
+                f"{si(known.text.tokens, 'tokens')}, vocabulary {known.text.vocabulary_size}; "
+                f"{tokens / known.text.tokens:.2g} epochs"
+            )
+        return (
+            f"machine     {si(known.speed, 'FLOP/s')} of the program itself, in {trials} "
+            f"trial{'s' * (trials > 1)} of {duration(self.spent)}",
+            f"data        {text}",
+            f"size        {counted(model.layers, 'layer')} of {model.hidden_size}, "
+            f"{si(parameter_count(model))} parameters; {tokens / size:.2g} tokens of text for each "
+            f"parameter of its blocks: {size_reason}",
+            f"batch       {counted(training.global_batch_size, 'sequence')} of "
+            f"{model.sequence_length}, {config.execution.micro_batch_size} at a time: "
+            f"{batch_reason}",
+            f"rate        {training.learning_rate:.2g}, {rate_reason}; stable, then "
+            "falling by the clock",
+            f"precision   {model.precision}, activations "
+            f"{'computed again' if config.execution.recomputation else 'kept'}",
+            f"expected    {counted(steps, 'step')}, {si(tokens, 'tokens')}, "
+            f"{duration(known.seconds)} with everything",
+        )
+
+    def _why(self, reason: str, *names: str) -> str:
+        """A reason, unless settings were given."""
+        return "as given" if self.known.given >= set(names) else reason
