@@ -21,7 +21,7 @@ class Block(nn.Module):
 
     def __init__(self, model: Any):
         super().__init__()
-        self.heads, self.shared, self.size = model.heads, model.key_value, model.head_size
+        self.heads, self.shared, self.size = model.heads, model.key_value, model.head_width
         hidden, wide, std = model.hidden_size, model.feed_forward, model.initial_std
         self.norms = nn.ModuleList(nn.RMSNorm(hidden, eps=model.layer_norm_eps) for _ in range(2))
         self.qkv = Linear(hidden, (self.heads + 2 * self.shared) * self.size, std)
@@ -59,7 +59,7 @@ class PlainLlama(nn.Module):
         self.head = Linear(self.hidden, self.words, model.initial_std)
         if model.tied_head:
             self.head.weight = self.embedding.weight
-        half = model.head_size // 2
+        half = model.head_width // 2
         speeds = model.rotary_base ** -(torch.arange(half) / half)
         angles = torch.arange(model.sequence_length)[:, None, None] * speeds
         self.register_buffer("cos", angles.cos(), persistent=False)

@@ -17,10 +17,18 @@ from popxl_gpt.config.rules import multiple_of, remainder, rule
 
 ARCHITECTURE = (
     "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
-    "rotary_base", "token_shift", "qk_norm", "value_embeddings", "activation", "biases",
-    "tied_head", "logit_softcap", "convolution_size",
+    "rotary_base", "rotary_scaling", "rotary_factor", "rotary_original_positions",
+    "rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor", "token_shift", "qk_norm",
+    "value_embeddings", "activation", "biases", "tied_head", "logit_softcap", "convolution_size",
 )  # fmt: skip
-"""Settings of the model that weights are for; beside them those that may be none."""
+"""Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
+BY_DEFAULT = {
+    "key_value_heads": "key_value", "feed_forward_size": "feed_forward",
+    "head_size": "head_width", "qkv_biases": "has_qkv_biases",
+}  # fmt: skip
+"""Settings that weights are for and that may be none, and what of a model tells them then."""
+
+_SCALED = Needs("rotary_scaling", "--rotary_scaling yarn", lambda value: value is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +38,11 @@ class Model:
     layers: ObjectCount = 12
     """Decoder blocks."""
     hidden_size: TensorCount = 768
-    """Width of the activations between blocks; a multiple of heads."""
+    """Width of the activations between blocks; a multiple of heads where head_size is none."""
     heads: TensorCount = 12
     """Attention heads per block."""
+    head_size: TensorCount | None = None
+    """Features of a head; none: hidden_size / heads."""
     key_value_heads: Count | None = None
     """Heads of keys and values per block, each of which serves equally many heads of queries
     (grouped queries); none: as many as heads.
@@ -58,6 +68,28 @@ class Model:
     """Features i and i + D/2 of a head of size D turn by rotary_base ** (-2i / D) radians per
     token.
     """
+    rotary_scaling: Annotated[
+        Literal["linear", "dynamic", "llama3", "yarn"] | None,
+        Needs("position_embedding", "--position_embedding rotary", lambda value: value == "rotary"),
+    ] = None
+    """Turn features more slowly, for texts longer than a model was first trained on: linear, all of
+    them; dynamic, by a larger rotary_base where the program holds more positions than those; llama3
+    and yarn, those that turn few times; none: as rotary_base says.
+    """
+    rotary_factor: Annotated[Positive, _SCALED] = 1.0
+    """What the slowest features turn more slowly by."""
+    rotary_original_positions: Annotated[TensorCount | None, _SCALED] = None
+    """Tokens of a text that the model was first trained on; linear scaling needs none."""
+    rotary_slow_turns: Annotated[Positive, _SCALED] = 1.0
+    """Features that turn fewer times in rotary_original_positions are slowed down by all of
+    rotary_factor: low_freq_factor of llama3, beta_slow of yarn.
+    """
+    rotary_fast_turns: Annotated[Positive, _SCALED] = 32.0
+    """Features that turn more times are not slowed down: high_freq_factor of llama3, which is 4 in
+    its models, beta_fast of yarn.
+    """
+    rotary_attention_factor: Annotated[PositiveOrZero | None, _SCALED] = None
+    """What yarn multiplies queries and keys by; none: 0.1 * ln(rotary_factor) + 1."""
     token_shift: bool = False
     """Add to the vector of each word that of the word before it, times a factor per channel that is
     trained.
@@ -80,6 +112,8 @@ class Model:
     """
     biases: bool = True
     """Add biases in linear layers and layer norms."""
+    qkv_biases: bool | None = None
+    """Add biases to queries, keys and values; none: as biases says."""
     tied_head: bool = True
     """Use the word embedding for the logits as well; false: the head has a matrix of its own."""
     logit_softcap: PositiveOrZero = 0.0
@@ -135,9 +169,24 @@ class Model:
         return 4 * self.hidden_size if self.feed_forward_size is None else self.feed_forward_size
 
     @property
-    def head_size(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.heads
+    def head_width(self) -> int:
+        """Features of one attention head."""
+        return self.hidden_size // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def attention_width(self) -> int:
+        """Features of all heads, which is what the output projection of attention takes."""
+        return self.heads * self.head_width
+
+    @property
+    def has_own_head_size(self) -> bool:
+        """Whether all heads together are of another width than the activations between blocks."""
+        return self.attention_width != self.hidden_size
+
+    @property
+    def has_qkv_biases(self) -> bool:
+        """Whether biases are added to queries, keys and values."""
+        return self.biases if self.qkv_biases is None else self.qkv_biases
 
     @property
     def key_value(self) -> int:
@@ -161,7 +210,11 @@ class Model:
 
 
 RULES = (
-    multiple_of("hidden_size", "heads"),
+    rule(
+        lambda hidden_size, heads, *, head_size: (
+            head_size is None and remainder("hidden_size", hidden_size, "heads", heads)
+        )
+    ),
     multiple_of("heads", "tensor_parallel_1"),
     multiple_of("heads", "key_value_heads"),
     rule(
@@ -173,12 +226,53 @@ RULES = (
         )
     ),
     rule(
-        lambda position_embedding, hidden_size, heads: (
+        lambda position_embedding, hidden_size, heads, *, head_size: (
             position_embedding == "rotary"
+            and head_size is None
             and hidden_size // heads % 2
             and "position_embedding: got rotary with heads of hidden_size / heads = "
             f"{hidden_size // heads} features; expected an even number, for they turn in pairs. "
             "Change hidden_size or heads."
+        )
+    ),
+    rule(
+        lambda head_size, position_embedding: (
+            position_embedding == "rotary"
+            and (head_size or 0) % 2
+            and f"head_size: got {head_size} with position_embedding rotary; expected an even "
+            f"number, for features turn in pairs. Use {head_size + 1}."
+        )
+    ),
+    rule(
+        lambda rotary_scaling, rotary_original_positions: (
+            rotary_scaling in ("dynamic", "llama3", "yarn")
+            and rotary_original_positions is None
+            and f"rotary_original_positions: got none with rotary_scaling {rotary_scaling}; "
+            "expected the tokens of a text that the model was first trained on. Give them."
+        )
+    ),
+    rule(
+        lambda rotary_fast_turns, rotary_slow_turns, *, rotary_scaling: (
+            rotary_scaling in ("llama3", "yarn")
+            and rotary_fast_turns <= rotary_slow_turns
+            and f"rotary_fast_turns: got {rotary_fast_turns:g}; expected more than "
+            f"rotary_slow_turns = {rotary_slow_turns:g}. Raise it."
+        )
+    ),
+    rule(
+        lambda rotary_base, *, rotary_scaling: (
+            rotary_scaling == "yarn"
+            and rotary_base <= 1
+            and f"rotary_base: got {rotary_base:g} with rotary_scaling yarn; expected more than 1, "
+            "as 10000 is."
+        )
+    ),
+    rule(
+        lambda rotary_scaling, hidden_size, heads, head_size: (
+            rotary_scaling == "dynamic"
+            and (head_size or hidden_size // heads) <= 2
+            and "rotary_scaling: got dynamic with heads of 2 features; expected more, for their "
+            "one pair turns by 1 radian per token, whatever rotary_base is. Use linear."
         )
     ),
     multiple_of("hidden_size", "tensor_parallel_2"),

@@ -17,7 +17,8 @@ SAME = {
     # Hugging Face: the Trainer, its example scripts, configurations of models, PEFT
     "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_eps": "epsilon",
     "adam_epsilon": "epsilon", "eval_steps": "validate_every",
-    "gradient_checkpointing": "recomputation", "intermediate_size": "feed_forward_size",
+    "gradient_checkpointing": "recomputation", "head_dim": "head_size",
+    "intermediate_size": "feed_forward_size",
     "logging_steps": "log_every", "lora_r": "lora_rank",
     "lr_scheduler_type": "schedule", "max_grad_norm": "max_norm",
     "max_position_embeddings": "max_positions", "max_seq_len": "sequence_length",
@@ -27,7 +28,8 @@ SAME = {
     "num_hidden_layers": "layers", "num_key_value_heads": "key_value_heads",
     "num_return_sequences": "samples", "num_train_epochs": "epochs", "optim": "optimizer",
     "output_dir": "run_folder", "per_device_train_batch_size": "micro_batch_size",
-    "report_to": "wandb", "resume_from_checkpoint": "load", "rope_theta": "rotary_base",
+    "report_to": "wandb", "resume_from_checkpoint": "load", "rope_scaling": "rotary_scaling",
+    "rope_theta": "rotary_base",
     "run_name": "name", "save_steps": "every", "save_total_limit": "keep",
     "tie_word_embeddings": "tied_head", "tokenizer_name": "tokenizer", "train_file": "input_files",
     "validation_file": "validation_files", "vocab_size": "vocabulary_size",
@@ -39,8 +41,9 @@ SAME = {
     "head_serialisation", "replication_factor": "data_parallel", "rts":
     "replicated_tensor_sharding", "tensor_parallel": "tensor_parallel_1", "to_keep": "keep",
     # Megatron-LM
-    "clip_grad": "max_norm", "data_path": "input_files", "hidden_dropout": "dropout",
-    "lr_decay_style": "schedule", "lr_warmup_iters": "warmup_steps", "num_query_groups":
+    "add_qkv_bias": "qkv_biases", "clip_grad": "max_norm", "data_path": "input_files",
+    "hidden_dropout": "dropout", "kv_channels": "head_size", "lr_decay_style": "schedule",
+    "lr_warmup_iters": "warmup_steps", "num_query_groups":
     "key_value_heads", "save_interval": "every", "seq_length": "sequence_length",
     "tensor_model_parallel_size": "tensor_parallel_1", "train_iters": "steps",
 }  # fmt: skip

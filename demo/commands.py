@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from popxl_gpt.config.bounds import Count, CountOrZero, PathText, PositiveOrZero, TopP
 from popxl_gpt.config.command_line import (
@@ -152,6 +152,12 @@ class Export(Conversion):
 
     file_bytes: Count = 5_000_000_000
     """Begin another file of weights after so many bytes."""
+    precision: Literal["float32", "float16", "bfloat16"] | None = None
+    """Type of the weights; none: as in the checkpoint, which holds bfloat16 as float32."""
+    family: str | None = None
+    """What the model is to be there, such as mistral, where it may be several things: model_type of
+    config.json; none: the first of gpt2, llama, mistral, qwen2, qwen3, popxl_gpt that it is.
+    """
 
 
 CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {

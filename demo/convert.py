@@ -110,6 +110,8 @@ def to_hugging_face(options: Export) -> int:
             tokenizer if tokenizer.is_file() else None,
             options.file_bytes,
             saved.special_tokens,
+            options.precision,
+            options.family,
         )
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")

@@ -33,8 +33,7 @@ class MuonStep(addons.Module):
         o = orthogonal(u) * 0.2 * sqrt(max(rows, columns)); var -= lr * (o + weight_decay*var)
 
     Args:
-        parameter: says how it is cut over replicas, and of how many matrices it is, whose longer
-            sides are equal.
+        parameter: says how it is cut over replicas, and of how many matrices it is.
         dtype: in which the momentum is gathered and multiplied.
     """
 
@@ -75,7 +74,7 @@ class MuonStep(addons.Module):
             one = popxl.constant(1.0, popxl.float32)
             kept = ops.where(update_if, one - lr * weight_decay, one)
         # zero times a rate below zero is -0.0: added to a weight, it changes no bit
-        ops.scaled_add_(var, update, a=kept, b=lr * -self._length())
+        ops.scaled_add_(var, update, a=kept, b=lr * (-RMS * math.sqrt(self._longest())))
 
     def _momentum(self, var: Tensor, dtype: popxl.dtype) -> Tensor:
         """Zeros, sharded as the variable is."""
@@ -131,19 +130,16 @@ class MuonStep(addons.Module):
             first = end
         return parts
 
-    def _length(self) -> float:
-        """What `newton_schulz` of each matrix is multiplied by for a rate of one."""
+    def _longest(self) -> int:
+        """The longest side of the matrices."""
         p, axis = self.parameter, self.parameter.tp1_axis or 0
         cut, side = p.shape[axis], p.shape[1 - axis]
-        longer = {max(side, cut * size // sum(p.blocks)) for size in p.blocks}
-        assert len(longer) == 1, (
-            f"MuonStep: got matrices whose longer sides are {sorted(longer)}; expected equal ones. "
-            "Make parameters of them."
-        )
-        return RMS * math.sqrt(longer.pop())
+        return max(side, cut * max(p.blocks) // sum(p.blocks))
 
     def _moved(self, whole: Tensor, update_if: Tensor) -> Tensor:
-        """`newton_schulz` of matrices side by side, or zeros: [rows, columns] -> the same."""
+        """`newton_schulz` of matrices side by side, or zeros: [rows, columns] -> the same. Those
+        whose longer side is not the longest are shorter by the root of its share.
+        """
         axis, zero = self.parameter.tp1_axis or 0, popxl.constant(0.0, self.dtype)
         moved = []
         for part, blocks in self._parts(whole, axis):
@@ -154,6 +150,9 @@ class MuonStep(addons.Module):
                 matrices = part.reshape((rows, blocks, columns // blocks)).transpose((1, 0, 2))
             order = (0, 1, 2) if axis == 0 else (1, 0, 2)
             update = ops.where(update_if, newton_schulz(matrices), zero)
+            share = max(matrices.shape[1:]) / self._longest()
+            if share < 1:
+                update = update * math.sqrt(share)
             moved.append(update.transpose(order).reshape((rows, columns)))
         return _concat(moved, axis)
 

@@ -68,8 +68,17 @@ class Attention(Layer):
         hidden, std = model.hidden_size, model.initial_std
         width, blocks = Attention._side_by_side(model)
         return (
-            Linear.parameters(model, (hidden, width), "tp2 to tp1", std=std, blocks=blocks),
-            Linear.parameters(model, (hidden, hidden), "tp1 to tp2", std=residual_std(model)),
+            Linear.parameters(
+                model,
+                (hidden, width),
+                "tp2 to tp1",
+                std=std,
+                blocks=blocks,
+                has_bias=model.has_qkv_biases,
+            ),
+            Linear.parameters(
+                model, (model.attention_width, hidden), "tp1 to tp2", std=residual_std(model)
+            ),
         )
 
     @staticmethod
@@ -81,7 +90,7 @@ class Attention(Layer):
     def _side_by_side(model: Model) -> "tuple[int, tuple[int, ...]]":
         """Features of queries, keys and values, and their shares."""
         shared = model.heads // model.key_value  # queries of a key
-        return (model.heads + 2 * model.key_value) * model.head_size, (shared, 1, 1)
+        return (model.heads + 2 * model.key_value) * model.head_width, (shared, 1, 1)
 
     # [B*S, H/tp2], identical over tp1
     def build(
@@ -158,7 +167,7 @@ class Attention(Layer):
 
     def _split_heads(self, t: Tensor, sequence: int) -> Tensor:
         """[B*S, h*D] -> [B, h, S, D]."""
-        head_size = self.model.head_size
+        head_size = self.model.head_width
         return t.reshape((-1, sequence, t.shape[1] // head_size, head_size)).transpose((0, 2, 1, 3))
 
     def _attend(

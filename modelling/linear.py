@@ -44,9 +44,13 @@ class Linear(Layer):
         *,
         std: float,
         blocks: "tuple[int, ...]" = (1,),
+        has_bias: bool | None = None,
     ) -> Table:
         """Weight [in, out] and bias [out]; with adapters one, [in, R] and [R, out]: it is 0 at
         first, for the second one is.
+
+        Args:
+            has_bias: none: as the model's linear layers have.
         """
         out, into = ("tp1_axis", "tp2_axis") if split == "tp2 to tp1" else ("tp2_axis", "tp1_axis")
         columns: dict[str, Any] = {out: 1}  # where what comes out is split, and what goes in
@@ -57,7 +61,7 @@ class Linear(Layer):
                 shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **columns, **rows
             )
         }
-        if model.biases:
+        if model.biases if has_bias is None else has_bias:
             table["bias"] = Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **row)
         if model.lora_rank:
             down, up = (shape[0], model.lora_rank), (model.lora_rank, shape[1])
@@ -74,7 +78,7 @@ class Linear(Layer):
         if self.model.lora_rank:
             y = y + self._adapted(x)
         y = leave(y, self.features_in)  # [N, out/b], identical over a
-        return y + self.parameter("bias") if self.model.biases else y
+        return y + self.parameter("bias") if "bias" in self.table else y
 
     def _adapted(self, x: Tensor) -> Tensor:
         """What the adapter adds: [N, in/a] -> [N, out/b], partial sums over a."""

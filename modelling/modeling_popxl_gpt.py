@@ -6,7 +6,9 @@ Plain PyTorch, which knows nothing of the rest of the repository. No keys and va
 each new token the whole text is computed. Nothing is dropped.
 """
 
-# B batch, S sequence, H hidden size, A heads, K heads of keys and values, D = H / A, V vocabulary.
+# B batch, S sequence, H hidden size, A heads, K heads of keys and values, D head size, V
+# vocabulary.
+import math
 from typing import NamedTuple
 
 import torch
@@ -30,25 +32,33 @@ class PopxlGPTConfig(PretrainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     num_key_value_heads: int = 12
+    head_dim: int | None = None
     intermediate_size: int = 3072
     tie_word_embeddings: bool = True
     norm: str = "layer_norm"
     norm_eps: float = 1e-5
     position_embedding: str = "learned"
     rotary_base: float = 10000.0
+    rotary_scaling: str | None = None
+    rotary_factor: float = 1.0
+    rotary_original_positions: int | None = None
+    rotary_slow_turns: float = 1.0
+    rotary_fast_turns: float = 32.0
+    rotary_attention_factor: float | None = None
     token_shift: bool = False
     convolution_size: int = 1
     qk_norm: bool = False
     value_embeddings: bool = False
     activation: str = "gelu"
     biases: bool = True
+    qkv_biases: bool | None = None
     logit_softcap: float = 0.0
     initializer_range: float = 0.02
 
     @property
     def head_size(self) -> int:
         """Features of a head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 class Beside(NamedTuple):
@@ -187,10 +197,12 @@ class Attention(nn.Module):
     def __init__(self, config: PopxlGPTConfig):
         super().__init__()
         self.config = config
+        self.queries = config.num_attention_heads * config.head_size
         self.keys = config.num_key_value_heads * config.head_size
-        width = config.hidden_size + 2 * self.keys
-        self.qkv = Linear(config.hidden_size, width, has_bias=config.biases)
-        self.output = Linear(config.hidden_size, config.hidden_size, has_bias=config.biases)
+        width = self.queries + 2 * self.keys
+        has_bias = config.biases if config.qkv_biases is None else config.qkv_biases
+        self.qkv = Linear(config.hidden_size, width, has_bias=has_bias)
+        self.output = Linear(self.queries, config.hidden_size, has_bias=config.biases)
         self.convolution = convolution(config, width)
         if config.qk_norm:
             self.query_norm = RMSNorm(config.head_size, config.norm_eps)
@@ -200,9 +212,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, beside: Beside) -> Tensor:
         """[B, S, H] -> [B, S, H]."""
-        config, (batch, sequence, hidden) = self.config, x.shape
+        config, (batch, sequence, _) = self.config, x.shape
         qkv = self.convolution(self.qkv(x), beside.positions)
-        q, k, v = qkv.split([hidden, self.keys, self.keys], dim=-1)
+        q, k, v = qkv.split([self.queries, self.keys, self.keys], dim=-1)
         if config.value_embeddings:
             v = self.value_embedding(v, beside.words)
         q, k, v = (t.view(batch, sequence, -1, config.head_size) for t in (q, k, v))
@@ -213,7 +225,7 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, A, S, D], twice [B, K, S, D]
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=beside.mask)
-        return self.output(y.transpose(1, 2).reshape(batch, sequence, hidden))
+        return self.output(y.transpose(1, 2).reshape(batch, sequence, -1))
 
 
 def angles_of(config: PopxlGPTConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,11 +234,48 @@ def angles_of(config: PopxlGPTConfig, positions: Tensor) -> tuple[Tensor, Tensor
 
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
     """
-    size = config.head_size
-    speeds = config.rotary_base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    table = torch.outer(torch.arange(positions.shape[1], dtype=torch.float64), speeds)
-    cos, sin = (t.float().to(positions.device)[positions] for t in (table.cos(), table.sin()))
+    length = positions.shape[1]
+    table = torch.outer(torch.arange(length, dtype=torch.float64), speeds_of(config, length))
+    factor = config.rotary_attention_factor
+    if config.rotary_scaling != "yarn":
+        factor = 1.0
+    elif factor is None:
+        factor = 0.1 * math.log(max(config.rotary_factor, 1.0)) + 1.0
+    tables = (table.cos() * factor, table.sin() * factor)
+    cos, sin = (t.float().to(positions.device)[positions] for t in tables)
     return cos.unsqueeze(2), sin.unsqueeze(2)
+
+
+def speeds_of(config: PopxlGPTConfig, length: int) -> Tensor:
+    """Radians that pairs of features turn by per position, float64 [D/2], in texts of a length.
+
+    Sources: Chen et al. 2023, arXiv:2306.15595 (linear); Peng et al. 2023, arXiv:2309.00071
+    (dynamic, yarn); Llama Team 2024, "Llama 3.1", `apply_scaling` (llama3).
+    """
+    kind, size, base = config.rotary_scaling, config.head_size, config.rotary_base
+    factor, original = config.rotary_factor, config.rotary_original_positions or length
+    slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
+    if kind == "dynamic":
+        longer = max(length, original) / original
+        base *= (factor * longer - (factor - 1)) ** (size / (size - 2))
+    plain = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    kept = torch.ones(size // 2, dtype=torch.float64)  # what each keeps of its speed
+    if kind == "linear":
+        kept = 0 * kept
+    elif kind == "llama3":
+        kept = ((original * plain / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
+    elif kind == "yarn":
+        pairs = [
+            size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (fast, slow)
+        ]
+        first = max(math.floor(pairs[0]), 0)
+        last: float = min(math.ceil(pairs[1]), size - 1)
+        if first == last:
+            last += 0.001
+        numbers = torch.arange(size // 2, dtype=torch.float64)
+        kept = 1 - ((numbers - first) / (last - first)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / factor)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -63,12 +63,12 @@ class HeadNorm(Layer):
     @staticmethod
     def parameters(model: Model) -> Table:
         """Gain, [D]."""
-        return {"weight": Parameter(shape=(model.head_size,), role=Role.GAIN, mean=1.0)}
+        return {"weight": Parameter(shape=(model.head_width,), role=Role.GAIN, mean=1.0)}
 
     def build(self, x: Tensor) -> Tensor:  # [N, h*D], identical over tp2
         """[N, h*D] -> [N, h*D], identical over tp2."""
         weight = enter(self.parameter("weight"), self.layout.tp1)  # heads are split over tp1
-        rows = x.reshape((-1, self.model.head_size))
+        rows = x.reshape((-1, self.model.head_width))
         return rms_norm(rows, weight, self.model.layer_norm_eps).reshape(x.shape)
 
 

@@ -38,7 +38,7 @@ class ValueEmbedding(Layer):
         width = math.sqrt(model.hidden_size)
         return {
             "weight": Parameter(
-                shape=(model.vocabulary_size, model.key_value * model.head_size),
+                shape=(model.vocabulary_size, model.key_value * model.head_width),
                 role=Role.EMBEDDING,
                 tp1_axis=1,
                 std=1.0 if model.initialisation == "width" else model.initial_std * width,

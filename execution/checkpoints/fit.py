@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from popxl_gpt.config.model import ARCHITECTURE
+from popxl_gpt.config.model import ARCHITECTURE, BY_DEFAULT, Model
 from popxl_gpt.config.saving import numerics_hash, to_mapping
 from popxl_gpt.config.schema import Config
 from popxl_gpt.utils.errors import UserError
@@ -28,19 +28,13 @@ def check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> None
         for section, name in must_agree
         if old(section, name) != now[section][name]
     ]
-    model, here = saved["model"], config.model
-    positions = model.get("max_positions") or model["sequence_length"]
-    for name, then, value in (
-        ("max_positions", positions if here.has_position_table else here.positions, here.positions),
-        (
-            "feed_forward_size",
-            model.get("feed_forward_size") or 4 * model["hidden_size"],
-            here.feed_forward,
-        ),
-        ("key_value_heads", model.get("key_value_heads") or model["heads"], here.key_value),
-    ):
-        if then != value:
-            problems.append(f"{name} {then}, not {value}")
+    then, here = Model(**{name: old("model", name) for name in before["model"]}), config.model
+    positions = {"max_positions": "positions"} if here.has_position_table else {}
+    problems += [
+        f"{name} {getattr(then, told)}, not {getattr(here, told)}"
+        for name, told in {**positions, **BY_DEFAULT}.items()
+        if getattr(then, told) != getattr(here, told)
+    ]
     old_moments, moments = old("training", "moment_precision"), config.training.moment_precision
     if moments not in ("float32", old_moments):  # float32 holds any of them
         problems.append(

@@ -75,7 +75,10 @@ def read_tensors(path: Path) -> "dict[str, np.ndarray]":
 
 
 def write_tensors(
-    tensors: "dict[str, np.ndarray]", path: Path, metadata: "dict[str, str] | None" = None
+    tensors: "dict[str, np.ndarray]",
+    path: Path,
+    metadata: "dict[str, str] | None" = None,
+    is_bfloat16: bool = False,
 ) -> "dict[str, Any]":
     """Write a file of tensors, to the disk. OSError where it cannot be written.
 
@@ -84,6 +87,9 @@ def write_tensors(
 
     Each tensor's bytes begin where its type wants them to: the widest types come first, and the
     header is padded with blanks.
+
+    Args:
+        is_bfloat16: they are the bits of such, as uint16.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
@@ -91,7 +97,7 @@ def write_tensors(
     for name in order:
         array, begin = tensors[name], end
         end += array.nbytes
-        kind, shape = NAMES[array.dtype], list(array.shape)
+        kind, shape = BFLOAT16 if is_bfloat16 else NAMES[array.dtype], list(array.shape)
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

@@ -20,6 +20,8 @@ from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
+from popxl_gpt.execution.exchange.families.family import HEAD, Family
+from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.hugging_face_config import (
     config_of,
     family_in,
@@ -28,12 +30,12 @@ from popxl_gpt.execution.exchange.hugging_face_config import (
 )
 from popxl_gpt.execution.exchange.hugging_face_files import (
     TensorFiles,
+    as_precision,
     named_files,
     read_json,
     same_bits,
 )
 from popxl_gpt.modelling.gpt import model_table
-from popxl_gpt.modelling.hugging_face import HEAD, Family, family_of
 from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import shown
 from popxl_gpt.utils.files.hub import foreign_model, hub_hint
@@ -180,6 +182,8 @@ def write_hugging_face(
     tokenizer: Path | None,
     file_bytes: int,
     special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
+    precision: str | None = None,
+    family_name: str | None = None,
 ) -> Family:
     """Fill a folder with a model that transformers loads. Returns what it is there.
 
@@ -189,19 +193,25 @@ def write_hugging_face(
         file_bytes: another file of weights is begun after so many.
         special_tokens: that texts begin and end with, as `config.json` names them; those that it
             does not name are the tokenizer's, or the model's.
+        precision: type of the weights; none: as they are.
+        family_name: what the model is to be there, as `config.json` names it; none: the first
+            family that it is of.
+    Raises:
+        UserError: the model is not of that family, or its weights are beyond the precision.
     """
-    family = family_of(model)
+    family = family_of(model, family_name)
     table, total, where = model_table(model), 0, {}
     shards: list[dict[str, np.ndarray]] = [{}]
     names: list[Path] = []
 
     def flush() -> None:
         path = folder / f".weights-{len(names)}"
-        write_tensors(shards.pop(), path, {"format": "pt"})
+        write_tensors(shards.pop(), path, {"format": "pt"}, precision == "bfloat16")
         names.append(path)
         shards.append({})
 
-    for name, array in weights:
+    for name, whole in weights:
+        array = as_precision(name, whole, precision)
         pending = sum(held.nbytes for held in shards[-1].values())
         if pending and pending + array.nbytes > file_bytes:
             flush()
@@ -209,7 +219,7 @@ def write_hugging_face(
         shards[-1].update(tensors)
         where.update(dict.fromkeys(tensors, len(names)))
         total += array.nbytes
-        kind = array.dtype.name
+        kind = precision or array.dtype.name
     flush()
     final = [
         WEIGHTS if len(names) == 1 else f"model-{i + 1:05d}-of-{len(names):05d}.safetensors"

@@ -17,7 +17,7 @@ from popxl_gpt.execution.checkpoints.tensor_files import (
     read_tensor,
     tensor_entries,
 )
-from popxl_gpt.modelling.hugging_face import HEAD, Family
+from popxl_gpt.execution.exchange.families.family import HEAD, Family
 from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import JSON_VALUES, parse_json, read_bounded, shown
 
@@ -48,6 +48,30 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two tensors of floats hold the same numbers."""
     first, second = (array.astype(np.float32).view(np.uint32) for array in (one, other))
     return np.array_equal(first, second)
+
+
+def as_precision(name: str, array: np.ndarray, precision: str | None) -> np.ndarray:
+    """Weights in another type, rounded to the nearest; bfloat16 as its bits, uint16.
+
+    Raises:
+        UserError: they are too large for it.
+    """
+    if precision is None or array.dtype.name == precision:
+        return array
+    wide = array.astype(np.float32)
+    if precision == "bfloat16":
+        bits = wide.view(np.uint32)
+        found = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        back = (found.astype(np.uint32) << 16).view(np.float32)
+    else:
+        with np.errstate(over="ignore"):
+            found = back = wide.astype(precision)
+    if not np.isfinite(back).all():
+        raise UserError(
+            f"--precision: got {precision} for {name}, which has numbers beyond it; expected a "
+            "type that holds them. Use float32."
+        )
+    return found
 
 
 @dataclass(frozen=True)

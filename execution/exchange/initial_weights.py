@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from popxl_gpt.config.model import ARCHITECTURE, Model
+from popxl_gpt.config.model import ARCHITECTURE, BY_DEFAULT, Model
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, is_hugging_face
@@ -17,11 +17,7 @@ from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import UserError
 
 POSITIONS = "embedding.position.weight"
-MUST_AGREE = {
-    **{name: name for name in (*ARCHITECTURE, "layer_norm_eps")},
-    "key_value_heads": "key_value",
-    "feed_forward_size": "feed_forward",
-}
+MUST_AGREE = {**{name: name for name in (*ARCHITECTURE, "layer_norm_eps")}, **BY_DEFAULT}
 """Settings that weights are for, and what of a model tells them."""
 _LOG = logging.getLogger(__name__)
 Weights = Iterator["tuple[str, np.ndarray]"]

@@ -141,7 +141,7 @@ def _kept_specs(config: Config, sizes: CacheSizes) -> dict[str, TensorSpec]:
     """What one layer keeps on a replica, by name, in the order in which its block takes them."""
     model, execution = config.model, config.execution
     tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
-    column = (model.key_value // tp1, sizes.columns, model.head_size)
+    column = (model.key_value // tp1, sizes.columns, model.head_width)
     shapes: dict[str, tuple[int, ...]] = {"keys": column, "values": column}
     if model.has_convolutions:
         table = DecoderBlock.parameters(model)

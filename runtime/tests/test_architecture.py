@@ -131,9 +131,10 @@ ROOMS = (
     Room("popxl_gpt.modelling.modeling_popxl_gpt", (), ("torch", "transformers")),
     Room(STEP, (*UP_TO_MODELS, *API, "popart"), ("numpy",)),
     Room(f"{STEP}.checkpoints", (STEP, *UP_TO_MODELS, *API), ("numpy",)),
+    Room(f"{STEP}.exchange.families", UP_TO_MODELS, ("numpy",)),
     Room(
         f"{STEP}.exchange",
-        (STEP, f"{STEP}.checkpoints", *UP_TO_MODELS, *API),
+        (STEP, f"{STEP}.checkpoints", f"{STEP}.exchange.families", *UP_TO_MODELS, *API),
         ("numpy", "tokenizers"),
     ),
     Room(

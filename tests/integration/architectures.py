@@ -32,6 +32,14 @@ MODELS = {
         "tied_head": False,
         "logit_softcap": 3.0,
     },
+    "heads of a size of their own": {
+        "head_size": 10,
+        "key_value_heads": 2,
+        "biases": False,
+        "qkv_biases": True,
+        "convolution_size": 2,
+        "position_embedding": "rotary",
+    },
 }
 
 

@@ -10,10 +10,16 @@ from helpers.quick import Later
 
 from popxl_gpt.config.presets import preset
 from popxl_gpt.config.schema import Config, Model
+from popxl_gpt.execution.exchange.families.gpt2 import GPT2
 from popxl_gpt.modelling.gpt import model_table
-from popxl_gpt.modelling.hugging_face import hugging_face_name
 
 transformers = Later("transformers")
+
+
+def hugging_face_name(name: str) -> str:
+    """GPT-2's name of one of our parameters."""
+    (found,) = GPT2.names(name)
+    return found
 
 
 def small(**values: object) -> Config:

@@ -9,8 +9,7 @@ from benchmarks.plain_gpt import PlainGPT, PlainModel
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.host import StepResult
-from popxl_gpt.modelling.hugging_face import hugging_face_name
-from tests.integration.gpt_oracle import random_weights, small
+from tests.integration.gpt_oracle import hugging_face_name, random_weights, small
 from tests.integration.plain_adamw import PlainAdamW
 from tests.integration.plain_muon import PlainMuon
 from tests.integration.runs import batches

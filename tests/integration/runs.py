@@ -11,8 +11,13 @@ from popxl_gpt.demo.pretraining import main
 from popxl_gpt.execution.host import StepResult, run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
-from popxl_gpt.modelling.hugging_face import hugging_face_name
-from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
+from tests.integration.gpt_oracle import (
+    distance,
+    hugging_face_name,
+    random_batch,
+    random_weights,
+    small,
+)
 
 TRAINED = small(
     layers=3,

@@ -15,8 +15,8 @@ from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraini
 from benchmarks.shakespeare import BATCH, TRAINING, Characters
 from benchmarks.train_step import batches as micro_batches
 from popxl_gpt.execution.variables import read_weights
-from popxl_gpt.modelling.hugging_face import hugging_face_name
 from tests import warm
+from tests.integration.gpt_oracle import hugging_face_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 2, "hidden_size": 16, "heads": 2, "sequence_length": 8}

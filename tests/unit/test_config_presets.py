@@ -60,7 +60,7 @@ def test_derived_values_follow_from_the_leaves():
     assert found.gradient_accumulation == 128 // 4
     assert found.execution.replication_factor == 256
     assert found.tokens_per_step == 128 * 2048
-    assert (found.model.positions, found.model.feed_forward, found.model.head_size) == (
+    assert (found.model.positions, found.model.feed_forward, found.model.head_width) == (
         2048,
         4 * 12288,
         128,

@@ -104,6 +104,41 @@ REFUSALS = [
         "hidden_size: got 66; expected a multiple of heads = 4. Use 64 or 68, or change heads.",
     ),
     (
+        {"head_size": 7, "position_embedding": "rotary"},
+        "head_size: got 7 with position_embedding rotary; expected an even number, for features",
+    ),
+    (
+        {"rotary_scaling": "llama3", "position_embedding": "rotary"},
+        "rotary_original_positions: got none with rotary_scaling llama3; expected the tokens of",
+    ),
+    (
+        {
+            "rotary_scaling": "yarn",
+            "position_embedding": "rotary",
+            "rotary_original_positions": 8,
+            "rotary_slow_turns": 32.0,
+        },
+        "rotary_fast_turns: got 32; expected more than rotary_slow_turns = 32. Raise it.",
+    ),
+    (
+        {
+            "rotary_scaling": "yarn",
+            "position_embedding": "rotary",
+            "rotary_original_positions": 8,
+            "rotary_base": 1.0,
+        },
+        "rotary_base: got 1 with rotary_scaling yarn; expected more than 1, as 10000 is.",
+    ),
+    (
+        {
+            "rotary_scaling": "dynamic",
+            "position_embedding": "rotary",
+            "rotary_original_positions": 8,
+            "head_size": 2,
+        },
+        "rotary_scaling: got dynamic with heads of 2 features; expected more, for their one pair",
+    ),
+    (
         {"tensor_parallel_1": 3},
         "heads: got 4; expected a multiple of tensor_parallel_1 = 3. Use tensor_parallel_1 = 2, or change heads.",
     ),

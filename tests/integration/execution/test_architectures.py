@@ -190,10 +190,11 @@ def test_adapters_have_the_gradients_of_what_they_add_to_each_projection():
 
 
 @pytest.mark.slow
-def test_muon_moves_each_matrix_that_stands_beside_others_by_itself():
-    config = small_model(
-        "rms_norm, swiglu, grouped queries", **LAYOUTS["all"], optimizer="muon", steps=1
-    )
+@pytest.mark.parametrize(
+    "name", ["rms_norm, swiglu, grouped queries", "heads of a size of their own"]
+)
+def test_muon_moves_each_matrix_that_stands_beside_others_by_itself(name):
+    config = small_model(name, **LAYOUTS["all"], optimizer="muon", steps=1)
     config = override(config, learning_rate=0.02, weight_decay=0.0, max_norm=0.0, warmup_steps=0)
     before = random_weights(config.model)
     _, after = train(config)

@@ -17,11 +17,11 @@ from popxl_gpt.execution.host import document_positions, run_steps
 from popxl_gpt.execution.inference.inference import evaluation, generation, logits, token_losses
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.variables import read_gradients, write_whole_weights
-from popxl_gpt.modelling.hugging_face import hugging_face_name
 from popxl_gpt.utils.errors import UserError
 from tests.integration.gpt_oracle import (
     distance,
     hugging_face,
+    hugging_face_name,
     random_batch,
     random_weights,
     small,

@@ -27,11 +27,16 @@ from popxl_gpt.execution.planning.model_size import parameter_count, trained_cou
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.variables import copy_weights, gradient_variables, write_whole_weights
 from popxl_gpt.modelling.gpt import model_table
-from popxl_gpt.modelling.hugging_face import hugging_face_name
 from popxl_gpt.modelling.parameters import Role
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import planner
-from tests.integration.gpt_oracle import distance, hugging_face, random_weights, small
+from tests.integration.gpt_oracle import (
+    distance,
+    hugging_face,
+    hugging_face_name,
+    random_weights,
+    small,
+)
 from tests.integration.runs import batches, run_job, train, train_session
 
 ON = {"lora_rank": 3, "lora_alpha": 5.0}

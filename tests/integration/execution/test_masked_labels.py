@@ -25,9 +25,15 @@ from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.metrics import read_metrics
 from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
-from popxl_gpt.modelling.hugging_face import hugging_face_name
 from popxl_gpt.utils.errors import DataError, UserError
-from tests.integration.gpt_oracle import distance, hugging_face, random_batch, random_weights, small
+from tests.integration.gpt_oracle import (
+    distance,
+    hugging_face,
+    hugging_face_name,
+    random_batch,
+    random_weights,
+    small,
+)
 from tests.integration.plain_training import TRAINED as PLAIN
 from tests.integration.plain_training import train_plainly
 from tests.integration.runs import batches, worst_distance

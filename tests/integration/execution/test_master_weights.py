@@ -21,10 +21,9 @@ from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import read_gradients, read_weights, write_whole_weights
 from popxl_gpt.modelling.gpt import model_table
-from popxl_gpt.modelling.hugging_face import hugging_face_name
 from popxl_gpt.modelling.parameters import Role
 from popxl_gpt.utils.errors import UserError
-from tests.integration.gpt_oracle import distance, random_weights
+from tests.integration.gpt_oracle import distance, hugging_face_name, random_weights
 from tests.integration.plain_adamw import PlainAdamW
 from tests.integration.plain_muon import update_
 from tests.integration.runs import TRAINED, batches, train

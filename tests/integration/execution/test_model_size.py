@@ -27,13 +27,16 @@ def test_parameters_are_those_of_hugging_faces_model_of_the_same_sizes():
     assert parameter_count(model) == sum(p.numel() for p in theirs.parameters())
 
 
-@pytest.mark.parametrize("changes", [{}, {"feed_forward_size": 40, "attention_serialisation": 3}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"feed_forward_size": 40, "attention_serialisation": 3}, {"head_size": 10}]
+)
 def test_work_is_six_per_weight_of_a_product_and_that_of_attention(changes):
     """Chowdhery et al. 2022, arXiv:2204.02311, appendix B."""
     model = small(layers=5, **changes).model
     hidden, wide = model.hidden_size, model.feed_forward
-    weights = model.layers * (4 * hidden**2 + 2 * hidden * wide) + model.vocabulary_size * hidden
-    attention = 12 * model.layers * hidden * model.sequence_length
+    heads = model.heads * model.head_width
+    weights = model.layers * (4 * heads + 2 * wide) * hidden + model.vocabulary_size * hidden
+    attention = 12 * model.layers * heads * model.sequence_length
     assert flops_per_token(model) == 6 * weights + attention
 
 

@@ -104,7 +104,7 @@ def test_the_model_and_every_bit_come_back(exported):
     again = dict(theirs.weights())
     assert list(again) == list(weights)
     assert all(np.array_equal(again[name], array) for name, array in weights.items())
-    kept = {name: getattr(config.model, name) for name in ("positions", "key_value", "head_size")}
+    kept = {name: getattr(config.model, name) for name in ("positions", "key_value", "head_width")}
     assert {name: getattr(theirs.model, name) for name in kept} == kept
     same = set(theirs.model.__dataclass_fields__) - {
         *("sequence_length", "max_positions", "key_value_heads", "feed_forward_size"),

@@ -40,7 +40,7 @@ def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
 
 def turned(model: Model, t: Tensor) -> Tensor:
     """Features of a head at each position, as complex numbers times e^(i * angle): [S, D]."""
-    half = model.head_size // 2
+    half = model.head_width // 2
     speeds = model.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds
     found = torch.complex(t[:, :half], t[:, half:]) * torch.polar(torch.ones_like(angles), angles)
@@ -64,7 +64,7 @@ def attention(
     words: "Tensor | None" = None,
 ) -> Tensor:
     # keep: factor of each probability, [B, h, S, S]
-    sequence, heads, size = model.sequence_length, model.heads, model.head_size
+    sequence, heads, size = model.sequence_length, model.heads, model.head_width
     shared = heads // model.key_value
     projected = x @ w[f"{prefix}qkv.weight"] + bias(w, f"{prefix}qkv.bias")  # [B*S, (h+2k)*D]
     projected = convolved(model, w, projected, f"{prefix}convolution.")
@@ -187,7 +187,10 @@ CHOICES = {
     "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu"},
     "rotary, qk_norm": {"position_embedding": "rotary", "rotary_base": 50.0, "qk_norm": True},
     "grouped queries": {"key_value_heads": 2, "qk_norm": True},
-    "value embeddings": {"value_embeddings": True, "key_value_heads": 2},
+    "heads of a size of their own": {"head_size": 10, "key_value_heads": 2, "qk_norm": True},
+    "biases of queries, keys and values alone": {"biases": False, "qkv_biases": True},
+    "biases of all but queries, keys and values": {"qkv_biases": False},
+    "value embeddings": {"value_embeddings": True, "key_value_heads": 2, "head_size": 10},
     "token shift": {"token_shift": True},
     "short convolutions": {"convolution_size": 3},
     "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},

@@ -8,10 +8,10 @@ import pytest
 from helpers.quick import Later
 
 from popxl_gpt.config.schema import Execution, Model
+from popxl_gpt.execution.exchange.families.family import HEAD
 from popxl_gpt.modelling.gpt import model_table, shard_weights, unshard_weights
-from popxl_gpt.modelling.hugging_face import HEAD, hugging_face_name
 from popxl_gpt.modelling.parameters import Role
-from tests.integration.gpt_oracle import random_weights
+from tests.integration.gpt_oracle import hugging_face_name, random_weights
 
 transformers = Later("transformers")
 MODEL = Model(

@@ -1,0 +1,132 @@
+"""A family of models at Hugging Face: how its state dict holds our parameters, and its
+`config.json` our settings.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from popxl_gpt.config.schema import Model
+from popxl_gpt.modelling.parameters import Parameter, Role
+from popxl_gpt.utils.errors import UserError
+
+Values = dict[str, Any]
+HEAD = "lm_head.weight"
+"""The head's matrix; of a tied one a second name for the word embedding."""
+OUTSIDE = "lm_head"
+"""The one module outside a family's prefix."""
+
+
+@dataclass(frozen=True)
+class TheirConfig:
+    """A `config.json` as it was read."""
+
+    file: Path
+    values: Values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, or what transformers takes where it is not there."""
+        return self.values.get(name, default)
+
+    def expect(self, name: str, found: Any, expected: "tuple[Any, ...]") -> None:
+        """Refuse a setting whose value is none of those that are known."""
+        if found not in expected:
+            allowed = ", ".join(
+                value if isinstance(value, str) else json.dumps(value) for value in expected
+            )
+            self.refuse(
+                f"got {name} {json.dumps(found)}; expected "
+                f"{'one of ' if len(expected) > 1 else ''}{allowed}, as models have that are known "
+                "here. Convert a model that has it."
+            )
+
+    def refuse(self, problem: str) -> NoReturn:
+        """Raise UserError of what the file says."""
+        raise UserError(f"{self.file}: {problem}")
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A type of models."""
+
+    model_type: str
+    architecture: str
+    """The class in transformers."""
+    prefix: str
+    """The prefix of all names but the head's; files of the bare model leave it out."""
+    settings: Mapping[str, Any]
+    """What our model must be set to."""
+    modules: "Mapping[str, tuple[str, ...]]"
+    """Theirs by ours, without the prefix; # is the block's number. Several stand side by side in
+    ours.
+    """
+    is_transposed: bool
+    """Whether linear weights lie [out, in]."""
+    sizes: "Mapping[str, tuple[str, Any]]"
+    """Our settings, their names for them, and the defaults of transformers."""
+    fixed: "Mapping[str, tuple[Any, ...]]"
+    """What our model is: of each setting of theirs what it may be, transformers' default first."""
+    read: Callable[[TheirConfig], Values]
+    """Our settings that take more than a name; refuses what is known to be another model."""
+    write: Callable[[Model], Values]
+    """Their settings that take more than a name."""
+    buffers: "tuple[str, ...]" = ()
+    """Tensors of their files that are no weights, named as in `modules`: the class makes them."""
+    is_loaded: Callable[[Model], bool] = lambda model: True
+    """Whether the class in transformers takes the sizes of a model with these settings."""
+    code: Path | None = None
+    """A file to put beside the weights, which has the class; none: transformers has it."""
+
+    def fits(self, model: Model) -> bool:
+        """Whether a model of ours is one of the family."""
+        is_set = all(getattr(model, name) == value for name, value in self.settings.items())
+        return is_set and self.is_loaded(model)
+
+    def names(self, name: str) -> "tuple[str, ...]":
+        """Their tensors that are one of our parameters."""
+        module, _, kind = name.rpartition(".")
+        number = re.search(r"\.(\d+)\.", module)
+        found = self.modules[re.sub(r"\.\d+\.", ".#.", module)]
+        whole = (their if their == OUTSIDE else self.prefix + their for their in found)
+        return tuple(f"{their.replace('#', number[1] if number else '')}.{kind}" for their in whole)
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a tensor of theirs is no weight."""
+        return re.sub(r"\.\d+\.", ".#.", name.removeprefix(self.prefix)) in self.buffers
+
+    def shapes(self, name: str, parameter: Parameter) -> "dict[str, tuple[int, ...]]":
+        """Shapes of their tensors that are one of our parameters, in order."""
+        *before, length = parameter.shape
+        shapes = [(*before, size) for size in self._sizes(name, parameter, length)]
+        return {
+            their: shape[::-1] if self._turns(parameter) else shape
+            for their, shape in zip(self.names(name), shapes)
+        }
+
+    def joined(self, parameter: Parameter, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """One of our parameters from their tensors."""
+        ours = [array.T if self._turns(parameter) else array for array in arrays]
+        return ours[0] if len(ours) == 1 else np.concatenate(ours, axis=-1)
+
+    def split(self, name: str, parameter: Parameter, array: np.ndarray) -> "dict[str, np.ndarray]":
+        """Their tensors from one of our parameters."""
+        ends = list(accumulate(self._sizes(name, parameter, array.shape[-1])))
+        parts = np.split(array, ends[:-1], axis=-1)
+        return {
+            their: part.T if self._turns(parameter) else part
+            for their, part in zip(self.names(name), parts)
+        }
+
+    def _turns(self, parameter: Parameter) -> bool:
+        return self.is_transposed and parameter.role is Role.WEIGHT
+
+    def _sizes(self, name: str, parameter: Parameter, length: int) -> "list[int]":
+        if len(self.names(name)) == 1:
+            return [length]
+        return [length // sum(parameter.blocks) * size for size in parameter.blocks]

@@ -1,0 +1,70 @@
+"""GPT-2."""
+
+from popxl_gpt.config.schema import Model
+from popxl_gpt.execution.exchange.families.family import OUTSIDE, Family, TheirConfig, Values
+
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+"""Names of the tanh form of GELU."""
+
+
+def _read(theirs: TheirConfig) -> Values:
+    """No more than sizes."""
+    return {}
+
+
+def _write(model: Model) -> Values:
+    """Its three probabilities that a unit is dropped, which are one here."""
+    return dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), model.dropout)
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    prefix="transformer.",
+    settings={
+        "norm": "layer_norm",
+        "position_embedding": "learned",
+        "token_shift": False,
+        "convolution_size": 1,
+        "shares_keys": False,
+        "has_own_head_size": False,
+        "qk_norm": False,
+        "value_embeddings": False,
+        "activation": "gelu",
+        "biases": True,
+        "has_qkv_biases": True,
+        "logit_softcap": 0.0,
+    },
+    modules={
+        "embedding.word": ("wte",),
+        "embedding.position": ("wpe",),
+        "decoder.#.attention_norm": ("h.#.ln_1",),
+        "decoder.#.attention.qkv": ("h.#.attn.c_attn",),
+        "decoder.#.attention.output": ("h.#.attn.c_proj",),
+        "decoder.#.feed_forward_norm": ("h.#.ln_2",),
+        "decoder.#.feed_forward.up": ("h.#.mlp.c_fc",),
+        "decoder.#.feed_forward.down": ("h.#.mlp.c_proj",),
+        "head.norm": ("ln_f",),
+        "head.output": (OUTSIDE,),
+    },
+    is_transposed=False,
+    sizes={
+        "vocabulary_size": ("vocab_size", 50257),
+        "sequence_length": ("n_positions", 1024),
+        "hidden_size": ("n_embd", 768),
+        "layers": ("n_layer", 12),
+        "heads": ("n_head", 12),
+        "feed_forward_size": ("n_inner", None),
+        "layer_norm_eps": ("layer_norm_epsilon", 1e-5),
+        "tied_head": ("tie_word_embeddings", True),
+    },
+    fixed={
+        "activation_function": TANH_GELU,
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+    read=_read,
+    write=_write,
+    buffers=("h.#.attn.bias", "h.#.attn.masked_bias"),
+)

@@ -1,0 +1,173 @@
+"""What Llama and those after it share: RMS norms, rotary positions, SwiGLU, and their names."""
+
+from typing import Any
+
+from popxl_gpt.config.schema import Model
+from popxl_gpt.execution.exchange.families.family import OUTSIDE, TheirConfig, Values
+from popxl_gpt.utils.files.bounded import shown
+
+SETTINGS = {
+    "norm": "rms_norm",
+    "position_embedding": "rotary",
+    "token_shift": False,
+    "convolution_size": 1,
+    "value_embeddings": False,
+    "activation": "swiglu",
+    "biases": False,
+    "has_qkv_biases": False,
+    "qk_norm": False,
+    "logit_softcap": 0.0,
+}
+MODULES = {
+    "embedding.word": ("embed_tokens",),
+    "decoder.#.attention_norm": ("layers.#.input_layernorm",),
+    "decoder.#.attention.qkv": tuple(f"layers.#.self_attn.{name}_proj" for name in "qkv"),
+    "decoder.#.attention.output": ("layers.#.self_attn.o_proj",),
+    "decoder.#.feed_forward_norm": ("layers.#.post_attention_layernorm",),
+    "decoder.#.feed_forward.up": ("layers.#.mlp.gate_proj", "layers.#.mlp.up_proj"),
+    "decoder.#.feed_forward.down": ("layers.#.mlp.down_proj",),
+    "head.norm": ("norm",),
+    "head.output": (OUTSIDE,),
+}
+BUFFERS = ("layers.#.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+SIZES: "dict[str, tuple[str, Any]]" = {
+    "vocabulary_size": ("vocab_size", 32000),
+    "sequence_length": ("max_position_embeddings", 2048),
+    "hidden_size": ("hidden_size", 4096),
+    "layers": ("num_hidden_layers", 32),
+    "heads": ("num_attention_heads", 32),
+    "key_value_heads": ("num_key_value_heads", None),
+    "feed_forward_size": ("intermediate_size", 11008),
+    "layer_norm_eps": ("rms_norm_eps", 1e-6),
+    "tied_head": ("tie_word_embeddings", False),
+}
+QWEN_SIZES = {
+    **SIZES,
+    "vocabulary_size": ("vocab_size", 151936),
+    "sequence_length": ("max_position_embeddings", 32768),
+    "key_value_heads": ("num_key_value_heads", 32),
+    "feed_forward_size": ("intermediate_size", 22016),
+}
+QWEN_FIXED = {"hidden_act": ("silu",), "use_sliding_window": (False, True)}
+WINDOW = 4096
+"""Tokens of a window where a family has them and its configuration does not say how many."""
+SCALINGS = ("linear", "dynamic", "llama3", "yarn")
+"""Kinds of scaled positions, which have the same names there and here."""
+ROPE = ("rope_scaling", "rope_parameters")
+"""Names of the record of positions: the older one, which transformers takes first, and today's."""
+
+
+def read(theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]", head_size: Any = None) -> Values:
+    """Head size and positions.
+
+    Args:
+        head_size: where the configuration does not say; none: their hidden size over their heads.
+    """
+    hidden, heads, positions = (
+        theirs.get(*sizes[name]) for name in ("hidden_size", "heads", "sequence_length")
+    )
+    size = theirs.get("head_dim")
+    size = head_size if size is None else size
+    if all(isinstance(n, int) for n in (size, heads, hidden)) and size * heads == hidden:
+        size = None
+    return {"head_size": size, "dropout": 0.0, **_positions(theirs, positions)}
+
+
+def _positions(theirs: TheirConfig, positions: Any) -> Values:
+    """How queries and keys turn."""
+    name = next((name for name in ROPE if theirs.get(name)), ROPE[-1])
+    rope = theirs.get(name) or {}
+    if not isinstance(rope, dict):
+        rope = {"rope_type": rope}
+
+    def of(entry: str, default: Any = None) -> Any:
+        return default if rope.get(entry) is None else rope[entry]
+
+    kind = of("rope_type", of("type", "default"))
+    theirs.expect("rope_type", kind, ("default", *SCALINGS))
+    for entry, value in rope.items():
+        if isinstance(value, (dict, list)):
+            theirs.refuse(
+                f"got {name} with several values of {shown(entry)}; expected one kind of positions "
+                "in all layers. Convert a model that has it."
+            )
+    part = of("partial_rotary_factor", theirs.get("partial_rotary_factor"))
+    theirs.expect("partial_rotary_factor", 1.0 if part is None else part, (1.0,))
+    base = of("rope_theta", theirs.get("rope_theta"))
+    found = {"rotary_base": 10000.0 if base is None else base}
+    if kind == "default":
+        return found
+    original = theirs.get("original_max_position_embeddings")
+    original = original or of("original_max_position_embeddings", positions)
+    factor = of("factor")
+    is_told = kind != "yarn" or factor is not None
+    if not is_told and all(isinstance(n, int) and 0 < n < 2**63 for n in (positions, original)):
+        factor = positions / original
+    found |= {"rotary_scaling": kind, "rotary_factor": factor}
+    if kind == "dynamic":
+        found["rotary_original_positions"] = positions
+    elif kind != "linear":
+        found["rotary_original_positions"] = original
+    if kind == "llama3":
+        found["rotary_slow_turns"] = of("low_freq_factor")
+        found["rotary_fast_turns"] = of("high_freq_factor")
+    if kind == "yarn":
+        theirs.expect("mscale", of("mscale"), (None,))
+        theirs.expect("mscale_all_dim", of("mscale_all_dim"), (None,))
+        theirs.expect("truncate", of("truncate", True), (True,))
+        found["rotary_slow_turns"] = of("beta_slow", 1.0)
+        found["rotary_fast_turns"] = of("beta_fast", 32.0)
+        found["rotary_attention_factor"] = of("attention_factor")
+    return found
+
+
+def write(model: Model) -> Values:
+    """Head size and positions, scaled ones by both names that transformers has had for them."""
+    kind, original = model.rotary_scaling, model.rotary_original_positions
+    rope: Values = {"rope_type": kind or "default", "rope_theta": model.rotary_base}
+    values: Values = {
+        "num_key_value_heads": model.key_value,
+        "intermediate_size": model.feed_forward,
+        "head_dim": model.head_width,
+        "rope_theta": model.rotary_base,
+        "rope_parameters": rope,
+    }
+    if kind is None:
+        return values
+    slow, fast = model.rotary_slow_turns, model.rotary_fast_turns
+    rope["factor"] = model.rotary_factor
+    if kind in ("llama3", "yarn"):
+        rope["original_max_position_embeddings"] = original
+    if kind == "llama3":
+        rope |= {"low_freq_factor": slow, "high_freq_factor": fast}
+    if kind == "yarn":
+        rope |= {"beta_slow": slow, "beta_fast": fast}
+        if model.rotary_attention_factor is not None:
+            rope["attention_factor"] = model.rotary_attention_factor
+    if kind == "dynamic":  # it scales beyond these
+        values["max_position_embeddings"] = original
+    return {**values, "rope_scaling": rope}
+
+
+def read_qwen(theirs: TheirConfig, head_size: Any = None) -> Values:
+    """Settings of a Qwen, in whose upper layers there may be windows."""
+    kinds = theirs.get("layer_types") or []
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        theirs.expect("layer_types", kind, ("full_attention", "sliding_attention"))
+    layers, first = theirs.get(*QWEN_SIZES["layers"]), theirs.get("max_window_layers", 28)
+    is_upper = isinstance(layers, int) and isinstance(first, int) and first < layers
+    is_used = theirs.get("use_sliding_window") and is_upper
+    if "sliding_attention" in kinds if kinds else is_used:
+        check_window(theirs, QWEN_SIZES)
+    return read(theirs, QWEN_SIZES, head_size)
+
+
+def check_window(theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]") -> None:
+    """Refuse layers in which a token sees fewer tokens than a text may have."""
+    window, positions = theirs.get("sliding_window", WINDOW), theirs.get(*sizes["sequence_length"])
+    if isinstance(window, int) and isinstance(positions, int) and window < positions:
+        theirs.refuse(
+            f"got sliding_window {window} of max_position_embeddings {positions}; expected "
+            "none, or as many as positions, for each token attends to all before it here. Convert "
+            f"a model without windows, or set max_position_embeddings to {window}."
+        )

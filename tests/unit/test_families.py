@@ -1,0 +1,111 @@
+"""Configurations of published models, and such as nobody should write."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from popxl_gpt.execution.exchange.families.known import FAMILIES, family_of
+from popxl_gpt.execution.exchange.hugging_face_config import config_of, model_in
+from popxl_gpt.execution.planning.model_size import parameter_count
+from popxl_gpt.utils.errors import UserError
+
+FILE = Path("config.json")
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+YARN = {
+    "type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
+ROPES = (LLAMA3, YARN)
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+# of each: type, sizes as above, what else is in its config.json, its parameters
+PUBLISHED = {
+    "Llama 2 7B": ("llama", (32000, 4096, 11008, 32, 32, 32), {}, 6_738_415_616),
+    "Llama 3.2 1B": (
+        "llama",
+        (128256, 2048, 8192, 16, 32, 8),
+        {"head_dim": 64, "rope_scaling": LLAMA3, "tie_word_embeddings": True},
+        1_235_814_400,
+    ),
+    "SmolLM2 135M": (
+        "llama",
+        (49152, 576, 1536, 30, 9, 3),
+        {"tie_word_embeddings": True},
+        134_515_008,
+    ),
+    "Mistral 7B v0.3": (
+        "mistral",
+        (32768, 4096, 14336, 32, 32, 8),
+        {"sliding_window": None},
+        7_248_023_552,
+    ),
+    "Mistral Nemo": (
+        "mistral",
+        (131072, 5120, 14336, 40, 32, 8),
+        {"sliding_window": None, "head_dim": 128},
+        12_247_782_400,
+    ),
+    "Qwen2.5 0.5B": (
+        "qwen2",
+        (151936, 896, 4864, 24, 14, 2),
+        {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 32768},
+        494_032_768,
+    ),
+    "Qwen3 0.6B": (
+        "qwen3",
+        (151936, 1024, 3072, 28, 16, 8),
+        {"tie_word_embeddings": True, "head_dim": 128, "sliding_window": None},
+        596_049_920,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_as_many_parameters_and_go_out_as_themselves(name):
+    kind, sizes, others, parameters = PUBLISHED[name]
+    values = {"model_type": kind, "rope_theta": 1e6, **dict(zip(SIZES, sizes, strict=True))}
+    model = model_in(FILE, {**values, **others})
+    assert parameter_count(model) == parameters
+    family = family_of(model)
+    assert family.model_type in (kind, {"mistral": "llama"}.get(kind))
+    back = model_in(FILE, json.loads(json.dumps(config_of(model, family, "float32", None, None))))
+    told = ("head_width", "key_value", "feed_forward", "positions", "has_qkv_biases", "tied_head")
+    assert [getattr(back, n) for n in told] == [getattr(model, n) for n in told]
+    rotary = [n for n in model.__dataclass_fields__ if n.startswith("rotary_")]
+    assert [getattr(back, n) for n in rotary] == [getattr(model, n) for n in rotary]
+
+
+PLAIN = {
+    **dict(zip(SIZES, (37, 24, 40, 2, 4, 2), strict=True)),
+    **{"max_position_embeddings": 16, "head_dim": 6, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
+    **{"sliding_window": None, "use_sliding_window": False, "max_window_layers": 1},
+    **{"layer_types": None, "rope_theta": 1e4, "rope_scaling": None, "rope_parameters": None},
+    **{"partial_rotary_factor": None, "original_max_position_embeddings": None},
+    **{"tie_word_embeddings": False, "attention_bias": False, "eos_token_id": 1},
+}
+VALUES = (
+    *(None, True, False, 0, 1, -1, 3, 3.5, 10**400, float("inf"), float("nan"), "8", ""),
+    *([], [1], [[1]], ["sliding_attention"], {}, {"a": 1}, {"rope_type": [1]}),
+)
+
+
+def test_no_value_of_a_configuration_is_more_than_refused():
+    refused = 0
+    changes = [(None, name, value) for name in PLAIN for value in VALUES]
+    changes += [(rope, name, value) for rope in ROPES for name in rope for value in VALUES]
+    for kind, (rope, name, value) in itertools.product(FAMILIES, changes):
+        values = {**PLAIN, "model_type": kind, "rope_scaling": {**(rope or YARN)}}
+        (values if rope is None else values["rope_scaling"])[name] = value
+        try:
+            model_in(FILE, values)
+        except UserError as error:
+            refused += 1
+            assert str(error).startswith("config.json: "), error
+    assert len(FAMILIES) * len(changes) / 4 < refused
