@@ -15,7 +15,13 @@ FIRST = (
     "step", "tokens", "seconds", "step_seconds", "data_seconds", "mfu", "memory_bytes", "loss",
     "validation_loss", "learning_rate", "gradient_norm",
 )  # fmt: skip
-"""Fields that a line begins with; others follow."""
+"""Fields that a line begins with; others follow by name."""
+
+
+def in_order(values: "dict[str, Any]") -> "dict[str, Any]":
+    """The fields of a line in one order, whatever parts said them first."""
+    names = [*(name for name in FIRST if name in values), *sorted(values.keys() - set(FIRST))]
+    return {name: values[name] for name in names}
 
 
 class Records(Part):
@@ -42,11 +48,11 @@ class Records(Part):
         if self._metrics is None:
             return
         if last is not None:
-            self._metrics.replace_last({**last, **values})
+            self._metrics.replace_last(in_order({**last, **values}))
             return
         begin = {"step": 0, "tokens": 0, "seconds": self._seconds(), "loss": None}
         nothing = {"learning_rate": None, "gradient_norm": None, "skipped": 0}
-        self._metrics.write({**begin, **nothing, **values})
+        self._metrics.write(in_order({**begin, **nothing, **values}))
         tell(whole([Piece(f"step 0/{run.config.training.steps}"), *validation_pieces(values)]))
 
     def called(self, call: Call) -> None:
@@ -79,8 +85,7 @@ class Records(Part):
             **run.fields(),
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
         }
-        values = {name: values[name] for name in (*FIRST, *values) if name in values}
-        self._metrics.write(values)
+        self._metrics.write(in_order(values))
         pieces = progress.pieces(values)  # of each step, for the smoothed loss
         if self._line.is_terminal or self._is_shown(values):
             self._line.show(pieces)
