@@ -97,6 +97,7 @@ def test_links_of_other_pages_lead_somewhere(page):
 
 
 def headings(page: Path) -> "set[str]":
-    """The anchors of a page's headings."""
+    """The anchors of a page's headings, without the signs that anchors leave out."""
     lines = page.read_text(encoding="utf-8").splitlines()
-    return {line.lstrip("# ").lower().replace(" ", "-") for line in lines if line.startswith("#")}
+    words = (line.lstrip("# ").lower() for line in lines if line.startswith("#"))
+    return {re.sub(r"[^\w -]", "", each).replace(" ", "-") for each in words}
