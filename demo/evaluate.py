@@ -41,7 +41,7 @@ from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import ConfigError, NotFiniteError, UserError, reason_of
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.texts import several, user_path
 from popxl_gpt.utils.units import duration
@@ -356,7 +356,6 @@ def _measure(
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     text = json.dumps(values, indent=2, default=str)  # the harness's tell of functions, too
     try:
-        with written_whole(path) as partial:
-            partial.write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text + "\n")
     except OSError as error:
         raise _unwritable(path, reason_of(error)) from error

@@ -16,7 +16,7 @@ from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import tokenise, unknown_token
 from popxl_gpt.demo.commands import EvaluateOptions as Options
-from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
 from popxl_gpt.demo.job.writing import end_of_documents
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
@@ -107,10 +107,5 @@ def tokenizer_of(saved: SavedRun, config: Config, needed: bool) -> TextTokenizer
             f"--tokenizer: got {paths[0]} without a token that ends documents; expected one. Name "
             "it, as eos_token, in a tokenizer_config.json beside the file."
         )
-    tokens, vocabulary = tokenizer.classes, config.model.vocabulary_size
-    if tokens > vocabulary:
-        raise UserError(
-            f"--tokenizer: got {paths[0]} with {tokens} tokens; expected at most the model's "
-            f"{vocabulary}. Use the tokenizer that made the training data."
-        )
+    check_vocabulary(tokenizer, paths[0], config.model.vocabulary_size)
     return tokenizer

@@ -28,7 +28,7 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
-from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
 from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
@@ -216,12 +216,7 @@ def find_tokenizer(saved: SavedRun, config: Config) -> TextTokenizer:
             )
         path = there
     tokenizer = read_tokenizer(path)
-    classes, vocabulary = tokenizer.classes, config.model.vocabulary_size
-    if classes > vocabulary:
-        raise UserError(
-            f"--tokenizer: got {path} with {classes} tokens; expected at most the model's "
-            f"{vocabulary}. Use the tokenizer that made the training data."
-        )
+    check_vocabulary(tokenizer, path, config.model.vocabulary_size)
     return tokenizer
 
 

@@ -18,7 +18,7 @@ from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.mixture import MixedDataset
 from popxl_gpt.demo.job.run_folder import RunFolder
 from popxl_gpt.execution.planning.model_size import flops_per_step, parameter_count
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.runtime import host_bytes
 
 PACKAGES = ("popxl-runtime", "torch", "numpy")
@@ -47,8 +47,7 @@ def describe(
         "versions": {"python": platform.python_version(), **versions()},
     }
     try:
-        with written_whole(folder.about) as partial:
-            partial.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        write_whole(folder.about, json.dumps(values, indent=1) + "\n")
     except OSError as error:
         _LOG.warning(
             "%s: not written: '%s'. The report lacks program, data and machine.",

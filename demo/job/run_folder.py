@@ -30,7 +30,7 @@ from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.folder_lock import FolderLock
 from popxl_gpt.utils.files.plain import real_path
-from popxl_gpt.utils.files.whole import remove_partial, written_whole
+from popxl_gpt.utils.files.whole import remove_partial, write_whole, written_whole
 from popxl_gpt.utils.runtime import leave_note, read_note
 
 _LOG = logging.getLogger(__name__)
@@ -147,8 +147,7 @@ class RunFolder:
         the disk does not take it.
         """
         try:
-            with written_whole(self.config) as partial:
-                partial.write_text(to_yaml(config), encoding="utf-8")
+            write_whole(self.config, to_yaml(config))
         except OSError as error:
             _LOG.warning("%s: not written: '%s'.", self.config, error.strerror)
 
@@ -160,8 +159,7 @@ def _keep(path: Path, content: bytes) -> None:
     except OSError:  # none, or another
         is_kept = False
     if not is_kept:
-        with written_whole(path) as partial:
-            partial.write_bytes(content)
+        write_whole(path, content)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.plain import append_plain
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import write_whole
 
 LARGEST = 2**28
 """Bytes of a file that is read."""
@@ -33,8 +33,7 @@ def drop_later_samples(path: Path, steps_done: int) -> None:
         # the last may have been cut off with its run
         kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= steps_done]
         if len(kept) < len(lines):
-            with written_whole(path) as partial:
-                partial.write_bytes(b"".join(kept))
+            write_whole(path, b"".join(kept))
     except FileNotFoundError:
         return
     except OSError as error:

@@ -68,6 +68,19 @@ def check_made_by(tokenizer: TextTokenizer, name: "str | Path", data: Dataset) -
             )
 
 
+def check_vocabulary(tokenizer: TextTokenizer, path: Path, vocabulary: int) -> None:
+    """Refuse a tokenizer, that of a path, which has more tokens than a model.
+
+    Raises:
+        UserError: says how many each has.
+    """
+    if tokenizer.classes > vocabulary:
+        raise UserError(
+            f"--tokenizer: got {path} with {tokenizer.classes} tokens; expected at most the "
+            f"model's {vocabulary}. Use the tokenizer that made the training data."
+        )
+
+
 class SampleWriter:
     """Writes on after prompts, each up to so many tokens more. The same weights write the same
     texts.

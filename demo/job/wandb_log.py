@@ -18,7 +18,7 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.description import machine, versions
 from popxl_gpt.utils.escaping import as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import write_whole
 
 QUEUE = 10000
 """Steps that may wait for a slow connection; more are dropped."""
@@ -106,8 +106,7 @@ class WandbLog:
             return read_bounded(path, 1000).decode("ascii").strip()
         except FileNotFoundError:
             made = secrets.token_hex(4)
-            with written_whole(path) as partial:
-                partial.write_text(made + "\n", encoding="ascii")
+            write_whole(path, made + "\n")
             return made
 
     def _fail(self, reason: str) -> None:

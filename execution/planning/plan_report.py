@@ -16,7 +16,7 @@ from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.planning.text import layout_name, layout_values, micro_batches, table
 from popxl_gpt.utils.files.output_folder import written_to
-from popxl_gpt.utils.files.whole import written_whole
+from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 ASSUMPTIONS = (
@@ -35,8 +35,7 @@ def write_plan(found: RunPlan, folder: Path) -> None:
 
 
 def _write(values: Any, path: Path) -> None:
-    with written_whole(path) as partial:
-        partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(values, indent=2) + "\n")
 
 
 def plan_and_show(
