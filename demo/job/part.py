@@ -51,6 +51,8 @@ class Call:
 
     rates: "list[float]"
     """The learning rate of each step."""
+    is_first: bool
+    """Whether its program was not called before."""
     is_last: bool
     """Whether the run ends with it."""
     words: np.ndarray = field(default_factory=lambda: np.empty(0))

@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.part import Call, Job, Part, RunState, Step
 from popxl_gpt.demo.job.progress import Progress, validation_pieces
 from popxl_gpt.demo.job.progress_line import Piece, ProgressLine, tell, whole
@@ -26,9 +25,6 @@ def in_order(values: "dict[str, Any]") -> "dict[str, Any]":
 
 class Records(Part):
     """Records each step, with what parts say of it. Instance 0 writes and prints."""
-
-    _compiled: Config | None = None
-    """The program that was called."""
 
     def __init__(self, run: RunState, job: Job):
         super().__init__(run, job)
@@ -63,10 +59,9 @@ class Records(Part):
         told = progress.news_of_data()
         if told is not None and run.is_leader:
             _LOG.warning("%s", told)
-        if self._compiled is not run.stage:
+        if call.is_first:
             with run.aside():
                 progress.ceiling = run_ceiling(run.config)
-            self._compiled = run.stage
 
     def stepped(self, step: Step) -> None:
         """Leave the step's line, and show it."""

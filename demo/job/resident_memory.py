@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.part import Call, Job, Part, RunState
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import release_freed_memory
@@ -11,18 +10,14 @@ from popxl_gpt.utils.runtime import release_freed_memory
 class ResidentMemory(Part):
     """Notes the resident set; gives back what loading and compiling a program took."""
 
-    _compiled: Config | None = None
-    """The program that was called."""
-
     def __init__(self, run: RunState, job: Job):
         super().__init__(run, job)
         self._memory, self._bytes = job.memory, resident_bytes()
 
     def called(self, call: Call) -> None:
         """Measure it."""
-        if self._compiled is not self.run.stage:
+        if call.is_first:
             release_freed_memory()  # what loading and compiling took
-            self._compiled = self.run.stage
         self._bytes = resident_bytes()
 
     def fields(self) -> "dict[str, Any]":

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import popdist
 
+from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.part import Call, RunState, Step
 from popxl_gpt.execution.checkpoints.saving import NotSavedError
 from popxl_gpt.execution.host import run_steps
@@ -19,6 +20,9 @@ class TrainingRun(RunState):
     """A run that trains. Over several processes each has one, and instance 0's leaves the run's
     files and prints.
     """
+
+    _called: Config | None = None
+    """The program of the last call."""
 
     def run(self) -> int | None:
         """Train to the last step, or until a part says why not; all is saved then.
@@ -83,7 +87,8 @@ class TrainingRun(RunState):
         """One call of the session, and what parts do after it."""
         iterations = self.config.execution.device_iterations
         rates = [self.clock.learning_rate(self.step + i) for i in range(iterations)]
-        call = Call(rates, self.clock.is_last(self.step + iterations))
+        is_first, self._called = self._called is not self.stage, self.stage
+        call = Call(rates, is_first, self.clock.is_last(self.step + iterations))
         with ExitStack() as around:
             for part in self.parts:
                 around.enter_context(part.around(call))
