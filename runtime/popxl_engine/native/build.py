@@ -46,9 +46,7 @@ LEVELS = tuple(each for each in SETS if each.instructions)
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
 THIS_CPU = "-march=native"
 OPTIONAL_FLAGS = (THIS_CPU, "-mprefer-vector-width=512", "-fopenmp")
-"""What some compilers or CPUs do not know: each is left out where an empty file does not compile
-with it.
-"""
+"""What some compilers or CPUs do not know: left out where no empty file compiles with it."""
 TIME_LIMIT = 120
 """Seconds that compiling may take; it takes about three on two cores."""
 MAKE = (
@@ -313,7 +311,7 @@ def _shipped_name(level: InstructionSet) -> str:
 
 def main() -> None:
     """Make the library that the arguments name. SystemExit: it cannot be made, and why."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     parent, path, folder, named, *compiler = sys.argv[2:]
     if sys.platform == "linux":
@@ -323,6 +321,11 @@ def main() -> None:
             _make_alone(Path(path), Path(folder), compiler, shlex.split(named))
     except (OSError, subprocess.SubprocessError) as error:
         sys.exit(str(error))
+
+
+def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would end the cleaning up
+    sys.exit(1)
 
 
 def _make_alone(path: Path, sources: Path, compiler: list[str], named: Sequence[str]) -> None:
@@ -346,9 +349,7 @@ def _make_alone(path: Path, sources: Path, compiler: list[str], named: Sequence[
 
 
 def _compile(compiler: list[str], units: Sequence[Path], to: Path, named: Sequence[str]) -> None:
-    """Compile with those of the optional flags that the compiler knows; those of a named
-    instruction set must be known.
-    """
+    """Compile with those optional flags that the compiler knows, and all of the named set."""
     run = functools.partial(_run, compiler, to.parent)
 
     def knows(flag: str) -> bool:
@@ -370,14 +371,14 @@ def _run(compiler: list[str], folder: Path, calls: Sequence[Sequence[str | Path]
     """
     log, environment = folder / "log", {**os.environ, "TMPDIR": str(folder)}
     commands = [[*compiler, *map(str, call)] for call in calls]
-    running: list[subprocess.Popen[bytes]] = []
+    running: list[subprocess.Popen[str]] = []
+    start = functools.partial(subprocess.Popen, text=True, env=environment, start_new_session=True)
     try:
         with open(log, "wb") as file:
-            for command in commands:
-                started = subprocess.Popen(
-                    command, stdout=file, stderr=file, env=environment, start_new_session=True
-                )
-                running.append(started)
+            # A signal waits until all that is started is in the list of what to end.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            running.extend(start(command, stdout=file, stderr=file) for command in commands)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         for command, process in zip(commands, running):
             if code := process.wait():
                 words = log.read_text(errors="replace").strip()[-500:]

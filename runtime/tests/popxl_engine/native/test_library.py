@@ -508,3 +508,17 @@ def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(
         while (processes(tmp_path) or parts(tmp_path)) and time.monotonic() < until:
             time.sleep(0.01)
         assert not processes(tmp_path) and not parts(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_maker_that_hears_one_signal_after_another_still_ends_its_compiler(
+    compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOWLY", "sleep 60")
+    path = folder_in(tmp_path) / "kernels.so"
+    with build._maker(path, KERNELS, compiler, subprocess.DEVNULL) as maker:
+        while not calls(tmp_path):
+            pass
+        while maker.poll() is None:
+            maker.send_signal(signal.SIGTERM)
+    assert not processes(tmp_path) and not list(path.parent.iterdir())
