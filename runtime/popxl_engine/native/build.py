@@ -192,7 +192,7 @@ def make(path: Path, sources: Sources, compiler: list[str]) -> None:
 
 def _maker(path: Path, sources: Sources, compiler: list[str], out: int) -> "subprocess.Popen[str]":
     """A process that makes a library and prints why it cannot."""
-    command = [sys.executable or "python3", "-I", "-S", "-c", MAKE, str(FOLDER.parents[1])]
+    command = [sys.executable or "python3", "-I", "-S", "-B", "-c", MAKE, str(FOLDER.parents[1])]
     named = shlex.join(sources.named or _named_flags())
     command += [str(os.getpid()), str(path), str(sources.folder), named]
     return subprocess.Popen(
