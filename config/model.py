@@ -194,11 +194,6 @@ class Model:
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
     @property
-    def shares_keys(self) -> bool:
-        """Whether several heads of queries share keys and values."""
-        return self.key_value != self.heads
-
-    @property
     def has_convolutions(self) -> bool:
         """Whether there are short convolutions."""
         return self.convolution_size > 1
