@@ -143,9 +143,7 @@ group_norm_grad.cost(lambda grads, dy, t, weight, num_groups, eps: Cost(flops=16
 
 
 @op
-def rms_norm(
-    t: Tensor, weight: Tensor, eps: float = 1e-05, offset: float = 0.0
-) -> TensorSpec:
+def rms_norm(t: Tensor, weight: Tensor, eps: float = 1e-05, offset: float = 0.0) -> TensorSpec:
     """Divide each row by the root of its mean square, then scale its channels by weight + offset.
 
     Programs call `popxl.extensions.rms_norm`.

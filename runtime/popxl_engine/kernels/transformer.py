@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import as_float32
 
-
 aten = torch.ops.aten
 
 
