@@ -87,9 +87,7 @@ class Model:
     """Where a block has norms: before attention and before the feed-forward layer, after each, of
     what it adds, or both.
     """
-    zero_centered_gains: Annotated[
-        bool, Needs("norm", "--norm rms_norm", lambda value: value == "rms_norm")
-    ] = False
+    zero_centered_gains: bool = False
     """Gains of RMS norms are one more than their weights."""
     parallel_branches: bool = False
     """Give the feed-forward layer what attention gets, in place of what has attention's added."""
@@ -294,6 +292,14 @@ RULES = (
             and (head_size or 0) % 2
             and f"head_size: got {head_size} with position_embedding rotary; expected an even "
             f"number, for features turn in pairs. Use {head_size + 1}."
+        )
+    ),
+    rule(
+        lambda zero_centered_gains, norm: (
+            zero_centered_gains
+            and norm != "rms_norm"
+            and f"zero_centered_gains: got true with norm {norm}; expected norm rms_norm, whose "
+            "gains may be one more than their weights. Use --norm rms_norm."
         )
     ),
     rule(

@@ -4,6 +4,8 @@ N rows (micro_batch * sequence), H hidden size, h heads per tp1 replica, D head 
 replica groups.
 """
 
+from typing import Any
+
 import numpy as np
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
@@ -16,8 +18,8 @@ from popxl_gpt.modelling.parameters import Parameter, Role, Table
 from popxl_gpt.utils.runtime import rms_norm
 
 
-def gain(model: Model, features: int, **split: int) -> Parameter:
-    """What a norm scales features by, or that less one; split as of `Parameter`."""
+def gain(model: Model, features: int, **split: Any) -> Parameter:
+    """What a norm scales features by, less its offset; split as of `Parameter`."""
     mean = 1.0 - gain_offset(model)
     return Parameter(shape=(features,), role=Role.GAIN, mean=mean, **split)
 

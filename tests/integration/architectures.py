@@ -7,7 +7,7 @@ from popxl_gpt.config.schema import Config
 from tests.integration.gpt_oracle import small
 from tests.integration.layers import cases as formulas
 
-MODELS = {
+EXPORTED = {
     "no biases, relu2": {
         "biases": False,
         "activation": "relu2",
@@ -40,6 +40,10 @@ MODELS = {
         "convolution_size": 2,
         "position_embedding": "rotary",
     },
+}
+"""Models that go out with our code for them."""
+MODELS = {
+    **EXPORTED,
     "norms around, gains from one, GEGLU": {
         "norm": "rms_norm",
         "norm_placement": "around",
