@@ -84,8 +84,8 @@ class Model:
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """How activations are normalised; RMS norms subtract no mean, and have no bias."""
     norm_placement: Literal["before", "after", "around"] = "before"
-    """Where a block has norms: before attention and before the feed-forward layer, after each, of
-    what it adds, or both.
+    """The place of a block's norms: before attention and before the feed-forward layer, after each,
+    of what it adds, or both.
     """
     zero_centered_gains: bool = False
     """Gains of RMS norms are one more than their weights."""
@@ -134,8 +134,8 @@ class Model:
     qk_norm: bool = False
     """Normalise queries and keys of each head by an RMS norm, before they are turned."""
     qk_norm_over: Annotated[Literal["head", "all"], Needs("qk_norm", "--qk_norm", bool)] = "head"
-    """What a norm of qk_norm is over: the features of each head, by one gain for all heads, or
-    those of all heads together.
+    """The features that a norm of qk_norm is over: those of each head, by one gain for all heads,
+    or those of all heads together.
     """
     value_embeddings: bool = False
     """Add to the values of each block's attention an embedding of the words, from a table of its

@@ -83,7 +83,7 @@ class Family:
     varied: "tuple[str, ...]" = ()
     """Our settings that `read` finds and `write` gives back."""
     allowed: "Mapping[str, tuple[Any, ...]]" = field(default_factory=dict)
-    """Of our settings that vary the values that a model of the family may have, where not all."""
+    """The values that some of our settings may have, where a model of the family has not all."""
     buffers: "tuple[str, ...]" = ()
     """Tensors of their files that are no weights, named as in `modules`: the class makes them."""
     is_loaded: Callable[[Model], bool] = lambda model: True
