@@ -53,7 +53,9 @@ class EvaluateOptions:
     """
 
     checkpoint: PathText | None = None
-    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used; or a model of
+    Hugging Face's: its folder, or its name at the hub.
+    """
     text: tuple[PathText, ...] = ()
     """Files of text, JSON, CSV, Parquet or Arrow, folders or quoted globs, in place of token files,
     as `data/prepare.py text` reads them; each file, object or row is a document.
@@ -83,7 +85,9 @@ class GenerateOptions:
     """What is written."""
 
     checkpoint: PathText | None = None
-    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used; or a model of
+    Hugging Face's: its folder, or its name at the hub.
+    """
     prompt: tuple[FreeText, ...] = ()
     """Texts to go on from, each by itself; none: a new document is begun."""
     prompt_file: PathText | None = None
@@ -128,7 +132,7 @@ class Conversion:
     """What is converted, and into what."""
 
     paths: tuple[PathText, ...]
-    """The folder to read, and the folder to make."""
+    """What is read, and the folder to make."""
     positions: Count | None = None
     """Positions that the new model has: the first ones, or with fresh ones after them; none: all
     that there are.
@@ -261,6 +265,21 @@ def implied_for_choice(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dic
     return {**found, **implied_settings(flags, file)}
 
 
+def implied_by_model(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run takes from its data and, unless a file says what is trained, from the model of
+    Hugging Face's whose weights it begins with.
+    """
+    found, begun = implied_settings(flags, file), flags.get("init_from")
+    if begun is None or file:
+        return found
+    from popxl_gpt.execution.exchange.initial_weights import settings_of_model
+
+    own = settings_of_model(Path(begun))
+    if flags.get("sequence_length", 0) > own.get("max_positions", 0):
+        own.pop("max_positions", None)  # the run's are as many
+    return {**{name: value for name, value in own.items() if name not in flags}, **found}
+
+
 def name_by_the_clock(flags: Mapping[str, Any]) -> str:
     """The name of a run that ends by the clock: that of its data's folder, and its minutes."""
     minutes = f"{flags['minutes']:g}_minutes"
@@ -279,7 +298,7 @@ def parse_training(arguments: Sequence[str]) -> CommandLine:
     flags = read_flags(arguments, program=program, options=TrainOptions)
     given, waiting = flags.given, {}
     if not chooses_model(given):
-        line = configured(flags, TrainOptions, default="demo", implied=implied_settings)
+        line = configured(flags, TrainOptions, default="demo", implied=implied_by_model)
     elif "gradient_accumulation_steps" in given:
         raise ConfigError(
             [

@@ -13,6 +13,8 @@ import popxl
 from popxl import extensions
 from popxl.context import _execution_context
 from popxl.extensions import (
+    PickledFileError,
+    PickledTensor,
     file_traffic,
     geglu,
     keep_remote_memory_in_files,
@@ -21,6 +23,7 @@ from popxl.extensions import (
     limit_device_memory,
     multiplies_bfloat16,
     newton_schulz,
+    open_pickled,
     read_note,
     release_freed_memory,
     relu2,
@@ -41,11 +44,10 @@ __all__ = [
     "decoded_moment", "drop_dead_sessions", "expect_session", "file_traffic", "find_not_finite",
     "gather", "gather_beside", "geglu", "has_device", "host_bytes", "keep_remote_memory_in_files",
     "keep_state_once", "leave_note", "limit_device_memory", "moment_options", "multiplies_bfloat16",
-    "multiply_ceiling",
-    "newton_schulz", "planner", "profile", "read_note", "release_freed_memory", "relu2",
-    "remove_files", "replica_digests", "rms_norm", "rotary", "round_from",
-    "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
-    "softcap", "swiglu", "update_condition",
+    "multiply_ceiling", "newton_schulz", "open_pickled", "PickledFileError", "PickledTensor",
+    "planner", "profile", "read_note", "release_freed_memory", "relu2", "remove_files",
+    "replica_digests", "rms_norm", "rotary", "round_from", "runtime_errors_are_told", "seed_spec",
+    "session_device", "shard_count", "short_convolution", "softcap", "swiglu", "update_condition",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 

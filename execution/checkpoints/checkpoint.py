@@ -47,6 +47,7 @@ from popxl_gpt.execution.checkpoints.tensor_files import (
     TensorFileError,
     damaged_tensors,
     read_tensors,
+    tensor_entries,
 )
 from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
 from popxl_gpt.execution.variables import write
@@ -93,6 +94,34 @@ class SavedRun:
     def ends(self) -> "list[int]":
         """The tokens that texts end with."""
         return as_list(self.special_tokens.get(END))
+
+    @property
+    def beside(self) -> "list[Path]":
+        """Folders where the run's tokenizer may be: beside the checkpoints, and the run's own."""
+        return list(real_path(self.folder).parents[:2])
+
+    @property
+    def types(self) -> "dict[str, str]":
+        """The type that each weight came in, or has been trained in, by its name. The files have
+        bfloat16 as float32.
+        """
+        saved = model_table(from_mapping(self._manifest["config"]).model)
+        found = dict.fromkeys(model_table(self.config.model), "float32")
+        for layer in layers_of(self.config):
+            path = self.folder / file_of(layer)
+            try:
+                entries = tensor_entries(path)
+            except TensorFileError as error:
+                raise DamagedError(f"{path}, {error}") from error
+            except OSError as error:
+                raise not_read(path, error) from error
+            for key, entry in entries.items():
+                name = f"{layer}.{key.removeprefix('weights.')}"
+                is_merged = f"{name.rpartition('.')[0]}.{DOWN}" in saved.keys() - found.keys()
+                if name in found and entry.type == "F16" and not is_merged:
+                    found[name] = "float16"
+        came = self._manifest.get("bfloat16", [])
+        return {**found, **{name: "bfloat16" for name in came if name in found}}
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""
