@@ -165,8 +165,10 @@ class Export(Conversion):
 
 
 CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
-    "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's model", Conversion),
+    "from_hugging_face": ("FOLDER|NAME OUT: make a checkpoint of Hugging Face's model", Conversion),
+    "from_nanogpt": ("FILE OUT: make a checkpoint of nanoGPT's ckpt.pt", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
+    "to_peft": ("CHECKPOINT OUT: make adapters that peft loads", Conversion),
 }
 """The ways to convert: what each does, and what it takes."""
 

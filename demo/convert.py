@@ -1,5 +1,5 @@
-"""Models to and from Hugging Face's format: `python demo/convert.py from_hugging_face FOLDER OUT`,
-`python demo/convert.py to_hugging_face CHECKPOINT OUT`. See --help.
+"""Models from and to the formats of others: `python demo/convert.py from_hugging_face FOLDER OUT`,
+`python demo/convert.py to_hugging_face CHECKPOINT OUT` and more. See --help.
 """
 
 import sys
@@ -39,6 +39,8 @@ from popxl_gpt.execution.exchange.hugging_face import (
 )
 from popxl_gpt.execution.exchange.initial_weights import with_positions
 from popxl_gpt.execution.exchange.kept_files import KEPT, keep
+from popxl_gpt.execution.exchange.nanogpt import NanoGPTFile
+from popxl_gpt.execution.exchange.peft import write_peft
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.utils.errors import UserError, reason_of, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
@@ -66,6 +68,7 @@ CHECKPOINT = Made(
     r"config\.yml|checkpoints/(tokenizer(_config)?\.json|hugging_face/([\w.]+)?|step_0+/(checkpoint\.json|[\w.]+\.safetensors)?)?",
     (r"config\.yml", r"checkpoints/step_0+/checkpoint\.json"),
 )
+PEFT = Made(r"adapter_(config\.json|model\.safetensors)", (r"adapter_config\.json",))
 HUGGING_FACE = Made(OWN_FILES, (r"config\.json", r"model.*\.safetensors"))
 
 
@@ -93,9 +96,29 @@ def from_hugging_face(options: Conversion) -> int:
     print(f"{out}: {si(parameter_count(model))} parameters, {with_it}")
     if tokenizer is None and (source / SENTENCEPIECE).exists():
         print(f"note: {SENTENCEPIECE} is no {TOKENIZER}, which is read here. {MAKE_TOKENIZER}")
-    named = quote(str(out))
-    print(f"Use it with --checkpoint {named}, or train it further with --init_from {named}.")
+    _tell_use(out)
     return 0
+
+
+def from_nanogpt(options: Conversion) -> int:
+    """Make a run's folder, with one checkpoint of weights alone, of nanoGPT's ckpt.pt."""
+    source, out = options.folders()
+    _check_apart(out, source)
+    theirs = NanoGPTFile(source)
+    with _made(out, CHECKPOINT, options.overwrite) as folder:
+        model = _write_run(folder, out.name, options, theirs.model, theirs.weights())
+    print(f"{out}: {si(parameter_count(model))} parameters, without a tokenizer")
+    print(
+        "note: nanoGPT saves no tokenizer. Its models of 50304 words are mostly of GPT-2's: give "
+        "that as --tokenizer. GELU is taken to be exact, as nanoGPT's is since 2023."
+    )
+    _tell_use(out)
+    return 0
+
+
+def _tell_use(out: Path) -> None:
+    quoted = quote(str(out))
+    print(f"Use it with --checkpoint {quoted}, or train it further with --init_from {quoted}.")
 
 
 def _write_run(
@@ -155,6 +178,25 @@ def to_hugging_face(options: Export) -> int:
     return 0
 
 
+def to_peft(options: Conversion) -> int:
+    """Make a folder of peft's of the adapters of a checkpoint."""
+    source, out = options.folders()
+    saved = find_trained(source, "CHECKPOINT")
+    _check_apart(out, source)
+    _check_apart(out, saved.folder)
+    if not saved.adapted.lora_rank:
+        raise UserError(
+            f"CHECKPOINT: got {saved.folder}, which has no adapters; expected those of a run with "
+            "--lora_rank. Export the whole model: to_hugging_face."
+        )
+    base = saved.config.checkpoint.init_from
+    with _made(out, PEFT, options.overwrite) as folder:
+        write_peft(folder, saved.adapted, saved.adapters(), base)
+    print(f"{out}: adapters of rank {saved.adapted.lora_rank} of {saved.folder}")
+    print(f"Load it with peft.AutoPeftModelForCausalLM.from_pretrained({str(out)!r}).")
+    return 0
+
+
 def _content_of(tokenizer: Path) -> bytes | None:
     """What a tokenizer's file has; None where there is none."""
     try:
@@ -196,7 +238,9 @@ def _made(out: Path, kind: Made, overwrite: bool) -> Iterator[Path]:
 
 COMMANDS: "dict[str, Callable[[Any], int]]" = {
     "from_hugging_face": from_hugging_face,
+    "from_nanogpt": from_nanogpt,
     "to_hugging_face": to_hugging_face,
+    "to_peft": to_peft,
 }
 
 

@@ -22,7 +22,7 @@ import popxl_addons as addons
 from popxl.tensor import Variable
 
 from popxl_gpt.config.presets import from_mapping, override
-from popxl_gpt.config.schema import Config
+from popxl_gpt.config.schema import Config, Model
 from popxl_gpt.data.special_tokens import END, as_list
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, NAME
 from popxl_gpt.execution.checkpoints.damage import (
@@ -53,7 +53,7 @@ from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
 from popxl_gpt.execution.variables import write
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.linear import DOWN, UP, merged
-from popxl_gpt.modelling.parameters import Table
+from popxl_gpt.modelling.parameters import Role, Table
 from popxl_gpt.utils.errors import NotFiniteError, UserError
 from popxl_gpt.utils.files.plain import check_plain, open_plain, real_path
 from popxl_gpt.utils.files.whole import set_aside
@@ -105,7 +105,7 @@ class SavedRun:
         """The type that each weight came in, or has been trained in, by its name. The files have
         bfloat16 as float32.
         """
-        saved = model_table(from_mapping(self._manifest["config"]).model)
+        saved = model_table(self.adapted)
         found = dict.fromkeys(model_table(self.config.model), "float32")
         for layer in layers_of(self.config):
             path = self.folder / file_of(layer)
@@ -181,7 +181,7 @@ class SavedRun:
         Raises:
             NotFiniteError: a weight is not finite; names it.
         """
-        saved = from_mapping(self._manifest["config"]).model
+        saved = self.adapted
         table, of_file = model_table(self.config.model), model_table(saved)
         for layer in layers_of(self.config):
             tensors = self._read(layer)
@@ -197,6 +197,20 @@ class SavedRun:
             if left:
                 got = f"tensors that its model has not: {some_of(left)}"
                 raise damaged(self.folder / file_of(layer), got, "the layer's alone")
+
+    @property
+    def adapted(self) -> Model:
+        """The model as it was trained, with its adapters where it has any."""
+        return from_mapping(self._manifest["config"]).model
+
+    def adapters(self) -> "Iterator[tuple[str, np.ndarray]]":
+        """The adapters by parameter name; raises as `weights`."""
+        table = model_table(self.adapted)
+        for layer in layers_of(self.config):
+            tensors = self._read(layer)
+            for name, parameter in table.items():
+                if name.startswith(f"{layer}.") and parameter.role is Role.ADAPTER:
+                    yield name, self._weight(tensors, layer, name, table)
 
     def _weight(
         self, tensors: "dict[str, np.ndarray]", layer: str, name: str, table: Table

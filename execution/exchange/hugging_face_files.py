@@ -106,8 +106,13 @@ def places(path: Path) -> "dict[str, Place]":
             name: Place(path, name, kept.type, kept.shape, partial(read_tensor, path, name, kept))
             for name, kept in tensor_entries(path).items()
         }
+    return pickled_places(path, opened_pickled(path))
+
+
+def opened_pickled(path: Path) -> Any:
+    """What a file holds that torch.save wrote; raises as `told` tells."""
     os.close(open_plain(path))
-    return pickled_places(path, open_pickled(path))
+    return open_pickled(path)
 
 
 def pickled_places(path: Path, state: Any) -> "dict[str, Place]":

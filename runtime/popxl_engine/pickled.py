@@ -31,14 +31,15 @@ def open_pickled(path: Path) -> Any:
 
 def _problem(error: Exception) -> str:
     """What torch says of a file, in a line."""
-    text = str(error)
-    if "weights_only" not in text and "Weights only" not in text:
-        return "got no file that torch.load reads; expected a state dict"
-    named = _CALLED.search(text)
-    called = "" if named is None else f" of {next(group for group in named.groups() if group)}"
+    named = _CALLED.search(str(error))
+    if named is None:
+        return (
+            "got no file that torch.load reads as tensors and numbers alone; expected a state dict"
+        )
+    called = next(group for group in named.groups() if group)
     return (
-        f"got a pickle that asks for code{called}; expected tensors, numbers and texts alone, for "
-        "nothing in a file is run"
+        f"got a pickle that asks for code of {called}; expected tensors, numbers and texts alone, "
+        "for nothing in a file is run"
     )
 
 

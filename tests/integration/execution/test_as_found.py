@@ -209,3 +209,34 @@ def test_a_model_is_found_by_its_name_in_the_cache_of_the_hub(tmp_path, monkeypa
             f"FOLDER: got {name}, which is no folder here, is not whole in the hub's cache" in told
         )
         assert "\n" not in told and str(hub) in told and "run `hf download org/" in told, told
+
+
+def test_adapters_in_the_form_of_peft_make_the_merged_model(tmp_path):
+    theirs = llama(tmp_path / "theirs", tie_word_embeddings=True)
+    flags = ("--tensor_parallel_1", 2, "--tensor_parallel_2", 1, "--micro_batch_size", 1)
+    run_job(
+        "--config", "tiny", "--init_from", theirs, "--sequence_length", 8, "--global_batch_size", 2,
+        *flags, "--steps", 2, "--warmup_steps", 0, "--learning_rate", 0.1, "--schedule", "constant",
+        "--validate_every", 0, "--run_folder", tmp_path, "--name", "run", "--lora_rank", 3,
+    )  # fmt: skip
+    convert(["to_hugging_face", str(tmp_path / "run"), str(tmp_path / "merged")])
+    convert(["to_peft", str(tmp_path / "run"), str(tmp_path / "adapters")])
+    config = json.loads((tmp_path / "adapters/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(theirs) and not config["fan_in_fan_out"]
+    parts = "down gate k o q up v".split()
+    assert config["target_modules"] == [f"{part}_proj" for part in parts]
+    adapters, before, after = (state(tmp_path / f) for f in ("adapters", "theirs", "merged"))
+    scale, changed = config["lora_alpha"] / config["r"], 0
+    for name, weight in before.items():
+        layer = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{layer}.lora_A.weight" in adapters:
+            down, up = (adapters.pop(f"{layer}.lora_{part}.weight") for part in "AB")
+            assert down.shape == (3, weight.shape[1]) and up.abs().max() > 0.01
+            weight, changed = weight + scale * up @ down, changed + 1
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-6)
+    assert changed == 14 and not adapters
+    convert(["from_hugging_face", str(theirs), str(tmp_path / "plain")])
+    with pytest.raises(
+        UserError, match="step_00000000, which has no adapters; expected those of a"
+    ):
+        convert(["to_peft", str(tmp_path / "plain"), str(tmp_path / "none")])
