@@ -3,6 +3,7 @@
 Imports what loads in a moment: `config`, and the flags of a plan.
 """
 
+import importlib
 import math
 import os
 import sys
@@ -235,6 +236,8 @@ GENERATE = TrainedModelCommand(
 )
 
 
+FIRST_WEIGHTS = "popxl_gpt.execution.exchange.initial_weights"
+"""The module that reads another model, which takes time to load: only where there is one."""
 BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
 ONE_HEAD = {"heads": 1}
@@ -274,9 +277,7 @@ def implied_by_model(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[
     found, begun = implied_settings(flags, file), flags.get("init_from")
     if begun is None or file:
         return found
-    from popxl_gpt.execution.exchange.initial_weights import settings_of_model
-
-    own = settings_of_model(Path(begun))
+    own = importlib.import_module(FIRST_WEIGHTS).settings_of_model(Path(begun))
     if flags.get("sequence_length", 0) > own.get("max_positions", 0):
         own.pop("max_positions", None)  # the run's are as many
     return {**{name: value for name, value in own.items() if name not in flags}, **found}
