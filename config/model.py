@@ -293,8 +293,9 @@ class Model:
 
     @property
     def turns(self) -> bool:
-        """Whether layers of one kind turn queries and keys."""
-        return self.position_embedding == "rotary" and NOPE not in self.layer_pattern
+        """Whether the layers of a model of one kind turn queries and keys."""
+        (kind,) = {*self.kinds}
+        return self.position_embedding == "rotary" and kind != NOPE
 
     @property
     def has_position_table(self) -> bool:
