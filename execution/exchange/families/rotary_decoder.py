@@ -157,12 +157,16 @@ def write(model: Model) -> Values:
 def read_qwen(theirs: TheirConfig, head_size: Any = None) -> Values:
     """Settings of a Qwen, in whose upper layers there may be windows."""
     layers, first = theirs.get(*QWEN_SIZES["layers"]), theirs.get("max_window_layers", 28)
-    kinds = theirs.get("layer_types")
+    kinds, has_windows = theirs.get("layer_types"), theirs.get("use_sliding_window")
     if not kinds and all(isinstance(n, int) for n in (layers, first)) and layers < MOST_LAYERS:
-        has_windows = theirs.get("use_sliding_window")
         kinds = [SLIDING if has_windows and n >= first else FULL for n in range(layers)]
     else:
         kinds = named_kinds(theirs, layers)
+        if SLIDING in kinds and not has_windows:
+            theirs.refuse(
+                "got sliding_attention among layer_types with use_sliding_window "
+                f"{json.dumps(has_windows)}; expected true, or full_attention alone. Correct one."
+            )
     return {**read(theirs, QWEN_SIZES, head_size), **read_windows(theirs, QWEN_SIZES, kinds)}
 
 

@@ -364,6 +364,10 @@ REFUSED = {
         {"model_type": "mistral", "sliding_window": 0},
         "window: got 0; expected a whole number, at least 1",
     ),
+    "windows that are not used": (
+        {"model_type": "qwen3", "layer_types": ["sliding_attention", "full_attention"]},
+        "got sliding_attention among layer_types with use_sliding_window null; expected true",
+    ),
     "kinds of more layers than there are": (
         {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3, "sliding_window": 8},
         "got 3 layer_types for 2 layers; expected one a layer",
@@ -430,6 +434,7 @@ FOUND = {
             "model_type": "qwen3",
             "layer_types": ["sliding_attention", "full_attention"],
             "sliding_window": 8,
+            "use_sliding_window": True,
         },
         {"kinds": ("sliding", "full"), "window": 8},
     ),
