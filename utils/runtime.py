@@ -16,6 +16,7 @@ from popxl.extensions import (
     count_here,
     expect_replicas,
     file_traffic,
+    geglu,
     keep_remote_memory_in_files,
     keep_state_once,
     leave_note,
@@ -40,7 +41,7 @@ from popxl_gpt.utils.errors import LostError, UserError
 __all__ = [
     "accumulator_options", "attention", "before_reading", "coded_moment", "count_here", "data_type",
     "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
-    "find_not_finite", "gather", "gather_beside", "has_device", "host_bytes",
+    "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes",
     "keep_remote_memory_in_files", "keep_state_once", "leave_note", "limit_device_memory",
     "moment_options", "multiplies_bfloat16", "multiply_ceiling",
     "newton_schulz", "planner", "profile", "read_note", "release_freed_memory", "relu2",

@@ -5,7 +5,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,6 +82,8 @@ class Family:
     """Their settings that take more than a name."""
     varied: "tuple[str, ...]" = ()
     """Our settings that `read` finds and `write` gives back."""
+    allowed: "Mapping[str, tuple[Any, ...]]" = field(default_factory=dict)
+    """The values that some of our settings may have, where a model of the family has not all."""
     buffers: "tuple[str, ...]" = ()
     """Tensors of their files that are no weights, named as in `modules`: the class makes them."""
     is_loaded: Callable[[Model], bool] = lambda model: True
@@ -101,6 +103,11 @@ class Family:
         told = {name: BY_DEFAULT.get(name, name) for name in others}
         expected = {name: getattr(plain, as_told) for name, as_told in told.items()}
         expected |= self.settings
+        expected |= {
+            name: " or ".join(values)
+            for name, values in self.allowed.items()
+            if getattr(model, name) not in values
+        }
         return {
             name: value
             for name, value in expected.items()
