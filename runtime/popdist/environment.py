@@ -68,7 +68,7 @@ def getNumInstances() -> int:  # noqa: N802
 
 def expect_replicas(replicas: int) -> None:
     """Say how many replicas a program has, for launchers that do not: all but poprun."""
-    _expected[:] = [replicas]
+    _expected[:] = [replicas] if isPopdistEnvSet() else []
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
