@@ -160,9 +160,24 @@ class Export(Conversion):
     """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufExport(Conversion):
+    """What is converted, and into what."""
+
+    type: Literal["f32", "f16", "bf16", "q8_0"] | None = None
+    """Type of the matrices; q8_0 has 8 bits for each number, and a scale for 32 of them; none: as
+    in the checkpoint, which holds bfloat16 as float32.
+    """
+    family: str | None = None
+    """What the model is to be there, where it may be several things; none: the first of gpt2,
+    llama, mistral, qwen2, qwen3 that it is.
+    """
+
+
 CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
     "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's model", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
+    "to_gguf": ("CHECKPOINT FILE: make a file that llama.cpp and Ollama run", GgufExport),
 }
 """The ways to convert: what each does, and what it takes."""
 
