@@ -128,13 +128,13 @@ class Conversion:
     """What is converted, and into what."""
 
     paths: tuple[PathText, ...]
-    """The folder to read, and the folder to make."""
+    """The folder to read, and the folder, or the file, to make."""
     positions: Count | None = None
     """Positions that the new model has: the first ones, or with fresh ones after them; none: all
     that there are.
     """
     overwrite: bool = False
-    """Replace the folder to make if it is there, and this command made it."""
+    """Replace what is to be made if it is there, and this command made it."""
 
     def folders(self) -> "tuple[Path, Path]":
         """The folder to read and the folder to make. ConfigError where there are not two."""
