@@ -150,7 +150,7 @@ def to_gguf(options: GgufExport) -> int:
     tokenizer = read_tokenizer(beside / TOKENIZER)
     ending = {END: model.end_of_text} if model.end_of_text else {}  # 0: the model does not tell
     special_tokens = {**ending, **saved.special_tokens}
-    values = tokenizer_values(tokenizer, model.vocabulary_size, special_tokens)
+    values, notes = tokenizer_values(tokenizer, model.vocabulary_size, special_tokens)
     template = chat_template(beside)
     if template is not None:
         values["chat_template"] = template
@@ -165,6 +165,8 @@ def to_gguf(options: GgufExport) -> int:
         write_whole(out.with_name(MODELFILE), text)
     kept = "without a chat template" if template is None else "with its chat template"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kind}, {kept}")
+    for note in notes:
+        print(f"note: {note}")
     if rest:
         print(f"note: {counted(rest, 'tensor')} in f16, whose rows are no multiple of 32.")
     _tell_of_documents(model, "llama.cpp")

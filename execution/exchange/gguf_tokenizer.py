@@ -13,6 +13,7 @@ from popxl_gpt.data.encoding import byte_names
 from popxl_gpt.data.limited_tokenizer import EACH_CHARACTER, is_plain_bpe
 from popxl_gpt.data.special_tokens import BEGIN, END, as_list
 from popxl_gpt.data.text_tokenizer import CONFIG, NO_OBJECT, TextTokenizer
+from popxl_gpt.execution.exchange.gguf_pieces import BYTES, is_of_pieces, pieces
 from popxl_gpt.utils.errors import UserError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded, read_object, shown
 
@@ -20,7 +21,8 @@ Values = dict[str, Any]
 TEMPLATE = "chat_template.jinja"
 """The chat template, where tokenizer_config.json does not hold it."""
 TEMPLATE_BYTES = 2**24
-NORMAL, CONTROL, OF_USER, UNUSED = 1, 3, 4, 5
+OTHER = "Train with another tokenizer, or use to_hugging_face."
+NORMAL, UNKNOWN, CONTROL, OF_USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of tokens."""
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Tokens that end a text: GGUF has a name for each, and no list."""
@@ -58,8 +60,9 @@ is a token is not merged.
 
 def tokenizer_values(
     tokenizer: TextTokenizer, size: int, special_tokens: "Mapping[str, int | list[int]]"
-) -> Values:
-    """What a GGUF file has of a tokenizer, by the names of gguf's writer.
+) -> "tuple[Values, list[str]]":
+    """What a GGUF file has of a tokenizer, by the names of gguf's writer, and what llama.cpp does
+    otherwise.
 
     Args:
         size: tokens that the model has.
@@ -68,18 +71,17 @@ def tokenizer_values(
         UserError: llama.cpp has no tokenizer that does the same.
     """
     content: Values = json.loads(tokenizer.library.to_str())
-    added = {token["id"]: token for token in content["added_tokens"]}
-    names, merges, cut = _pieces(tokenizer.name, content)
     if tokenizer.classes > size:
         raise UserError(
             f"{tokenizer.name}: got tokens up to {tokenizer.classes - 1}; expected those of the "
             f"model, which has {size}. Use the tokenizer.json that made its training data."
         )
+    names, found, notes = _pieces(tokenizer.name, content)
     tokens = [f"[PAD{number}]" for number in range(size)]
     types = [UNUSED] * size
     for name, number in names.items():
-        tokens[number], types[number] = name, NORMAL
-    for number, token in added.items():
+        tokens[number], types[number] = name, BYTE if name in BYTES else NORMAL
+    for token in content["added_tokens"]:
         if any(token[side] for side in ("lstrip", "rstrip", "single_word")):
             _refuse(
                 tokenizer.name,
@@ -87,16 +89,16 @@ def tokenizer_values(
                 "between words",
                 "tokens that are cut from text as they are",
             )
-        tokens[number] = token["content"]
-        types[number] = CONTROL if token["special"] else OF_USER
-    return {
-        "tokenizer_model": "gpt2",
-        "tokenizer_pre": cut,
-        "token_list": tokens,
-        "token_types": types,
-        "token_merges": merges,
-        **_around(tokenizer, special_tokens),
-    }
+        tokens[token["id"]] = token["content"]
+        types[token["id"]] = CONTROL if token["special"] else OF_USER
+    unknown = content["model"].get("unk_token")
+    if "token_scores" in found:
+        found["token_scores"] = [found["token_scores"].get(name, 0.0) for name in tokens]
+        if unknown in tokens:
+            types[tokens.index(unknown)] = UNKNOWN
+            found["unk_token_id"] = tokens.index(unknown)
+    found |= {"token_list": tokens, "token_types": types}
+    return {**found, **_around(tokenizer, special_tokens)}, notes
 
 
 def chat_template(folder: Path) -> "str | list[Values] | None":
@@ -119,24 +121,36 @@ def chat_template(folder: Path) -> "str | list[Values] | None":
     return found if is_named or isinstance(found, str) else None
 
 
-def _pieces(name: str, content: Values) -> "tuple[dict[str, int], list[str], str]":
-    """Tokens by their names in bytes, merges, and how text is cut before."""
-    model, vocabulary = content["model"], content["model"]["vocab"]
+def _pieces(name: str, content: Values) -> "tuple[dict[str, int], Values, list[str]]":
+    """Tokens by their names there, how they are made of text, and what llama.cpp does otherwise."""
+    model, vocabulary, notes = content["model"], content["model"]["vocab"], []
+    if is_of_pieces(content):
+        found = pieces(content)
+        if isinstance(found, str):
+            raise UserError(f"{name}: {found}. {OTHER}")
+        return vocabulary, *found
     normalizer = (content["normalizer"] or {}).get("type")
     if normalizer not in (None, "NFC"):
         _refuse(name, f"a normalizer {normalizer}", "text that is taken as it is, or in form NFC")
+    if normalizer == "NFC":
+        notes = ["llama.cpp does not bring text into Unicode's form NFC, as the tokenizer does."]
     cuts = _cuts(content["pre_tokenizer"])
     if model["type"] == "WordLevel" and cuts == (EACH_CHARACTER,):
-        return _of_characters(vocabulary)
+        names, merges = _of_characters(vocabulary)
+        return names, _of_bytes(CUTS[((GPT2,), False)], merges), notes
     is_plain = is_plain_bpe({**model, "ignore_merges": False})
     if not is_plain or not _is_of_bytes(content["pre_tokenizer"]):
         _refuse(name, f"a tokenizer {model['type']} that is not byte-level BPE", "byte-level BPE")
-    found = CUTS.get((cuts, model["ignore_merges"]))
-    if found is None:
+    cut = CUTS.get((cuts, model["ignore_merges"]))
+    if cut is None:
         told = ", then ".join(cuts) + (", with ignore_merges" if model["ignore_merges"] else "")
         known = ", ".join(CUTS.values())
         _refuse(name, f"text cut by {shown(told)}", f"a pattern of {known}, which llama.cpp knows")
-    return vocabulary, [" ".join(pair) for pair in model["merges"]], found
+    return vocabulary, _of_bytes(cut, [" ".join(pair) for pair in model["merges"]]), notes
+
+
+def _of_bytes(cut: str, merges: "list[str]") -> Values:
+    return {"tokenizer_model": "gpt2", "tokenizer_pre": cut, "token_merges": merges}
 
 
 def _cuts(step: "Values | None") -> "tuple[str, ...]":
@@ -163,7 +177,7 @@ def _is_of_bytes(step: "Values | None") -> bool:
     return last is not None and last["type"] == "ByteLevel"
 
 
-def _of_characters(vocabulary: "dict[str, int]") -> "tuple[dict[str, int], list[str], str]":
+def _of_characters(vocabulary: "dict[str, int]") -> "tuple[dict[str, int], list[str]]":
     """A tokenizer of characters as one of bytes, whose merges make characters."""
     of_byte = byte_names()
     names: dict[str, int] = {}
@@ -173,7 +187,7 @@ def _of_characters(vocabulary: "dict[str, int]") -> "tuple[dict[str, int], list[
         if len(text) == 1:
             for end in range(1, len(parts)):
                 merges[f"{''.join(parts[:end])} {parts[end]}"] = None
-    return names, list(merges), CUTS[((GPT2,), False)]
+    return names, list(merges)
 
 
 def _around(tokenizer: TextTokenizer, special_tokens: "Mapping[str, int | list[int]]") -> Values:
@@ -192,7 +206,4 @@ def _around(tokenizer: TextTokenizer, special_tokens: "Mapping[str, int | list[i
 
 
 def _refuse(name: str, got: str, expected: str) -> NoReturn:
-    raise UserError(
-        f"{name}: got {got}; expected {expected}. Train with another tokenizer, or use "
-        "to_hugging_face."
-    )
+    raise UserError(f"{name}: got {got}; expected {expected}. {OTHER}")

@@ -254,6 +254,50 @@ def test_a_tokenizer_of_characters_is_one_of_bytes(tmp_path):
         assert program.tokens(text) == ours.encode(text), text
 
 
+def of_pieces(has_space: bool) -> Tokenizer:
+    """A tokenizer as Llama 2 or Gemma has it."""
+    space = normalizers.Replace(" ", "\u2581")
+    taught = Tokenizer(models.BPE())
+    taught.pre_tokenizer = cut.Metaspace()
+    taught.train_from_iterator(
+        [TEXT, *TEXTS], trainers.BpeTrainer(vocab_size=500, show_progress=False)
+    )
+    vocabulary = taught.get_vocab()
+    by_number = [name for name in sorted(vocabulary, key=vocabulary.get) if "z" not in name]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *by_number]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    merges = [
+        (name[:end], name[end:])
+        for name in by_number
+        for end in range(1, len(name))
+        if {name[:end], name[end:]} <= vocabulary.keys()
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = space
+    if has_space:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), space])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    begin = [("<s>", 1)]
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=begin)
+    return tokenizer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_space", [False, True])
+def test_pieces_of_sentencepiece_are_those_of_the_tokenizer(has_space, tmp_path):
+    end = {"tokenizer_config__json": json.dumps({"bos_token": "<s>", "eos_token": "</s>"})}
+    program = LlamaCpp(exported_tokenizer(tmp_path, of_pieces(has_space), **end))
+    ours = read_tokenizer(tmp_path / "ours")
+    for text in (*TEXTS, TEXT[:3000], "so <think>it is</think>", "zzz", "aaaa  aaaaa"):
+        assert program.tokens(text) == ours.encode(text), text
+
+
 @pytest.mark.slow
 def test_chat_template_and_sampling_leave_with_the_model(tmp_path, capsys):
     template = "{% for m in messages %}<|user|>{{ m.content }}<|endoftext|>{% endfor %}"
@@ -272,6 +316,47 @@ def test_chat_template_and_sampling_leave_with_the_model(tmp_path, capsys):
     )
     answer = LlamaCpp(file).ask("/apply-template", messages=[{"role": "user", "content": "Hi"}])
     assert answer["prompt"] == "<|user|>Hi<|endoftext|>"
+
+
+def change_pieces(folder: Path, **changes: object) -> None:
+    """Change what the tokenizer.json of a folder says of its model."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for name, change in changes.items():
+        content["model"][name] = change(content["model"][name])
+    file.write_text(json.dumps(content))
+
+
+def several(merges: "list[list[str]]") -> int:
+    """The second merge of a piece, not of the first one."""
+    joined = ["".join(pair) for pair in merges]
+    return next(i for i in range(9, len(joined)) if joined[i] == joined[i - 1])
+
+
+PIECES = {
+    "merges that are not all": (
+        {"merges": lambda merges: merges[: several(merges)]},
+        "; expected all of a piece. Train with another tokenizer, or use to_hugging_face.",
+    ),
+    "merges that stand apart": (
+        {"merges": lambda merges: [merges.pop(several(merges)), *merges]},
+        " that stand apart; expected them together",
+    ),
+    "a byte that is missing": (
+        {"vocab": lambda names: {("?" if n == "<0x00>" else n): i for n, i in names.items()}},
+        "got pieces without one for each byte; expected all 256",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_that_llama_cpp_would_join_otherwise_are_refused(name, tmp_path):
+    changes, words = PIECES[name]
+    of_pieces(True).save(str(tmp_path / "tokenizer.json"))
+    change_pieces(tmp_path, **changes)
+    with pytest.raises(UserError) as found:
+        known.tokenizer_values(read_tokenizer(tmp_path), 1000, {})
+    assert words in str(found.value)
 
 
 def spoilt(change) -> Tokenizer:
