@@ -31,6 +31,8 @@ MAGIC = b"GGUF"
 LARGEST = {"f32": np.inf, "f16": 65504.0, "bf16": 3.38e38, "q8_0": 127 * 65504.0}
 """The largest number of each type of weights; q8_0 has a scale in f16 for 32 of them."""
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+ROWS = 2**12
+"""Rows of a tensor that are rounded at a time."""
 EPSILONS = {"layer_norm": "layer_norm_eps", "rms_norm": "layer_norm_rms_eps"}
 
 
@@ -226,16 +228,29 @@ def _write_tensors(
         writer.write_tensor_data(factors)
     for (name, array), (expected, tensors) in zip(weights, planned.items(), strict=True):
         assert name == expected, (name, expected)
-        if np.abs(array).max() > LARGEST[kind]:
+        if max(array.max(), -array.min()) > LARGEST[kind]:  # no copy of it
             raise UserError(
                 f"--type: got {kind} for {name}, which has numbers beyond it; expected a type that "
                 "holds them. Use bf16 or f32."
             )
         for part, tensor in zip(family.split(name, table[name], array).values(), tensors):
-            writer.write_tensor_data(gguf.quants.quantize(tensor.of(part), tensor.kind))
+            writer.write_tensor_data(_rounded(gguf, tensor.of(part), tensor.kind))
     wanted = gguf.GGMLQuantizationType[kind.upper()]
     matrices = [each for tensors in planned.values() for each in tensors if each.kind != wanted]
     return sum(each.kind == gguf.GGMLQuantizationType.F16 for each in matrices)
+
+
+def _rounded(gguf: Any, array: np.ndarray, kind: Any) -> np.ndarray:
+    """The bytes of a tensor's numbers in a type, made of some rows at a time: rounding takes
+    several times their memory.
+    """
+    if kind == gguf.GGMLQuantizationType.F32:
+        return array
+    found = np.empty(gguf.quants.quant_shape_to_byte_shape(array.shape, kind), np.uint8)
+    for first in range(0, len(array), ROWS):
+        rows = gguf.quants.quantize(array[first : first + ROWS], kind)
+        found[first : first + ROWS] = rows.view(np.uint8)
+    return found
 
 
 def _tensor(
