@@ -59,7 +59,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("QWEN2"),
     "qwen3": Architecture("QWEN3"),
 }
-"""By our families."""
+"""Architectures by the names of our families; what more a family says is in `_settings`."""
 
 
 def gguf_family(model: Model, wanted: str | None) -> Family:
@@ -68,7 +68,8 @@ def gguf_family(model: Model, wanted: str | None) -> Family:
     Args:
         wanted: its name; none: the first that the model is of.
     """
-    found = {name: FAMILIES[name] for name in ARCHITECTURES if FAMILIES[name].fits(model)}
+    exported = {name: FAMILIES[name] for name in ARCHITECTURES}
+    found = {name: family for name, family in exported.items() if family.fits(model)}
     family = next(iter(found.values()), None) if wanted is None else found.get(wanted)
     if family is not None:
         return family
@@ -77,7 +78,7 @@ def gguf_family(model: Model, wanted: str | None) -> Family:
             f"--family: got {wanted}; expected one that GGUF has and the model is of: "
             f"{', '.join(found)}. Give one of these, or leave it out."
         )
-    lacking = {name: FAMILIES[name].foreign(model) for name in ARCHITECTURES}
+    lacking = {name: family.foreign(model) for name, family in exported.items()}
     nearest = min(lacking, key=lambda name: len(lacking[name]))
     settings = " and ".join(f"{name} {shown(value)}" for name, value in lacking[nearest].items())
     raise UserError(

@@ -253,7 +253,7 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
     assert done.returncode == 2 and "got a folder that is there" in done.stderr
     for words, said in (
         (("from_hugging_fase",), "Did you mean 'from_hugging_face'?"),
-        ((), "command: got none; expected one of from_hugging_face, to_hugging_face. demo/"),
+        ((), "command: got none; expected one of from_hugging_face, to_hugging_face, to_gguf"),
         (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
         (("to_hugging_face", "nothing", "out"), "CHECKPOINT: got nothing, no folder"),
         (("to_hugging_face", "ours", "out", "--positons", 3), "Did you mean '--positions'?"),

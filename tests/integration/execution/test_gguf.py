@@ -28,36 +28,56 @@ from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange import gguf_tokenizer as known
+from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.gpt2 import GPT2
 from popxl_gpt.execution.exchange.families.llama import LLAMA
+from popxl_gpt.execution.exchange.families.mistral import MISTRAL
+from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
+from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
 from popxl_gpt.execution.exchange.gguf_files import gguf_family, write_gguf
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import UserError
-from tests.integration.execution.test_families import MODELS, rope, their_model
 
 gguf, llama_cpp, transformers = Later("gguf"), Later("xllamacpp"), Later("transformers")
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/model.md").read_text()
 WORDS = 288
-SIZES = {"vocab_size": WORDS, "max_position_embeddings": 32}
-EXPORTED = {
-    **{name: (family, {**theirs, **SIZES}) for name, (family, theirs, _) in MODELS.items()},
-    "gpt2": (
-        GPT2,
-        {"vocab_size": WORDS, "max_position_embeddings": 32},
-    ),
-    "yarn with a factor of its own": (
-        LLAMA,
-        {
-            **SIZES,
-            **rope(
-                "yarn", factor=4.0, original_max_position_embeddings=8, attention_factor=1.5,
-                beta_fast=3.0, beta_slow=0.5,
-            ),
-        },
-    ),
+SIZES = {
+    "vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 40, "max_position_embeddings": 32, "head_dim": 6,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "attn_implementation": "eager",
 }  # fmt: skip
+
+
+def rope(kind: str, **values: float) -> "dict[str, object]":
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **values}}
+
+
+LLAMA3 = {"low_freq_factor": 0.5, "high_freq_factor": 2.0, "original_max_position_embeddings": 8}
+YARN = {"original_max_position_embeddings": 8, "beta_fast": 3.0, "beta_slow": 0.5}
+# of each: the family, its settings
+EXPORTED = {
+    "gpt2": (GPT2, {}),
+    "tied llama": (LLAMA, {"tie_word_embeddings": True, **rope("default")}),
+    "llama 3.1": (LLAMA, rope("llama3", factor=8.0, **LLAMA3)),
+    "llama, linear": (LLAMA, rope("linear", factor=4.0)),
+    "llama, yarn": (LLAMA, rope("yarn", factor=4.0, attention_factor=1.5, **YARN)),
+    "mistral nemo": (MISTRAL, {"head_dim": 10, "num_attention_heads": 2, "sliding_window": None}),
+    "qwen2, yarn": (QWEN2, rope("yarn", factor=2.0, **YARN)),
+    "qwen3": (QWEN3, {"head_dim": 10}),
+}
+
+
+def their_model(family: Family, **changes: object) -> torch.nn.Module:
+    """A model of transformers, no gain of which is one."""
+    kind = getattr(transformers, family.architecture)
+    model = kind(kind.config_class(**{**SIZES, **changes}))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
 
 
 def exported(folder: Path, name: str, *flags: object) -> "tuple[Path, torch.nn.Module]":
@@ -219,7 +239,7 @@ def exported_tokenizer(folder: Path, tokenizer: Tokenizer, **beside: str) -> Pat
     """The GGUF file of a small model with a tokenizer."""
     theirs = folder / "theirs"
     size = 8 + max(tokenizer.get_vocab().values())  # some have no token
-    their_model(LLAMA, **SIZES | {"vocab_size": size}).save_pretrained(theirs)
+    their_model(LLAMA, vocab_size=size).save_pretrained(theirs)
     tokenizer.save(str(theirs / "tokenizer.json"))
     convert(["from_hugging_face", str(theirs), str(folder / "ours")])
     for name, content in beside.items():
@@ -325,6 +345,35 @@ def change_pieces(folder: Path, **changes: object) -> None:
     for name, change in changes.items():
         content["model"][name] = change(content["model"][name])
     file.write_text(json.dumps(content))
+
+
+NOTED = {
+    "as Qwen": (
+        lambda: spoilt(lambda t: setattr(t, "normalizer", normalizers.NFC())),
+        "llama.cpp does not bring text into Unicode's form NFC",
+    ),
+    "as newer Llamas": (
+        lambda: newer_pieces(),
+        "llama.cpp puts a space before all text, and after",
+    ),
+}
+
+
+def newer_pieces() -> Tokenizer:
+    tokenizer = of_pieces(True)
+    tokenizer.normalizer = normalizers.Sequence([])
+    content = json.loads(tokenizer.to_str()) | {"normalizer": None}
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.pre_tokenizer = cut.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_llama_cpp_does_otherwise_is_told(name, tmp_path):
+    make, words = NOTED[name]
+    make().save(str(tmp_path / "tokenizer.json"))
+    _, (note,) = known.tokenizer_values(read_tokenizer(tmp_path), 1000, {})
+    assert note.startswith(words)
 
 
 def several(merges: "list[list[str]]") -> int:
