@@ -98,7 +98,10 @@ def tokenizer_values(
             types[tokens.index(unknown)] = UNKNOWN
             found["unk_token_id"] = tokens.index(unknown)
     found |= {"token_list": tokens, "token_types": types}
-    return {**found, **_around(tokenizer, special_tokens)}, notes
+    ends = as_list(special_tokens.get(END, tokenizer.end))
+    if len(ends) > len(ENDS):
+        notes = [*notes, f"GGUF has names for {len(ENDS)} tokens that end a text, of {len(ends)}."]
+    return {**found, **_around(tokenizer, special_tokens, ends)}, notes
 
 
 def chat_template(folder: Path) -> "str | list[Values] | None":
@@ -190,11 +193,12 @@ def _of_characters(vocabulary: "dict[str, int]") -> "tuple[dict[str, int], list[
     return names, list(merges)
 
 
-def _around(tokenizer: TextTokenizer, special_tokens: "Mapping[str, int | list[int]]") -> Values:
+def _around(
+    tokenizer: TextTokenizer, special_tokens: "Mapping[str, int | list[int]]", ends: "list[int]"
+) -> Values:
     """The tokens that texts begin and end with, and whether they stand around a prompt."""
     first, last = tokenizer.first.tolist(), tokenizer.last.tolist()
     begin = first or as_list(special_tokens.get(BEGIN, tokenizer.begin))
-    ends = as_list(special_tokens.get(END, tokenizer.end))
     if len(first) > 1 or last not in ([], ends[:1]):
         _refuse(
             tokenizer.name,

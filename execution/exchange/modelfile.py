@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from popxl_gpt.data.text_tokenizer import NO_OBJECT
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.bounded import read_object
 
 NAME = "Modelfile"
@@ -33,7 +34,13 @@ def modelfile(file: str, positions: int, stops: Iterable[str], beside: Path) -> 
         file: the GGUF file's name in the same folder.
         stops: texts that end an answer.
         beside: the folder of the model's tokenizer, which may hold how it is sampled from.
+    Raises:
+        UserError: the file's name does not stand on one line.
     """
+    if not file.isprintable():
+        raise UserError(
+            f"{file}: got a name that is no line of text; expected one. Choose another."
+        )
     found = read_object(beside / GENERATION, GENERATION_BYTES, NO_OBJECT) or {}
     if found.get("do_sample") is False:
         found = {**found, "temperature": 0}

@@ -235,11 +235,11 @@ def trained(
     return tokenizer
 
 
-def exported_tokenizer(folder: Path, tokenizer: Tokenizer, **beside: str) -> Path:
+def exported_tokenizer(folder: Path, tokenizer: Tokenizer, ends: object = 0, **beside: str) -> Path:
     """The GGUF file of a small model with a tokenizer."""
     theirs = folder / "theirs"
     size = 8 + max(tokenizer.get_vocab().values())  # some have no token
-    their_model(LLAMA, vocab_size=size).save_pretrained(theirs)
+    their_model(LLAMA, vocab_size=size, eos_token_id=ends).save_pretrained(theirs)
     tokenizer.save(str(theirs / "tokenizer.json"))
     convert(["from_hugging_face", str(theirs), str(folder / "ours")])
     for name, content in beside.items():
@@ -322,17 +322,21 @@ def test_pieces_of_sentencepiece_are_those_of_the_tokenizer(has_space, tmp_path)
 def test_chat_template_and_sampling_leave_with_the_model(tmp_path, capsys):
     template = "{% for m in messages %}<|user|>{{ m.content }}<|endoftext|>{% endfor %}"
     tokenizer = trained(cut_by(known.GPT2))
-    sampling = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "eos_token_id": [0, 1]}
+    sampling = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     beside = {"chat_template__jinja": template, "generation_config__json": json.dumps(sampling)}
-    file = exported_tokenizer(tmp_path, tokenizer, **beside)
-    assert "with its chat template" in capsys.readouterr().out
+    file = exported_tokenizer(tmp_path, tokenizer, [0, 1, 5, 6], **beside)
+    told = capsys.readouterr().out
+    assert "names for 3 tokens that end a text, of 4." in told
+    assert "with its chat template" in told
     values = gguf.GGUFReader(file).fields
     assert values["tokenizer.chat_template"].contents() == template
     assert values["tokenizer.ggml.eos_token_id"].contents() == 0
+    assert values["tokenizer.ggml.eot_token_id"].contents() == 1
     assert (tmp_path / "Modelfile").read_text() == (
         "# Made by to_gguf: ollama create NAME -f Modelfile\nFROM ./out.gguf\n"
         "PARAMETER num_ctx 32\nPARAMETER temperature 0.6\nPARAMETER top_k 20\n"
         'PARAMETER repeat_penalty 1.1\nPARAMETER stop "<|endoftext|>"\n'
+        'PARAMETER stop "<|user|>"\nPARAMETER stop "$"\n'
     )
     answer = LlamaCpp(file).ask("/apply-template", messages=[{"role": "user", "content": "Hi"}])
     assert answer["prompt"] == "<|user|>Hi<|endoftext|>"
