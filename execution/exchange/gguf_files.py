@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from popxl_gpt.config.model import FULL, SLIDING
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import FAMILIES
@@ -44,11 +45,13 @@ class Architecture:
         name: in `gguf.MODEL_ARCH`.
         turns_neighbours: whether the two features of a rotary pair lie side by side there.
         has_factors: whether it takes a factor for the speed of each pair.
+        pattern: kinds of its layers, again and again.
     """
 
     name: str
     turns_neighbours: bool = False
     has_factors: bool = False
+    pattern: "tuple[str, ...]" = (FULL,)
 
 
 _LLAMA = Architecture("LLAMA", turns_neighbours=True, has_factors=True)
@@ -68,7 +71,7 @@ def gguf_family(model: Model, wanted: str | None) -> Family:
     Args:
         wanted: its name; none: the first that the model is of.
     """
-    exported = {name: FAMILIES[name] for name in ARCHITECTURES}
+    exported = {name: family for name, family in FAMILIES.items() if name in ARCHITECTURES}
     found = {name: family for name, family in exported.items() if family.fits(model)}
     family = next(iter(found.values()), None) if wanted is None else found.get(wanted)
     if family is not None:
@@ -143,6 +146,7 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
         "head_count_kv": model.key_value,
         EPSILONS[model.norm]: model.layer_norm_eps,
     }
+    _check_kinds(model, architecture)
     if model.has_position_table:
         return found
     found |= {"key_length": model.head_width, "value_length": model.head_width}
@@ -157,14 +161,25 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
         found["rope_scaling_type"] = gguf.RopeScalingType[scaling.upper()]
         found["rope_scaling_factor"] = model.rotary_factor
     if scaling == "yarn":
-        own = table_factor(
-            replace(model, rotary_attention_factor=None)
-        )  # llama.cpp multiplies by it, too
+        own = table_factor(replace(model, rotary_attention_factor=None))  # that llama.cpp has, too
         found["rope_scaling_orig_ctx_len"] = model.rotary_original_positions
         found["rope_scaling_yarn_beta_fast"] = model.rotary_fast_turns
         found["rope_scaling_yarn_beta_slow"] = model.rotary_slow_turns
         found["rope_scaling_attn_factors"] = table_factor(model) / own
     return found
+
+
+def _check_kinds(model: Model, architecture: Architecture) -> None:
+    """Refuse windows that llama.cpp has not in the family, and texts may be longer than."""
+    pattern = architecture.pattern
+    is_wide = model.window is not None and model.window >= model.positions
+    kinds = [FULL if kind == SLIDING and is_wide else kind for kind in model.kinds]
+    if kinds != [pattern[n % len(pattern)] for n in range(model.layers)]:
+        raise UserError(
+            f"layer_pattern: got {' '.join(model.layer_pattern)} with window {model.window}; "
+            f"expected {' '.join(pattern)}, which llama.cpp has in this family, or windows as long "
+            f"as texts of {model.positions} tokens. Give --positions, or use to_hugging_face."
+        )
 
 
 @dataclass(frozen=True)

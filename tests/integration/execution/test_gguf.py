@@ -64,6 +64,7 @@ EXPORTED = {
     "llama, linear": (LLAMA, rope("linear", factor=4.0)),
     "llama, yarn": (LLAMA, rope("yarn", factor=4.0, attention_factor=1.5, **YARN)),
     "mistral nemo": (MISTRAL, {"head_dim": 10, "num_attention_heads": 2, "sliding_window": None}),
+    "mistral, a window as long as texts": (MISTRAL, {"sliding_window": 32}),
     "qwen2, yarn": (QWEN2, rope("yarn", factor=2.0, **YARN)),
     "qwen3": (QWEN3, {"head_dim": 10}),
 }
@@ -476,6 +477,12 @@ OWN = {
         Model(**LIKE_QWEN3, rotary_scaling="dynamic", rotary_original_positions=8),
         None,
         "rotary_scaling: got dynamic; expected none, linear or yarn, or llama3 in a family of",
+    ),
+    "windows in Mistral": (
+        Model(**{**LIKE_QWEN3, "qk_norm": False}, layer_pattern=("sliding",), window=512),
+        "mistral",
+        "layer_pattern: got sliding with window 512; expected full, which llama.cpp has in this "
+        "family, or windows as long as texts of 1024 tokens. Give --positions, or use",
     ),
     "llama3 in Qwen3": (
         Model(**LIKE_QWEN3, rotary_scaling="llama3", rotary_original_positions=8),
