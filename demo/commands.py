@@ -169,8 +169,8 @@ class GgufExport(Conversion):
     in the checkpoint, which holds bfloat16 as float32.
     """
     family: str | None = None
-    """What the model is to be there, where it may be several things; none: the first of gpt2,
-    llama, mistral, qwen2, qwen3 that it is.
+    """What the model is to be there, where it may be several things; none: the first of GGUF's
+    that it is.
     """
 
 

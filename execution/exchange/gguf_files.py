@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.model import FULL, SLIDING
+from popxl_gpt.config.model import FULL, NOPE, SLIDING
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import FAMILIES
@@ -59,8 +59,11 @@ ARCHITECTURES = {
     "gpt2": Architecture("GPT2"),
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "olmo2": Architecture("OLMO2"),
+    "olmo3": Architecture("OLMO2", pattern=(SLIDING, SLIDING, SLIDING, FULL)),
     "qwen2": Architecture("QWEN2"),
     "qwen3": Architecture("QWEN3"),
+    "smollm3": Architecture("SMOLLM3", turns_neighbours=True, pattern=(FULL, FULL, FULL, NOPE)),
 }
 """Architectures by the names of our families; what more a family says is in `_settings`."""
 
@@ -86,7 +89,7 @@ def gguf_family(model: Model, wanted: str | None) -> Family:
     settings = " and ".join(f"{name} {shown(value)}" for name, value in lacking[nearest].items())
     raise UserError(
         "to_gguf: got a model of an architecture of our own; expected one of those that GGUF has: "
-        f"{', '.join(ARCHITECTURES)}. Train one with {settings}, which is {nearest}, or use "
+        f"{', '.join(exported)}. Train one with {settings}, which is {nearest}, or use "
         "to_hugging_face."
     )
 
@@ -146,7 +149,8 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
         "head_count_kv": model.key_value,
         EPSILONS[model.norm]: model.layer_norm_eps,
     }
-    _check_kinds(model, architecture)
+    if SLIDING in _kinds(model, architecture):
+        found["sliding_window"] = model.window
     if model.has_position_table:
         return found
     found |= {"key_length": model.head_width, "value_length": model.head_width}
@@ -169,17 +173,27 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
     return found
 
 
-def _check_kinds(model: Model, architecture: Architecture) -> None:
-    """Refuse windows that llama.cpp has not in the family, and texts may be longer than."""
+def _kinds(model: Model, architecture: Architecture) -> "list[str]":
+    """The kind of each layer. UserError where llama.cpp has others in the family, unless windows
+    are as long as texts.
+    """
     pattern = architecture.pattern
     is_wide = model.window is not None and model.window >= model.positions
-    kinds = [FULL if kind == SLIDING and is_wide else kind for kind in model.kinds]
-    if kinds != [pattern[n % len(pattern)] for n in range(model.layers)]:
+    is_full = is_wide and SLIDING not in pattern
+    kinds = [FULL if kind == SLIDING and is_full else kind for kind in model.kinds]
+    sliding = model.of_kind(SLIDING)
+    # in windows llama.cpp scales none
+    scaling = None if SLIDING in kinds else model.rotary_scaling
+    turns_so = (sliding.rotary_base, sliding.rotary_scaling) == (model.rotary_base, scaling)
+    is_known = kinds == [pattern[n % len(pattern)] for n in range(model.layers)]
+    if not is_known or (SLIDING in model.kinds and not turns_so):
         raise UserError(
             f"layer_pattern: got {' '.join(model.layer_pattern)} with window {model.window}; "
             f"expected {' '.join(pattern)}, which llama.cpp has in this family, or windows as long "
-            f"as texts of {model.positions} tokens. Give --positions, or use to_hugging_face."
+            f"as texts of {model.positions} tokens, and one rotary_base, scaled in full layers "
+            "alone. Give --positions, or use to_hugging_face."
         )
+    return kinds
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,10 @@ EXPORTED = {
     "llama, linear": (LLAMA, rope("linear", factor=4.0)),
     "llama, yarn": (LLAMA, rope("yarn", factor=4.0, attention_factor=1.5, **YARN)),
     "mistral nemo": (MISTRAL, {"head_dim": 10, "num_attention_heads": 2, "sliding_window": None}),
-    "mistral, a window as long as texts": (MISTRAL, {"sliding_window": 32}),
+    "mistral, a window as long as texts": (
+        MISTRAL,
+        {"sliding_window": 32, **rope("linear", factor=2.0)},
+    ),
     "qwen2, yarn": (QWEN2, rope("yarn", factor=2.0, **YARN)),
     "qwen3": (QWEN3, {"head_dim": 10}),
 }
@@ -465,8 +468,7 @@ OWN = {
     "relu2": (
         Model(activation="relu2"),
         None,
-        "got a model of an architecture of our own; expected one of those that GGUF has: gpt2, "
-        "llama, mistral, qwen2, qwen3. Train one with activation gelu, which is gpt2, or use",
+        ". Train one with activation gelu, which is gpt2, or use to_hugging_face.",
     ),
     "a family that is ours alone": (
         Model(),
@@ -482,7 +484,7 @@ OWN = {
         Model(**{**LIKE_QWEN3, "qk_norm": False}, layer_pattern=("sliding",), window=512),
         "mistral",
         "layer_pattern: got sliding with window 512; expected full, which llama.cpp has in this "
-        "family, or windows as long as texts of 1024 tokens. Give --positions, or use",
+        "family, or windows as long as texts of 1024 tokens, and one rotary_base, scaled in full",
     ),
     "llama3 in Qwen3": (
         Model(**LIKE_QWEN3, rotary_scaling="llama3", rotary_original_positions=8),
