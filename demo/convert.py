@@ -53,6 +53,8 @@ from popxl_gpt.utils.files.plain import open_plain, real_path, write_plain
 from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.units import counted, si
 
+AS_IT_CAME = "hugging_face"
+"""The folder beside checkpoints with what a model's folder had beside its weights."""
 STOPPED = "stopped; nothing half-made is left."
 
 
@@ -151,13 +153,14 @@ def to_gguf(options: GgufExport) -> int:
     ending = {END: model.end_of_text} if model.end_of_text else {}  # 0: the model does not tell
     special_tokens = {**ending, **saved.special_tokens}
     values, notes = tokenizer_values(tokenizer, model.vocabulary_size, special_tokens)
-    template = chat_template(beside)
+    places = (beside, beside / AS_IT_CAME)
+    template = next(filter(None, map(chat_template, places)), None)
     if template is not None:
         values["chat_template"] = template
     stops = [values["token_list"][values[name]] for name in ENDS if name in values]
     first = next(weights)
     kind = options.type or ("f16" if first[1].dtype == np.float16 else "f32")
-    text = modelfile(out.name, model.positions, stops, beside)
+    text = modelfile(out.name, model.positions, stops, places)
     with _written(out, {out: MAGIC, out.with_name(MODELFILE): MARK.encode()}, options.overwrite):
         rest = write_gguf(
             out, model, family, chain([first], weights), kind, {"name": out.stem, **values}

@@ -27,13 +27,13 @@ PARAMETERS = {
 """Names of Ollama by those of Hugging Face."""
 
 
-def modelfile(file: str, positions: int, stops: Iterable[str], beside: Path) -> str:
+def modelfile(file: str, positions: int, stops: Iterable[str], beside: Iterable[Path]) -> str:
     """The content of a Modelfile.
 
     Args:
         file: the GGUF file's name in the same folder.
         stops: texts that end an answer.
-        beside: the folder of the model's tokenizer, which may hold how it is sampled from.
+        beside: folders that may hold how the model is sampled from; the first that does counts.
     Raises:
         UserError: the file's name does not stand on one line.
     """
@@ -41,7 +41,8 @@ def modelfile(file: str, positions: int, stops: Iterable[str], beside: Path) -> 
         raise UserError(
             f"{file}: got a name that is no line of text; expected one. Choose another."
         )
-    found = read_object(beside / GENERATION, GENERATION_BYTES, NO_OBJECT) or {}
+    told = (read_object(place / GENERATION, GENERATION_BYTES, NO_OBJECT) for place in beside)
+    found = next(filter(None, told), {})
     if found.get("do_sample") is False:
         found = {**found, "temperature": 0}
     lines = [f"FROM ./{file}", f"PARAMETER num_ctx {positions}"]

@@ -247,7 +247,11 @@ def exported_tokenizer(folder: Path, tokenizer: Tokenizer, ends: object = 0, **b
     tokenizer.save(str(theirs / "tokenizer.json"))
     convert(["from_hugging_face", str(theirs), str(folder / "ours")])
     for name, content in beside.items():
-        (folder / "ours/checkpoints" / name.replace("__", ".")).write_text(content)
+        path = (
+            folder / "ours/checkpoints" / name.replace("__", ".").replace("kept_", "hugging_face/")
+        )
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
     convert(["to_gguf", str(folder / "ours"), str(folder / "out.gguf")])
     return folder / "out.gguf"
 
@@ -323,11 +327,13 @@ def test_pieces_of_sentencepiece_are_those_of_the_tokenizer(has_space, tmp_path)
 
 
 @pytest.mark.slow
-def test_chat_template_and_sampling_leave_with_the_model(tmp_path, capsys):
+@pytest.mark.parametrize("place", ["", "kept_"])
+def test_chat_template_and_sampling_leave_with_the_model(place, tmp_path, capsys):
     template = "{% for m in messages %}<|user|>{{ m.content }}<|endoftext|>{% endfor %}"
     tokenizer = trained(cut_by(known.GPT2))
     sampling = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
     beside = {"chat_template__jinja": template, "generation_config__json": json.dumps(sampling)}
+    beside = {f"{place}{name}": content for name, content in beside.items()}
     file = exported_tokenizer(tmp_path, tokenizer, [0, 1, 5, 6], **beside)
     told = capsys.readouterr().out
     assert "names for 3 tokens that end a text, of 4." in told
