@@ -47,6 +47,20 @@ class Hiding(NamedTuple):
             is_hidden = is_hidden | (distance > positions)
         return torch.zeros_like(is_hidden, dtype=query.dtype).masked_fill_(is_hidden, -math.inf)
 
+    def is_native(self, query: torch.Tensor, key: torch.Tensor) -> bool:
+        """Whether the compiled kernels take this: each query has a key of its own, and nothing is
+        hidden in two ways.
+        """
+        if self.mask is not None:
+            return self.mask.is_contiguous() and not self.causal
+        is_known = self.causal or self.window is None and self.positions is None
+        return is_known and query.shape[2] <= key.shape[2]
+
+    def native(self, query: torch.Tensor, key: torch.Tensor) -> tuple[Any, ...]:
+        """What the compiled kernels take."""
+        diagonal = key.shape[2] - query.shape[2] if self.causal else -1
+        return self.mask, self.positions, diagonal, self.window or 0, self.softcap
+
 
 @kernel("fused_attention")
 def attention(
@@ -78,12 +92,10 @@ def _attend(
     keeps_probs: bool = True,
 ) -> tuple[torch.Tensor, ...]:
     """`attention`, or the last of its results alone, in the same bits."""
-    key, mask = key_t.transpose(2, 3), hiding.mask
+    key = key_t.transpose(2, 3)
     if not (
         _has_rows(query, key, value)
-        and mask is not None
-        and mask.is_contiguous()
-        and not hiding.softcap
+        and hiding.is_native(query, key)
         and _draws_in_pairs(key, seed_tensor)
     ):
         return _attention_op_by_op(query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs)
@@ -93,7 +105,9 @@ def _attend(
     ]
     probs, dropped, *_ = *kept, None, None
     views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
-    native.call("attend", (query.dtype,), *views, mask, scale, probs, dropped, *rest)
+    native.call(
+        "attend", (query.dtype,), *views, *hiding.native(query, key), scale, probs, dropped, *rest
+    )
     return (*kept, y)
 
 
@@ -209,11 +223,11 @@ def attention_grad_packed(  # noqa: PLR0913 - the op takes them
 
 def _takes_gradient(o: Operands) -> bool:
     """Whether `_write_gradient` can work on these."""
-    needed = (o.hiding.mask,) if o.probs is None else (o.probs, o.dropped_probs)
-    is_ordered = all(t is not None and t.is_contiguous() for t in needed)
+    given = () if o.probs is None else (o.probs, o.dropped_probs)
+    is_ordered = all(t is not None and t.is_contiguous() for t in given)
     return (
         is_ordered
-        and not o.hiding.softcap
+        and o.hiding.is_native(o.query, o.key)
         and _has_rows(o.dy, o.query, o.key, o.value)
         and _draws_in_pairs(o.key, o.seed_tensor)
     )
@@ -233,15 +247,13 @@ def _write_gradient(results: Sequence[torch.Tensor], o: Operands) -> None:
         _views(o.dy, o.query, o.key, o.value),
         (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p)),
     )
-    mask = o.hiding.mask
-    mask = mask if mask is not None and mask.is_contiguous() else None
     native.call(
         "attend_grad",
         (o.dy.dtype,),
         *views,
         o.probs,
         o.dropped_probs,
-        mask,
+        *o.hiding.native(o.query, o.key),
         o.scale,
         *rest,
         scratch,
