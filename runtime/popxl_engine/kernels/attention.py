@@ -16,6 +16,9 @@ from popxl_engine.native import library as native
 Seed = torch.Tensor | None
 BLOCK = 2**26
 """Scores that are held at a time, op by op, as far as 32 queries have no more."""
+LONGEST_ROWS = 2**22
+"""Scores of a head, at most, that are computed for 32 queries and all keys at a time. Where there
+are more, and no tensor as large is there, blocks of queries and keys need linear memory."""
 
 
 class Hiding(NamedTuple):
@@ -100,15 +103,30 @@ def _attend(
     ):
         return _attention_op_by_op(query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs)
     sizes, y = (*query.shape[:3], key.shape[2], query.shape[3]), _result_for(query)
+    views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
+    mask, *hidden = hiding.native(query, key)
+    if _is_long(sizes, mask) and not keeps_probs:
+        scratch = _scratch("attend_blocks", query, *sizes[3:])
+        native.call("attend_blocks", (query.dtype,), *views, *hidden, scale, *rest, scratch)
+        return (y,)
     kept = [
         query.new_empty(sizes[:4]) for _ in range(keeps_probs * (1 + (seed_tensor is not None)))
     ]
     probs, dropped, *_ = *kept, None, None
-    views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
-    native.call(
-        "attend", (query.dtype,), *views, *hiding.native(query, key), scale, probs, dropped, *rest
-    )
+    native.call("attend", (query.dtype,), *views, mask, *hidden, scale, probs, dropped, *rest)
     return (*kept, y)
+
+
+def _is_long(sizes: tuple[int, ...], mask: torch.Tensor | None) -> bool:
+    """Whether attention of [batch, heads, queries, keys, ...] goes by blocks of queries and keys,
+    if nobody has its probabilities.
+    """
+    return mask is None and sizes[2] * sizes[3] > LONGEST_ROWS
+
+
+def _scratch(name: str, t: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """What a function of the library needs beside its operands."""
+    return t.new_empty(native.scratch(name, (t.dtype,), *sizes), dtype=torch.uint8)
 
 
 @kernel("fused_attention_no_probs")
@@ -238,25 +256,21 @@ def _write_gradient(results: Sequence[torch.Tensor], o: Operands) -> None:
     and value.
     """
     sizes = (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
+    views = _views(o.dy, o.query, o.key, o.value)
+    rest = (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p))
+    mask, *hidden = o.hiding.native(o.query, o.key)
     recomputes = o.probs is None
+    if _is_long(sizes, mask) and recomputes:
+        scratch = _scratch("attend_blocks_grad", o.dy, *sizes[2:])
+        native.call("attend_blocks_grad", (o.dy.dtype,), *views, *hidden, o.scale, *rest, scratch)
+        return
     drops_again = recomputes and o.seed_tensor is not None
     scratch = o.dy.new_empty(
         native.scratch("attend_grad", (), *sizes[2:4], recomputes, drops_again)
     )
-    views, rest = (
-        _views(o.dy, o.query, o.key, o.value),
-        (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p)),
-    )
+    probs = o.probs, o.dropped_probs
     native.call(
-        "attend_grad",
-        (o.dy.dtype,),
-        *views,
-        o.probs,
-        o.dropped_probs,
-        *o.hiding.native(o.query, o.key),
-        o.scale,
-        *rest,
-        scratch,
+        "attend_grad", (o.dy.dtype,), *views, *probs, mask, *hidden, o.scale, *rest, scratch
     )
 
 

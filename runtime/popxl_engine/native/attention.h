@@ -43,7 +43,7 @@ static void multiply_store(const typename Way::Left& left, const typename Way::P
                            int64_t width, float* sums) {
   for (int64_t d = 0; d < width; d += PANEL, right += stride) {
     Way::multiply(left, right, k_count, sums, PANEL);
-    store(sums, to + d, row, rows, std::min(PANEL, width - d));
+    store_panel(sums, to + d, row, rows, std::min(PANEL, width - d));
   }
 }
 

@@ -23,9 +23,10 @@ struct ByVectors {
   static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, Packed* to) {
     vectors::pack_right(from, p, k_count, to);
   }
+  template <bool ADDS = false>
   static void multiply(const Left& left, const Packed* right, int64_t k_count, float* sums,
                        int64_t stride) {
-    vectors::multiply(left, right, k_count, sums, stride);
+    vectors::multiply<ADDS>(left, right, k_count, sums, stride);
   }
 };
 
@@ -46,10 +47,11 @@ struct ByTiles {
     products::pack_panel<false>(from, p, 0, k_count, to);
   }
   // One body for all that call it.
+  template <bool ADDS = false>
   __attribute__((noinline)) static void multiply(const Left& left, const Packed* right,
                                                  int64_t k_count, float* sums, int64_t stride) {
-    products::multiply(left, right, ceil_div(k_count, products::STEP), sums, stride,
-                       [](int64_t) {});
+    products::multiply<ADDS>(left, right, ceil_div(k_count, products::STEP), sums, stride,
+                             [](int64_t) {});
   }
 };
 #endif
@@ -84,7 +86,7 @@ static void pack_right(const Matrix<T>& from, int64_t k_count, typename Way::Pac
 
 // rows x columns of sums into a result.
 template <class T>
-static void store(const float* sums, T* to, int64_t stride, int64_t rows, int64_t columns) {
+static void store_panel(const float* sums, T* to, int64_t stride, int64_t rows, int64_t columns) {
   for (int64_t i = 0; i < rows; ++i, sums += PANEL, to += stride) narrow(sums, to, columns);
 }
 

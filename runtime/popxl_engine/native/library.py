@@ -53,13 +53,17 @@ SIGNATURES = {
     "attend_few": ("pnnn" * 4 + "fpp" + "nnnnn", 1),
     "attend_grad": ("pnnn" * 4 + "ppppnnff" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
     "attend_grad_scratch": ("nnnn", 0),
+    "attend_blocks": ("pnnn" * 3 + "pnnff" + "pnnn" + "nnnnn" + "pnnfp", 1),
+    "attend_blocks_scratch": ("nn", 1),
+    "attend_blocks_grad": ("pnnn" * 4 + "pnnff" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
+    "attend_blocks_grad_scratch": ("nnn", 1),
     "multiply_ceiling": ("pnnnp", 1),
     "read_ceiling": ("pnp", 0),
 }
 """The parameters of each function before the number of threads (pointers, sizes and numbers), and
-how many element types its name ends in. Those that end in `scratch` return a number of elements.
-Which of them CPUs without some instructions lack, `instruction_sets` says. `refuses_tiles`, one of
-these, has no parameters and returns a number.
+how many element types its name ends in. Those that end in `scratch` return a number of elements, or
+of bytes. Which of them CPUs without some instructions lack, `instruction_sets` says.
+`refuses_tiles`, one of these, has no parameters and returns a number.
 """
 
 
