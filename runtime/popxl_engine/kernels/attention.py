@@ -126,7 +126,7 @@ def _is_long(sizes: tuple[int, ...], mask: torch.Tensor | None) -> bool:
 
 def _scratch(name: str, t: torch.Tensor, *sizes: int) -> torch.Tensor:
     """What a function of the library needs beside its operands."""
-    return t.new_empty(native.scratch(name, (t.dtype,), *sizes), dtype=torch.uint8)
+    return t.new_empty(native.scratch(name, (t.dtype,), *sizes), dtype=torch.float32)
 
 
 @kernel("fused_attention_no_probs")

@@ -119,16 +119,26 @@ static void drop_row(const Head<T>& head, const Rows& rows, int64_t r, float* ro
        rows.query + r, head.of.dropout);
 }
 
-// Memory of a thread, or of all.
+// Memory of a thread, or of all, that parts are taken from, each at a boundary of LINE bytes.
+constexpr int64_t LINE = 64;
+
 struct Memory {
   char* at;
+  explicit Memory(void* from)
+      : at(static_cast<char*>(from) + -reinterpret_cast<uintptr_t>(from) % LINE) {}
   template <class T>
   T* take(int64_t count) {
     T* const taken = reinterpret_cast<T*>(at);
-    at += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
+    at += ceil_div(count * int64_t(sizeof(T)), LINE) * LINE;
     return taken;
   }
 };
+
+// float32 numbers whose memory such elements fit in, wherever it begins.
+template <class Packed>
+static int64_t in_numbers(int64_t count) {
+  return (count * int64_t(sizeof(Packed)) + LINE) / int64_t(sizeof(float));
+}
 
 // Packed right operands of a head: rows as columns, whose k are features; or features as columns,
 // whose k are rows.
@@ -196,11 +206,12 @@ struct Forward {
   const View<T>& y;
   Packed *keys, *values;
 
-  static int64_t bytes(const Sizes& n) {
-    return 2 * padded(n.keys) * padded(n.width) * int64_t(sizeof(Packed));
+  // Numbers that are needed beside operands.
+  static int64_t scratch(const Sizes& n) {
+    return in_numbers<Packed>(2 * padded(n.keys) * padded(n.width));
   }
 
-  Forward(const Problem<T>& of, const View<T>& y, char* scratch) : of(of), y(y) {
+  Forward(const Problem<T>& of, const View<T>& y, float* scratch) : of(of), y(y) {
     Memory memory{scratch};
     keys = memory.take<Packed>(padded(of.n.keys) * padded(of.n.width));
     values = memory.take<Packed>(padded(of.n.keys) * padded(of.n.width));
@@ -272,14 +283,13 @@ struct Backward {
   std::vector<std::atomic<int64_t>> progress;  // queries that have what a block of keys adds
   std::atomic<int64_t> next{0};                // block of keys
 
-  static int64_t bytes(const Sizes& n) {
+  static int64_t scratch(const Sizes& n) {
     const int64_t width = padded(n.width), queries = padded(n.queries);
-    return (3 * padded(n.keys) + 2 * queries) * width * int64_t(sizeof(Packed)) +
-           (width + 3) * queries * int64_t(sizeof(float));
+    return in_numbers<Packed>((3 * padded(n.keys) + 2 * queries) * width) + (width + 3) * queries;
   }
 
   Backward(const Problem<T>& of, const View<T>& dy, const View<T>& d_query, const View<T>& d_key,
-           const View<T>& d_value, char* scratch)
+           const View<T>& d_value, float* scratch)
       : of(of),
         dy(dy),
         d_query(d_query),
@@ -493,19 +503,19 @@ extern "C" {
     }                                                             \
   }
 
-// scratch: as many bytes as the functions that are named so say.
+// scratch: as many numbers as the functions that are named so say.
 #define ATTENTION(T, NAME, ...)                                                                  \
   int64_t attend_blocks_scratch_##NAME(int64_t keys, int64_t width, int) {                       \
-    return attention::Forward<__VA_ARGS__>::bytes({1, 1, 0, keys, width});                       \
+    return attention::Forward<__VA_ARGS__>::scratch({1, 1, 0, keys, width});                     \
   }                                                                                              \
   int64_t attend_blocks_grad_scratch_##NAME(int64_t queries, int64_t keys, int64_t width, int) { \
-    return attention::Backward<__VA_ARGS__>::bytes({1, 1, queries, keys, width});                \
+    return attention::Backward<__VA_ARGS__>::scratch({1, 1, queries, keys, width});              \
   }                                                                                              \
   void attend_blocks_##NAME(                                                                     \
       VIEW(T, query), VIEW(T, key), VIEW(T, value), const int32_t* positions, int64_t diagonal,  \
       int64_t window, float softcap, float scale, VIEW(T, y), int64_t batch, int64_t heads,      \
       int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts,        \
-      int64_t threshold, float drop_scale, char* scratch, int threads) {                         \
+      int64_t threshold, float drop_scale, float* scratch, int threads) {                        \
     const auto of = PROBLEM(T);                                                                  \
     const auto to = AS_VIEW(T, y);                                                               \
     attention::Forward<__VA_ARGS__> work(of, to, scratch);                                       \
@@ -516,7 +526,7 @@ extern "C" {
       int64_t diagonal, int64_t window, float softcap, float scale, VIEW(T, d_query),            \
       VIEW(T, d_key), VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries,           \
       int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold,      \
-      float drop_scale, char* scratch, int threads) {                                            \
+      float drop_scale, float* scratch, int threads) {                                           \
     const auto of = PROBLEM(T);                                                                  \
     const auto from = AS_VIEW(T, dy);                                                            \
     const auto for_query = AS_VIEW(T, d_query), for_key = AS_VIEW(T, d_key),                     \

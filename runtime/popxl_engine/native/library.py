@@ -61,9 +61,9 @@ SIGNATURES = {
     "read_ceiling": ("pnp", 0),
 }
 """The parameters of each function before the number of threads (pointers, sizes and numbers), and
-how many element types its name ends in. Those that end in `scratch` return a number of elements, or
-of bytes. Which of them CPUs without some instructions lack, `instruction_sets` says.
-`refuses_tiles`, one of these, has no parameters and returns a number.
+how many element types its name ends in. Those that end in `scratch` return a number of elements.
+Which of them CPUs without some instructions lack, `instruction_sets` says. `refuses_tiles`, one of
+these, has no parameters and returns a number.
 """
 
 
