@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers.attention_programs import COMPILED, dtypes, error, normal, ways
+from helpers.attention_programs import dtypes, error, normal
+from helpers.products import WAYS
+from helpers.quick import cases
 from helpers.surrounded import surrounded
 from popxl_engine.kernels import attention as kernels
 from popxl_engine.kernels.registry import KERNELS
@@ -22,6 +24,12 @@ needs_library = pytest.mark.skipif(
 )
 WINDOWS = (None, 1, 31, 32, 33, 1000)
 WIDTHS = (8, 17, 64, 128, 256)
+KINDS = {
+    "float32": (torch.float32, "compiled"),
+    **{f"bfloat16, {way}": (torch.bfloat16, way) for way in WAYS},
+}
+"""Element types, and ways to multiply them."""
+PARTS = {f"{dtype}, op by op"[6:]: (dtype, "parts") for dtype in (torch.float32, torch.bfloat16)}
 PATHS = {"rows": 2**62, "blocks": 0}
 """The largest number of scores that goes by rows."""
 
@@ -137,16 +145,24 @@ def check(case: Case, dtype: torch.dtype) -> None:
         ), (name, case)
 
 
+def kinds(of: dict[str, Any]) -> Any:
+    """Parametrizes with some kinds; those that compile for another CPU are slow."""
+    quick = ("compiled", "parts")
+    return pytest.mark.parametrize(
+        "kind", cases(of.values(), lambda kind: kind[1] in quick, list(of))
+    )
+
+
 @pytest.mark.parametrize("path", PATHS)
-@ways
-@dtypes
+@kinds({**KINDS, **PARTS})
 def test_what_is_drawn_is_the_textbooks(
-    dtype: torch.dtype, way: str, path: str, by: Any, monkeypatch: pytest.MonkeyPatch
+    kind: tuple[torch.dtype, str], path: str, by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dtype, way = kind
     by(way)
     monkeypatch.setattr(kernels, "LONGEST_ROWS", PATHS[path])
     monkeypatch.setattr(kernels, "BLOCK", 2**12)
-    for case in drawn(10):
+    for case in drawn(25):
         check(case, dtype)
 
 
@@ -175,9 +191,9 @@ def test_memory_beside_operands_is_neither_read_nor_written(
 
 
 @needs_library
-@pytest.mark.parametrize("way", COMPILED)
-@dtypes
-def test_attributes_give_the_bits_of_a_dense_mask(dtype: torch.dtype, way: str, by: Any) -> None:
+@kinds(KINDS)
+def test_attributes_give_the_bits_of_a_dense_mask(kind: tuple[torch.dtype, str], by: Any) -> None:
+    dtype, way = kind
     by(way)
     for queries, keys in ((1, 2), (33, 96), (170, 170)):
         for window in WINDOWS:
@@ -211,11 +227,11 @@ def same_with_probs(case: Case, tensors: list[torch.Tensor], mask: torch.Tensor)
 
 
 @needs_library
-@pytest.mark.parametrize("way", COMPILED)
-@dtypes
+@kinds(KINDS)
 def test_blocks_give_the_same_bits_by_any_number_of_threads(
-    dtype: torch.dtype, way: str, by: Any, threads: Any, monkeypatch: pytest.MonkeyPatch
+    kind: tuple[torch.dtype, str], by: Any, threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dtype, way = kind
     by(way)
     monkeypatch.setattr(kernels, "LONGEST_ROWS", 0)
     for window in (None, 150):
