@@ -29,8 +29,7 @@ class Attention(Layer):
     """Multi-head attention; heads are split over tp1. Queries, keys and values may go through a
     short convolution, and the query sequence may be worked off in pieces.
 
-    Sources: Ainslie et al. 2023, arXiv:2305.13245 (keys and values that several queries share);
-    Henry et al. 2020, arXiv:2010.04245 (normalised queries and keys).
+    Source: Ainslie et al. 2023, arXiv:2305.13245 (keys and values that several queries share).
     """
 
     convolution_type: ClassVar[type[ShortConvolution]] = ShortConvolution
@@ -43,8 +42,8 @@ class Attention(Layer):
         if model.has_convolutions:
             self.convolution = self.convolution_type(model, layout, self._convolution(model))
         if model.qk_norm:
-            self.query_norm = HeadNorm(model, layout)
-            self.key_norm = HeadNorm(model, layout)
+            self.query_norm = HeadNorm(model, layout, model.heads)
+            self.key_norm = HeadNorm(model, layout, model.key_value)
         if model.value_embeddings:
             self.value_embedding = ValueEmbedding(model, layout)
 
@@ -58,7 +57,8 @@ class Attention(Layer):
         if model.has_convolutions:
             others["convolution"] = Attention._convolution(model)
         if model.qk_norm:
-            others |= {name: HeadNorm.parameters(model) for name in ("query_norm", "key_norm")}
+            others["query_norm"] = HeadNorm.parameters(model, model.heads)
+            others["key_norm"] = HeadNorm.parameters(model, model.key_value)
         if model.value_embeddings:
             others["value_embedding"] = ValueEmbedding.parameters(model)
         return nested(qkv=qkv, output=output, **others)
@@ -152,7 +152,8 @@ class Attention(Layer):
         if self.model.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         if tables is not None:
-            query, key = rotary(query, *tables), rotary(key, *tables)
+            size = self.model.head_width
+            query, key = (rotary(t, *tables, size=size) for t in (query, key))
         if words is not None:
             value = self.value_embedding(value, words)
         query, key, value = (self._split_heads(t, sequence) for t in (query, key, value))

@@ -14,6 +14,7 @@ from popxl import extensions
 from popxl.context import _execution_context
 from popxl.extensions import (
     file_traffic,
+    geglu,
     keep_remote_memory_in_files,
     keep_state_once,
     leave_note,
@@ -38,7 +39,7 @@ from popxl_gpt.utils.errors import LostError, UserError
 __all__ = [
     "accumulator_options", "attention", "before_reading", "coded_moment", "data_type",
     "decoded_moment", "drop_dead_sessions", "expect_session", "file_traffic", "find_not_finite",
-    "gather", "gather_beside", "has_device", "host_bytes", "keep_remote_memory_in_files",
+    "gather", "gather_beside", "geglu", "has_device", "host_bytes", "keep_remote_memory_in_files",
     "keep_state_once", "leave_note", "limit_device_memory", "moment_options", "multiplies_bfloat16",
     "multiply_ceiling",
     "newton_schulz", "planner", "profile", "read_note", "release_freed_memory", "relu2",

@@ -23,7 +23,7 @@ from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
-from popxl.ops.transformer import rotary, short_convolution, softcap, swiglu
+from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import (
     kind_of_device,
@@ -82,6 +82,7 @@ __all__ = [
     "find_not_finite",
     "gather",
     "gather_beside",
+    "geglu",
     "host_memory",
     "host_needs",
     "keep_remote_memory_in_files",

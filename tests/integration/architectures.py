@@ -7,7 +7,7 @@ from popxl_gpt.config.schema import Config
 from tests.integration.gpt_oracle import small
 from tests.integration.layers import cases as formulas
 
-MODELS = {
+EXPORTED = {
     "no biases, relu2": {
         "biases": False,
         "activation": "relu2",
@@ -39,6 +39,34 @@ MODELS = {
         "qkv_biases": True,
         "convolution_size": 2,
         "position_embedding": "rotary",
+    },
+}
+"""Models that go out with our code for them."""
+MODELS = {
+    **EXPORTED,
+    "norms around, gains from one, GEGLU": {
+        "norm": "rms_norm",
+        "norm_placement": "around",
+        "zero_centered_gains": True,
+        "activation": "geglu",
+        "biases": False,
+        "embedding_scale": 4.9,
+        "head_size": 10,
+        "key_value_heads": 2,
+        "qk_norm": True,
+        "position_embedding": "rotary",
+    },
+    "norms after, of all heads, in branches of one input": {
+        "norm_placement": "after",
+        "activation": "gelu_exact",
+        "parallel_branches": True,
+        "key_value_heads": 2,
+        "qk_norm": True,
+        "qk_norm_over": "all",
+        "position_embedding": "rotary",
+        "rotary_fraction": 0.7,
+        "convolution_size": 2,
+        "tied_head": False,
     },
 }
 

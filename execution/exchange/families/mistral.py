@@ -27,5 +27,6 @@ MISTRAL = Family(
     fixed={"hidden_act": ("silu",)},
     read=_read,
     write=lambda model: {**shared.write(model), "sliding_window": None},
+    varied=shared.VARIED,
     buffers=shared.BUFFERS,
 )

@@ -20,5 +20,6 @@ QWEN3 = Family(
     fixed={**shared.QWEN_FIXED, "attention_bias": (False,)},
     read=lambda theirs: shared.read_qwen(theirs, HEAD_SIZE),
     write=shared.write,
+    varied=shared.VARIED,
     buffers=shared.BUFFERS,
 )

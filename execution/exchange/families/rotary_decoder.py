@@ -9,15 +9,13 @@ from popxl_gpt.utils.files.bounded import shown
 SETTINGS = {
     "norm": "rms_norm",
     "position_embedding": "rotary",
-    "token_shift": False,
-    "convolution_size": 1,
-    "value_embeddings": False,
     "activation": "swiglu",
     "biases": False,
-    "has_qkv_biases": False,
-    "qk_norm": False,
-    "logit_softcap": 0.0,
 }
+VARIED = (
+    *("head_size", "rotary_base", "rotary_scaling", "rotary_factor", "rotary_original_positions"),
+    *("rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor"),
+)
 MODULES = {
     "embedding.word": ("embed_tokens",),
     "decoder.#.attention_norm": ("layers.#.input_layernorm",),
