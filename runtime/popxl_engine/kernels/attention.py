@@ -106,7 +106,7 @@ def _attend(
     views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
     mask, *hidden = hiding.native(query, key)
     if _is_long(sizes, mask) and not keeps_probs:
-        scratch = _scratch("attend_blocks", query, *sizes[3:])
+        scratch = _scratch("attend_blocks", query, sizes)
         native.call("attend_blocks", (query.dtype,), *views, *hidden, scale, *rest, scratch)
         return (y,)
     kept = [
@@ -124,9 +124,10 @@ def _is_long(sizes: tuple[int, ...], mask: torch.Tensor | None) -> bool:
     return mask is None and sizes[2] * sizes[3] > LONGEST_ROWS
 
 
-def _scratch(name: str, t: torch.Tensor, *sizes: int) -> torch.Tensor:
-    """What a function of the library needs beside its operands."""
-    return t.new_empty(native.scratch(name, (t.dtype,), *sizes), dtype=torch.float32)
+def _scratch(name: str, t: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """What a function of the library needs beside its operands, by blocks."""
+    count = native.scratch(name, (t.dtype,), sizes[0] * sizes[1], *sizes[2:])
+    return t.new_empty(count, dtype=torch.float32)
 
 
 @kernel("fused_attention_no_probs")
@@ -261,7 +262,7 @@ def _write_gradient(results: Sequence[torch.Tensor], o: Operands) -> None:
     mask, *hidden = o.hiding.native(o.query, o.key)
     recomputes = o.probs is None
     if _is_long(sizes, mask) and recomputes:
-        scratch = _scratch("attend_blocks_grad", o.dy, *sizes[2:])
+        scratch = _scratch("attend_blocks_grad", o.dy, sizes)
         native.call("attend_blocks_grad", (o.dy.dtype,), *views, *hidden, o.scale, *rest, scratch)
         return
     drops_again = recomputes and o.seed_tensor is not None

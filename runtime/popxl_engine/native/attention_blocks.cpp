@@ -1,200 +1,30 @@
 // Attention of long sequences, and its gradient, in blocks of queries and keys that stay in the
 // cache: memory is linear in both. Softmax keeps the largest score and the sum of each query while
 // it goes from block to block (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao 2023,
-// arXiv:2307.08691). Threads share one head after the other; the order of every sum is that of the
-// blocks, whoever computes them.
-#include <algorithm>
+// arXiv:2307.08691). The order of every sum is that of the blocks, whoever computes them.
+#include "attention_blocks.h"
+
 #include <atomic>
-#include <limits>
+#include <deque>
 #include <thread>
 #include <vector>
 
-#include "attention_ways.h"
+#include "workers.h"
 
 namespace attention {
 
-constexpr int64_t BLOCK = 128;             // queries or keys
-constexpr int64_t STRIDE = BLOCK + PANEL;  // numbers from row to row of a block
-constexpr int64_t SPINS = 200;             // of a thread that waits, before it lets others run
-
-template <class T>
-struct Problem {
-  View<T> query, key, value;
-  Sight<T> sight;
-  float scale;
-  Sizes n;
-  Dropout dropout;
-};
-
-// One head of a problem.
-template <class T>
-struct Head {
-  const Problem<T>& of;
-  int64_t index;
-  int64_t batch() const { return index / of.n.heads; }
-  T* rows(const View<T>& view, int64_t row) const {
-    return view.at(batch(), index % of.n.heads) + row * view.row;
-  }
-  Range seen(int64_t query) const {
-    return attention::seen(of.sight.hiding, of.sight.positions(batch(), of.n.queries), query,
-                           of.n.keys);
-  }
-  // The keys that any of some queries sees, in whole panels.
-  Range seen_by(int64_t query, int64_t rows) const {
-    const Extent extent = extent_of(of.sight.hiding, of.sight.positions(batch(), of.n.queries),
-                                    query, std::min(rows, of.n.queries - query), of.n.keys);
-    return {extent.begin, extent.end};
-  }
-};
-
-// What lies in both, from the beginning of the second one on.
-static inline Range within(const Range& range, int64_t begin, int64_t length) {
-  const int64_t first = std::clamp<int64_t>(range.begin - begin, 0, length);
-  return {first, std::clamp(range.end - begin, first, length)};
+// Calls work(first) for a worker's part of all blocks.
+template <class Work>
+static void for_own_blocks(int64_t length, const Worker& worker, const Work& work) {
+  const int64_t blocks = ceil_div(length, BLOCK);
+  for (int64_t i = worker.first(blocks); i < worker.end(blocks); ++i) work(i * BLOCK);
 }
 
-// A block's rows: 32 queries, and the keys of a block that they see, in panels.
-struct Rows {
-  int64_t query, count, key;  // the first key of the block
-  Range keys;                 // of the block
-};
-
-template <class T>
-static Rows rows_of(const Head<T>& head, int64_t query, int64_t key) {
-  const Sizes& n = head.of.n;
-  return {query, std::min(PANEL, n.queries - query), key,
-          within(head.seen_by(query, PANEL), key, std::min(BLOCK, n.keys - key))};
+// Calls work(first) for blocks that no other worker has begun.
+template <class Work>
+static void for_next_blocks(int64_t length, std::atomic<int64_t>& next, const Work& work) {
+  for (int64_t i; (i = next++) < ceil_div(length, BLOCK);) work(i * BLOCK);
 }
-
-// What 32 queries of a view make with keys of a block, of which right panels are packed.
-template <class Way, class T>
-static void multiply_rows(const Head<T>& head, const View<T>& left, const Rows& rows,
-                          const typename Way::Packed* right, float* sums,
-                          typename Way::Packed* panel) {
-  const int64_t width = head.of.n.width;
-  const auto of_rows =
-      Way::left({head.rows(left, rows.query), left.row, 1, rows.count}, 0, width, panel);
-  for (int64_t k = rows.keys.begin; k < rows.keys.end; k += PANEL)
-    Way::multiply(of_rows, right + (rows.key + k) * padded(width), width, sums + k, STRIDE);
-}
-
-// left @ right, added to 32 rows of padded(width) sums. stride: from right panel to right panel.
-template <class Way, class T>
-static void add_product(const Matrix<T>& left, const Range& k, const typename Way::Packed* right,
-                        int64_t stride, int64_t width, float* sums, typename Way::Packed* panel) {
-  const auto of_rows = Way::left(left, k.begin, k.end, panel);
-  for (int64_t d = 0; d < width; d += PANEL, right += stride)
-    Way::template multiply<true>(of_rows, right, k.end - k.begin, sums + d, padded(width));
-}
-
-// The softmax of a query, so far.
-struct Softmax {
-  float most = -INFINITY, sum = 0.0f;
-
-  // Products become exponentials of scores less the largest one. The factor for what was added up
-  // before.
-  template <class T>
-  float add(float* x, int64_t count, float scale, float cap, T) {
-    const float before = most;
-    most = larger(bounded(x, count, scale, cap), before);
-    const float shift = most == -INFINITY ? 0.0f : most;
-    const float factor = most == before ? 1.0f : decay(before - shift, T{});
-    sum = sum * factor + exponentials<T>(x, shift, count);
-    return factor;
-  }
-};
-
-// Zeros in a row where a range is not within another.
-template <class T>
-static inline void clear_outside(T* row, const Range& range, const Range& all) {
-  std::fill(row + all.begin, row + range.begin, T{});
-  std::fill(row + range.end, row + all.end, T{});
-}
-
-// What dropout leaves of a row's keys.
-template <class T>
-static void drop_row(const Head<T>& head, const Rows& rows, int64_t r, float* row) {
-  float* const at = row + rows.keys.begin;
-  drop(at, at, {rows.key + rows.keys.begin, rows.key + rows.keys.end}, head.of.n, head.index,
-       rows.query + r, head.of.dropout);
-}
-
-// Memory of a thread, or of all, that parts are taken from, each at a boundary of LINE bytes.
-constexpr int64_t LINE = 64;
-
-struct Memory {
-  char* at;
-  explicit Memory(void* from)
-      : at(static_cast<char*>(from) + -reinterpret_cast<uintptr_t>(from) % LINE) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* const taken = reinterpret_cast<T*>(at);
-    at += ceil_div(count * int64_t(sizeof(T)), LINE) * LINE;
-    return taken;
-  }
-};
-
-// float32 numbers whose memory such elements fit in, wherever it begins.
-template <class Packed>
-static int64_t in_numbers(int64_t count) {
-  return (count * int64_t(sizeof(Packed)) + LINE) / int64_t(sizeof(float));
-}
-
-// Packed right operands of a head: rows as columns, whose k are features; or features as columns,
-// whose k are rows.
-template <class Way, class T>
-static void pack_rows(const Head<T>& head, const View<T>& view, int64_t row, int64_t rows,
-                      typename Way::Packed* to) {
-  const int64_t width = head.of.n.width, count = std::min(BLOCK, rows - row);
-  for (int64_t p = 0; p * PANEL < count; ++p)
-    Way::pack_right({head.rows(view, row), view.row, 1, count}, p, width,
-                    to + (row + p * PANEL) * padded(width));
-}
-
-template <class Way, class T>
-static void pack_features(const Head<T>& head, const View<T>& view, int64_t row, int64_t rows,
-                          typename Way::Packed* to) {
-  const int64_t width = head.of.n.width, count = std::min(BLOCK, rows - row);
-  for (int64_t p = 0; p * PANEL < width; ++p)
-    Way::pack_right({head.rows(view, row), 1, view.row, width}, p, count,
-                    to + (p * padded(rows) + row) * PANEL);
-}
-
-// Sums of a block's rows, each times a factor, into rows of a result.
-template <class T, class Factor>
-static void store_rows(float* sums, int64_t rows, int64_t width, const View<T>& to, T* at,
-                       const Factor& factor) {
-  for (int64_t i = 0; i < rows; ++i, sums += padded(width), at += to.row) {
-    const float by = factor(i);
-    in_lanes(width, [=](auto n, int64_t j) { store(load_as<decltype(n)>(sums + j) * by, at + j); });
-  }
-}
-
-// What a thread works with.
-template <class Way, class T>
-struct Own {
-  using Packed = typename Way::Packed;
-  float *scores, *d_probs, *kept;  // of 32 queries; kept: by dropout, of one
-  float *sums, *more_sums;         // of a block
-  T *factors, *d_scores;           // of a block
-  Packed* panel;
-  explicit Own(int64_t width) {
-    thread_local Workspace workspace;
-    const int64_t rows = BLOCK * STRIDE, columns = BLOCK * padded(width);
-    const int64_t numbers = 2 * PANEL * STRIDE + BLOCK + 2 * columns;
-    Memory memory{workspace.take<char>(numbers * int64_t(sizeof(float)) +
-                                       2 * rows * int64_t(sizeof(T)) +
-                                       PANEL * (BLOCK + padded(width)) * int64_t(sizeof(Packed)))};
-    scores = memory.take<float>(PANEL * STRIDE);
-    d_probs = memory.take<float>(PANEL * STRIDE);
-    kept = memory.take<float>(BLOCK);
-    sums = memory.take<float>(columns);
-    more_sums = memory.take<float>(columns);
-    factors = memory.take<T>(rows);
-    d_scores = memory.take<T>(rows);
-    panel = memory.take<Packed>(PANEL * (BLOCK + padded(width)));
-  }
-};
 
 // Forward
 
@@ -205,6 +35,7 @@ struct Forward {
   const Problem<T>& of;
   const View<T>& y;
   Packed *keys, *values;
+  std::atomic<int64_t> next{0};  // block of queries
 
   // Numbers that are needed beside operands.
   static int64_t scratch(const Sizes& n) {
@@ -217,16 +48,17 @@ struct Forward {
     values = memory.take<Packed>(padded(of.n.keys) * padded(of.n.width));
   }
 
-  // All threads of a parallel part.
-  void attend(const Head<T>& head) {
+  // By each thread of a team.
+  void attend(const Head<T>& head, const Worker& worker) {
     const Own<Way, T> own(of.n.width);
-#pragma omp for schedule(static)
-    for (int64_t k = 0; k < of.n.keys; k += BLOCK) {
+    for_own_blocks(of.n.keys, worker, [&](int64_t k) {
       pack_rows<Way>(head, of.key, k, of.n.keys, keys);
       pack_features<Way>(head, of.value, k, of.n.keys, values);
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t q = 0; q < of.n.queries; q += BLOCK) attend_queries(head, q, own);
+    });
+    if (worker.index == 0) next = 0;
+    worker.barrier.wait();
+    for_next_blocks(of.n.queries, next, [&](int64_t q) { attend_queries(head, q, own); });
+    worker.barrier.wait();
   }
 
  private:
@@ -281,7 +113,7 @@ struct Backward {
   float *most, *inverse, *mean;  // of each query's scores, exponentials and their gradients
   std::vector<Range> ranges;     // of the keys that each block of queries sees
   std::vector<std::atomic<int64_t>> progress;  // queries that have what a block of keys adds
-  std::atomic<int64_t> next{0};                // block of keys
+  std::atomic<int64_t> next_queries{0}, next_keys{0};  // blocks
 
   static int64_t scratch(const Sizes& n) {
     const int64_t width = padded(n.width), queries = padded(n.queries);
@@ -307,34 +139,33 @@ struct Backward {
     for (float** each : {&most, &inverse, &mean}) *each = memory.take<float>(queries);
   }
 
-  // All threads of a parallel part.
-  void attend(const Head<T>& head) {
+  // By each thread of a team.
+  void attend(const Head<T>& head, const Worker& worker) {
     const Own<Way, T> own(of.n.width);
     const int64_t width = padded(of.n.width);
-#pragma omp for schedule(static)
-    for (int64_t k = 0; k < of.n.keys; k += BLOCK) {
+    for_own_blocks(of.n.keys, worker, [&](int64_t k) {
       pack_rows<Way>(head, of.value, k, of.n.keys, values);
       pack_rows<Way>(head, of.key, k, of.n.keys, keys);
       pack_features<Way>(head, of.key, k, of.n.keys, keys_by_feature);
       progress[k / BLOCK] = 0;
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t q = 0; q < of.n.queries; q += BLOCK) {
+    });
+    if (worker.index == 0) next_queries = next_keys = 0;
+    worker.barrier.wait();
+    for_next_blocks(of.n.queries, next_queries, [&](int64_t q) {
       pack_features<Way>(head, of.query, q, of.n.queries, queries_by_feature);
       pack_features<Way>(head, dy, q, of.n.queries, dy_by_feature);
       std::fill_n(d_queries + q * width, std::min(BLOCK, padded(of.n.queries - q)) * width, 0.0f);
       ranges[q / BLOCK] = head.seen_by(q, BLOCK);
       look_at_queries(head, q, own);
-    }
-#pragma omp single
-    next = 0;
-    for (int64_t block; (block = next++) < int64_t(progress.size());)
-      attend_to_keys(head, block * BLOCK, own);
-#pragma omp barrier
-#pragma omp for schedule(static)
-    for (int64_t q = 0; q < of.n.queries; q += BLOCK)
+    });
+    worker.barrier.wait();
+    for_next_blocks(of.n.keys, next_keys, [&](int64_t k) { attend_to_keys(head, k, own); });
+    worker.barrier.wait();
+    for_own_blocks(of.n.queries, worker, [&](int64_t q) {
       store_rows(d_queries + q * width, std::min(BLOCK, of.n.queries - q), of.n.width, d_query,
                  head.rows(d_query, q), [](int64_t) { return 1.0f; });
+    });
+    worker.barrier.wait();
   }
 
  private:
@@ -476,15 +307,48 @@ struct Backward {
   }
 };
 
-// Heads one after the other, each by all threads.
-template <class Work>
-static void for_heads(Work& work, int threads) {
-  const Sizes& n = work.of.n;
-#pragma omp parallel num_threads(threads) if (threads > 1 && n.multiply_adds() > SMALL)
-  {
-    [[maybe_unused]] const typename Work::Scope scope;
-    for (int64_t head = 0; head < n.batch * n.heads; ++head) work.attend({work.of, head});
+// Teams of threads: each thread of a team has work for some blocks of a head.
+struct Teams {
+  int64_t count, size, threads;
+  Teams(const Sizes& n, int64_t threads) : threads(threads) {
+    const int64_t most = std::clamp<int64_t>(ceil_div(n.queries, BLOCK) / 4, 1, threads);
+    count = std::clamp<int64_t>(threads / most, 1, std::max<int64_t>(1, n.batch * n.heads));
+    size = threads / count;
   }
+  int64_t of(int64_t thread) const { return std::min(thread / size, count - 1); }
+  // Threads of a team; the last one has those that are left.
+  int64_t members(int64_t team) const {
+    return team < count - 1 ? size : threads - size * (count - 1);
+  }
+};
+
+// Numbers that are needed beside operands.
+template <class Work>
+static int64_t scratch_of(const Sizes& n, int threads) {
+  return Teams(n, threads).count * Work::scratch(n);
+}
+
+// Each team works on one head after the other.
+template <class Work, class... Operands>
+static void share(const Sizes& n, int threads, float* scratch, const Operands&... operands) {
+  std::deque<Work> works;
+  std::deque<Barrier> barriers;
+  on_workers(n.multiply_adds() > SMALL ? threads : 1, [&](const Worker& worker) {
+    const Teams teams(n, worker.count);
+    if (worker.index == 0)
+      for (int64_t team = 0; team < teams.count; ++team) {
+        works.emplace_back(operands..., scratch + team * Work::scratch(n));
+        barriers.emplace_back(int(teams.members(team)));
+      }
+    worker.barrier.wait();
+    const int64_t team = teams.of(worker.index);
+    const Worker member{barriers[team], int(worker.index - team * teams.size),
+                        int(teams.members(team))};
+    Work& work = works[team];
+    [[maybe_unused]] const typename Work::Scope scope;
+    for (int64_t head = team; head < n.batch * n.heads; head += teams.count)
+      work.attend({work.of, head}, member);
+  });
 }
 
 }  // namespace attention
@@ -504,35 +368,38 @@ extern "C" {
   }
 
 // scratch: as many numbers as the functions that are named so say.
-#define ATTENTION(T, NAME, ...)                                                                  \
-  int64_t attend_blocks_scratch_##NAME(int64_t keys, int64_t width, int) {                       \
-    return attention::Forward<__VA_ARGS__>::scratch({1, 1, 0, keys, width});                     \
-  }                                                                                              \
-  int64_t attend_blocks_grad_scratch_##NAME(int64_t queries, int64_t keys, int64_t width, int) { \
-    return attention::Backward<__VA_ARGS__>::scratch({1, 1, queries, keys, width});              \
-  }                                                                                              \
-  void attend_blocks_##NAME(                                                                     \
-      VIEW(T, query), VIEW(T, key), VIEW(T, value), const int32_t* positions, int64_t diagonal,  \
-      int64_t window, float softcap, float scale, VIEW(T, y), int64_t batch, int64_t heads,      \
-      int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts,        \
-      int64_t threshold, float drop_scale, float* scratch, int threads) {                        \
-    const auto of = PROBLEM(T);                                                                  \
-    const auto to = AS_VIEW(T, y);                                                               \
-    attention::Forward<__VA_ARGS__> work(of, to, scratch);                                       \
-    attention::for_heads(work, threads);                                                         \
-  }                                                                                              \
-  void attend_blocks_grad_##NAME(                                                                \
-      VIEW(T, dy), VIEW(T, query), VIEW(T, key), VIEW(T, value), const int32_t* positions,       \
-      int64_t diagonal, int64_t window, float softcap, float scale, VIEW(T, d_query),            \
-      VIEW(T, d_key), VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries,           \
-      int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold,      \
-      float drop_scale, float* scratch, int threads) {                                           \
-    const auto of = PROBLEM(T);                                                                  \
-    const auto from = AS_VIEW(T, dy);                                                            \
-    const auto for_query = AS_VIEW(T, d_query), for_key = AS_VIEW(T, d_key),                     \
-               for_value = AS_VIEW(T, d_value);                                                  \
-    attention::Backward<__VA_ARGS__> work(of, from, for_query, for_key, for_value, scratch);     \
-    attention::for_heads(work, threads);                                                         \
+#define ATTENTION(T, NAME, ...)                                                                 \
+  int64_t attend_blocks_scratch_##NAME(int64_t heads, int64_t queries, int64_t keys,            \
+                                       int64_t width, int threads) {                            \
+    return attention::scratch_of<attention::Forward<__VA_ARGS__>>(                              \
+        {1, heads, queries, keys, width}, threads);                                             \
+  }                                                                                             \
+  int64_t attend_blocks_grad_scratch_##NAME(int64_t heads, int64_t queries, int64_t keys,       \
+                                            int64_t width, int threads) {                       \
+    return attention::scratch_of<attention::Backward<__VA_ARGS__>>(                             \
+        {1, heads, queries, keys, width}, threads);                                             \
+  }                                                                                             \
+  void attend_blocks_##NAME(                                                                    \
+      VIEW(T, query), VIEW(T, key), VIEW(T, value), const int32_t* positions, int64_t diagonal, \
+      int64_t window, float softcap, float scale, VIEW(T, y), int64_t batch, int64_t heads,     \
+      int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts,       \
+      int64_t threshold, float drop_scale, float* scratch, int threads) {                       \
+    const auto of = PROBLEM(T);                                                                 \
+    const auto to = AS_VIEW(T, y);                                                              \
+    attention::share<attention::Forward<__VA_ARGS__>>(of.n, threads, scratch, of, to);          \
+  }                                                                                             \
+  void attend_blocks_grad_##NAME(                                                               \
+      VIEW(T, dy), VIEW(T, query), VIEW(T, key), VIEW(T, value), const int32_t* positions,      \
+      int64_t diagonal, int64_t window, float softcap, float scale, VIEW(T, d_query),           \
+      VIEW(T, d_key), VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries,          \
+      int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold,     \
+      float drop_scale, float* scratch, int threads) {                                          \
+    const auto of = PROBLEM(T);                                                                 \
+    const auto from = AS_VIEW(T, dy);                                                           \
+    const auto for_query = AS_VIEW(T, d_query), for_key = AS_VIEW(T, d_key),                    \
+               for_value = AS_VIEW(T, d_value);                                                 \
+    attention::share<attention::Backward<__VA_ARGS__>>(of.n, threads, scratch, of, from,        \
+                                                       for_query, for_key, for_value);          \
   }
 
 ATTENTION(float, f32, attention::ByVectors<float>, float)

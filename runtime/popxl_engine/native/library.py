@@ -56,9 +56,9 @@ SIGNATURES = {
     "attend_grad": ("pnnn" * 4 + "ppppnnff" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
     "attend_grad_scratch": ("nnnn", 0),
     "attend_blocks": ("pnnn" * 3 + "pnnff" + "pnnn" + "nnnnn" + "pnnfp", 1),
-    "attend_blocks_scratch": ("nn", 1),
+    "attend_blocks_scratch": ("nnnn", 1),
     "attend_blocks_grad": ("pnnn" * 4 + "pnnff" + "pnnn" * 3 + "nnnnn" + "pnnfp", 1),
-    "attend_blocks_grad_scratch": ("nnn", 1),
+    "attend_blocks_grad_scratch": ("nnnn", 1),
     "multiply_ceiling": ("pnnnp", 1),
     "read_ceiling": ("pnp", 0),
 }
