@@ -67,9 +67,9 @@ struct Forward {
     Softmax softmax[BLOCK];
     std::fill_n(own.sums, BLOCK * width, 0.0f);
     const Range seen = head.seen_by(q, BLOCK);
-    for (int64_t k = seen.begin / BLOCK * BLOCK; k < seen.end; k += BLOCK)
+    for (int64_t k = seen.begin; k < seen.end; k += SPAN)
       for (int64_t i = 0; i < count; i += PANEL) {
-        const Rows rows = rows_of(head, q + i, k);
+        const Rows rows = rows_of(head, q + i, k, SPAN);
         if (rows.keys.begin == rows.keys.end) continue;
         float* const sums = own.sums + i * width;
         multiply_rows<Way>(head, of.query, rows, keys, own.scores, own.panel);
@@ -174,9 +174,9 @@ struct Backward {
     Softmax softmax[BLOCK];
     std::fill_n(mean + q, count, 0.0f);
     const Range seen = ranges[q / BLOCK];
-    for (int64_t k = seen.begin / BLOCK * BLOCK; k < seen.end; k += BLOCK)
+    for (int64_t k = seen.begin; k < seen.end; k += SPAN)
       for (int64_t i = 0; i < count; i += PANEL) {
-        const Rows rows = rows_of(head, q + i, k);
+        const Rows rows = rows_of(head, q + i, k, SPAN);
         if (rows.keys.begin == rows.keys.end) continue;
         multiply_rows<Way>(head, of.query, rows, keys, own.scores, own.panel);
         multiply_rows<Way>(head, dy, rows, values, own.d_probs, own.panel);
@@ -231,7 +231,7 @@ struct Backward {
                   count = std::min(BLOCK, of.n.queries - q);
     Rows panels[BLOCK / PANEL];
     for (int64_t i = 0; i < count; i += PANEL) {
-      Rows& rows = panels[i / PANEL] = rows_of(head, q + i, k);
+      Rows& rows = panels[i / PANEL] = rows_of(head, q + i, k, BLOCK);
       multiply_rows<Way>(head, of.query, rows, keys, own.scores, own.panel);
       multiply_rows<Way>(head, dy, rows, values, own.d_probs, own.panel);
       for (int64_t r = 0; r < rows.count; ++r)

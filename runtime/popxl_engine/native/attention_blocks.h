@@ -6,8 +6,9 @@
 
 namespace attention {
 
-constexpr int64_t BLOCK = 128;             // queries or keys
-constexpr int64_t STRIDE = BLOCK + PANEL;  // numbers from row to row of a block
+constexpr int64_t BLOCK = 128;  // queries or keys
+constexpr int64_t SPAN = 256;  // keys that 32 queries meet at a time where nothing is added to keys
+constexpr int64_t STRIDE = SPAN + PANEL;  // numbers from row to row
 
 template <class T>
 struct Problem {
@@ -52,10 +53,10 @@ struct Rows {
 };
 
 template <class T>
-static Rows rows_of(const Head<T>& head, int64_t query, int64_t key) {
+static Rows rows_of(const Head<T>& head, int64_t query, int64_t key, int64_t length) {
   const Sizes& n = head.of.n;
   return {query, std::min(PANEL, n.queries - query), key,
-          within(head.seen_by(query, PANEL), key, std::min(BLOCK, n.keys - key))};
+          within(head.seen_by(query, PANEL), key, std::min(length, n.keys - key))};
 }
 
 // What 32 queries of a view make with keys of a block, of which right panels are packed.
@@ -176,7 +177,7 @@ struct Own {
     const int64_t numbers = 2 * PANEL * STRIDE + BLOCK + 2 * columns;
     Memory memory{workspace.take<char>(numbers * int64_t(sizeof(float)) +
                                        2 * rows * int64_t(sizeof(T)) +
-                                       PANEL * (BLOCK + padded(width)) * int64_t(sizeof(Packed)))};
+                                       PANEL * (SPAN + padded(width)) * int64_t(sizeof(Packed)))};
     scores = memory.take<float>(PANEL * STRIDE);
     d_probs = memory.take<float>(PANEL * STRIDE);
     kept = memory.take<float>(BLOCK);
@@ -184,7 +185,7 @@ struct Own {
     more_sums = memory.take<float>(columns);
     factors = memory.take<T>(rows);
     d_scores = memory.take<T>(rows);
-    panel = memory.take<Packed>(PANEL * (BLOCK + padded(width)));
+    panel = memory.take<Packed>(PANEL * (SPAN + padded(width)));
   }
 };
 
