@@ -144,7 +144,7 @@ def attention_no_probs(
     window: int | None = None,
     softcap: float = 0.0,
 ) -> torch.Tensor:
-    """The last result of `attention`, in the same bits."""
+    """The last result of `attention`, in the same bits as far as it is not by blocks."""
     hiding = Hiding(mask, positions, causal, window, softcap)
     (y,) = _attend(query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs=False)
     return y
