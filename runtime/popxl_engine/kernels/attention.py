@@ -443,13 +443,23 @@ def composed_attention(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float,
 ) -> tuple[torch.Tensor, ...]:
     """The composition that defines attention: every step is rounded."""
-    scores = product(query, key_t, query.dtype).mul_(scale).add_(mask)
+    scores = product(query, key_t, query.dtype).mul_(scale)
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if causal or mask is not None:
+        hiding = Hiding(None, positions, causal, window, softcap)
+        rows = slice(0, query.shape[2])
+        scores.add_(hiding.dense(query, key_t.shape[3], rows) if mask is None else mask)
     probs = kernel_like("softmax", scores)(scores, -1)
     if seed_tensor is None:
         return probs, product(probs, value, value.dtype)
@@ -466,16 +476,29 @@ def attention_of_few_queries(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float,
 ) -> tuple[torch.Tensor, ...]:
     """`composed_attention` in one pass over keys and values, of which none are copied."""
     key, sizes = key_t.transpose(2, 3), (*query.shape[:3], key_t.shape[3])
-    is_step = query.shape[2] <= FEW_QUERIES and seed_tensor is None and mask.dim() == 4
-    if not (is_step and mask.shape[3] == sizes[3] and _has_rows(query, key, value, mask)):
-        return composed_attention(query, key_t, value, mask, scale, seed_tensor, p)
+    if (
+        mask is None
+        or mask.dim() < 4
+        or mask.shape[3] != sizes[3]
+        or query.shape[2] > FEW_QUERIES
+        or seed_tensor is not None
+        or softcap
+        or not _has_rows(query, key, value, mask)
+    ):
+        return composed_attention(
+            query, key_t, value, mask, scale, seed_tensor, p, positions, causal, window, softcap
+        )
     probs, y = query.new_empty(sizes), query.new_empty(query.shape)
     views, hiding = _views(query, key, value), mask.expand(sizes)
     rest = (hiding, *hiding.stride()[:3], scale, probs, y, *sizes, query.shape[3])
@@ -484,7 +507,7 @@ def attention_of_few_queries(
 
 
 @kernel("attention_grad")
-def composed_attention_grad(
+def composed_attention_grad(  # noqa: PLR0913 - the op takes them
     dy: torch.Tensor,
     query_t: torch.Tensor,
     key: torch.Tensor,
@@ -494,10 +517,18 @@ def composed_attention_grad(
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradient of `composed_attention`, step by step."""
     d = product(dy, value_t, dy.dtype)
     d = d if seed_tensor is None else kernel_like("dropout", d)(d, seed_tensor, p)
     d = kernel_like("softmax_grad", d)(d, probs, -1).mul_(scale)
+    if softcap:  # tanh'(x) = 1 - tanh(x)^2
+        bounded = product(query_t.transpose(2, 3), key.transpose(2, 3), dy.dtype)
+        bounded = bounded.mul_(scale).div_(softcap).tanh_()
+        d = d.mul_(1 - bounded.square_())
     d_value = product(dropped_probs.transpose(2, 3), dy, dy.dtype)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
