@@ -22,8 +22,9 @@ from typing import Any
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.saving import save
 from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.data.chat_template import TEMPLATE
 from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
-from popxl_gpt.data.text_tokenizer import special_tokens_beside
+from popxl_gpt.data.text_tokenizer import GENERATION, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
@@ -113,6 +114,7 @@ def to_hugging_face(options: Export) -> int:
             options.precision,
             options.family,
         )
+        _copy_chat(tokenizer.parent, folder)
     kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")
     if saved.config.model.document_attention:
@@ -128,6 +130,14 @@ def to_hugging_face(options: Export) -> int:
             f"{str(out)!r}, trust_remote_code=True), which runs {family.code.name} beside it."
         )
     return 0
+
+
+def _copy_chat(source: Path, folder: Path) -> None:
+    """Take along how conversations are written, and what ends an answer."""
+    for name in (TEMPLATE, GENERATION):
+        content = _content_of(source / name)
+        if content is not None and not (folder / name).exists():
+            write_plain(folder / name, content)
 
 
 def _content_of(tokenizer: Path) -> bytes | None:

@@ -49,7 +49,7 @@ INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 OWN_FILES = (
     r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
-    r"tokenizer(_config)?\.json|modeling_popxl_gpt\.py"
+    r"tokenizer(_config)?\.json|chat_template\.jinja|generation_config\.json|modeling_popxl_gpt\.py"
 )
 """Pattern of the files that `write_hugging_face` makes."""
 TOKENIZER_VALUES = 2**23

@@ -120,7 +120,7 @@ ROOMS = (
     Room(
         "popxl_gpt.data",
         (*BELOW, "popxl_gpt.config"),
-        ("numpy", "crc32c", "tokenizers", "tiktoken", "tqdm"),
+        ("numpy", "crc32c", "tokenizers", "jinja2", "tiktoken", "tqdm"),
     ),
     Room(
         "popxl_gpt.modelling",
