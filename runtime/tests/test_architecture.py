@@ -178,6 +178,17 @@ ROOMS = (
         ),
         ("numpy", "lm_eval", "tokenizers", "tqdm"),
     ),
+    # What the programs do, for Python.
+    Room(
+        "popxl_gpt.api",
+        (
+            "popxl_gpt.demo",
+            "popxl_gpt.data",
+            "popxl_gpt.utils",
+            f"{STEP}.inference",
+            f"{STEP}.reports",
+        ),
+    ),
     # Nobody imports it: it measures all of it, beside others.
     Room(
         BENCHMARKS,
