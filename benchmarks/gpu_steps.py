@@ -91,7 +91,7 @@ def product_rates(device: torch.device, dtype: str, rows: int, model: Model) -> 
             times.append((time.perf_counter() - begin) / 5)
         return 2 * rows * hidden * columns / min(times)
 
-    wide = 2 if model.activation == "swiglu" else 1
+    wide = 2 if model.has_gate else 1
     return {
         "up": rate(torch.mm, wide * model.feed_forward),
         "logits": rate(matrix_product, model.vocabulary_size),

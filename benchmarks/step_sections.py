@@ -53,7 +53,8 @@ OPS = {
     PRODUCTS: "matmul gemm gemm_bias accumulate_gemm_ accumulate_gemm_sumsq_",
     ATTENTION: "attention attention_no_probs attention_grad attention_grad_packed",
     "norm": "layer_norm group_norm group_norm_grad rms_norm rms_norm_grad",
-    "activation": "gelu gelu_grad relu2 relu2_grad swiglu swiglu_grad",
+    "activation": "gelu gelu_grad geluerf geluerf_grad relu2 relu2_grad swiglu swiglu_grad "
+    "geglu geglu_grad",
     "bias and residual": "add accumulate_column_sum_ sum_to",
     "embedding": "gather gather_grad accumulate_gather_grad_ scatter_add_rows_",
     "loss": "logsumexp_and_pick logsumexp_and_pick_grad softcap softcap_grad mean negate sub",

@@ -1,6 +1,6 @@
 """Settings: the GPT that is trained."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from popxl_gpt.config.bounds import (
@@ -11,6 +11,7 @@ from popxl_gpt.config.bounds import (
     ObjectCount,
     Positive,
     PositiveOrZero,
+    Range,
     TensorCount,
 )
 from popxl_gpt.config.rules import multiple_of, remainder, rule
@@ -20,14 +21,42 @@ ARCHITECTURE = (
     "rotary_base", "rotary_scaling", "rotary_factor", "rotary_original_positions",
     "rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor", "token_shift", "qk_norm",
     "value_embeddings", "activation", "biases", "tied_head", "logit_softcap", "convolution_size",
+    "norm_placement", "zero_centered_gains", "qk_norm_over", "rotary_fraction", "embedding_scale",
+    "parallel_branches", "window", "sliding_rotary_base", "sliding_rotary_scaling",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
 BY_DEFAULT = {
     "key_value_heads": "key_value", "feed_forward_size": "feed_forward",
-    "head_size": "head_width", "qkv_biases": "has_qkv_biases",
+    "head_size": "head_width", "qkv_biases": "has_qkv_biases", "layer_pattern": "kinds",
 }  # fmt: skip
 """Settings that weights are for and that may be none, and what of a model tells them then."""
 
+
+def turning(head_size: int, fraction: float) -> int:
+    """Features of a head that turn, where positions are rotary."""
+    return int(head_size * fraction)
+
+
+def _pairs_problem(head_size: int, fraction: float) -> str | None:
+    """The problem of a share of a head's features that is no number of pairs."""
+    features = turning(head_size, fraction)
+    if features and features % 2 == 0:
+        return None
+    fitting = min(1, (max(2, features - 1) + 0.5) / head_size)
+    return (
+        f"rotary_fraction: got {fraction:g}, which is {features} of a head's {head_size} features; "
+        f"expected an even number, 2 or more, for they turn in pairs. Use {fitting:.3g}."
+    )
+
+
+FULL, SLIDING, NOPE = KINDS = ("full", "sliding", "nope")
+"""Kinds of layers."""
+_SLIDING = Needs(
+    "layer_pattern", "--layer_pattern sliding sliding sliding full", lambda value: SLIDING in value
+)
+_ROTARY = Needs(
+    "position_embedding", "--position_embedding rotary", lambda value: value == "rotary"
+)
 _SCALED = Needs("rotary_scaling", "--rotary_scaling yarn", lambda value: value is not None)
 
 
@@ -51,6 +80,13 @@ class Model:
     """Tokens per training sequence."""
     vocabulary_size: TensorCount = 50257
     """Token ids; padded to a multiple of tensor_parallel_1 inside the program."""
+    layer_pattern: tuple[str, ...] = ()
+    """Kinds of the decoder's layers, again and again from the first one on: full, whose tokens see
+    all before them; sliding, whose tokens see those in a window; nope, full without positions that
+    are told by turning. None: all are full.
+    """
+    window: Annotated[TensorCount | None, _SLIDING] = None
+    """Tokens that each token of a sliding layer sees, itself among them."""
     max_positions: TensorCount | None = None
     """Tokens of a text that the model sees at most, which is the rows of a learned position
     embedding; none: sequence_length.
@@ -59,19 +95,27 @@ class Model:
     """Width inside the feed-forward layer; none: 4 * hidden_size."""
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """How activations are normalised; RMS norms subtract no mean, and have no bias."""
+    norm_placement: Literal["before", "after", "around"] = "before"
+    """The place of a block's norms: before attention and before the feed-forward layer, after each,
+    of what it adds, or both.
+    """
+    zero_centered_gains: bool = False
+    """Gains of RMS norms are one more than their weights."""
+    parallel_branches: bool = False
+    """Give the feed-forward layer what attention gets, in place of what has attention's added."""
+    embedding_scale: Positive = 1.0
+    """What the vectors of words are multiplied by, rounded to the precision; a tied head uses them
+    as they are.
+    """
     position_embedding: Literal["learned", "rotary"] = "learned"
     """Positions are told by vectors that are added to words, or by turning queries and keys."""
-    rotary_base: Annotated[
-        Positive,
-        Needs("position_embedding", "--position_embedding rotary", lambda value: value == "rotary"),
-    ] = 10000.0
+    rotary_base: Annotated[Positive, _ROTARY] = 10000.0
     """Features i and i + D/2 of a head of size D turn by rotary_base ** (-2i / D) radians per
     token.
     """
-    rotary_scaling: Annotated[
-        Literal["linear", "dynamic", "llama3", "yarn"] | None,
-        Needs("position_embedding", "--position_embedding rotary", lambda value: value == "rotary"),
-    ] = None
+    rotary_fraction: Annotated[float, Range(above=0, high=1), _ROTARY] = 1.0
+    """Share of a head's features that turn, as a head of so many would; those after them stay."""
+    rotary_scaling: Annotated[Literal["linear", "dynamic", "llama3", "yarn"] | None, _ROTARY] = None
     """Turn features more slowly, for texts longer than a model was first trained on: linear, all of
     them; dynamic, by a larger rotary_base where the program holds more positions than those; llama3
     and yarn, those that turn few times; none: as rotary_base says.
@@ -90,6 +134,10 @@ class Model:
     """
     rotary_attention_factor: Annotated[PositiveOrZero | None, _SCALED] = None
     """What yarn multiplies queries and keys by; none: 0.1 * ln(rotary_factor) + 1."""
+    sliding_rotary_base: Annotated[Positive | None, _SLIDING] = None
+    """The rotary_base of sliding layers; none: that of the others."""
+    sliding_rotary_scaling: Annotated[bool, _SLIDING] = True
+    """Scale positions in sliding layers, too, where rotary_scaling does it in the others."""
     token_shift: bool = False
     """Add to the vector of each word that of the word before it, times a factor per channel that is
     trained.
@@ -101,14 +149,18 @@ class Model:
     """
     qk_norm: bool = False
     """Normalise queries and keys of each head by an RMS norm, before they are turned."""
+    qk_norm_over: Annotated[Literal["head", "all"], Needs("qk_norm", "--qk_norm", bool)] = "head"
+    """The features that a norm of qk_norm is over: those of each head, by one gain for all heads,
+    or those of all heads together.
+    """
     value_embeddings: bool = False
     """Add to the values of each block's attention an embedding of the words, from a table of its
     own.
     """
-    activation: Literal["gelu", "relu2", "swiglu"] = "gelu"
-    """Function between the feed-forward layer's projections: GELU in its tanh form, squared ReLU,
-    or the product of one half of the first projection and the swish of the other, which makes it
-    twice as wide.
+    activation: Literal["gelu", "gelu_exact", "relu2", "swiglu", "geglu"] = "gelu"
+    """Function between the feed-forward layer's projections: GELU in its tanh form, or by erf;
+    squared ReLU; or the product of one half of the first projection and the swish, or the GELU in
+    its tanh form, of the other, which makes it twice as wide.
     """
     biases: bool = True
     """Add biases in linear layers and layer norms."""
@@ -159,6 +211,27 @@ class Model:
     """Added to the variance by layer norms, to the mean square by RMS norms."""
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        pattern = self.layer_pattern or (FULL,)
+        return tuple(pattern[n % len(pattern)] for n in range(self.layers))
+
+    def of_kind(self, kind: str) -> "Model":
+        """The model whose layers are all of one kind."""
+        if {*self.kinds} == {FULL}:
+            return self
+        pattern = (kind,)
+        if kind != SLIDING:
+            return replace(self, layer_pattern=pattern, window=None)
+        base = self.sliding_rotary_base
+        return replace(
+            self,
+            layer_pattern=pattern,
+            rotary_base=self.rotary_base if base is None else base,
+            rotary_scaling=self.rotary_scaling if self.sliding_rotary_scaling else None,
+        )
+
+    @property
     def positions(self) -> int:
         """Tokens of a text that the model sees at most."""
         return self.sequence_length if self.max_positions is None else self.max_positions
@@ -172,6 +245,26 @@ class Model:
     def head_width(self) -> int:
         """Features of one attention head."""
         return self.hidden_size // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def rotary_size(self) -> int:
+        """Features of one attention head that turn, where positions are rotary."""
+        return turning(self.head_width, self.rotary_fraction)
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the first projection of feed-forward layers is a gate and values."""
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def has_norms_before(self) -> bool:
+        """Whether attention and feed-forward layers get what is normal."""
+        return self.norm_placement != "after"
+
+    @property
+    def has_norms_after(self) -> bool:
+        """Whether what attention and feed-forward layers add is made normal."""
+        return self.norm_placement != "before"
 
     @property
     def attention_width(self) -> int:
@@ -194,14 +287,15 @@ class Model:
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
     @property
-    def shares_keys(self) -> bool:
-        """Whether several heads of queries share keys and values."""
-        return self.key_value != self.heads
-
-    @property
     def has_convolutions(self) -> bool:
         """Whether there are short convolutions."""
         return self.convolution_size > 1
+
+    @property
+    def turns(self) -> bool:
+        """Whether the layers of a model of one kind turn queries and keys."""
+        (kind,) = {*self.kinds}
+        return self.position_embedding == "rotary" and kind != NOPE
 
     @property
     def has_position_table(self) -> bool:
@@ -210,6 +304,29 @@ class Model:
 
 
 RULES = (
+    rule(
+        lambda layer_pattern: (
+            not {*layer_pattern} <= {*KINDS}
+            and f"layer_pattern: got {' '.join(layer_pattern)}; expected words out of "
+            f"{', '.join(KINDS)}, one a layer. Change it."
+        )
+    ),
+    rule(
+        lambda layer_pattern, window: (
+            SLIDING in layer_pattern
+            and window is None
+            and "window: got none with sliding layers in layer_pattern; expected the tokens that a "
+            "token of these sees. Give it, as --window 1024."
+        )
+    ),
+    rule(
+        lambda layer_pattern, position_embedding: (
+            NOPE in layer_pattern
+            and position_embedding != "rotary"
+            and f"layer_pattern: got nope with position_embedding {position_embedding}; expected "
+            "rotary, which such layers leave out. Use --position_embedding rotary, or full."
+        )
+    ),
     rule(
         lambda hidden_size, heads, *, head_size: (
             head_size is None and remainder("hidden_size", hidden_size, "heads", heads)
@@ -244,6 +361,20 @@ RULES = (
         )
     ),
     rule(
+        lambda zero_centered_gains, norm: (
+            zero_centered_gains
+            and norm != "rms_norm"
+            and f"zero_centered_gains: got true with norm {norm}; expected norm rms_norm, whose "
+            "gains may be one more than their weights. Use --norm rms_norm."
+        )
+    ),
+    rule(
+        lambda rotary_fraction, hidden_size, heads, head_size: (
+            rotary_fraction < 1
+            and _pairs_problem(head_size or hidden_size // heads, rotary_fraction)
+        )
+    ),
+    rule(
         lambda rotary_scaling, rotary_original_positions: (
             rotary_scaling in ("dynamic", "llama3", "yarn")
             and rotary_original_positions is None
@@ -268,9 +399,9 @@ RULES = (
         )
     ),
     rule(
-        lambda rotary_scaling, hidden_size, heads, head_size: (
+        lambda rotary_scaling, hidden_size, heads, head_size, *, rotary_fraction: (
             rotary_scaling == "dynamic"
-            and (head_size or hidden_size // heads) <= 2
+            and turning(head_size or hidden_size // heads, rotary_fraction) <= 2
             and "rotary_scaling: got dynamic with heads of 2 features; expected more, for their "
             "one pair turns by 1 radian per token, whatever rotary_base is. Use linear."
         )

@@ -103,7 +103,7 @@ def run(line: CommandLine, on_folder: OnFolder = _tell_nobody) -> int:
     """
     config, options, given = line
     is_plan = options.is_plan()
-    check_launch(config)
+    check_launch()
     if chooses_model(given):
         with lasting_output():
             config = choose(config, given, options)

@@ -29,8 +29,7 @@ class Attention(Layer):
     """Multi-head attention; heads are split over tp1. Queries, keys and values may go through a
     short convolution, and the query sequence may be worked off in pieces.
 
-    Sources: Ainslie et al. 2023, arXiv:2305.13245 (keys and values that several queries share);
-    Henry et al. 2020, arXiv:2010.04245 (normalised queries and keys).
+    Source: Ainslie et al. 2023, arXiv:2305.13245 (keys and values that several queries share).
     """
 
     convolution_type: ClassVar[type[ShortConvolution]] = ShortConvolution
@@ -43,8 +42,8 @@ class Attention(Layer):
         if model.has_convolutions:
             self.convolution = self.convolution_type(model, layout, self._convolution(model))
         if model.qk_norm:
-            self.query_norm = HeadNorm(model, layout)
-            self.key_norm = HeadNorm(model, layout)
+            self.query_norm = HeadNorm(model, layout, model.heads)
+            self.key_norm = HeadNorm(model, layout, model.key_value)
         if model.value_embeddings:
             self.value_embedding = ValueEmbedding(model, layout)
 
@@ -58,7 +57,8 @@ class Attention(Layer):
         if model.has_convolutions:
             others["convolution"] = Attention._convolution(model)
         if model.qk_norm:
-            others |= {name: HeadNorm.parameters(model) for name in ("query_norm", "key_norm")}
+            others["query_norm"] = HeadNorm.parameters(model, model.heads)
+            others["key_norm"] = HeadNorm.parameters(model, model.key_value)
         if model.value_embeddings:
             others["value_embedding"] = ValueEmbedding.parameters(model)
         return nested(qkv=qkv, output=output, **others)
@@ -126,7 +126,7 @@ class Attention(Layer):
         Positions in a whole sequence serve documents, too: what counts is how far a key is from a
         query.
         """
-        if self.model.position_embedding == "learned":
+        if not self.model.turns:
             return None
         return rotary_tables(self.model, positions, self.dtype)
 
@@ -152,7 +152,8 @@ class Attention(Layer):
         if self.model.qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         if tables is not None:
-            query, key = rotary(query, *tables), rotary(key, *tables)
+            size = self.model.head_width
+            query, key = (rotary(t, *tables, size=size) for t in (query, key))
         if words is not None:
             value = self.value_embedding(value, words)
         query, key, value = (self._split_heads(t, sequence) for t in (query, key, value))
@@ -181,7 +182,8 @@ class Attention(Layer):
         """A call of a graph for each piece of the queries, over the keys up to its end. See
         `recomputing_gradients`.
         """
-        mask, pieces = causal_mask(self.model.sequence_length), self.model.attention_serialisation
+        mask = causal_mask(self.model.sequence_length, self.model.window)
+        pieces = self.model.attention_serialisation
         if pieces == 1:
             return self._attend_in_graph(query, key, value, mask, seed, positions)
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
@@ -289,11 +291,13 @@ def attend(
     return attention(query, key, value, hiding, seed, dropout)
 
 
-def causal_mask(sequence: int) -> np.ndarray:
-    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, -inf
-    to later ones.
+def causal_mask(sequence: int, window: int | None = None) -> np.ndarray:
+    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, as
+    many as are in a window, -inf to others.
     """
-    return np.triu(np.full((sequence, sequence), -np.inf, np.float32), k=1)
+    distance = np.arange(sequence)[:, None] - np.arange(sequence)
+    is_hidden = (distance < 0) | (distance >= (window or sequence))
+    return np.where(is_hidden, np.float32(-np.inf), np.float32(0))
 
 
 def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInfo]":

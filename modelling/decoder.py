@@ -19,7 +19,11 @@ CONVOLUTIONS = ("attention_convolution", "attention.convolution", "feed_forward_
 
 class DecoderBlock(Layer):
     """Attention and feed-forward, each behind a norm and, where the model has them, a short
-    convolution; each is added to its input.
+    convolution; each is added to its input. Norms may stand after each in place of before, or as
+    well, and both may have one input.
+
+    Sources: OLMo Team 2024, arXiv:2501.00656, section 2.1 (norms after); Gemma Team 2024,
+    arXiv:2408.00118, section 2 (both); Wang and Komatsuzaki 2021, "GPT-J-6B" (one input).
     """
 
     attention_type: ClassVar[type[Attention]] = Attention
@@ -27,10 +31,14 @@ class DecoderBlock(Layer):
 
     def __init__(self, model: Model, layout: Layout):
         super().__init__(model, layout, self.parameters(model))
-        self.attention_norm = Norm(model, layout)
+        if model.has_norms_before:
+            self.attention_norm = Norm(model, layout)
+            self.feed_forward_norm = Norm(model, layout)
         self.attention = self.attention_type(model, layout)
-        self.feed_forward_norm = Norm(model, layout)
         self.feed_forward = FeedForward(model, layout)
+        if model.has_norms_after:
+            self.attention_output_norm = Norm(model, layout)
+            self.feed_forward_output_norm = Norm(model, layout)
         if model.has_convolutions:
             table = self._convolution(model)
             self.attention_convolution = self.convolution_type(model, layout, table)
@@ -39,17 +47,17 @@ class DecoderBlock(Layer):
     @staticmethod
     def parameters(model: Model) -> Table:
         """All of one block."""
-        convolutions = {}
+        tables: dict[str, Table] = {}
+        for name, branch in (("attention", Attention), ("feed_forward", FeedForward)):
+            if model.has_norms_before:
+                tables[f"{name}_norm"] = Norm.parameters(model)
+            tables[name] = branch.parameters(model)
+            if model.has_norms_after:
+                tables[f"{name}_output_norm"] = Norm.parameters(model)
         if model.has_convolutions:
-            names = ("attention_convolution", "feed_forward_convolution")
-            convolutions = {name: DecoderBlock._convolution(model) for name in names}
-        return nested(
-            attention_norm=Norm.parameters(model),
-            attention=Attention.parameters(model),
-            feed_forward_norm=Norm.parameters(model),
-            feed_forward=FeedForward.parameters(model),
-            **convolutions,
-        )
+            for name in ("attention_convolution", "feed_forward_convolution"):
+                tables[name] = DecoderBlock._convolution(model)
+        return nested(**tables)
 
     @staticmethod
     def _convolution(model: Model) -> Table:
@@ -75,17 +83,31 @@ class DecoderBlock(Layer):
             if seed is None or self.model.dropout == 0.0
             else ops.split_random_seed(seed, 3)
         )
-        y = self.attention_norm(x)
-        if self.model.has_convolutions:
-            y = self.attention_convolution(y, positions)
-        y = self.attention(y, seeds[0], positions, words)
-        x = x + self.dropout(y, seeds[1], "attention_tp2_position")
-        y = self.feed_forward_norm(x)
-        if self.model.has_convolutions:
-            y = self.feed_forward_convolution(y, positions)
-        y = self.feed_forward(y)
-        x = x + self.dropout(y, seeds[2], "feed_forward_tp2_position")
+        y = self._into("attention", x, positions)
+        y = self._added("attention", self.attention(y, seeds[0], positions, words))
+        attended = x + self.dropout(y, seeds[1], "attention_tp2_position")
+        y = self._into("feed_forward", self._input(x, attended), positions)
+        y = self._added("feed_forward", self.feed_forward(y))
+        x = attended + self.dropout(y, seeds[2], "feed_forward_tp2_position")
         return (x, *(ops.identity(t) for t in (positions, words) if t is not None))
+
+    def _input(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The feed-forward layer's, before its norm, of the block's and what has attention's
+        added.
+        """
+        return x if self.model.parallel_branches else attended
+
+    def _into(self, branch: str, x: Tensor, *of_convolution: Tensor | None) -> Tensor:
+        """What attention or the feed-forward layer gets."""
+        if self.model.has_norms_before:
+            x = getattr(self, f"{branch}_norm")(x)
+        if self.model.has_convolutions:
+            x = getattr(self, f"{branch}_convolution")(x, *of_convolution)
+        return x
+
+    def _added(self, branch: str, y: Tensor) -> Tensor:
+        """What is added, of what attention or the feed-forward layer gives."""
+        return getattr(self, f"{branch}_output_norm")(y) if self.model.has_norms_after else y
 
 
 class CachedDecoderBlock(DecoderBlock):
@@ -112,11 +134,8 @@ class CachedDecoderBlock(DecoderBlock):
         Args:
             positions, before: of `CONVOLUTIONS`, as of `CachedShortConvolution`.
         """
-        y = self.attention_norm(x)
-        if self.model.has_convolutions:
-            y = self.attention_convolution(y, positions, before[0])
-        x = x + self.attention(y, keys, values, mask, first, words, positions, before[1:2])
-        y = self.feed_forward_norm(x)
-        if self.model.has_convolutions:
-            y = self.feed_forward_convolution(y, positions, before[2])
-        return x + self.feed_forward(y)
+        y = self._into("attention", x, positions, *before[:1])
+        y = self.attention(y, keys, values, mask, first, words, positions, before[1:2])
+        attended = x + self._added("attention", y)
+        y = self._into("feed_forward", self._input(x, attended), positions, *before[2:])
+        return attended + self._added("feed_forward", self.feed_forward(y))

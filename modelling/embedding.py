@@ -19,7 +19,8 @@ class Embedding(Layer):
     a token shift, and that of its position, where positions are learned. Rows of both tables are
     split over tp1, padded at the end.
 
-    Source: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.1 (token shift).
+    Sources: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.1 (token shift); Vaswani et al.
+    2017, arXiv:1706.03762, section 3.4 (scaled vectors of words).
     """
 
     def __init__(self, model: Model, layout: Layout):
@@ -66,6 +67,8 @@ class Embedding(Layer):
         if self.model.token_shift and before is None:
             before = self._before(words, positions)
         x = self._words(words, shard, before)
+        if self.model.embedding_scale != 1.0:
+            x = x * popxl.constant(self.model.embedding_scale, x.dtype, "scale")
         if self.model.has_position_table:
             position, numbers = self.parameter("position.weight"), positions
             if numbers is None:

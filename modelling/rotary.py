@@ -1,6 +1,6 @@
 """Rotary positions: pairs of features turn by angles that grow with the position.
 
-D head size, P positions.
+D features of a head that turn, P positions.
 """
 
 import math
@@ -33,7 +33,7 @@ def speeds(model: Model, positions: int) -> np.ndarray:
     in Peng et al. 2023, arXiv:2309.00071, section 3.1 and equation 13 (dynamic); section 3.2 of
     the same (yarn); Llama Team 2024, "Llama 3.1", `apply_scaling` (llama3).
     """
-    kind, size, base = model.rotary_scaling, model.head_width, model.rotary_base
+    kind, size, base = model.rotary_scaling, model.rotary_size, model.rotary_base
     factor, original = model.rotary_factor, model.rotary_original_positions or positions
     if kind == "dynamic":
         longer = max(positions, original) / original
@@ -71,7 +71,7 @@ def _kept_by_llama3(model: Model, plain: np.ndarray, original: int) -> np.ndarra
 
 def _kept_by_yarn(model: Model, plain: np.ndarray, original: int) -> np.ndarray:
     """The share falls with the number of a pair, between two that turn so many times."""
-    size, base = model.head_width, model.rotary_base
+    size, base = model.rotary_size, model.rotary_base
 
     def pair_of(turns: float) -> float:
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from popdist import exchange
-from popdist.environment import leave_note, read_note
+from popdist.environment import count_here, expect_replicas, leave_note, read_note
 from popdist.exchange import InstanceError
 from poprun.environment import EnvironmentVariableError
 
@@ -23,7 +23,7 @@ from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
-from popxl.ops.transformer import rotary, short_convolution, softcap, swiglu
+from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import (
     kind_of_device,
@@ -76,12 +76,15 @@ __all__ = [
     "check_device",
     "coded_length",
     "compiled_once",
+    "count_here",
     "device_needs",
+    "expect_replicas",
     "expect_session",
     "file_traffic",
     "find_not_finite",
     "gather",
     "gather_beside",
+    "geglu",
     "host_memory",
     "host_needs",
     "keep_remote_memory_in_files",

@@ -107,6 +107,18 @@ REFUSALS = [
         {"head_size": 7, "position_embedding": "rotary"},
         "head_size: got 7 with position_embedding rotary; expected an even number, for features",
     ),
+    *(
+        (
+            {"rotary_fraction": share, "position_embedding": "rotary", "head_size": 10},
+            f"rotary_fraction: got {share}, which is {features} of a head's 10 features; expected "
+            f"an even number, 2 or more, for they turn in pairs. Use {fitting}.",
+        )
+        for share, features, fitting in ((0.1, 1, 0.25), (0.39, 3, 0.25), (0.9, 9, 0.85))
+    ),
+    (
+        {"zero_centered_gains": True},
+        "zero_centered_gains: got true with norm layer_norm; expected norm rms_norm, whose gains",
+    ),
     (
         {"rotary_scaling": "llama3", "position_embedding": "rotary"},
         "rotary_original_positions: got none with rotary_scaling llama3; expected the tokens of",
@@ -134,7 +146,8 @@ REFUSALS = [
             "rotary_scaling": "dynamic",
             "position_embedding": "rotary",
             "rotary_original_positions": 8,
-            "head_size": 2,
+            "head_size": 8,
+            "rotary_fraction": 0.25,
         },
         "rotary_scaling: got dynamic with heads of 2 features; expected more, for their one pair",
     ),

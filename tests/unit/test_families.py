@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.known import FAMILIES, family_of
 from popxl_gpt.execution.exchange.hugging_face_config import config_of, model_in
 from popxl_gpt.execution.planning.model_size import parameter_count
@@ -80,6 +81,18 @@ def test_published_models_have_as_many_parameters_and_go_out_as_themselves(name)
     assert [getattr(back, n) for n in told] == [getattr(model, n) for n in told]
     rotary = [n for n in model.__dataclass_fields__ if n.startswith("rotary_")]
     assert [getattr(back, n) for n in rotary] == [getattr(model, n) for n in rotary]
+
+
+NEW = {
+    "norm_placement": "after", "zero_centered_gains": True, "parallel_branches": True,
+    "embedding_scale": 2.0, "rotary_fraction": 0.5, "qk_norm_over": "all", "activation": "geglu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_model_with_a_setting_that_no_family_has_is_refused_by_its_name(name):
+    with pytest.raises(UserError, match=f"^{name}: got {NEW[name]}; expected .* known family"):
+        family_of(Model(**{name: NEW[name]}))
 
 
 PLAIN = {

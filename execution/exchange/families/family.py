@@ -5,18 +5,20 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
+from popxl_gpt.config.model import ARCHITECTURE, BY_DEFAULT
 from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.parameters import Parameter, Role
 from popxl_gpt.utils.errors import UserError
 
 Values = dict[str, Any]
+_DEFAULTS = Model()
 HEAD = "lm_head.weight"
 """The head's matrix; of a tied one a second name for the word embedding."""
 OUTSIDE = "lm_head"
@@ -61,7 +63,9 @@ class Family:
     prefix: str
     """The prefix of all names but the head's; files of the bare model leave it out."""
     settings: Mapping[str, Any]
-    """What our model must be set to."""
+    """What our model must be set to. What neither these, `sizes` nor `varied` name must be as it is
+    by default.
+    """
     modules: "Mapping[str, tuple[str, ...]]"
     """Theirs by ours, without the prefix; # is the block's number. Several stand side by side in
     ours.
@@ -76,6 +80,10 @@ class Family:
     """Our settings that take more than a name; refuses what is known to be another model."""
     write: Callable[[Model], Values]
     """Their settings that take more than a name."""
+    varied: "tuple[str, ...]" = ()
+    """Our settings that `read` finds and `write` gives back."""
+    allowed: "Mapping[str, tuple[Any, ...]]" = field(default_factory=dict)
+    """The values that some of our settings may have, where a model of the family has not all."""
     buffers: "tuple[str, ...]" = ()
     """Tensors of their files that are no weights, named as in `modules`: the class makes them."""
     is_loaded: Callable[[Model], bool] = lambda model: True
@@ -85,8 +93,26 @@ class Family:
 
     def fits(self, model: Model) -> bool:
         """Whether a model of ours is one of the family."""
-        is_set = all(getattr(model, name) == value for name, value in self.settings.items())
-        return is_set and self.is_loaded(model)
+        return not self.foreign(model) and self.is_loaded(model)
+
+    def foreign(self, model: Model) -> "dict[str, Any]":
+        """Settings of a model of ours that the family has not, and what they would be in it."""
+        named = {*self.settings, *self.sizes, *self.varied}
+        others = [name for name in (*ARCHITECTURE, *BY_DEFAULT) if name not in named]
+        plain = replace(model, **{name: getattr(_DEFAULTS, name) for name in others})
+        told = {name: BY_DEFAULT.get(name, name) for name in others}
+        expected = {name: getattr(plain, as_told) for name, as_told in told.items()}
+        expected |= self.settings
+        expected |= {
+            name: " or ".join(values)
+            for name, values in self.allowed.items()
+            if getattr(model, name) not in values
+        }
+        return {
+            name: value
+            for name, value in expected.items()
+            if getattr(model, told.get(name, name)) != value
+        }
 
     def names(self, name: str) -> "tuple[str, ...]":
         """Their tensors that are one of our parameters."""

@@ -16,6 +16,12 @@ FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2
 def family_of(model: Model, wanted: str | None = None) -> Family:
     """The family that a model of ours is of, or that of a type. UserError where it is not of it."""
     found = {name: family for name, family in FAMILIES.items() if family.fits(model)}
+    if not found:
+        (name, expected), *_ = OWN.foreign(model).items()
+        raise UserError(
+            f"{name}: got {getattr(model, name)}; expected {expected}, for no family that is known "
+            "here has this among its settings. Export a model of a known family."
+        )
     if wanted is None:
         return next(iter(found.values()))
     if wanted not in found:

@@ -14,6 +14,7 @@ LLAMA = Family(
     fixed={"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
     read=lambda theirs: shared.read(theirs, shared.SIZES),
     write=shared.write,
+    varied=shared.VARIED,
     buffers=shared.BUFFERS,
     is_loaded=lambda model: model.hidden_size % model.heads == 0,
 )

@@ -79,6 +79,7 @@ OWN = Family(
         **{name: (name, getattr(_DEFAULTS, name)) for name in _CHOICES},
     },
     fixed={},
+    allowed={"activation": ("gelu", "relu2", "swiglu")},
     read=_read,
     write=_write,
     code=CODE,

@@ -143,13 +143,14 @@ group_norm_grad.cost(lambda grads, dy, t, weight, num_groups, eps: Cost(flops=16
 
 
 @op
-def rms_norm(t: Tensor, weight: Tensor, eps: float = 1e-05) -> TensorSpec:
-    """Divide each row by the root of its mean square, then scale its channels.
+def rms_norm(t: Tensor, weight: Tensor, eps: float = 1e-05, offset: float = 0.0) -> TensorSpec:
+    """Divide each row by the root of its mean square, then scale its channels by weight + offset.
 
     Programs call `popxl.extensions.rms_norm`.
     Shapes: t [n, c], weight [c], one floating-point type -> [n, c].
     Args:
         eps: added to the mean square, in the units of t squared.
+        offset: added to the weight in float32 or wider.
     Raises:
         ShapeError: if weight does not match t's axis 1, or t has other axes.
         DTypeError: from sessions, if the dtypes differ or are not floating point.
@@ -165,20 +166,24 @@ def rms_norm(t: Tensor, weight: Tensor, eps: float = 1e-05) -> TensorSpec:
 
 
 @rms_norm.vjp
-def rms_norm_vjp(dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, eps: float) -> Grads:
+def rms_norm_vjp(
+    dy: Tensor, y: Tensor, t: Tensor, weight: Tensor, eps: float, offset: float
+) -> Grads:
     """One op; it computes the mean squares again."""
-    dt, dweight = rms_norm_grad(dy, t, weight, eps)
+    dt, dweight = rms_norm_grad(dy, t, weight, eps, offset)
     return dt, dweight
 
 
 @op(differentiable=False)
-def rms_norm_grad(dy: Tensor, t: Tensor, weight: Tensor, eps: float) -> tuple[TensorSpec, ...]:
+def rms_norm_grad(
+    dy: Tensor, t: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[TensorSpec, ...]:
     """Gradients of `rms_norm` for t and weight."""
     return t.spec, weight.spec
 
 
-rms_norm.cost(lambda y, t, weight, eps: Cost(flops=4 * y.nelms))
-rms_norm_grad.cost(lambda grads, dy, t, weight, eps: Cost(flops=11 * t.nelms))
+rms_norm.cost(lambda y, t, weight, eps, offset: Cost(flops=4 * y.nelms))
+rms_norm_grad.cost(lambda grads, dy, t, weight, eps, offset: Cost(flops=11 * t.nelms))
 
 
 @op

@@ -2,7 +2,7 @@
 
 from popxl.dtypes import int32
 from popxl.errors import DTypeError, ShapeError
-from popxl.opdef import Cost, op
+from popxl.opdef import Cost, OpFunction, op
 from popxl.ops.arithmetic import add, mul, negate, sub
 from popxl.ops.checks import check_computes_in_one_dtype, check_floating
 from popxl.ops.elementwise import TRANSCENDENTAL
@@ -11,41 +11,44 @@ from popxl.ops.shape import reshape, split
 from popxl.tensor import Constant, Tensor, TensorSpec
 
 
-@op
-def swiglu(t: Tensor) -> TensorSpec:
-    """swish(gate) * values, with the gate and the values side by side.
+def _gated(name: str, function: str, flops: int) -> tuple[OpFunction[..., Tensor], ...]:
+    """An op that multiplies values by a function of as many gates, and the op of its gradient."""
 
-    Shapes: t [n, 2 * c], floating point -> [n, c].
-    Raises:
-        ShapeError: for another shape.
-        DTypeError: from sessions, if t is not floating point.
-    Source: Shazeer 2020, arXiv:2002.05202, section 2.
-    """
-    check_floating("swiglu", t=t)
-    if t.rank != 2 or t.shape[1] % 2:
-        raise ShapeError(
-            f"swiglu: got t {t.spec}; expected rows of a gate and as many values, [n, 2 * c]. Put "
-            "them side by side with concat."
-        )
-    return TensorSpec((t.shape[0], t.shape[1] // 2), t.dtype)
+    def gradient(dy: Tensor, t: Tensor) -> TensorSpec:
+        return t.spec
+
+    def forward(t: Tensor) -> TensorSpec:
+        check_floating(name, t=t)
+        if t.rank != 2 or t.shape[1] % 2:
+            raise ShapeError(
+                f"{name}: got t {t.spec}; expected rows of a gate and as many values, [n, 2 * c]. "
+                "Put them side by side with concat."
+            )
+        return TensorSpec((t.shape[0], t.shape[1] // 2), t.dtype)
+
+    gradient.__name__, gradient.__module__ = f"{name}_grad", __name__
+    gradient.__doc__ = (
+        f"Gradient of `{name}` from its operand: that of the gate, and that of the values, side by "
+        "side."
+    )
+    forward.__name__, forward.__module__ = name, __name__
+    forward.__doc__ = (
+        f"{function}(gate) * values, with the gate and the values side by side.\n\n"
+        "Shapes: t [n, 2 * c], floating point -> [n, c].\n"
+        "Raises:\n"
+        "    ShapeError: for another shape.\n"
+        "    DTypeError: from sessions, if t is not floating point.\n"
+        "Source: Shazeer 2020, arXiv:2002.05202, section 2."
+    )
+    gradient_op, forward_op = op(differentiable=False)(gradient), op(forward)
+    gradient_op.cost(lambda dt, dy, t: Cost(flops=(2 * flops + 2) * dy.nelms))
+    forward_op.cost(lambda y, t: Cost(flops=(flops + 1) * y.nelms))
+    forward_op.vjp(lambda dy, y, t: gradient_op(dy, t))
+    return forward_op, gradient_op
 
 
-@swiglu.vjp
-def swiglu_vjp(dy: Tensor, y: Tensor, t: Tensor) -> Tensor:
-    """One op; it computes the sigmoid again."""
-    return swiglu_grad(dy, t)
-
-
-@op(differentiable=False)
-def swiglu_grad(dy: Tensor, t: Tensor) -> TensorSpec:
-    """Gradient of `swiglu` from its operand: that of the gate, and that of the values, side by
-    side.
-    """
-    return t.spec
-
-
-swiglu.cost(lambda y, t: Cost(flops=(TRANSCENDENTAL + 1) * y.nelms))
-swiglu_grad.cost(lambda dt, dy, t: Cost(flops=(2 * TRANSCENDENTAL + 2) * dy.nelms))
+swiglu, swiglu_grad = _gated("swiglu", "swish", TRANSCENDENTAL)
+geglu, geglu_grad = _gated("geglu", "gelu", 2 * TRANSCENDENTAL)
 
 
 @op
@@ -81,48 +84,62 @@ softcap_grad.cost(lambda dt, dy, y, cap: Cost(flops=4 * dt.nelms))
 
 
 @op
-def rotary(t: Tensor, sin: Tensor, cos: Tensor, inverse: bool = False) -> TensorSpec:
+def rotary(
+    t: Tensor, sin: Tensor, cos: Tensor, inverse: bool = False, size: int | None = None
+) -> TensorSpec:
     """Turn pairs of features by angles: (a, b) becomes (a cos - b sin, b cos + a sin).
 
-    A row is of one head or of several side by side, each of 2 * p features, of which i and i + p
-    are pair i. Row r turns by row r modulo s of the tables. Computed in float32 or wider.
+    A row is of one head or of several side by side. Features i and i + p of a head are its pair i;
+    those from 2 * p on stay. Row r turns by row r modulo s of the tables. Computed in float32 or
+    wider.
 
-    Shapes: t [n, h * 2 * p], sin and cos [s, p], one floating-point type -> t's.
+    Shapes: t [n, h * size], sin and cos [s, p], one floating-point type -> t's.
     Args:
         inverse: turn back.
+        size: features of a head, 2 * p or more; none: 2 * p.
     Raises:
-        ShapeError: for other shapes, or an n that s does not divide.
+        ShapeError: for other shapes or a smaller size, or an n that s does not divide.
         DTypeError: from sessions, if the dtypes differ or are not floating point.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2; the pairs are those of LLaMA.
     """
     check_floating("rotary", t=t)
     check_computes_in_one_dtype("rotary", t=t, sin=sin, cos=cos)
     fits = t.rank == sin.rank == 2 and sin.shape == cos.shape
-    if not fits or t.shape[0] % sin.shape[0] or t.shape[1] % (2 * sin.shape[1]):
+    if not fits or t.shape[0] % sin.shape[0] or t.shape[1] % (size or 2 * sin.shape[1]):
         raise ShapeError(
-            f"rotary: got t {t.spec}, sin {sin.spec} and cos {cos.spec}; expected [n, h * 2 * p] "
-            "and twice [s, p], where s divides n. Reshape or slice them."
+            f"rotary: got t {t.spec}, sin {sin.spec} and cos {cos.spec}; expected [n, h * "
+            f"{size or '2 * p'}] and twice [s, p], where s divides n. Reshape or slice them."
+        )
+    if size is not None and size < 2 * sin.shape[1]:
+        raise ShapeError(
+            f"rotary: got size {size} and sin {sin.spec}; expected 2 * {sin.shape[1]} features of "
+            "a head or more, for so many turn. Slice the tables."
         )
     return t.spec
 
 
 @rotary.vjp
 def rotary_vjp(
-    dy: Tensor, y: Tensor, t: Tensor, sin: Tensor, cos: Tensor, inverse: bool
+    dy: Tensor, y: Tensor, t: Tensor, sin: Tensor, cos: Tensor, inverse: bool, size: int | None
 ) -> tuple[Tensor | None, ...]:
     """Turned back. Those of tables, unless they are constant, by the composition."""
-    dt = rotary(dy, sin, cos, not inverse)
+    dt = rotary(dy, sin, cos, not inverse, size)
     if isinstance(sin, Constant) and isinstance(cos, Constant):
         return dt, None, None
-    positions, pairs = sin.shape
-    by_pairs = (t.shape[0] // positions, positions, t.shape[1] // (2 * pairs), 2, pairs)
-    (a, b), (da, db) = (split(reshape(x, by_pairs), 2, axis=3) for x in (t, dy))
-    over = (0, 2, 3)
+    (positions, pairs), width = sin.shape, size or 2 * sin.shape[1]
+    by_heads = (t.shape[0] // positions, positions, t.shape[1] // width, width)
+    parts = [pairs, pairs, width - 2 * pairs] if width > 2 * pairs else 2
+    (a, b, *_), (da, db, *_) = (split(reshape(x, by_heads), parts, axis=3) for x in (t, dy))
+    over = (0, 2)
     d_sin = sum_(sub(mul(db, a), mul(da, b)), over)
     return dt, negate(d_sin) if inverse else d_sin, sum_(add(mul(da, a), mul(db, b)), over)
 
 
-rotary.cost(lambda y, t, sin, cos, inverse: Cost(flops=3 * y.nelms))
+rotary.cost(
+    lambda y, t, sin, cos, inverse, size: Cost(
+        flops=3 * y.nelms * 2 * sin.shape[1] // (size or 2 * sin.shape[1])
+    )
+)
 
 
 @op

@@ -10,6 +10,7 @@ from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.cross_entropy import losses, pick, row_chunks
+from popxl_engine.kernels.normalisation import gain
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.kernels.rounding import as_float32
@@ -62,34 +63,45 @@ def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
     return _each_grad("softcap_grad", dy, y, cap)
 
 
-@kernel("swiglu", device="cpu")
-def swiglu(t: torch.Tensor) -> torch.Tensor:
-    """Row by row."""
-    if not native.takes(t):
-        return KERNELS["swiglu"](t)
-    result = t.new_empty(t.shape[0], t.shape[1] // 2)
-    native.call("swiglu", (t.dtype,), t, result, *result.shape)
-    return result
+def _gated(name: str) -> None:
+    """An op that multiplies values by a function of their gates, row by row, and its gradient."""
+
+    @kernel(name, device="cpu")
+    def forward(t: torch.Tensor) -> torch.Tensor:
+        if not native.takes(t):
+            return KERNELS[name](t)
+        result = t.new_empty(t.shape[0], t.shape[1] // 2)
+        native.call(name, (t.dtype,), t, result, *result.shape)
+        return result
+
+    @kernel(f"{name}_grad", device="cpu")
+    def gradient(dy: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        if not native.takes(dy, t) or dy.dtype != t.dtype:
+            return KERNELS[f"{name}_grad"](dy, t)
+        result = torch.empty_like(t)
+        native.call(f"{name}_grad", (t.dtype,), dy, t, result, *dy.shape)
+        return result
 
 
-@kernel("swiglu_grad", device="cpu")
-def swiglu_grad(dy: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """Both gradients of a row in one pass."""
-    if not native.takes(dy, t) or dy.dtype != t.dtype:
-        return KERNELS["swiglu_grad"](dy, t)
-    result = torch.empty_like(t)
-    native.call("swiglu_grad", (t.dtype,), dy, t, result, *dy.shape)
-    return result
+_gated("swiglu")
+_gated("geglu")
 
 
 @kernel("rotary", device="cpu")
-def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool) -> torch.Tensor:
+def rotary(
+    t: torch.Tensor,
+    sin: torch.Tensor,
+    cos: torch.Tensor,
+    inverse: bool = False,
+    size: int | None = None,
+) -> torch.Tensor:
     """Row by row, which need not follow one another."""
     if not native.takes_rows(t) or not native.takes(sin, cos):
-        return KERNELS["rotary"](t, sin, cos, inverse)
+        return KERNELS["rotary"](t, sin, cos, inverse, size)
     result = torch.empty(t.shape, dtype=t.dtype, device=t.device)
     tables, sizes = (as_float32(-sin if inverse else sin), as_float32(cos)), (*t.shape, *sin.shape)
-    native.call("rotary", (t.dtype,), t, t.stride(0), *tables, result, *sizes)
+    width = size or 2 * sin.shape[1]
+    native.call("rotary", (t.dtype,), t, t.stride(0), *tables, result, *sizes, width)
     return result
 
 
@@ -317,25 +329,28 @@ def group_norm_grad(
 
 
 @kernel("rms_norm", device="cpu")
-def rms_norm(t: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(
+    t: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+) -> torch.Tensor:
     """Row by row."""
     if not t.numel() or not native.takes(t, weight):
-        return KERNELS["rms_norm"](t, weight, eps)
+        return KERNELS["rms_norm"](t, weight, eps, offset)
     result = torch.empty_like(t)
-    native.call("rms_norm", (t.dtype,), t, as_float32(weight), result, eps, *t.shape)
+    native.call("rms_norm", (t.dtype,), t, gain(weight, offset), result, eps, *t.shape)
     return result
 
 
 @kernel("rms_norm_grad", device="cpu")
 def rms_norm_grad(
-    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float
+    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
 ) -> tuple[torch.Tensor, ...]:
     """Row by row; gradients of gains are added up in float32."""
     if not t.numel() or t.dtype != dy.dtype or not native.takes(dy, t, weight):
-        result: tuple[torch.Tensor, ...] = KERNELS["rms_norm_grad"](dy, t, weight, eps)
+        result: tuple[torch.Tensor, ...] = KERNELS["rms_norm_grad"](dy, t, weight, eps, offset)
         return result
     dt, dweight = torch.empty_like(t), t.new_empty(t.shape[1], dtype=torch.float32)
-    native.call("rms_norm_grad", (t.dtype,), dy, t, as_float32(weight), dt, dweight, eps, *t.shape)
+    operands = dy, t, gain(weight, offset), dt, dweight
+    native.call("rms_norm_grad", (t.dtype,), *operands, eps, *t.shape)
     return dt, dweight.to(weight.dtype)
 
 

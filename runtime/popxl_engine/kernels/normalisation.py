@@ -88,10 +88,17 @@ def group_norm_grad(
 
 
 @kernel("rms_norm")
-def rms_norm(t: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(
+    t: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+) -> torch.Tensor:
     """Rows over the root of their mean square."""
     wide = as_float32(t)
-    return (wide * _over_rms(wide, eps) * as_float32(weight)).to(t.dtype)
+    return (wide * _over_rms(wide, eps) * gain(weight, offset)).to(t.dtype)
+
+
+def gain(weight: torch.Tensor, offset: float) -> torch.Tensor:
+    """What channels are scaled by, at least float32."""
+    return as_float32(weight) + offset if offset else as_float32(weight)
 
 
 def _over_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
@@ -101,12 +108,12 @@ def _over_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
 
 @kernel("rms_norm_grad")
 def rms_norm_grad(
-    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float
+    dy: torch.Tensor, t: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
 ) -> tuple[torch.Tensor, ...]:
     """Gradients for t and weight."""
     wide = as_float32(t)
     rrms = _over_rms(wide, eps)
-    normalised, slope = wide * rrms, as_float32(dy) * as_float32(weight)
+    normalised, slope = wide * rrms, as_float32(dy) * gain(weight, offset)
     dt = (slope - normalised * (slope * normalised).mean(1, keepdim=True)) * rrms
     return dt.to(t.dtype), (as_float32(dy) * normalised).sum(0).to(weight.dtype)
 

@@ -1,6 +1,7 @@
 """What transformer layers compute beside attention."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,21 +9,30 @@ import torch.nn.functional as F
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import as_float32
 
-
-@kernel("swiglu")
-def swiglu(t: torch.Tensor) -> torch.Tensor:
-    """swish(gate) * values."""
-    gate, values = as_float32(t).chunk(2, 1)
-    return (F.silu(gate) * values).to(t.dtype)
+aten = torch.ops.aten
 
 
-@kernel("swiglu_grad")
-def swiglu_grad(dy: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """Gradients of gate and values, side by side."""
-    wide = as_float32(dy)
-    gate, values = as_float32(t).chunk(2, 1)
-    d_gate = torch.ops.aten.silu_backward(wide * values, gate)
-    return torch.cat([d_gate, wide * F.silu(gate)], 1).to(t.dtype)
+def _gated(name: str, function: Callable[..., torch.Tensor], backward: Callable[..., Any]) -> None:
+    """A function of a gate times values, and its gradient."""
+
+    @kernel(name)
+    def forward(t: torch.Tensor) -> torch.Tensor:
+        gate, values = as_float32(t).chunk(2, 1)
+        return (function(gate) * values).to(t.dtype)
+
+    @kernel(f"{name}_grad")
+    def gradient(dy: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        wide = as_float32(dy)
+        gate, values = as_float32(t).chunk(2, 1)
+        return torch.cat([backward(wide * values, gate), wide * function(gate)], 1).to(t.dtype)
+
+
+_gated("swiglu", F.silu, aten.silu_backward)
+_gated(
+    "geglu",
+    lambda gate: F.gelu(gate, approximate="tanh"),
+    lambda slope, gate: aten.gelu_backward(slope, gate, approximate="tanh"),
+)
 
 
 PIECE = 1 << 16
@@ -54,15 +64,23 @@ def softcap_grad(dy: torch.Tensor, y: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 @kernel("rotary")
-def rotary(t: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, inverse: bool) -> torch.Tensor:
+def rotary(
+    t: torch.Tensor,
+    sin: torch.Tensor,
+    cos: torch.Tensor,
+    inverse: bool = False,
+    size: int | None = None,
+) -> torch.Tensor:
     """Pairs rotated by their angles."""
     (positions, pairs), by = sin.shape, as_float32(-sin if inverse else sin)[:, None]
-    first, second = (
-        as_float32(t).reshape(-1, positions, t.shape[1] // (2 * pairs), 2, pairs).unbind(3)
+    width, cosine = size or 2 * pairs, as_float32(cos)[:, None]
+    first, second, rest = (
+        as_float32(t)
+        .reshape(-1, positions, t.shape[1] // width, width)
+        .split([pairs, pairs, width - 2 * pairs], 3)
     )
-    cosine = as_float32(cos)[:, None]
-    rotated = torch.stack([first * cosine - second * by, second * cosine + first * by], 3)
-    return rotated.reshape(t.shape).to(t.dtype)
+    rotated = [first * cosine - second * by, second * cosine + first * by, rest]
+    return torch.cat(rotated, 3).reshape(t.shape).to(t.dtype)
 
 
 @kernel("short_convolution")

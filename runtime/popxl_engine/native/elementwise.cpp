@@ -41,24 +41,24 @@ void pointwise_grad(const T* dy, const T* x, T* dx, int64_t count, int threads, 
 const auto relu2 = [](auto at) { return zero_below(at, 0.0f, at * at); };
 const auto relu2_slope = [](auto at) { return zero_below(at, 0.0f, at + at); };
 
-// Rows of a gate and as many values, side by side: swish(gate) * values.
-template <class T>
-void swiglu(const T* x, T* y, int64_t rows, int64_t columns, int threads) {
+// Rows of a gate and as many values, side by side: of(gate) * values.
+template <class T, class F>
+void gated(const T* x, T* y, int64_t rows, int64_t columns, int threads, F of) {
   in_pieces(rows, rows_per_piece(2 * columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const T *gate = x + r * 2 * columns, *values = gate + columns;
       T* const to = y + r * columns;
       in_lanes(columns, [=](auto n, int64_t i) {
         using N = decltype(n);
-        const N of_gate = each(load_as<N>(gate + i), [](auto at) { return swish(at, T{}); });
-        store(of_gate * load_as<N>(values + i), to + i);
+        store(each(load_as<N>(gate + i), of) * load_as<N>(values + i), to + i);
       });
     }
   });
 }
 
-template <class T>
-void swiglu_grad(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns, int threads) {
+template <class T, class F, class G>
+void gated_grad(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns, int threads, F of,
+                G slope) {
   in_pieces(rows, rows_per_piece(2 * columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const T *gate = x + r * 2 * columns, *values = gate + columns, *from = dy + r * columns;
@@ -66,22 +66,22 @@ void swiglu_grad(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns, 
       in_lanes(columns, [=](auto n, int64_t i) {
         using N = decltype(n);
         const N g = load_as<N>(gate + i), d = load_as<N>(from + i);
-        const N slope = each(g, [](auto at) { return swish_slope(at, T{}); });
-        store(d * load_as<N>(values + i) * slope, d_gate + i);
-        store(d * each(g, [](auto at) { return swish(at, T{}); }), d_values + i);
+        store(d * load_as<N>(values + i) * each(g, slope), d_gate + i);
+        store(d * each(g, of), d_values + i);
       });
     }
   });
 }
 
-// Pairs i and i + pairs of each head rotated by angle i of the row's position.
+// Pairs i and i + pairs of each head of so many features rotated by angle i of the row's position;
+// other features as they are.
 template <class T>
 void rotary(const T* x, int64_t stride, const float* sin, const float* cos, T* y, int64_t rows,
-            int64_t columns, int64_t positions, int64_t pairs, int threads) {
+            int64_t columns, int64_t positions, int64_t pairs, int64_t size, int threads) {
   in_pieces(rows, rows_per_piece(columns), threads, [=](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const float *sines = sin + r % positions * pairs, *cosines = cos + r % positions * pairs;
-      for (int64_t at = 0; at < columns; at += 2 * pairs) {
+      for (int64_t at = 0; at < columns; at += size) {
         const T* const from = x + r * stride + at;
         T* const to = y + r * columns + at;
         in_lanes(pairs, [=](auto n, int64_t i) {
@@ -91,6 +91,7 @@ void rotary(const T* x, int64_t stride, const float* sin, const float* cos, T* y
           store(a * c - b * s, to + i);
           store(b * c + a * s, to + pairs + i);
         });
+        std::copy(from + 2 * pairs, from + size, to + 2 * pairs);
       }
     }
   });
@@ -147,16 +148,27 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
     pointwise_grad(dy, y, dx, count, threads, softcap_slope(cap));                             \
   }                                                                                            \
   void swiglu_##NAME(const T* x, T* y, int64_t rows, int64_t columns, int threads) {           \
-    swiglu(x, y, rows, columns, threads);                                                      \
+    gated(x, y, rows, columns, threads, [](auto at) { return swish(at, T{}); });               \
   }                                                                                            \
   void swiglu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns,       \
                           int threads) {                                                       \
-    swiglu_grad(dy, x, dx, rows, columns, threads);                                            \
+    gated_grad(                                                                                \
+        dy, x, dx, rows, columns, threads, [](auto at) { return swish(at, T{}); },             \
+        [](auto at) { return swish_slope(at, T{}); });                                         \
+  }                                                                                            \
+  void geglu_##NAME(const T* x, T* y, int64_t rows, int64_t columns, int threads) {            \
+    gated(x, y, rows, columns, threads, [](auto at) { return gelu(at, T{}); });                \
+  }                                                                                            \
+  void geglu_grad_##NAME(const T* dy, const T* x, T* dx, int64_t rows, int64_t columns,        \
+                         int threads) {                                                        \
+    gated_grad(                                                                                \
+        dy, x, dx, rows, columns, threads, [](auto at) { return gelu(at, T{}); },              \
+        [](auto at) { return gelu_slope(at, T{}); });                                          \
   }                                                                                            \
   void rotary_##NAME(const T* x, int64_t stride, const float* sin, const float* cos, T* y,     \
                      int64_t rows, int64_t columns, int64_t positions, int64_t pairs,          \
-                     int threads) {                                                            \
-    rotary(x, stride, sin, cos, y, rows, columns, positions, pairs, threads);                  \
+                     int64_t size, int threads) {                                              \
+    rotary(x, stride, sin, cos, y, rows, columns, positions, pairs, size, threads);            \
   }                                                                                            \
   void accumulate_##NAME(float* total, const T* value, float old, float weight, int64_t count, \
                          int threads) {                                                        \

@@ -9,6 +9,7 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
 from popxl_gpt.execution.overflow import layer_of_iteration
 from popxl_gpt.execution.pretraining import training_program
+from tests.integration.architectures import MODELS
 from tests.integration.runs import TRAINED, train
 
 LAYERS = TRAINED.model.layers
@@ -26,6 +27,10 @@ CASES = {
         TRAINED, precision="float32", stochastic_rounding=False, widening=2
     ),
     "attention in pieces": override(TRAINED, attention_serialisation=4),
+    "norms around, gains from one, GEGLU": override(
+        TRAINED, **MODELS["norms around, gains from one, GEGLU"]
+    ),
+    "layers of three kinds": override(TRAINED, **MODELS["layers of three kinds"]),
     "split every way": override(
         TRAINED, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, micro_batch_size=1
     ),

@@ -21,7 +21,7 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from tests.integration.architectures import (
-    MODELS,
+    EXPORTED,
     doubles,
     leaves,
     logits_by_formula,
@@ -38,7 +38,7 @@ TEXTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [35, 8, 9, 7]]
 PADDING = 36
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=EXPORTED)
 def exported(request, tmp_path) -> "tuple[Config, dict[str, np.ndarray], Path]":
     """A configuration, its weights and the folder with them."""
     config = small_model(request.param, head_serialisation=1, attention_serialisation=1)

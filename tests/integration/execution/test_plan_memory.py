@@ -30,6 +30,7 @@ from popxl_gpt.execution.planning.memory import (
 )
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
+from tests.integration.architectures import MODELS
 from tests.integration.execution.plan_cases import GRIDS, configuration, planned, step_arrays
 
 PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
@@ -117,6 +118,11 @@ def check_peaks(config: Any, peaks: "dict[bool, int]", monkeypatch: Any) -> None
             "hidden_size": 180,
         },
         {"vocabulary_size": 1511, "sequence_length": 37},
+        {
+            **MODELS["norms around, gains from one, GEGLU"],
+            "hidden_size": 180,
+            "embedding_scale": 13.0,
+        },
     ],
     ids=str,
 )

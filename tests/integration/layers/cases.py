@@ -29,30 +29,38 @@ def bias(w: Weights, name: str) -> "Tensor | float":
     return w.get(name, 0.0)
 
 
+def rms_norm(model: Model, w: Weights, x: Tensor, prefix: str) -> Tensor:
+    squares = (x**2).mean(-1, keepdim=True)
+    gain = w[f"{prefix}weight"] + (1 if model.zero_centered_gains else 0)
+    return x / torch.sqrt(squares + model.layer_norm_eps) * gain
+
+
 def norm(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
     if model.norm == "rms_norm":
-        squares = (x**2).mean(-1, keepdim=True)
-        return x / torch.sqrt(squares + model.layer_norm_eps) * w[f"{prefix}weight"]
+        return rms_norm(model, w, x, prefix)
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
     normalised = (x - mean) / torch.sqrt(variance + model.layer_norm_eps)
     return normalised * w[f"{prefix}weight"] + bias(w, f"{prefix}bias")
 
 
 def turned(model: Model, t: Tensor) -> Tensor:
-    """Features of a head at each position, as complex numbers times e^(i * angle): [S, D]."""
-    half = model.head_width // 2
+    """Features of a head at each position, as complex numbers times e^(i * angle): [S, D]. Those
+    that do not turn stand at the end.
+    """
+    half = math.floor(model.rotary_fraction * model.head_width / 2)
     speeds = model.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds
-    found = torch.complex(t[:, :half], t[:, half:]) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([found.real, found.imag], dim=1)
+    pairs = torch.complex(t[:, :half], t[:, half : 2 * half])
+    found = pairs * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([found.real, found.imag, t[:, 2 * half :]], dim=1)
 
 
 def of_head(model: Model, w: Weights, t: Tensor, name: str) -> Tensor:
     """Queries or keys of a head, as they are compared: [S, D]."""
-    if model.qk_norm:
-        squares = (t**2).mean(-1, keepdim=True)
-        t = t / torch.sqrt(squares + model.layer_norm_eps) * w[f"{name}_norm.weight"]
-    return turned(model, t) if model.position_embedding == "rotary" else t
+    if model.qk_norm and model.qk_norm_over == "head":
+        t = rms_norm(model, w, t, f"{name}_norm.")
+    is_turned = model.position_embedding == "rotary" and model.layer_pattern != ("nope",)
+    return turned(model, t) if is_turned else t
 
 
 def attention(
@@ -73,6 +81,12 @@ def attention(
         others, values = projected[:, :-width], projected[:, -width:]
         values = mix[0] * values + mix[1] * w[f"{prefix}value_embedding.weight"][words]
         projected = torch.cat([others, values], dim=1)
+    if model.qk_norm and model.qk_norm_over == "all":
+        width = model.key_value * size
+        queries, keys, values = projected.split([heads * size, width, width], dim=1)
+        queries = rms_norm(model, w, queries, f"{prefix}query_norm.")
+        keys = rms_norm(model, w, keys, f"{prefix}key_norm.")
+        projected = torch.cat([queries, keys, values], dim=1)
     rows = []
     for number, block in enumerate(projected.split(sequence)):  # one sequence of the micro-batch
         found = block.split(size, dim=1)
@@ -83,8 +97,10 @@ def attention(
             query = of_head(model, w, queries[head], f"{prefix}query")
             key = of_head(model, w, keys[head // shared], f"{prefix}key")
             scores = query @ key.T / math.sqrt(size)
-            later = torch.arange(sequence)[:, None] < torch.arange(sequence)
-            shares = torch.softmax(scores.masked_fill(later, -math.inf), dim=1)
+            before = torch.arange(sequence)[:, None] - torch.arange(sequence)
+            is_sliding = model.layer_pattern == ("sliding",)
+            hidden = (before < 0) | (before >= (model.window if is_sliding else sequence))
+            shares = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=1)
             if keep is not None:
                 shares = shares * keep[number, head]
             results.append(shares @ values[head // shared])
@@ -92,15 +108,21 @@ def attention(
     return torch.cat(rows) @ w[f"{prefix}output.weight"] + bias(w, f"{prefix}output.bias")
 
 
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def feed_forward(model: Model, w: Weights, x: Tensor, prefix: str = "") -> Tensor:
     y = x @ w[f"{prefix}up.weight"] + bias(w, f"{prefix}up.bias")
+    gate, values = y[:, : model.feed_forward], y[:, model.feed_forward :]
     if model.activation == "swiglu":
-        gate, values = y[:, : model.feed_forward], y[:, model.feed_forward :]
         y = gate / (1 + torch.exp(-gate)) * values
-    elif model.activation == "relu2":
-        y = torch.where(y > 0, y**2, 0.0)
+    elif model.activation == "geglu":
+        y = gelu(gate) * values
+    elif model.activation == "gelu_exact":
+        y = 0.5 * y * (1 + torch.erf(y / math.sqrt(2)))
     else:
-        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+        y = torch.where(y > 0, y**2, 0.0) if model.activation == "relu2" else gelu(y)
     return y @ w[f"{prefix}down.weight"] + bias(w, f"{prefix}down.bias")
 
 
@@ -125,17 +147,24 @@ def decoder(
     # keep: factors of the probabilities, [B, h, S, S], and of what each of the two branches adds,
     # [N, H]
     shares, first, second = keep or (None, 1.0, 1.0)
-    normal = convolved(model, w, norm(model, w, x, "attention_norm."), "attention_convolution.")
-    x = x + first * attention(model, w, normal, "attention.", shares, words)
-    normal = convolved(
-        model, w, norm(model, w, x, "feed_forward_norm."), "feed_forward_convolution."
-    )
-    return x + second * feed_forward(model, w, normal, "feed_forward.")
+
+    def into(branch: str, x: Tensor) -> Tensor:
+        y = x if model.norm_placement == "after" else norm(model, w, x, f"{branch}_norm.")
+        return convolved(model, w, y, f"{branch}_convolution.")
+
+    def out_of(branch: str, y: Tensor) -> Tensor:
+        is_last = model.norm_placement == "before"
+        return y if is_last else norm(model, w, y, f"{branch}_output_norm.")
+
+    y = attention(model, w, into("attention", x), "attention.", shares, words)
+    attended = x + first * out_of("attention", y)
+    y = into("feed_forward", x if model.parallel_branches else attended)
+    return attended + second * out_of("feed_forward", feed_forward(model, w, y, "feed_forward."))
 
 
 def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
     positions = torch.arange(words.shape[0]) % model.sequence_length
-    x = w["word.weight"][words]
+    x = w["word.weight"][words] * model.embedding_scale
     if model.token_shift:
         begins = positions == 0
         x = x + torch.where(begins[:, None], 0.0, x.roll(1, 0) * w["shift.weight"])
@@ -194,13 +223,42 @@ CHOICES = {
     "token shift": {"token_shift": True},
     "short convolutions": {"convolution_size": 3},
     "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},
+    "exact GELU, norms after, of all heads": {
+        "norm_placement": "after",
+        "activation": "gelu_exact",
+        "key_value_heads": 2,
+        "qk_norm": True,
+        "qk_norm_over": "all",
+    },
+    "GEGLU, norms around, gains from one": {
+        "norm": "rms_norm",
+        "norm_placement": "around",
+        "zero_centered_gains": True,
+        "activation": "geglu",
+        "key_value_heads": 2,
+        "qk_norm": True,
+    },
+    "gains of all heads from one": {
+        "norm": "rms_norm",
+        "zero_centered_gains": True,
+        "qk_norm": True,
+        "qk_norm_over": "all",
+    },
+    "branches of one input, heads that turn in part": {
+        "parallel_branches": True,
+        "position_embedding": "rotary",
+        "rotary_base": 50.0,
+        "head_size": 10,
+        "rotary_fraction": 0.45,
+    },
+    "scaled embedding": {"embedding_scale": 4.9, "token_shift": True},
 }
 """Settings of a model beside GPT-2's."""
 BLOCK = {"decoder": CASES["decoder"]}
 CHANGED = {
     **dict.fromkeys(CHOICES, BLOCK),
     "value embeddings": {"decoder": Case(DecoderBlockOfWords, decoder, ("x", "words"))},
-    "token shift": {"embedding": CASES["embedding"]},
+    **dict.fromkeys(("token shift", "scaled embedding"), {"embedding": CASES["embedding"]}),
     "untied head, softcap": {name: CASES[name] for name in ("loss", "logits")},
 }
 """Layers that a choice changes."""

@@ -32,13 +32,13 @@ def group_norm_grad(dy, t, weight, num_groups, eps):
     return torch.autograd.grad(group_norm(*leaves, num_groups, eps), leaves, torch.from_numpy(dy))
 
 
-def rms_norm(t, weight, eps=1e-5):
-    return t / torch.sqrt((t**2).mean(1, keepdim=True) + eps) * weight
+def rms_norm(t, weight, eps=1e-5, offset=0.0):
+    return t / torch.sqrt((t**2).mean(1, keepdim=True) + eps) * (weight + offset)
 
 
-def rms_norm_grad(dy, t, weight, eps):
+def rms_norm_grad(dy, t, weight, eps, offset=0.0):
     leaves = [torch.from_numpy(a).requires_grad_() for a in (t, weight)]
-    return torch.autograd.grad(rms_norm(*leaves, eps), leaves, torch.from_numpy(dy))
+    return torch.autograd.grad(rms_norm(*leaves, eps, offset), leaves, torch.from_numpy(dy))
 
 
 def batch_norm(t, scale, bias, mean, var, epsilon=1e-5, momentum=0.9):
@@ -114,7 +114,10 @@ SAMPLES = [
         atol=1e-4,
     ),  # float32 statistics of numbers near 31 keep five digits of the spread
     Sample("rms_norm", operands=((3, 5), (5,)), autograd=rms_norm),
-    Sample("rms_norm", operands=((3, 5), (5,)), attrs={"eps": 0.1}, autograd=rms_norm),
+    *(
+        Sample("rms_norm", operands=((3, 5), (5,)), attrs=attrs, autograd=rms_norm)
+        for attrs in ({"eps": 0.1}, {"offset": 1.5})
+    ),
     Sample(
         "rms_norm",
         operands=(Operand((3, 5), layout="transposed"), Operand((5,), layout="strided")),
@@ -124,7 +127,7 @@ SAMPLES = [
     Sample(
         "rms_norm_grad",
         operands=((3, 5), (3, 5), (5,)),
-        attrs={"eps": 0.1},
+        attrs={"eps": 0.1, "offset": 1.0},
         oracle=rms_norm_grad,
     ),
     Sample(

@@ -1,5 +1,7 @@
 """Samples of what transformer layers compute beside attention."""
 
+import math
+
 import numpy as np
 import popxl
 import torch
@@ -13,12 +15,20 @@ def swiglu(t):
     return gate / (1 + torch.exp(-gate)) * values
 
 
-def swiglu_grad(dy, t):
-    leaf = torch.from_numpy(t).requires_grad_()
-    return torch.autograd.grad(swiglu(leaf), leaf, torch.from_numpy(dy))
+def geglu(t):
+    gate, values = t[:, : t.shape[1] // 2], t[:, t.shape[1] // 2 :]
+    return gate * torch.sigmoid(math.sqrt(8 / math.pi) * (gate + 0.044715 * gate**3)) * values
 
 
-def rotary(t, sin, cos, inverse=False):
+def gradient_of(function):
+    def gradient(dy, t):
+        leaf = torch.from_numpy(t).requires_grad_()
+        return torch.autograd.grad(function(leaf), leaf, torch.from_numpy(dy))
+
+    return gradient
+
+
+def rotary(t, sin, cos, inverse=False, size=None):
     """Pairs as complex numbers, head by head and row by row."""
     (positions, pairs), rows = sin.shape, []
     for r, row in enumerate(t):
@@ -26,9 +36,9 @@ def rotary(t, sin, cos, inverse=False):
             cos[r % positions], -sin[r % positions] if inverse else sin[r % positions]
         )
         heads = []
-        for head in row.reshape(-1, 2, pairs):
-            turned = torch.complex(head[0], head[1]) * turn
-            heads += [turned.real, turned.imag]
+        for head in row.reshape(-1, size or 2 * pairs):
+            turned = torch.complex(head[:pairs], head[pairs : 2 * pairs]) * turn
+            heads += [turned.real, turned.imag, head[2 * pairs :]]
         rows.append(torch.cat(heads))
     return torch.stack(rows)
 
@@ -60,9 +70,15 @@ def short_convolution_weight_grad(dy, t, positions, size):
 POSITIONS = np.array([0, 1, 2, 3, 4, 0, 1, 0, 9], np.int32)
 TABLES = {"sin": (3, 2), "cos": (3, 2)}
 SAMPLES = [
-    Sample("swiglu", operands=((3, 8),), autograd=swiglu),
-    Sample("swiglu", operands=(Operand((4, 6), layout="transposed"),), autograd=swiglu),
-    Sample("swiglu_grad", operands=((3, 4), (3, 8)), oracle=swiglu_grad),
+    *(
+        sample
+        for name, function in (("swiglu", swiglu), ("geglu", geglu))
+        for sample in (
+            Sample(name, operands=((3, 8),), autograd=function),
+            Sample(name, operands=(Operand((4, 6), layout="transposed"),), autograd=function),
+            Sample(f"{name}_grad", operands=((3, 4), (3, 8)), oracle=gradient_of(function)),
+        )
+    ),
     Sample("softcap", operands=((3, 4),), attrs={"cap": 0.75}, autograd=softcap),
     Sample(
         "softcap",
@@ -109,6 +125,15 @@ SAMPLES = [
         attrs={"inverse": True},
         autograd=rotary,
     ),
+    *(
+        Sample(
+            "rotary",
+            operands={"t": Operand((6, 14), layout=layout), **TABLES},
+            attrs={"inverse": inverse, "size": 7},
+            autograd=rotary,
+        )
+        for inverse, layout in ((False, "contiguous"), (True, "transposed"))
+    ),
 ]
 REFUSALS = [
     *(
@@ -141,5 +166,12 @@ REFUSALS = [
             {"t": (3, 6), **TABLES},
             {"t": (3, 4), "sin": (3, 2), "cos": (3, 1)},
         )
+    ),
+    Refusal(
+        "rotary",
+        operands={"t": (3, 6), **TABLES},
+        attrs={"size": 3},
+        error=ShapeError,
+        says=r"got size 3 and sin .*; expected 2 \* 2 features",
     ),
 ]

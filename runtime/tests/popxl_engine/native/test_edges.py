@@ -65,6 +65,8 @@ def elementwise(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[
 ROWS = {
     "swiglu": (0,),
     "swiglu_grad": (0, 1),
+    "geglu": (0,),
+    "geglu_grad": (0, 1),
     "rotary": (0, 1, 2),
     "layer_norm": (0,),
     "group_norm_grad": (0, 1),
@@ -91,6 +93,8 @@ def by_rows(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[Any,
     return {
         "swiglu": (wide,),
         "swiglu_grad": (dy, wide),
+        "geglu": (wide,),
+        "geglu_grad": (dy, wide),
         "rotary": (
             apart(wide),
             random(max(rows, 1), columns, dtype=dtype),

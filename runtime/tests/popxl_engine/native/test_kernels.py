@@ -111,18 +111,26 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             )
             if dtype == torch.float32
         ],
-        "swiglu": [(gated(*s, dtype),) for s in ((1, 1), (3, 4), (0, 4), (67, 1031))],
-        "swiglu_grad": [
-            (random(*s, dtype=dtype, seed=1), gated(*s, dtype))
-            for s in ((1, 1), (3, 4), (0, 4), (67, 1031))
-        ],
+        **{
+            name: [(gated(*s, dtype),) for s in ((1, 1), (3, 4), (0, 4), (67, 1031))]
+            for name in ("swiglu", "geglu")
+        },
+        **{
+            name: [
+                (random(*s, dtype=dtype, seed=1), gated(*s, dtype))
+                for s in ((1, 1), (3, 4), (0, 4), (67, 1031))
+            ]
+            for name in ("swiglu_grad", "geglu_grad")
+        },
         "rotary": [
-            (x, random(s, p, dtype=dtype), random(s, p, dtype=dtype, seed=1), inverse)
-            for x, s, p, inverse in (
-                (random(3, 2, dtype=dtype), 3, 1, False),
-                (random(12, 210, dtype=dtype), 4, 35, False),
-                (random(12, 210, dtype=dtype)[:, :140], 6, 35, True),
-                (random(0, 8, dtype=dtype), 1, 2, True),
+            (x, random(s, p, dtype=dtype), random(s, p, dtype=dtype, seed=1), inverse, size)
+            for x, s, p, inverse, size in (
+                (random(3, 2, dtype=dtype), 3, 1, False, None),
+                (random(12, 210, dtype=dtype), 4, 35, False, None),
+                (random(12, 210, dtype=dtype), 4, 33, False, 105),
+                (random(12, 210, dtype=dtype)[:, :140], 6, 35, True, None),
+                (random(12, 210, dtype=dtype)[:, :140], 6, 3, True, 35),
+                (random(0, 8, dtype=dtype), 1, 2, True, None),
             )
         ],
         "short_convolution": [
@@ -185,8 +193,9 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             )
         ],
         "rms_norm": [
-            (x, random(x.shape[1], dtype=dtype), 1e-5)
+            (x, random(x.shape[1], dtype=dtype), 1e-5, offset)
             for x in (random(*s, dtype=dtype) for s in ((1, 1), (3, 8), (0, 8), (67, 1031)))
+            for offset in (0.0, 1.0)
         ],
         "rms_norm_grad": [
             (
@@ -194,8 +203,10 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
                 random(*s, dtype=dtype),
                 random(s[1], dtype=dtype),
                 1e-5,
+                offset,
             )
             for s in ((1, 1), (3, 8), (0, 8), (67, 1031))
+            for offset in (0.0, 1.0)
         ],
         "group_norm_grad": [
             (
