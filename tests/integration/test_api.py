@@ -47,7 +47,9 @@ def test_what_the_commands_do_is_done_in_one_process_which_stays_as_it_was(tmp_p
     assert runs[1].folder == tmp_path / "two"
     assert "4" in capsys.readouterr().out
     result = api.evaluate(runs[0].folder)
-    assert result.measured.loss == pytest.approx(runs[0].evaluation, rel=1e-5)
+    assert result.measured.loss == pytest.approx(
+        runs[0].evaluation, rel=1e-2
+    )  # a run validates on a part
     assert len(api.generate(runs[0].folder, ["the ", "a"], tokens=3)) == 2
     made = api.convert("to_hugging_face", runs[0].folder, tmp_path / "made")
     assert (made / "config.json").is_file()
