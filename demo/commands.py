@@ -98,7 +98,13 @@ class GenerateOptions:
     text, which is how training data are made.
     """
     chat: bool = False
-    """Read prompts from standard input, a line each. The model sees all that was said before."""
+    """Read prompts from standard input, a line each. The model sees all that was said before, as
+    its chat template writes it where it has one, else a line each.
+    """
+    chat_template: bool = True
+    """Let the model's chat template write what is said with --chat."""
+    system: FreeText | None = None
+    """What stands before all that is said with --chat: the system's message."""
     tokens: Count = 200
     """Tokens to write after each prompt, unless the text ends before. The model sees at most
     max_positions tokens of a text, the last ones of a longer prompt; when a text grows beyond, it

@@ -26,9 +26,10 @@ import numpy as np
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.saving import save
 from popxl_gpt.config.schema import Config, Model, Training
+from popxl_gpt.data.chat_template import TEMPLATE
 from popxl_gpt.data.special_tokens import END
 from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
-from popxl_gpt.data.text_tokenizer import special_tokens_beside
+from popxl_gpt.data.text_tokenizer import GENERATION, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import Conversion, Export, GgufExport, parse_conversion
 from popxl_gpt.demo.job.text import read_tokenizer
@@ -171,6 +172,7 @@ def to_hugging_face(options: Export) -> int:
             saved.types,
             kept if kept.is_dir() else None,
         )
+        _copy_chat(tokenizer.parent, folder)
     with_it = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {with_it}")
     _tell_of_documents(model, "transformers")
@@ -182,6 +184,14 @@ def to_hugging_face(options: Export) -> int:
             f"{str(out)!r}, trust_remote_code=True), which runs {family.code.name} beside it."
         )
     return 0
+
+
+def _copy_chat(source: Path, folder: Path) -> None:
+    """Take along how conversations are written, and what ends an answer."""
+    for name in (TEMPLATE, GENERATION):
+        content = _content_of(source / name)
+        if content is not None and not (folder / name).exists():
+            write_plain(folder / name, content)
 
 
 def to_peft(options: Conversion) -> int:
