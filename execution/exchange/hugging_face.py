@@ -20,7 +20,7 @@ from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
-from popxl_gpt.execution.exchange.families.family import HEAD, Family
+from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.hugging_face_config import (
     config_of,
@@ -91,6 +91,7 @@ class HuggingFaceFolder:
                 or the head is tied by the configuration alone.
         """
         family, model, problems = self.family, self.model, []
+        head = family.head_matrix
         files = self._files(family)
         if model.layers > max(len(files.found), 1000):  # a table of so many takes seconds
             raise UserError(
@@ -101,8 +102,8 @@ class HuggingFaceFolder:
         shapes: dict[str, tuple[int, ...]] = {}
         for name, parameter in table.items():
             shapes |= family.shapes(name, parameter)
-            if name == WORDS and model.tied_head and HEAD in files.found:
-                shapes[HEAD] = shapes[family.names(name)[0]]
+            if name == WORDS and model.tied_head and head in files.found:
+                shapes[head] = shapes[family.names(name)[0]]
         for theirs, expected in shapes.items():
             if theirs not in files.found:
                 problems.append(f"{theirs} is missing")
@@ -123,10 +124,10 @@ class HuggingFaceFolder:
         for name, parameter in table.items():
             own_names = family.names(name)
             array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
-            is_tied = name == WORDS and model.tied_head and HEAD in shapes
-            if is_tied and not same_bits(array, files.read(HEAD)):
+            is_tied = name == WORDS and model.tied_head and head in shapes
+            if is_tied and not same_bits(array, files.read(head)):
                 raise UserError(
-                    f"{self.path}: got {HEAD} that is not {own_names[0]}; expected one tensor for "
+                    f"{self.path}: got {head} that is not {own_names[0]}; expected one tensor for "
                     f"both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
                 )
             yield name, array
