@@ -1,6 +1,6 @@
 """Settings: the GPT that is trained."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from popxl_gpt.config.bounds import (
@@ -22,12 +22,12 @@ ARCHITECTURE = (
     "rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor", "token_shift", "qk_norm",
     "value_embeddings", "activation", "biases", "tied_head", "logit_softcap", "convolution_size",
     "norm_placement", "zero_centered_gains", "qk_norm_over", "rotary_fraction", "embedding_scale",
-    "parallel_branches",
+    "parallel_branches", "window", "sliding_rotary_base", "sliding_rotary_scaling",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
 BY_DEFAULT = {
     "key_value_heads": "key_value", "feed_forward_size": "feed_forward",
-    "head_size": "head_width", "qkv_biases": "has_qkv_biases",
+    "head_size": "head_width", "qkv_biases": "has_qkv_biases", "layer_pattern": "kinds",
 }  # fmt: skip
 """Settings that weights are for and that may be none, and what of a model tells them then."""
 
@@ -49,6 +49,11 @@ def _pairs_problem(head_size: int, fraction: float) -> str | None:
     )
 
 
+FULL, SLIDING, NOPE = KINDS = ("full", "sliding", "nope")
+"""Kinds of layers."""
+_SLIDING = Needs(
+    "layer_pattern", "--layer_pattern sliding sliding sliding full", lambda value: SLIDING in value
+)
 _ROTARY = Needs(
     "position_embedding", "--position_embedding rotary", lambda value: value == "rotary"
 )
@@ -75,6 +80,13 @@ class Model:
     """Tokens per training sequence."""
     vocabulary_size: TensorCount = 50257
     """Token ids; padded to a multiple of tensor_parallel_1 inside the program."""
+    layer_pattern: tuple[str, ...] = ()
+    """Kinds of the decoder's layers, again and again from the first one on: full, whose tokens see
+    all before them; sliding, whose tokens see those in a window; nope, full without positions that
+    are told by turning. None: all are full.
+    """
+    window: Annotated[TensorCount | None, _SLIDING] = None
+    """Tokens that each token of a sliding layer sees, itself among them."""
     max_positions: TensorCount | None = None
     """Tokens of a text that the model sees at most, which is the rows of a learned position
     embedding; none: sequence_length.
@@ -122,6 +134,10 @@ class Model:
     """
     rotary_attention_factor: Annotated[PositiveOrZero | None, _SCALED] = None
     """What yarn multiplies queries and keys by; none: 0.1 * ln(rotary_factor) + 1."""
+    sliding_rotary_base: Annotated[Positive | None, _SLIDING] = None
+    """The rotary_base of sliding layers; none: that of the others."""
+    sliding_rotary_scaling: Annotated[bool, _SLIDING] = True
+    """Scale positions in sliding layers, too, where rotary_scaling does it in the others."""
     token_shift: bool = False
     """Add to the vector of each word that of the word before it, times a factor per channel that is
     trained.
@@ -195,6 +211,27 @@ class Model:
     """Added to the variance by layer norms, to the mean square by RMS norms."""
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        pattern = self.layer_pattern or (FULL,)
+        return tuple(pattern[n % len(pattern)] for n in range(self.layers))
+
+    def of_kind(self, kind: str) -> "Model":
+        """The model whose layers are all of one kind."""
+        if {*self.kinds} == {FULL}:
+            return self
+        pattern = (kind,)
+        if kind != SLIDING:
+            return replace(self, layer_pattern=pattern, window=None)
+        base = self.sliding_rotary_base
+        return replace(
+            self,
+            layer_pattern=pattern,
+            rotary_base=self.rotary_base if base is None else base,
+            rotary_scaling=self.rotary_scaling if self.sliding_rotary_scaling else None,
+        )
+
+    @property
     def positions(self) -> int:
         """Tokens of a text that the model sees at most."""
         return self.sequence_length if self.max_positions is None else self.max_positions
@@ -255,12 +292,41 @@ class Model:
         return self.convolution_size > 1
 
     @property
+    def turns(self) -> bool:
+        """Whether the layers of a model of one kind turn queries and keys."""
+        (kind,) = {*self.kinds}
+        return self.position_embedding == "rotary" and kind != NOPE
+
+    @property
     def has_position_table(self) -> bool:
         """Whether positions are learned vectors."""
         return self.position_embedding == "learned"
 
 
 RULES = (
+    rule(
+        lambda layer_pattern: (
+            not {*layer_pattern} <= {*KINDS}
+            and f"layer_pattern: got {' '.join(layer_pattern)}; expected words out of "
+            f"{', '.join(KINDS)}, one a layer. Change it."
+        )
+    ),
+    rule(
+        lambda layer_pattern, window: (
+            SLIDING in layer_pattern
+            and window is None
+            and "window: got none with sliding layers in layer_pattern; expected the tokens that a "
+            "token of these sees. Give it, as --window 1024."
+        )
+    ),
+    rule(
+        lambda layer_pattern, position_embedding: (
+            NOPE in layer_pattern
+            and position_embedding != "rotary"
+            and f"layer_pattern: got nope with position_embedding {position_embedding}; expected "
+            "rotary, which such layers leave out. Use --position_embedding rotary, or full."
+        )
+    ),
     rule(
         lambda hidden_size, heads, *, head_size: (
             head_size is None and remainder("hidden_size", hidden_size, "heads", heads)

@@ -92,7 +92,7 @@ def run(line: CommandLine) -> int:
     """Train as a command line says that was read. Returns the exit code."""
     config, options, given = line
     is_plan = options.is_plan()
-    check_launch(config)
+    check_launch()
     if chooses_model(given):
         with lasting_output():
             config = choose(config, given, options)

@@ -1,7 +1,7 @@
 """A layer's graphs, run over all micro-batches of the global batch as its plan says."""
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import popxl
@@ -64,6 +64,31 @@ class LayerIO:
         return addons.RemoteHandle(self.buffers[place.name], place.row, self.shard_group)
 
 
+@dataclass(eq=False)
+class KeptRows:
+    """The buffers of what layers keep of their forward pass: a row for each run of each layer.
+    Layers of several kinds use the same buffers.
+    """
+
+    layers: range
+    buffers: list[popxl.RemoteBuffer] = field(default_factory=list)
+
+    def handles(self, tensors: Sequence[Tensor], steps: int) -> dict[Tensor, addons.RemoteHandle]:
+        """The place of each tensor of one kind of layer, in the first buffer of its form that
+        nothing else of it has taken; a new one where there is none.
+        """
+        free, found = list(self.buffers), {}
+        for t in tensors:
+            fitting = [b for b in free if (b.tensor_shape, b.tensor_dtype) == (t.shape, t.dtype)]
+            if fitting:
+                free.remove(fitting[0])
+            else:
+                fitting = [addons.create_remote_buffer(t.spec, len(self.layers) * steps)]
+                self.buffers += fitting
+            found[t] = addons.RemoteHandle(fitting[0], -self.layers.start)
+        return found
+
+
 def serialise(
     graph: addons.GraphWithNamedArgs, plan: LayerPlan, io: LayerIO
 ) -> addons.GraphWithNamedArgs:
@@ -87,7 +112,7 @@ def serialise_with_gradient(
     grad: addons.GraphWithNamedArgs,
     plan: LayerPlan,
     io: LayerIO,
-    first: int = 0,
+    kept: KeptRows | None = None,
 ) -> tuple[addons.GraphWithNamedArgs, addons.GraphWithNamedArgs]:
     """Forward and gradient graph over all micro-batches.
 
@@ -95,13 +120,12 @@ def serialise_with_gradient(
     kept otherwise.
 
     Args:
-        first: the first layer that these graphs are for; what is kept has rows from there on.
+        kept: the buffers of what is kept, where other layers use them, too.
     """
     loads, seed = _loads(fwd.graph, plan, io)
     streams, buffers = _stores(fwd.graph, plan, io)
-    for t in kept_activations(fwd, grad, loads):
-        buffer = addons.create_remote_buffer(t.spec, (plan.layers - first) * io.steps)
-        buffers.setdefault(t, addons.RemoteHandle(buffer, -first))
+    others = [t for t in kept_activations(fwd, grad, loads) if t not in buffers]
+    buffers.update((kept or KeptRows(range(plan.layers))).handles(others, io.steps))
     provided = grad.graph.inputs[: len(plan.gradient_inputs)]
     loads.update({t: io.rows(place) for t, place in zip(provided, plan.gradient_inputs)})
     required = grad.graph.outputs[: len(plan.gradient_outputs)]

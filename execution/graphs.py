@@ -5,9 +5,10 @@ of their own: a layer in training has gradients and an optimizer, a layer in inf
 and a forward pass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import groupby
+from typing import Generic, TypeVar
 
 import popxl_addons as addons
 from popxl import Tensor
@@ -178,6 +179,34 @@ class TwoPassGraphs(TrainingGraphs):
         return cls(**vars(graphs), fwd=fwd)
 
 
+Graphs = TypeVar("Graphs")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRun(Generic[Graphs]):
+    """Layers, one after the other, that share graphs."""
+
+    layers: range
+    graphs: Graphs
+    keeps: bool = False
+    """Whether they keep activations for their gradients."""
+
+    @classmethod
+    def of(
+        cls,
+        kinds: Sequence[str],
+        layers: range,
+        by_kind: Mapping[str, Graphs],
+        keeps: bool = False,
+    ) -> "tuple[LayerRun[Graphs], ...]":
+        """The runs of some layers, from the kind of each layer and the graphs of each kind."""
+        found = []
+        for kind, group in groupby(layers, kinds.__getitem__):
+            first, *others = group
+            found.append(cls(range(first, first + 1 + len(others)), by_kind[kind], keeps))
+        return tuple(found)
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingStep:
     """All that the phases of a training step need."""
@@ -188,21 +217,10 @@ class TrainingStep:
     embedding: TwoPassGraphs | InferenceGraphs
     """Only runs forward where adapters alone are trained."""
     decoder: TwoPassGraphs
+    """What all layers share, and the passes of one kind of them."""
     head: TrainingGraphs
-    keeping: TwoPassGraphs | None = None
-    """The decoder's last layers, where these alone keep activations for their gradients."""
-    kept: int = 0
-    """The number of these last layers."""
-
-    @property
-    def first_layers(self) -> range:
-        """The layers that `decoder` runs."""
-        return range(self.config.model.layers - self.kept)
-
-    @property
-    def last_layers(self) -> range:
-        """The layers that `keeping` runs."""
-        return range(self.config.model.layers - self.kept, self.config.model.layers)
+    layers: tuple[LayerRun[TwoPassGraphs], ...]
+    """All layers of the decoder, in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +230,10 @@ class ForwardGraphs:
     config: Config
     embedding: InferenceGraphs
     decoder: InferenceGraphs
+    """What all layers share, and the pass of one kind of them."""
     head: InferenceGraphs
+    layers: tuple[LayerRun[InferenceGraphs], ...]
+    """All layers of the decoder, in order."""
 
 
 @dataclass(frozen=True, eq=False)

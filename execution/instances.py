@@ -7,7 +7,6 @@ import os
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import popdist
 
@@ -17,7 +16,7 @@ from popxl_gpt.config.validation import validate
 from popxl_gpt.execution.host import data_share
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.log import set_up_logging
-from popxl_gpt.utils.runtime import gather
+from popxl_gpt.utils.runtime import count_here, expect_replicas, gather
 
 PACKAGES = (
     *(
@@ -34,24 +33,12 @@ LIBRARIES = ("torch", "numpy")
 """The libraries that the numbers come from."""
 
 
-def check_launch(config: Config) -> None:
-    """UserError where the launcher's variables cannot be used, or it is none that processes meet
-    by.
-    """
+def check_launch() -> None:
+    """UserError where the launcher's variables cannot be used."""
     try:
         popdist.getInstanceIndex(), popdist.getNumTotalReplicas()
     except (RuntimeError, ValueError) as error:
-        unmet: Any = error if hasattr(error, "tasks") else None  # an extension of PopXL's
-        told = str(error) if unmet is None else unmet.told(*_layout(config, unmet.tasks.count))
-        raise UserError(told) from error
-
-
-def _layout(config: Config, instances: int) -> "tuple[int | str, ...]":
-    """Replicas for so many instances, and flags that they need."""
-    replicas = config.execution.replication_factor
-    if replicas == 1:
-        return instances, "--data_parallel", str(instances)
-    return (replicas,)
+        raise UserError(str(error)) from error
 
 
 def check_instances(config: Config) -> bool:
@@ -61,7 +48,8 @@ def check_instances(config: Config) -> bool:
         UserError: the launcher's variables do not fit the configuration, not all processes came, or
             configuration or code are not the same in all.
     """
-    check_launch(config)
+    check_launch()
+    expect_replicas(config.execution.replication_factor)
     is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
     set_up_logging(is_leader, config.logging.log_level)
     if popdist.isPopdistEnvSet():
@@ -137,7 +125,7 @@ def processes_here() -> int:
     Raises:
         UserError: what the launcher's variable says is no number of processes.
     """
-    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    text = os.environ.get("LOCAL_WORLD_SIZE", str(count_here()))
     try:
         found = int(text)
     except ValueError:

@@ -3,7 +3,7 @@ buffers and transfers.
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -18,6 +18,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config.schema import Config, Execution
 from popxl_gpt.execution.batch_serialisation import (
+    KeptRows,
     LayerIO,
     kept_activations,
     serialise,
@@ -27,6 +28,7 @@ from popxl_gpt.execution.graphs import (
     Gradients,
     InferenceGraphs,
     LayerGraphs,
+    LayerRun,
     OptimizerState,
     TrainingGraphs,
     TwoPassGraphs,
@@ -70,7 +72,6 @@ from popxl_gpt.modelling.head import (
     ScoreHead,
     TokenLossHead,
 )
-from popxl_gpt.modelling.layer import Layer
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Table, trained
 from popxl_gpt.utils.runtime import data_type, seed_spec
@@ -136,14 +137,14 @@ class BlockGraphs:
     grad: addons.GraphWithNamedArgs
 
     @classmethod
-    def of(cls, config: Config, layout: Layout, keeps: bool) -> "BlockGraphs":
-        """Call it in the main graph.
+    def of(cls, config: Config, layout: Layout, keeps: bool, kind: str) -> "BlockGraphs":
+        """The graphs of a kind of layers. Call it in the main graph.
 
         Args:
             keeps: whether the gradient takes activations of the forward pass, or computes them
                 again.
         """
-        layer = DecoderBlock(config.model, layout)
+        layer = DecoderBlock(config.model.of_kind(kind), layout)
         seed = seed_spec(config.execution.widening)
         factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
         # A layer that is computed again makes the probabilities of whole attention anyway.
@@ -151,6 +152,12 @@ class BlockGraphs:
         again = {} if is_whole and not keeps else recomputing_gradients(fwd.graph)
         accumulators, grad = layer_gradient(fwd, factories, layer, required=1, gradients=again)
         return cls(factories, fwd, accumulators, grad if keeps else addons.recompute_graph(grad))
+
+    @classmethod
+    def by_kind(cls, config: Config, layout: Layout, keeps: bool) -> "dict[str, BlockGraphs]":
+        """The graphs of each kind of layers that the model has."""
+        kinds = dict.fromkeys(config.model.kinds)
+        return {kind: cls.of(config, layout, keeps, kind) for kind in kinds}
 
     def kept_bytes(self, config: Config) -> int:
         """Bytes of what the gradient takes of the forward pass, of all micro-batches."""
@@ -161,31 +168,46 @@ class BlockGraphs:
 
 def decoder_graphs(
     config: Config, layout: Layout, io: LayerIO
-) -> tuple[TwoPassGraphs, TwoPassGraphs | None, int]:
-    """The decoder blocks' part of a training step. Where only some, the last ones, keep their
-    activations: that of the others, that of these, and how many there are. All but their passes is
-    the same.
+) -> tuple[TwoPassGraphs, tuple[LayerRun[TwoPassGraphs], ...]]:
+    """The decoder blocks' part of a training step, and the layers in order: those that compute
+    activations again, and the last ones, which keep them. All but the passes is the same for all.
     """
     model, execution = config.model, config.execution
-    plan, kept, keeping = decoder_plan(model), 0, None
+    kept, keeping = 0, None
     if execution.activation_memory is not None or not execution.recomputation:
-        keeping = BlockGraphs.of(config, layout, keeps=True)
-        kept = layers_within(config, keeping.kept_bytes(config))
-    if keeping is not None and kept == model.layers:
-        block, keeping, kept = keeping, None, 0
-    else:
-        block = BlockGraphs.of(config, layout, keeps=False)
-    fwd, grad = serialise_with_gradient(block.fwd, block.grad, plan, io)
-    table = DecoderBlock.parameters(model)
-    graphs = _training_graphs(
-        config, layout, table, model.layers, block.factories, block.accumulators, grad
-    )
-    decoder = TwoPassGraphs.of(graphs, fwd)
-    if keeping is None or kept == 0:
-        return decoder, None, 0
+        keeping = BlockGraphs.by_kind(config, layout, keeps=True)
+        kept = layers_within(config, most_kept(config, keeping))
     first = model.layers - kept
-    fwd, grad = serialise_with_gradient(keeping.fwd, keeping.grad, plan, io, first)
-    return decoder, replace(decoder, fwd=fwd, grad=grad), kept
+    ways = []
+    if first:
+        again = BlockGraphs.by_kind(config, layout, keeps=False)
+        ways.append((again, range(first), False))
+    if keeping is not None and kept:
+        ways.append((keeping, range(first, model.layers), True))
+
+    decoder: TwoPassGraphs | None = None
+    layers: tuple[LayerRun[TwoPassGraphs], ...] = ()
+    for blocks, own, keeps in ways:
+        rows, graphs = KeptRows(own), {}
+        for kind in dict.fromkeys(model.kinds[n] for n in own):
+            block = blocks[kind]
+            plan = decoder_plan(model)
+            fwd, grad = serialise_with_gradient(block.fwd, block.grad, plan, io, rows)
+            if decoder is None:
+                table, factories = DecoderBlock.parameters(model), block.factories
+                made = _training_graphs(
+                    config, layout, table, model.layers, factories, block.accumulators, grad
+                )
+                decoder = TwoPassGraphs.of(made, fwd)
+            graphs[kind] = replace(decoder, fwd=fwd, grad=grad)
+        layers += LayerRun.of(model.kinds, own, graphs, keeps and len(ways) > 1)
+    assert decoder is not None, "a model has layers"
+    return decoder, layers
+
+
+def most_kept(config: Config, blocks: "Mapping[str, BlockGraphs]") -> int:
+    """Bytes of what a layer's gradient takes of the forward pass, of the kind that takes most."""
+    return max(block.kept_bytes(config) for block in blocks.values())
 
 
 def layers_within(config: Config, kept_bytes: int) -> int:
@@ -205,8 +227,9 @@ def kept_bytes(config: Config) -> int:
     """`BlockGraphs.kept_bytes` of a configuration, on a replica. Not for graphs to call."""
     ir = replicated_ir(config.execution)
     with ir.main_graph:
-        block = BlockGraphs.of(config, Layout.of(ir, config.execution), keeps=True)
-    return block.kept_bytes(config)
+        return most_kept(
+            config, BlockGraphs.by_kind(config, Layout.of(ir, config.execution), keeps=True)
+        )
 
 
 def kept_layers(config: Config) -> int:
@@ -265,40 +288,50 @@ HEADS: "dict[type[Head], Callable[[int], LayerPlan]]" = {
 
 def fwd_graphs(
     config: Config, layout: Layout, io: LayerIO, head: type[Head], rows: int | None
-) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
-    """Embedding, decoder and head of a program that only runs forward, without dropout.
+) -> tuple[
+    InferenceGraphs, InferenceGraphs, InferenceGraphs, tuple[LayerRun[InferenceGraphs], ...]
+]:
+    """Embedding, decoder and head of a program that only runs forward, without dropout, and the
+    decoder's layers in order.
 
     Args:
         head: one of `HEADS`.
         rows: rows per run of the head that it gives something for; None: those of all tokens.
     """
     model = config.model
-    layers: tuple[tuple[Layer, Table, int], ...] = (
-        (Embedding(model, layout), Embedding.parameters(model), 1),
-        (DecoderBlock(model, layout), DecoderBlock.parameters(model), model.layers),
-        (head(model, layout), Head.parameters(model), 1),
-    )
     labels = words_spec(config) if rows is None else TensorSpec((rows,), popxl.int32)
     x, (positions, words) = activation_spec(config), _beside_specs(config)
-    inputs = ((words_spec(config), None, positions), (x, None, positions, words), (x, labels))
-    plans = (
-        without_seed(embedding_plan(model)),
-        without_seed(decoder_plan(model)),
-        HEADS[head](model.layers),
-    )
     pieces = config.execution.head_serialisation if rows is None else 1
-    result: list[InferenceGraphs] = []
-    for (layer, table, count), specs, plan in zip(layers, inputs, plans):
-        if isinstance(layer, Head):
-            factories, fwd = forward_head(layer, x, labels, pieces)
-        else:
-            factories, fwd = layer.create_graph(*specs)
-        tied_to = result[0] if TIED in factories and result else None
-        weights = layer_weights(config, layout, factories, count, tied_to)
-        result.append(
-            InferenceGraphs(table=table, rows=count, weights=weights, fwd=serialise(fwd, plan, io))
+
+    embedding = Embedding(model, layout)
+    factories, fwd = embedding.create_graph(words_spec(config), None, positions)
+    first = InferenceGraphs(
+        table=Embedding.parameters(model),
+        rows=1,
+        weights=layer_weights(config, layout, factories, 1, None),
+        fwd=serialise(fwd, without_seed(embedding_plan(model)), io),
+    )
+    by_kind: dict[str, InferenceGraphs] = {}
+    for kind in dict.fromkeys(model.kinds):
+        block = DecoderBlock(model.of_kind(kind), layout)
+        factories, fwd = block.create_graph(x, None, positions, words)
+        weights = next((graphs.weights for graphs in by_kind.values()), None)
+        by_kind[kind] = InferenceGraphs(
+            table=DecoderBlock.parameters(model),
+            rows=model.layers,
+            weights=weights or layer_weights(config, layout, factories, model.layers, None),
+            fwd=serialise(fwd, without_seed(decoder_plan(model)), io),
         )
-    return result[0], result[1], result[2]
+    factories, fwd = forward_head(head(model, layout), x, labels, pieces)
+    tied_to = first if TIED in factories else None
+    last = InferenceGraphs(
+        table=Head.parameters(model),
+        rows=1,
+        weights=layer_weights(config, layout, factories, 1, tied_to),
+        fwd=serialise(fwd, HEADS[head](model.layers), io),
+    )
+    layers = LayerRun.of(model.kinds, range(model.layers), by_kind)
+    return first, by_kind[model.kinds[0]], last, layers
 
 
 def layer_weights(

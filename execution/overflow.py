@@ -206,7 +206,8 @@ def _described(first: Any, config: Config) -> str:
     """What `popxl.extensions.NotFinite` says, in the words of the application."""
     widening, iterations = config.execution.widening, dict(first.loops)
     places = [f"phase {first.phase}"]
-    if first.phase.startswith("decoder"):
+    # layers of several kinds are run by several loops, which what is found does not tell apart
+    if first.phase.startswith("decoder") and len({*config.model.kinds}) == 1:
         places.append(
             f"layer {layer_of_iteration(first.phase, iterations.get(first.phase, 0), config)}"
         )

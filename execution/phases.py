@@ -32,15 +32,18 @@ def embedding_fwd_phase(step: TrainingStep, seed: Tensor) -> Tensor:
     return _run_forward(step.embedding, first_row(), seed)
 
 
-def decoder_fwd_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+def decoder_fwd_phase(
+    step: TrainingStep, n: Tensor, seed: Tensor, graphs: TwoPassGraphs
+) -> tuple[Tensor, Tensor]:
     """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed."""
-    return n + 1, _run_forward(step.decoder, n, seed)
+    return n + 1, _run_forward(graphs, n, seed)
 
 
-def decoder_fwd_keeping_phase(step: TrainingStep, n: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+def decoder_fwd_keeping_phase(
+    step: TrainingStep, n: Tensor, seed: Tensor, graphs: TwoPassGraphs
+) -> tuple[Tensor, Tensor]:
     """`decoder_fwd_phase` of a layer that keeps activations for its gradient."""
-    assert step.keeping is not None
-    return n + 1, _run_forward(step.keeping, n, seed)
+    return decoder_fwd_phase(step, n, seed, graphs)
 
 
 def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
@@ -55,17 +58,18 @@ def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
     return grad_norm_sq
 
 
-def decoder_bwd_phase(step: TrainingStep, n: Tensor, grad_norm_sq: Tensor) -> tuple[Tensor, Tensor]:
+def decoder_bwd_phase(
+    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, graphs: TwoPassGraphs
+) -> tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
-    return n - 1, _run_backward(step.decoder, n, grad_norm_sq)
+    return n - 1, _run_backward(graphs, n, grad_norm_sq)
 
 
 def decoder_bwd_keeping_phase(
-    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor
+    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, graphs: TwoPassGraphs
 ) -> tuple[Tensor, Tensor]:
     """`decoder_bwd_phase` of a layer that has kept its activations."""
-    assert step.keeping is not None
-    return n - 1, _run_backward(step.keeping, n, grad_norm_sq)
+    return decoder_bwd_phase(step, n, grad_norm_sq, graphs)
 
 
 def embedding_bwd_phase(
@@ -147,22 +151,20 @@ def decoder_optim_phase(step: TrainingStep, n: Tensor, state: list[Tensor]) -> t
 
 
 def decoder_optim_fwd_phase(
-    step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor]
+    step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor], graphs: TwoPassGraphs
 ) -> tuple[Tensor, ...]:
     """Layer n's update by the gradients of the step before, and layer n forward. Returns n + 1 and
     the next seeds.
     """
     n_next, *rounding = decoder_optim_phase(step, n, state)
-    return (n_next, _run_forward(step.decoder, n, seed), *rounding)
+    return (n_next, _run_forward(graphs, n, seed), *rounding)
 
 
 def decoder_optim_fwd_keeping_phase(
-    step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor]
+    step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor], graphs: TwoPassGraphs
 ) -> tuple[Tensor, ...]:
     """`decoder_optim_fwd_phase` of a layer that keeps activations for its gradient."""
-    assert step.keeping is not None
-    n_next, *rounding = decoder_optim_phase(step, n, state)
-    return (n_next, _run_forward(step.keeping, n, seed), *rounding)
+    return decoder_optim_fwd_phase(step, n, seed, state, graphs)
 
 
 def _run_forward(graphs: TwoPassGraphs | InferenceGraphs, row: Tensor, seed: Tensor) -> Tensor:

@@ -126,9 +126,9 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
         layout.tp1 if config.execution.replicated_tensor_sharding else None,
     )
     embedding = embedding_graphs(config, layout, io)
-    decoder, keeping, kept = decoder_graphs(config, layout, io)
+    decoder, layers = decoder_graphs(config, layout, io)
     head = head_graphs(config, layout, io, embedding)
-    return TrainingStep(config, layout, io, embedding, decoder, head, keeping, kept)
+    return TrainingStep(config, layout, io, embedding, decoder, head, layers)
 
 
 def make_kept(step: TrainingStep, state: NamedTensors) -> NamedTensors:
@@ -244,25 +244,25 @@ def host_has_labels(step: TrainingStep) -> Tensor | None:
 
 def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: list[Tensor]) -> None:
     """The decoder's forward pass. Each layer is updated before it, if an update is pending."""
-    first, last = run.step.first_layers, run.step.last_layers
-    if not pending:
-        seed = run.per_layer(phases.decoder_fwd_phase, seed, layers=first)
-        if last:
-            run.per_layer(phases.decoder_fwd_keeping_phase, seed, layers=last)
-        return
-    found = run.per_layer(phases.decoder_optim_fwd_phase, seed, pending, layers=first)
-    if last:
+    alone = phases.decoder_fwd_phase, phases.decoder_fwd_keeping_phase
+    updating = phases.decoder_optim_fwd_phase, phases.decoder_optim_fwd_keeping_phase
+    for each in run.step.layers:
+        graphs, layers = each.graphs, each.layers
+        if not pending:
+            seed = run.per_layer(alone[each.keeps], seed, graphs, layers=layers)
+            continue
+        found = run.per_layer(updating[each.keeps], seed, pending, graphs, layers=layers)
         seed, *rounding = found if isinstance(found, tuple) else (found,)
         pending = [*rounding, *pending[len(rounding) :]]
-        run.per_layer(phases.decoder_optim_fwd_keeping_phase, seed, pending, layers=last)
 
 
 def run_decoder_bwd(run: PhaseGraphs, grad_norm_sq: Tensor) -> Tensor:
     """The decoder's backward pass. Returns the squared norm so far."""
-    first, last, norm = run.step.first_layers, run.step.last_layers, grad_norm_sq
-    if last:
-        norm = run.per_layer_backwards(phases.decoder_bwd_keeping_phase, norm, layers=last)
-    norm = run.per_layer_backwards(phases.decoder_bwd_phase, norm, layers=first)
+    backward = phases.decoder_bwd_phase, phases.decoder_bwd_keeping_phase
+    norm = grad_norm_sq
+    for each in reversed(run.step.layers):
+        phase = backward[each.keeps]
+        norm = run.per_layer_backwards(phase, norm, each.graphs, layers=each.layers)
     return norm
 
 

@@ -127,7 +127,7 @@ class Attention(Layer):
         Positions in a whole sequence serve documents, too: what counts is how far a key is from a
         query.
         """
-        if self.model.position_embedding == "learned":
+        if not self.model.turns:
             return None
         return rotary_tables(self.model, positions, self.dtype)
 
@@ -183,7 +183,8 @@ class Attention(Layer):
         """A call of a graph for each piece of the queries, over the keys up to its end. See
         `recomputing_gradients`.
         """
-        mask, pieces = causal_mask(self.model.sequence_length), self.model.attention_serialisation
+        mask = causal_mask(self.model.sequence_length, self.model.window)
+        pieces = self.model.attention_serialisation
         if pieces == 1:
             return self._attend_in_graph(query, key, value, mask, seed, positions)
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
@@ -291,11 +292,13 @@ def attend(
     return attention(query, key, value, hiding, seed, dropout)
 
 
-def causal_mask(sequence: int) -> np.ndarray:
-    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, -inf
-    to later ones.
+def causal_mask(sequence: int, window: int | None = None) -> np.ndarray:
+    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, as
+    many as are in a window, -inf to others.
     """
-    return np.triu(np.full((sequence, sequence), -np.inf, np.float32), k=1)
+    distance = np.arange(sequence)[:, None] - np.arange(sequence)
+    is_hidden = (distance < 0) | (distance >= (window or sequence))
+    return np.where(is_hidden, np.float32(-np.inf), np.float32(0))
 
 
 def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInfo]":

@@ -58,9 +58,7 @@ class Linear(Layer):
         columns = {out: 1, **cut}  # where what comes out is split, and what goes in
         row = {out: 0, **cut}
         rows: dict[str, Any] = {into: 0}
-        table = {
-            "weight": Parameter(shape=shape, role=Role.WEIGHT, std=std, **columns, **rows)
-        }
+        table = {"weight": Parameter(shape=shape, role=Role.WEIGHT, std=std, **columns, **rows)}
         if model.biases if has_bias is None else has_bias:
             table["bias"] = Parameter(shape=shape[1:], role=Role.BIAS, **row)
         if model.lora_rank:

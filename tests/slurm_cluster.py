@@ -70,16 +70,26 @@ class SlurmCluster:
         self, *words: object, cwd: Path | None = None, check: bool = True, **more: str
     ) -> "subprocess.CompletedProcess[str]":
         """A command, with further variables of the environment, to its end."""
-        done = subprocess.run(
+        process = self.start(*words, cwd=cwd, **more)
+        try:
+            output, errors = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+        assert not check or process.returncode == 0, (words, output, errors)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def start(
+        self, *words: object, cwd: Path | None = None, **more: str
+    ) -> "subprocess.Popen[str]":
+        """The same, begun."""
+        return subprocess.Popen(
             [str(word) for word in words],
             env={**self.environment, **more},
             cwd=cwd or self.folder,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=SECONDS,
         )
-        assert not check or done.returncode == 0, (words, done.stdout, done.stderr)
-        return done
 
     def submit(self, *words: object, cwd: Path | None = None, **more: str) -> int:
         """The number of a new job."""

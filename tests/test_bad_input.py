@@ -351,8 +351,8 @@ ROWS = [
     Row("launcher's variables out of range", f"RANK=2 WORLD_SIZE=2 {RUN}", ("RANK=2 of WORLD_SIZE=2; expected 0",)),
     Row("launcher's variables of another number of replicas", f"RANK=0 WORLD_SIZE=1 POPDIST_NUM_TOTAL_REPLICAS=3 {RUN}",
         ("replicas: got 3 from the launcher; expected",)),
-    Row("torchrun without the number of replicas", f"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 {RUN} --data_parallel 4",
-        ("replicas: got 2 from the launcher; expected", "with torchrun set POPDIST_NUM_TOTAL_REPLICAS=4")),
+    Row("replicas that processes cannot share", f"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 {RUN} --data_parallel 1",
+        ("replicas: got 2 from the launcher; expected", "with torchrun set POPDIST_NUM_TOTAL_REPLICAS=1")),
     Row("unknown log level", f"MODEL_LOG_LEVEL=loud {RUN}", ("MODEL_LOG_LEVEL: got 'LOUD'", "unset it")),
 ]  # fmt: skip
 

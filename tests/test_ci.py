@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 SYSTEM = ("bash", "dirname", "mktemp", "rm", "tee", "grep", "tail", "cat", "env")
-NEEDED = ("c++", "cc", "ip", "chromium", "mpirun", "sbatch", "munge")
+NEEDED = ("c++", "cc", "ip", "chromium", "mpirun.openmpi", "mpirun.mpich", "sbatch", "munge")
 PROGRAMS = {
     "make": "echo '1 passed in 0.1s'; exit $MAKE_CODE",
     "apt-get": 'echo "$@" >> "$CALLS"; [[ " $REFUSED " != *" ${@: -1} "* ]]',
@@ -95,7 +95,7 @@ def test_contributors_are_told_of_the_same_packages():
     packages = set(re.findall(r'^    ".+:(.+)"$', (ROOT / ".ci/run").read_text(), re.MULTILINE))
     text = (ROOT / "CONTRIBUTING.md").read_text()
     (told,) = re.findall(r"sudo apt install (.+)", text)
-    assert set(told.split()) == packages | {"python3-venv"} and len(packages) == 8
+    assert set(told.split()) == packages | {"python3-venv"} and len(packages) == 9
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 

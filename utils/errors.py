@@ -48,9 +48,11 @@ IO_FAILURES = frozenset(
 """What the system says of disks, and of file systems over a network, that fail."""
 
 HOLD_SECONDS = 5.0
-"""Seconds for which other processes of a machine leave the word to the first, where torchrun has
+"""Seconds for which other processes leave the word to the first, where torchrun, mpirun or srun has
 started them. `poprun` does that by itself.
 """
+NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Variables by which mpirun and srun number their processes."""
 
 
 class UserError(ValueError):
@@ -349,11 +351,16 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 def _leave_word_to_first() -> None:
-    """Let the first process of a machine tell what all of them fail by: torchrun then ends this
-    one. Where it does not, the failure is of this process alone.
+    """Let the first process, of a machine where torchrun has started it, tell what all of them fail
+    by: the launcher then ends this one. Where it does not, the failure is of this process alone.
     """
-    is_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and "POPDIST_RENDEZVOUS" not in os.environ
-    if is_by_torchrun and os.environ.get("LOCAL_RANK", "0") != "0":
+    names: tuple[str, ...] = NUMBERS
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        names = ("LOCAL_RANK",)
+    elif "RANK" in os.environ:
+        return  # processes that somebody started by hand
+    number = next((os.environ[name] for name in names if name in os.environ), "0")
+    if number != "0" and "POPDIST_RENDEZVOUS" not in os.environ:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to be saved
         time.sleep(HOLD_SECONDS)

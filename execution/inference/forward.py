@@ -64,7 +64,8 @@ def build_forward(
         run = PhaseGraphs(step, config.model.layers)
         with popxl.in_sequence(True):
             run.once(embedding_fwd_phase)
-            run.per_layer(decoder_fwd_phase)
+            for each in step.layers:
+                run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
             run.once(head_fwd_phase)
     ir.num_host_transfers = config.runs_per_phase
     return io, state
@@ -75,9 +76,9 @@ def embedding_fwd_phase(step: ForwardPass) -> None:
     _run_forward(step.embedding, first_row())
 
 
-def decoder_fwd_phase(step: ForwardPass, n: Tensor) -> Tensor:
+def decoder_fwd_phase(step: ForwardPass, n: Tensor, graphs: InferenceGraphs) -> Tensor:
     """Layer n: row n of `x` to row n + 1. Returns n + 1."""
-    _run_forward(step.decoder, n)
+    _run_forward(graphs, n)
     return n + 1
 
 

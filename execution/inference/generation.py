@@ -8,6 +8,7 @@ memory in the same order, so that weights that do not fit come as in training.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from popxl import Tensor, TensorSpec, ops
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import NO_RAMPUP
-from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.graphs import ForwardGraphs, InferenceGraphs
+from popxl_gpt.config.schema import Config, Model
+from popxl_gpt.execution.graphs import ForwardGraphs, InferenceGraphs, LayerRun
 from popxl_gpt.execution.host import own_samples, token_array
 from popxl_gpt.execution.layer_graphs import layer_weights
 from popxl_gpt.execution.phase_graphs import PhaseGraphs
@@ -167,8 +168,11 @@ def _cache(
 
 def _graphs(
     config: Config, layout: Layout, sizes: CacheSizes, tokens: int, other: CachedPass | None
-) -> tuple[InferenceGraphs, InferenceGraphs, InferenceGraphs]:
-    """Embedding, decoder and head on so many tokens of each text.
+) -> tuple[
+    InferenceGraphs, InferenceGraphs, InferenceGraphs, tuple[LayerRun[InferenceGraphs], ...]
+]:
+    """Embedding, decoder and head on so many tokens of each text, and the decoder's layers in
+    order.
 
     Args:
         other: a pass whose weights they share.
@@ -182,24 +186,24 @@ def _graphs(
     last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
     positions = words if model.has_position_table else None
     before = words if model.token_shift else None
+    of_block = (
+        *(x, keys, values, mask, column),
+        words if model.value_embeddings else None,
+        words if model.has_convolutions else None,
+        tuple(rows_before),
+    )
+    kinds = tuple(dict.fromkeys(model.kinds))
     layers: tuple[tuple[Any, int, Sequence[Any]], ...] = (
         (Embedding(model, layout), 1, (words, None, positions, before)),
-        (
-            CachedDecoderBlock(model, layout),
-            model.layers,
-            (
-                *(x, keys, values, mask, column),
-                words if model.value_embeddings else None,
-                words if model.has_convolutions else None,
-                tuple(rows_before),
-            ),
-        ),
+        *((CachedDecoderBlock(model.of_kind(k), layout), model.layers, of_block) for k in kinds),
         (LogitsHead(model, layout), 1, (x, last)),
     )
-    shared = (other.embedding, other.decoder, other.head) if other is not None else (None,) * 3
+    shared = (other.embedding, *(other.decoder,) * len(kinds), other.head) if other else ()
     result: list[InferenceGraphs] = []
-    for (layer, rows, specs), same in zip(layers, shared):
+    for (layer, rows, specs), same in zip_longest(layers, shared):
         factories, fwd = layer.create_graph(*specs)
+        if same is None and 1 < len(result) < len(layers) - 1:  # kinds have the same weights
+            same = result[1]
         tied_to = result[0] if result and TIED in factories else None
         weights = (
             layer_weights(config, layout, factories, rows, tied_to)
@@ -208,7 +212,9 @@ def _graphs(
         )
         table = layer.parameters(model)
         result.append(InferenceGraphs(table=table, rows=rows, weights=weights, fwd=fwd))
-    return result[0], result[1], result[2]
+    embedding, *blocks, head = result
+    runs = LayerRun.of(model.kinds, range(model.layers), dict(zip(kinds, blocks)))
+    return embedding, blocks[0], head, runs
 
 
 def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
@@ -222,19 +228,30 @@ def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
     with popxl.in_sequence(True):
         rows = ops.host_load(step.words).reshape((step.sizes.texts, step.tokens + 1))
         words, before = (t.reshape((-1,)) for t in (rows[:, 1:], rows[:, :-1]))
-        x, mask, positions = run.once(embedding_phase, words, before, column, padding)
+        x, positions, *masks = run.once(embedding_phase, words, before, column, padding)
         model = step.config.model
+        mask_of = dict(zip(windows(model), masks, strict=True))
         beside = [words] if model.value_embeddings else []
         beside += [positions] if model.has_convolutions else []
-        x = run.per_layer(decoder_phase, x, mask, column, beside)
+        for each in step.layers:
+            mask = mask_of[model.of_kind(model.kinds[each.layers.start]).window]
+            x = run.per_layer(
+                decoder_phase, x, mask, column, beside, each.graphs, layers=each.layers
+            )
         run.once(head_phase, x)
+
+
+def windows(model: Model) -> tuple[int | None, ...]:
+    """The windows of a model's layers, each once; none: all that is before."""
+    return tuple(dict.fromkeys(model.of_kind(kind).window for kind in model.kinds))
 
 
 def embedding_phase(
     step: CachedPass, words: Tensor, before: Tensor, column: Tensor, padding: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Words, and the word before each, to activations [texts * tokens, H/tp2], what attention adds
-    to its scores, [texts, 1, tokens, columns], and positions in the texts, int32 [texts * tokens].
+) -> tuple[Tensor, ...]:
+    """Words, and the word before each, to activations [texts * tokens, H/tp2], positions in the
+    texts, int32 [texts * tokens], and for each of the `windows` what attention adds to its scores,
+    [texts, 1, tokens, columns].
     """
     graphs, sizes, model = step.embedding, step.sizes, step.config.model
     own = popxl.constant(np.arange(step.tokens, dtype=np.int32), popxl.int32) + column
@@ -251,23 +268,34 @@ def embedding_phase(
     columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)
     first = own - positions  # [texts, tokens]
     shape = (sizes.texts, 1, step.tokens, 1)
-    is_hidden = ops.logical_or(
-        ops.greater(columns, own.reshape((1, 1, step.tokens, 1))),
-        ops.greater(first.reshape(shape), columns),
-    )
     hidden, seen = (popxl.constant(value, x.dtype) for value in (-np.inf, 0.0))
-    return x, ops.where(is_hidden, hidden, seen), numbers
+    masks = []
+    for window in windows(model):
+        lowest = first
+        if window is not None:
+            lowest = ops.maximum(first, own - popxl.constant(window - 1, popxl.int32))
+        is_hidden = ops.logical_or(
+            ops.greater(columns, own.reshape((1, 1, step.tokens, 1))),
+            ops.greater(lowest.reshape(shape), columns),
+        )
+        masks.append(ops.where(is_hidden, hidden, seen))
+    return (x, numbers, *masks)
 
 
 def decoder_phase(
-    step: CachedPass, n: Tensor, x: Tensor, mask: Tensor, column: Tensor, beside: list[Tensor]
+    step: CachedPass,
+    n: Tensor,
+    x: Tensor,
+    mask: Tensor,
+    column: Tensor,
+    beside: list[Tensor],
+    graphs: InferenceGraphs,
 ) -> tuple[Tensor, Tensor]:
     """Layer n, whose cache comes and goes with its weights. Returns n + 1 and its result.
 
     Args:
         beside: the words, for value embeddings, and positions, for convolutions.
     """
-    graphs = step.decoder
     weights = graphs.fwd_all_gather(graphs.fwd_load(n))
     kept = [ops.remote_load(buffer, n) for buffer in step.cache.values()]
     keys, values, *rows_before = kept

@@ -4,8 +4,9 @@ Imports nothing of ours but ``popart``, and ``poprun``, by which instances meet 
 What they tell each other goes through `exchange`.
 
 The answers come from the launcher's environment: ``RANK`` and ``WORLD_SIZE`` as ``torchrun`` sets
-them, one instance per process, and ``POPDIST_NUM_TOTAL_REPLICAS`` (default: one replica per
-instance). Without a launcher one process is everything.
+them, or what `mpirun` and `srun` set (`poprun.tasks`), one instance per process, and
+``POPDIST_NUM_TOTAL_REPLICAS`` (default: one replica per instance). Without a launcher one process
+is everything.
 """
 
 from popdist.environment import (

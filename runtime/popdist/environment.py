@@ -1,17 +1,18 @@
 """Which instance this is, and of how many, as the launcher's environment says."""
 
 import os
-import sys
 from collections.abc import Callable
-from shlex import quote
 from typing import Any
 
+from poprun import tasks
 from poprun.environment import INDEX, INSTANCES, IPUS, REPLICAS, number_from_environment
-from poprun.other_launchers import SRUN, Tasks, unmet_tasks
 from poprun.restarts import leave_note, read_note
+from poprun.tasks import count_here, threads
 
 __all__ = [
+    "count_here",
     "execute_on_instances",
+    "expect_replicas",
     "getInstanceIndex",
     "getNumInstances",
     "getNumIpusPerReplica",
@@ -20,52 +21,21 @@ __all__ = [
     "isPopdistEnvSet",
     "leave_note",
     "read_note",
+    "threads",
 ]
-
-
-class UnmetTasksError(RuntimeError):
-    """Another launcher started several processes, each of which would be all of a run."""
-
-    def __init__(self, tasks: Tasks) -> None:
-        self.tasks = tasks
-        super().__init__(self.told())
-
-    def told(self, replicas: int | None = None, *flags: str) -> str:
-        """What is wrong, and the command that starts this program in as many processes that meet.
-
-        Args:
-            replicas: of the run; None: one in each process.
-            flags: which the program needs for it.
-        """
-        tasks, program = self.tasks, " ".join(map(quote, [*sys.orig_argv, *flags]))
-        command = f"{quote(sys.orig_argv[0])} -m poprun --num-instances {tasks.count}"
-        if replicas not in (None, tasks.count):
-            command = f"{command} --num-replicas {replicas}"
-        if tasks.machines != 1:
-            way = (
-                f"Start one poprun on each machine: {command} --nnodes {tasks.machines or 'M'} "
-                "--node-rank I --rdzv-endpoint HOST:PORT"
-            )
-        elif tasks.launcher == SRUN:
-            cores = tasks.count * number_from_environment("SLURM_CPUS_PER_TASK", 1)
-            way = f"Run: srun --ntasks=1 --cpus-per-task={cores} {command}"
-        else:
-            way = f"Run: {command}"
-        return (
-            f"popdist: got {tasks}, each of which would be a run by itself; expected processes "
-            f"that meet. {way} {program}"
-        )
+_expected: list[int] = []
+"""The replicas of the program, where it has said how many."""
 
 
 def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name
     """Whether a launcher started this process.
 
     Raises:
-        RuntimeError: if only a part of the launcher's variables is set.
-        UnmetTasksError: as it says.
+        RuntimeError: if only a part of the launcher's variables is set, or some contradict others.
     """
     present = [name for name in (INDEX, INSTANCES) if name in os.environ]
-    if len(present) == 1 or (REPLICAS in os.environ and not present):
+    is_task = tasks.several() is not None
+    if len(present) == 1 or (REPLICAS in os.environ and not present and not is_task):
         found = present or [REPLICAS]
         missing = [name for name in (INDEX, INSTANCES) if name not in present]
         raise RuntimeError(
@@ -73,18 +43,15 @@ def isPopdistEnvSet() -> bool:  # noqa: N802 - PopXL's name
             "launcher's variables or none. Start the program with torchrun or poprun, or unset "
             "them."
         )
-    tasks = unmet_tasks()
-    if tasks is not None:
-        raise UnmetTasksError(tasks)
-    return bool(present)
+    return bool(present) or is_task
 
 
 def getInstanceIndex() -> int:  # noqa: N802
     """Index of this process among all, 0 without a launcher. ValueError if it is out of range."""
-    index, instances = (
-        number_from_environment(INDEX, 0) if isPopdistEnvSet() else 0,
-        getNumInstances(),
-    )
+    task, instances = tasks.several(), getNumInstances()
+    if task is not None:
+        return task.index
+    index = number_from_environment(INDEX, 0)
     if not 0 <= index < instances:
         raise ValueError(
             f"popdist: got {INDEX}={index} of {INSTANCES}={instances}; expected 0 <= {INDEX} "
@@ -95,13 +62,22 @@ def getInstanceIndex() -> int:  # noqa: N802
 
 def getNumInstances() -> int:  # noqa: N802
     """Number of processes, 1 without a launcher."""
-    return number_from_environment(INSTANCES, 1) if isPopdistEnvSet() else 1
+    task = tasks.several() if isPopdistEnvSet() else None
+    return number_from_environment(INSTANCES, 1) if task is None else task.count
+
+
+def expect_replicas(replicas: int) -> None:
+    """Say how many replicas a program has, for launchers that do not: all but poprun."""
+    _expected[:] = [replicas] if isPopdistEnvSet() else []
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
-    """Replicas over all processes. ValueError unless they divide evenly over the processes."""
+    """Replicas over all processes: as many as the launcher says, else as the program expects where
+    these divide evenly over the processes, else one each. ValueError: the launcher's do not divide.
+    """
     instances = getNumInstances()
-    replicas = number_from_environment(REPLICAS, instances)
+    default = next((n for n in _expected if n % instances == 0), instances)
+    replicas = number_from_environment(REPLICAS, default)
     if replicas < 1 or replicas % instances:
         raise ValueError(
             f"popdist: got {replicas} replicas for {instances} instances; expected a multiple of "

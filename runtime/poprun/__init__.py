@@ -5,7 +5,7 @@ engine import from here, and nothing here imports them.
 
 `launcher` is the command line, `agent` what starts and watches the instances of a machine,
 `die_with_parent` what they run under, `log_mux` what they say; `heartbeat` and `hang_report` find
-the instance or the machine that is gone or stuck. `rendezvous` is where they meet, `store` the
-values that all see there, `wire` the connections, `private` the files that no other user has
-written.
+the instance or the machine that is gone or stuck. `tasks` is what mpirun and srun tell of the
+processes that they start. `rendezvous` is where all meet, `store` the values that they see there,
+`wire` the connections, `private` the files that no other user has written.
 """

@@ -21,7 +21,7 @@ from types import ModuleType
 
 from poprun.environment import INTERFACE, IPUS, REPLICAS, SECONDS, TIMEOUT, USAGE_ERROR
 from poprun.interfaces import interface_towards
-from poprun.other_launchers import unmet_tasks
+from poprun.tasks import TaskError, several
 
 GRACE_SECONDS = 60.0
 """Default of how long instances may take to finish when this process is asked to end."""
@@ -171,12 +171,15 @@ def check(options: argparse.Namespace) -> None:
         raise LaunchError(
             f"--node-rank: got {options.node_rank}; expected 0 to {options.nnodes - 1}."
         )
-    tasks = unmet_tasks()
-    if tasks is not None and options.nnodes == 1:
+    try:
+        task = several()
+    except TaskError as error:
+        raise LaunchError(str(error).removeprefix("popdist: ")) from None
+    if task is not None and options.nnodes == 1:
         raise LaunchError(
-            f"got {tasks}, each of which would start a run by itself; expected one poprun on a "
-            f"machine. Leave {tasks.launcher} out; on several machines, give --nnodes, --node-rank "
-            "and --rdzv-endpoint."
+            f"got {task}, each of which would start a run by itself; expected one poprun on a "
+            f"machine. Leave poprun out, as {task.launcher} starts one run, or {task.launcher}; on "
+            "several machines, give --nnodes, --node-rank and --rdzv-endpoint."
         )
     _check_address(options)
 

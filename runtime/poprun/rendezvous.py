@@ -4,22 +4,24 @@ On one machine: in a folder of mode 0700, which `poprun` makes and names in ``PO
 Programs that another launcher starts derive one from the user, the launcher's address and the run.
 On several machines: at an address, where
 all show that they know one secret: ``POPDIST_SECRET``, or a file's content that only this user can
-read.
+read. Tasks of mpirun and srun make one of it for their run, so that two runs never mix.
 """
 
 import atexit
 import fcntl
 import hashlib
+import hmac
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from poprun import private, wire
+from poprun import private, tasks, wire
 from poprun.environment import number_from_environment
 from poprun.interfaces import is_loopback
 
@@ -39,6 +41,8 @@ default: the next.
 """
 SECRET_BYTES = (16, 4096)
 """The least and the most that a secret may have."""
+PORTS = range(20000, 30000)
+"""Ports of runs of mpirun and srun on several machines, each at one that its name gives."""
 JOIN_SECONDS = 300
 """How long all have to come."""
 STORE = "store"
@@ -85,14 +89,66 @@ def find(index: int) -> Rendezvous:
             return Rendezvous(private.check_folder(Path(named)) / STORE, None, False)
         if named is not None:
             return Rendezvous(address_of(named), find_secret(), False)
+        task = tasks.several()
+        if task is not None:
+            return _of_task(task)
         host, port = _address()
         if is_one_machine(host):
-            return Rendezvous(_derived_folder(host, port, is_first) / STORE, None, is_first)
+            run = (
+                os.environ.get("TORCHELASTIC_RUN_ID", ""),
+                os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+            )
+            folder = _derived_folder((host, port, run), is_first)
+            if folder is None:
+                raise RendezvousError(in_use(host, port))
+            return Rendezvous(folder / STORE, None, is_first)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             port = number_from_environment(PORT, port + 1)
         return Rendezvous((host, port), find_secret(), is_first)
     except OSError as error:
         raise RendezvousError(f"popdist: the instances cannot meet ({error}).") from None
+
+
+def _of_task(task: tasks.Task) -> Rendezvous:
+    """The rendezvous of a task of mpirun or srun."""
+    is_first = task.index == 0
+    name = (task.launcher, task.name, os.environ.get("MASTER_PORT", ""))
+    if task.is_on_one_machine:
+        if not any(name[1:]):
+            raise RendezvousError(
+                f"popdist: got {task}, and neither a variable nor the system tells them from "
+                "those of other runs; expected a number. Set MASTER_PORT to one in all of them."
+            )
+        folder = _derived_folder(name, is_first)
+        if folder is None:
+            raise RendezvousError(
+                f"popdist: got {task} where others meet already; expected one run of a launch. "
+                "Start each by a launcher of its own, or set another MASTER_PORT."
+            )
+        return Rendezvous(folder / STORE, None, is_first)
+    named = os.environ.get("MASTER_ADDR")
+    host = named or task.first_host
+    if host is None or (is_first and named is None and task.is_guessed and not _is_here(host)):
+        found = "no variable tells the first" if host is None else f"task 0 is not on {host}"
+        raise RendezvousError(
+            f"popdist: got {task} on several machines, and {found}; expected the address of task "
+            "0's machine. Set MASTER_ADDR to it in all tasks (mpirun -x of Open MPI, -genv of "
+            "MPICH)."
+        )
+    digest = hashlib.sha256(repr(name).encode()).digest()
+    port = PORTS[int.from_bytes(digest[:4], "big") % len(PORTS)]
+    secret = hmac.digest(find_secret(), digest, "sha256")
+    return Rendezvous((host, number_from_environment("MASTER_PORT", port)), secret, is_first)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host's address is one of this machine's."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -126,26 +182,19 @@ def _base() -> Path:
     return private.make_folder(Path(tempfile.gettempdir()).absolute() / f"popdist-{os.getuid()}")
 
 
-def _derived_folder(host: str, port: int, is_first: bool) -> Path:
+def _derived_folder(run: tuple[object, ...], is_first: bool) -> Path | None:
     """The same for all instances of a run that have no other way to agree on one. The first makes
-    it, and holds it.
-
-    Raises:
-        RendezvousError: another run holds it.
+    it, and holds it. None: another run holds it.
     """
     base = _base()
-    run = (
-        os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
-    )
-    folder = base / hashlib.sha256(repr((host, port, run)).encode()).hexdigest()[:16]
+    folder = base / hashlib.sha256(repr(run).encode()).hexdigest()[:16]
     if is_first:
         with _alone(base):
             _remove_left(base)
             private.make_folder(folder)
             is_ours = hold(folder) is not None
         if not is_ours:
-            raise RendezvousError(in_use(host, port))
+            return None
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

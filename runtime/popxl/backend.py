@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
 import numpy as np
+from popdist.environment import threads
 
 from popxl.collection import without_collection
 from popxl.dtypes import dtype
@@ -35,6 +36,8 @@ FEW = "1000"
 """Some microseconds. By itself it is milliseconds, of cores that others use as well."""
 WAITING = (SPINS, "OMP_WAIT_POLICY")
 """What users may have said about that."""
+THREADS = "OMP_NUM_THREADS"
+"""And for the number of threads."""
 
 
 class DeviceValues(Protocol):
@@ -149,6 +152,8 @@ def backend() -> Backend:
     if not any(name in os.environ for name in WAITING):
         os.environ[SPINS] = FEW
     if BACKEND not in sys.modules:
+        if (share := threads()) is not None:
+            os.environ[THREADS] = str(share)
         with without_collection():
             importlib.import_module(BACKEND)
         # Nor are they gone through when the process ends, which gives all of its memory back.

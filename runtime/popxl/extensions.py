@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from popdist import exchange
-from popdist.environment import leave_note, read_note
+from popdist.environment import count_here, expect_replicas, leave_note, read_note
 from popdist.exchange import InstanceError
 from poprun.environment import EnvironmentVariableError
 
@@ -76,7 +76,9 @@ __all__ = [
     "check_device",
     "coded_length",
     "compiled_once",
+    "count_here",
     "device_needs",
+    "expect_replicas",
     "expect_session",
     "file_traffic",
     "find_not_finite",

@@ -1,9 +1,11 @@
 """Models that are no GPT-2, and their logits and losses by formula."""
 
+import dataclasses
+
 import numpy as np
 import torch
 
-from popxl_gpt.config.schema import Config
+from popxl_gpt.config.schema import Config, Model
 from tests.integration.gpt_oracle import small
 from tests.integration.layers import cases as formulas
 
@@ -68,6 +70,15 @@ MODELS = {
         "convolution_size": 2,
         "tied_head": False,
     },
+    "layers of three kinds": {
+        "layers": 5,
+        "layer_pattern": ("sliding", "sliding", "full", "nope"),
+        "window": 3,
+        "sliding_rotary_base": 10.0,
+        "position_embedding": "rotary",
+        "key_value_heads": 2,
+        "attention_serialisation": 3,
+    },
 }
 
 
@@ -87,9 +98,18 @@ def logits_by_formula(
     x = formulas.embedding(model, of(weights, "embedding."), ids)
     for n in range(model.layers):
         beside = ids if model.value_embeddings else None
-        x = formulas.decoder(model, of(weights, f"decoder.{n}."), x, beside)
+        x = formulas.decoder(in_layer(model, n), of(weights, f"decoder.{n}."), x, beside)
     head = {"word.weight": weights["embedding.word.weight"], **of(weights, "head.")}
     return formulas.logits(model, head, x, torch.arange(len(ids)))
+
+
+def in_layer(model: Model, number: int) -> Model:
+    """The model as if all layers were of the kind of one."""
+    if not model.layer_pattern:
+        return model
+    kind = model.layer_pattern[number % len(model.layer_pattern)]
+    base = (kind == "sliding" and model.sliding_rotary_base) or model.rotary_base
+    return dataclasses.replace(model, layer_pattern=(kind,), rotary_base=base)
 
 
 def token_losses_by_formula(

@@ -68,12 +68,12 @@ SLURM = [
         "a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise",
         "a_job_that_makes_room_saves_and_is_queued_again",
         "a_job_that_is_cancelled_saves_and_is_not_queued_again",
-        "only_tasks_that_are_several_are_refused",
+        "a_task_that_is_killed_ends_the_others_also_where_srun_does_not",
     )
 ]
 MPIRUN = [
     f"tests/integration/execution/test_other_launchers.py::test_{name}"
-    for name in ("mpirun_makes_no_run_and_the_command_that_it_is_told_makes_one",)
+    for name in ("a_launcher_starts_one_run_with_the_bits_of_one_process",)
 ]
 
 
@@ -138,7 +138,7 @@ OF_TESTS = [
     each("outsiders", "Outsiders neither end a run nor change it.", [*STRANGERS, *PLANTED]),
     each("services", "A wandb that is absent, slow or broken stops nothing.", SERVICES),
     each(
-        "launchers", "Slurm's jobs save and go on; mpirun makes one run or none.", [*SLURM, *MPIRUN]
+        "launchers", "Slurm's jobs save and go on; any launcher starts one run.", [*SLURM, *MPIRUN]
     ),
 ]
 """Kinds whose tests `make test` has."""

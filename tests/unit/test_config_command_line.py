@@ -36,7 +36,8 @@ def other_value(leaf: Leaf):
     if leaf.choices:
         return next(choice for choice in leaf.choices if choice != leaf.default)
     if leaf.is_list:
-        return ("one=2", "two=1") if leaf.name == "mix" else ("one", "two")
+        words = {"mix": ("one=2", "two=1"), "layer_pattern": ("sliding", "full")}
+        return words.get(leaf.name, ("one", "two"))
     if leaf.kind is bool:
         return not leaf.default
     if leaf.kind is str:
@@ -91,6 +92,8 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
     extra += " --stochastic_rounding" if leaf.name == "moment_precision" else ""
     extra += " --precision bfloat16" if leaf.name == "master_weights" else ""
+    extra += " --norm rms_norm" if leaf.name == "zero_centered_gains" else ""
+    extra += " --window 4" if leaf.name == "layer_pattern" else ""
     extra += " --schedule wsd" if leaf.name in ("decay_steps", "minutes") else ""
     if leaf.name.startswith("rampup_"):
         rest = {"rampup_batch_size": 2, "rampup_tokens": 9}

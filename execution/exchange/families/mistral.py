@@ -1,5 +1,7 @@
-"""Mistral without sliding windows, and Nemo, whose heads have a size of their own."""
+"""Mistral, with windows in all layers or in none, and Nemo, whose heads have their own size."""
 
+from popxl_gpt.config.model import FULL, SLIDING
+from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families import rotary_decoder as shared
 from popxl_gpt.execution.exchange.families.family import Family, TheirConfig, Values
 
@@ -12,8 +14,11 @@ SIZES = {
 
 
 def _read(theirs: TheirConfig) -> Values:
-    shared.check_window(theirs, SIZES)
-    return shared.read(theirs, SIZES)
+    return {**shared.read(theirs, SIZES), **shared.read_windows(theirs, SIZES, [SLIDING])}
+
+
+def _write(model: Model) -> Values:
+    return {**shared.write(model), "sliding_window": model.window}
 
 
 MISTRAL = Family(
@@ -26,7 +31,8 @@ MISTRAL = Family(
     sizes=SIZES,
     fixed={"hidden_act": ("silu",)},
     read=_read,
-    write=lambda model: {**shared.write(model), "sliding_window": None},
-    varied=shared.VARIED,
+    write=_write,
+    varied=(*shared.VARIED, *shared.KINDS),
+    is_loaded=lambda model: {*model.kinds} in ({FULL}, {SLIDING}),
     buffers=shared.BUFFERS,
 )

@@ -1,7 +1,9 @@
-"""Phi-3 without sliding windows, and Phi-4: fused projections, heads that may turn in part."""
+"""Phi-3, with windows in all layers or in none, and Phi-4: fused projections, partial rotation."""
 
 from dataclasses import replace
 
+from popxl_gpt.config.model import FULL, SLIDING
+from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families import rotary_decoder as shared
 from popxl_gpt.execution.exchange.families.family import Family, TheirConfig, Values
 
@@ -17,8 +19,13 @@ SIZES = {
 
 def _read(theirs: TheirConfig) -> Values:
     told = replace(theirs, values={"sliding_window": None, **theirs.values})
-    shared.check_window(told, SIZES)
-    return shared.read(theirs, SIZES, scalings=(), turns_in_part=True)
+    found = shared.read(theirs, SIZES, scalings=(), turns_in_part=True)
+    return {**found, **shared.read_windows(told, SIZES, [SLIDING])}
+
+
+def _write(model: Model) -> Values:
+    """Without a token of padding, whose default is beyond a smaller vocabulary."""
+    return {**shared.write(model), "sliding_window": model.window, "pad_token_id": None}
 
 
 PHI3 = Family(
@@ -35,7 +42,8 @@ PHI3 = Family(
     sizes=SIZES,
     fixed={"hidden_act": ("silu",), "attention_bias": (False,)},
     read=_read,
-    write=shared.write,
-    varied=("head_size", "rotary_base", "rotary_fraction"),
+    write=_write,
+    varied=("head_size", "rotary_base", "rotary_fraction", *shared.KINDS),
+    is_loaded=lambda model: {*model.kinds} in ({FULL}, {SLIDING}),
     buffers=shared.BUFFERS,
 )

@@ -1,5 +1,6 @@
 """Qwen2 and Qwen2.5: biases of queries, keys and values alone."""
 
+from popxl_gpt.config.model import NOPE
 from popxl_gpt.execution.exchange.families import rotary_decoder as shared
 from popxl_gpt.execution.exchange.families.family import Family
 
@@ -13,7 +14,8 @@ QWEN2 = Family(
     sizes=shared.QWEN_SIZES,
     fixed=shared.QWEN_FIXED,
     read=shared.read_qwen,
-    write=shared.write,
-    varied=shared.VARIED,
+    write=shared.write_qwen,
+    varied=(*shared.VARIED, *shared.KINDS),
+    is_loaded=lambda model: NOPE not in model.kinds,
     buffers=shared.BUFFERS,
 )

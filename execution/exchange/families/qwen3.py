@@ -1,5 +1,6 @@
 """Qwen3, dense: norms of queries and keys, heads of a size of their own."""
 
+from popxl_gpt.config.model import NOPE
 from popxl_gpt.execution.exchange.families import rotary_decoder as shared
 from popxl_gpt.execution.exchange.families.family import Family
 
@@ -19,7 +20,8 @@ QWEN3 = Family(
     sizes=shared.QWEN_SIZES,
     fixed={**shared.QWEN_FIXED, "attention_bias": (False,)},
     read=lambda theirs: shared.read_qwen(theirs, HEAD_SIZE),
-    write=shared.write,
-    varied=shared.VARIED,
+    write=shared.write_qwen,
+    varied=(*shared.VARIED, *shared.KINDS),
+    is_loaded=lambda model: NOPE not in model.kinds,
     buffers=shared.BUFFERS,
 )

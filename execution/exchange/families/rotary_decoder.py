@@ -1,7 +1,9 @@
 """What Llama and those after it share: RMS norms, rotary positions, SwiGLU, and their names."""
 
+import json
 from typing import Any
 
+from popxl_gpt.config.model import FULL, SLIDING
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import OUTSIDE, TheirConfig, Values
 from popxl_gpt.utils.files.bounded import shown
@@ -47,6 +49,11 @@ QWEN_SIZES = {
     "feed_forward_size": ("intermediate_size", 22016),
 }
 QWEN_FIXED = {"hidden_act": ("silu",), "use_sliding_window": (False, True)}
+KINDS = ("layer_pattern", "window")
+"""Settings that families with windows have beside `VARIED`."""
+_KINDS = {"full_attention": FULL, "sliding_attention": SLIDING}
+MOST_LAYERS = 2**16
+"""Layers beyond which a configuration is refused for their number."""
 WINDOW = 4096
 """Tokens of a window where a family has them and its configuration does not say how many."""
 SCALINGS = ("linear", "dynamic", "llama3", "yarn")
@@ -164,23 +171,63 @@ def write(model: Model) -> Values:
 
 def read_qwen(theirs: TheirConfig, head_size: Any = None) -> Values:
     """Settings of a Qwen, in whose upper layers there may be windows."""
+    layers, first = theirs.get(*QWEN_SIZES["layers"]), theirs.get("max_window_layers", 28)
+    kinds, has_windows = theirs.get("layer_types"), theirs.get("use_sliding_window")
+    if not kinds and all(isinstance(n, int) for n in (layers, first)) and layers < MOST_LAYERS:
+        kinds = [SLIDING if has_windows and n >= first else FULL for n in range(layers)]
+    else:
+        kinds = named_kinds(theirs, layers)
+        if SLIDING in kinds and not has_windows:
+            theirs.refuse(
+                "got sliding_attention among layer_types with use_sliding_window "
+                f"{json.dumps(has_windows)}; expected true, or full_attention alone. Correct one."
+            )
+    return {**read(theirs, QWEN_SIZES, head_size), **read_windows(theirs, QWEN_SIZES, kinds)}
+
+
+def write_qwen(model: Model) -> Values:
+    """Settings of a Qwen."""
+    kinds = write_kinds(model)
+    return {
+        **write(model),
+        **kinds,
+        "use_sliding_window": model.window is not None,
+        "max_window_layers": model.kinds.count(FULL),
+    }
+
+
+def named_kinds(theirs: TheirConfig, layers: Any) -> "list[str]":
+    """The kinds of layers that their configuration lists; none where it does not."""
     kinds = theirs.get("layer_types") or []
     for kind in kinds if isinstance(kinds, list) else [kinds]:
-        theirs.expect("layer_types", kind, ("full_attention", "sliding_attention"))
-    layers, first = theirs.get(*QWEN_SIZES["layers"]), theirs.get("max_window_layers", 28)
-    is_upper = isinstance(layers, int) and isinstance(first, int) and first < layers
-    is_used = theirs.get("use_sliding_window") and is_upper
-    if "sliding_attention" in kinds if kinds else is_used:
-        check_window(theirs, QWEN_SIZES)
-    return read(theirs, QWEN_SIZES, head_size)
-
-
-def check_window(theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]") -> None:
-    """Refuse layers in which a token sees fewer tokens than a text may have."""
-    window, positions = theirs.get("sliding_window", WINDOW), theirs.get(*sizes["sequence_length"])
-    if isinstance(window, int) and isinstance(positions, int) and window < positions:
+        theirs.expect("layer_types", kind, tuple(_KINDS))
+    if kinds and len(kinds) != layers:
         theirs.refuse(
-            f"got sliding_window {window} of max_position_embeddings {positions}; expected "
-            "none, or as many as positions, for each token attends to all before it here. Convert "
-            f"a model without windows, or set max_position_embeddings to {window}."
+            f"got {len(kinds)} layer_types for {json.dumps(layers)} layers; expected one a layer. "
+            "Correct the list."
         )
+    return [_KINDS[kind] for kind in kinds]
+
+
+def read_windows(
+    theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]", kinds: "list[str]"
+) -> Values:
+    """The pattern of layers, and the window of the sliding ones. One that holds a whole text is
+    none.
+    """
+    window, positions = theirs.get("sliding_window", WINDOW), theirs.get(*sizes["sequence_length"])
+    is_whole = isinstance(window, int) and isinstance(positions, int) and window >= positions
+    if SLIDING not in kinds or window is None or is_whole:
+        return {}
+    count = len(kinds)
+    period = next(p for p in range(1, count + 1) if kinds == (kinds[:p] * count)[:count])
+    return {"layer_pattern": kinds[:period], "window": window}
+
+
+def write_kinds(model: Model) -> Values:
+    """The kind of each layer, and the window."""
+    names = {ours: kind for kind, ours in _KINDS.items()}
+    return {
+        "layer_types": [names[kind] for kind in model.kinds],
+        "sliding_window": model.window,
+    }

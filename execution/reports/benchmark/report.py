@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
 def run(line: CommandLine) -> None:
     """The same for a command line that was read."""
     config, options, given = line
-    check_launch(config)
+    check_launch()
     is_plan = options.is_plan()
     if options.auto:
         config = executable(config, given)

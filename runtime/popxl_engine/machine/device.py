@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from poprun.tasks import index_here
 from popxl.errors import RemoteMemoryError
 from popxl.host_limits import host_memory
 
@@ -300,8 +301,7 @@ class Gpu:
 def device_named(name: str) -> Device:
     """The device with a name: "cpu", "cuda", "cuda:1", or "auto", a GPU where there is one.
 
-    A process of several on one machine takes "cuda" as the GPU with its number among them
-    (``LOCAL_RANK``).
+    A process of several on one machine takes "cuda" as the GPU with its number among them.
 
     Raises:
         ValueError: an unknown name, or a GPU that is not there.
@@ -312,7 +312,7 @@ def device_named(name: str) -> Device:
         return PROCESSOR
     if kind not in ("auto", "cuda") or which and not which.isdigit():
         raise ValueError(f"device: got {name!r}; expected 'cpu', 'cuda', 'cuda:N' or 'auto'.")
-    index = int(which) if which else int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
+    index = int(which) if which else index_here() % max(count, 1)
     if index >= count:
         found = (
             f"{count} GPUs" if count else "no GPU" if torch.version.cuda else "a torch without CUDA"

@@ -30,6 +30,7 @@ CASES = {
     "norms around, gains from one, GEGLU": override(
         TRAINED, **MODELS["norms around, gains from one, GEGLU"]
     ),
+    "layers of three kinds": override(TRAINED, **MODELS["layers of three kinds"]),
     "split every way": override(
         TRAINED, data_parallel=2, tensor_parallel_1=2, tensor_parallel_2=2, micro_batch_size=1
     ),

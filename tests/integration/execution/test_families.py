@@ -154,8 +154,36 @@ MODELS = {
     ),
     "phi-3": (
         PHI3,
-        rope("default", partial_rotary_factor=0.4),
-        {"tied_head": False, "rotary_base": 100.0, "rotary_fraction": 0.4},
+        {"sliding_window": 5, **rope("default", partial_rotary_factor=0.4)},
+        {
+            "tied_head": False,
+            "rotary_base": 100.0,
+            "rotary_fraction": 0.4,
+            "layer_pattern": ("sliding",),
+            "window": 5,
+        },
+    ),
+    "mistral with windows": (
+        MISTRAL,
+        {"rms_norm_eps": 1e-5, "head_dim": 6, "sliding_window": 5},
+        {"tied_head": False, "layer_pattern": ("sliding",), "window": 5},
+    ),
+    "qwen2 with windows in upper layers": (
+        QWEN2,
+        {
+            "rms_norm_eps": 1e-5,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+        },
+        {
+            "tied_head": False,
+            "qkv_biases": True,
+            "layers": 3,
+            "layer_pattern": ("full", "sliding", "sliding"),
+            "window": 4,
+        },
     ),
 }
 DYNAMIC = (
@@ -240,7 +268,7 @@ EXECUTIONS = {
     "mistral nemo": {"data_parallel": 2, "recomputation": False},
     "qwen2, yarn": {**ALL, "widening": 2, "micro_batch_size": 1},
     "qwen3": {"tensor_parallel_1": 2, "device_iterations": 4, "host_memory": 200_000},
-    "pythia": {"tensor_parallel_1": 2, "tensor_parallel_2": 2, "host_memory": 200_000},
+    "pythia": {"tensor_parallel_1": 2, "tensor_parallel_2": 2, "host_memory": 250_000},
 }
 
 
@@ -295,6 +323,7 @@ def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tm
     config = override(
         saved.config,
         sequence_length=8,
+        max_positions=saved.config.model.positions,
         global_batch_size=2,
         micro_batch_size=1,
         **{**ALL, "data_parallel": 1},
@@ -311,7 +340,9 @@ def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tm
     convert(["to_hugging_face", str(tmp_path / "ours"), str(tmp_path / "back")])
     kind = transformers.AutoModelForCausalLM
     # without windows, a Mistral that a Llama can be is one
-    name = type(model).__name__.replace("Mistral", "Llama")
+    has_windows = getattr(model.config, "sliding_window", None) is not None
+    name = type(model).__name__
+    name = name if has_windows else name.replace("Mistral", "Llama")
     assert f"transformers.{name}.from_pretrained" in capsys.readouterr().out
     before, after = tensors(path), tensors(tmp_path / "back")
     before.pop("lm_head.weight", None) if model.config.tie_word_embeddings else None
@@ -389,30 +420,17 @@ REFUSED = {
     "a tied head": ({"tie_word_embeddings": True}, "lm_head.weight that is not model.embed_tokens"),
     "another type": ({"model_type": "qwen3"}, "self_attn.q_norm.weight is missing"),
     "experts": ({"model_type": "mixtral"}, 'got model_type "mixtral"; expected one of gpt2, llama'),
-    "windows": (
-        {"model_type": "mistral", "sliding_window": 4},
-        "got sliding_window 4 of max_position_embeddings 16; expected none, or as many as",
+    "a window of no tokens": (
+        {"model_type": "mistral", "sliding_window": 0},
+        "window: got 0; expected a whole number, at least 1",
     ),
-    "windows of a Mistral that does not say so": (
-        {"model_type": "mistral", "max_position_embeddings": 32768},
-        "got sliding_window 4096 of max_position_embeddings 32768",
+    "windows that are not used": (
+        {"model_type": "qwen3", "layer_types": ["sliding_attention", "full_attention"]},
+        "got sliding_attention among layer_types with use_sliding_window null; expected true",
     ),
-    "windows in upper layers": (
-        {
-            "model_type": "qwen2",
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "max_window_layers": 1,
-        },
-        "got sliding_window 8 of max_position_embeddings 16",
-    ),
-    "windows in named layers": (
-        {
-            "model_type": "qwen3",
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 8,
-        },
-        "got sliding_window 8 of max_position_embeddings 16",
+    "kinds of more layers than there are": (
+        {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3, "sliding_window": 8},
+        "got 3 layer_types for 2 layers; expected one a layer",
     ),
     "other attention in named layers": (
         {"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]},
@@ -466,6 +484,19 @@ FOUND = {
     "a Mistral with windows as long as its texts": (
         {"model_type": "mistral", "sliding_window": 16},
         {},
+    ),
+    "a Mistral that does not say how long windows are": (
+        {"model_type": "mistral", "max_position_embeddings": 32768},
+        {"layer_pattern": ("sliding",), "window": 4096},
+    ),
+    "windows in named layers": (
+        {
+            "model_type": "qwen3",
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+            "use_sliding_window": True,
+        },
+        {"kinds": ("sliding", "full"), "window": 8},
     ),
     "a Qwen2 that names windows and has none": (
         {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 1},

@@ -116,6 +116,20 @@ def test_the_layer_of_a_weight_that_is_not_finite_is_named(layer, changes):
 
 
 @pytest.mark.slow
+def test_the_phase_of_a_layer_of_several_kinds_is_named():
+    kinds = {"layer_pattern": ("sliding", "full"), "window": 2}
+    config = override(HALF, **kinds, layers=4, micro_batch_size=8)
+    session = session_of(config)
+    variable = session.state.to_dict()["weights.decoder.2.feed_forward.up.weight"]
+    data = np.array(session.get_tensor_data(variable))
+    data.reshape(-1)[7] = np.nan
+    session.write_variables_data({variable: data})
+    place = first_place(session, config, *random_batch(config))
+    assert place.startswith("phase decoder_fwd_phase: tensor "), place
+    assert "(nan), by remote_load" in place
+
+
+@pytest.mark.slow
 def test_the_end_of_a_run_names_the_place(tmp_path):
     words = (
         "--precision",

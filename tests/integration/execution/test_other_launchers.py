@@ -1,59 +1,100 @@
-"""Programs that mpirun starts several times refuse, in words, and make nothing."""
+"""Any launcher starts one run: mpirun of Open MPI and of MPICH, and torchrun, on one machine. Slurm's
+are beside the cluster that they need, in `test_slurm.py`.
+"""
 
-import re
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from popxl_gpt.demo import evaluate, generate, pretraining
+from popxl_gpt.demo import pretraining
 from popxl_gpt.execution.reports.benchmark import report as speed
 from popxl_gpt.utils.errors import UserError
 from tests.integration.runs import run_job
+from tests.metrics_text import metrics_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
-ONE_REPLICA = """
-    --config tiny --vocabulary_size 61 --hidden_size 24 --heads 3 --steps 2 --warmup_steps 0
-    --global_batch_size 4 --micro_batch_size 2 --sequence_length 8 --samples 0
-    --tensor_parallel_1 1 --tensor_parallel_2 1
+SECONDS = 120
+FLAGS = """
+    --config tiny --vocabulary_size 61 --hidden_size 24 --heads 3 --dropout 0.1
+    --steps 4 --warmup_steps 0 --global_batch_size 8 --micro_batch_size 2 --sequence_length 8
+    --data_parallel 4 --tensor_parallel_1 1 --tensor_parallel_2 1 --samples 0 --name run
 """.split()
-NO_SSH = ["--mca", "plm", "isolated"]
+"""Four replicas: two of each process, which no flag or variable of ours says."""
+NO_SSH = "--mca plm isolated"
 """Open MPI looks for it, on one machine, too."""
-PROGRAMS = {
-    "training": (pretraining, ["--config", "tiny"]),
-    "training in minutes": (pretraining, ["--minutes", "1"]),
-    "training with --auto": (pretraining, ["--config", "tiny", "--auto"]),
-    "speed": (speed, ["--config", "tiny"]),
-    "speed with --auto": (speed, ["--config", "tiny", "--auto"]),
-    "evaluation": (evaluate, ["--checkpoint", "runs/run", "--json", "numbers.json"]),
-    "generation": (generate, ["--checkpoint", "runs/run", "--prompt", "a"]),
+LAUNCHERS = {
+    "Open MPI": f"mpirun.openmpi --allow-run-as-root --oversubscribe {NO_SSH} -np 2",
+    "MPICH": "mpirun.mpich -np 2",
+    "torchrun": f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 --no-python",
 }
 
 
+def start(launcher: str, folder: Path, *flags: object) -> "subprocess.Popen[str]":
+    given = ("RANK", "WORLD_SIZE", "POPDIST_", "OMPI_", "PMI")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(given)}
+    words = LAUNCHERS[launcher].split()
+    assert shutil.which(words[0]), "expected it. Run: sudo apt install openmpi-bin mpich"
+    words += [sys.executable, "demo/pretraining.py", *FLAGS, "--run_folder", str(folder)]
+    return subprocess.Popen(
+        [*words, *map(str, flags)],
+        env={**plain, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    words = [*ONE_REPLICA, "--data_parallel", "1", "--run_folder", folder / "runs", "--name", "run"]
-    run_job(*words)
-    return folder
+def alone(tmp_path_factory) -> Path:
+    """The run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    run_job(*FLAGS, "--run_folder", folder)
+    return folder / "run"
 
 
-def files(folder: Path) -> "dict[str, int]":
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+def tensors(run: Path) -> "dict[str, bytes]":
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize(("program", "words"), PROGRAMS.values(), ids=PROGRAMS)
-def test_no_program_runs_as_one_of_several_tasks(program, words, trained, monkeypatch):
-    monkeypatch.chdir(trained)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    before = files(trained)
-    says = r"got 4 tasks of mpirun \(OMPI_COMM_WORLD_SIZE\).* poprun --num-instances 4 "
-    with pytest.raises(UserError, match=says):
-        program.main(words)
-    assert files(trained) == before
+@pytest.mark.multi
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_starts_one_run_with_the_bits_of_one_process(launcher, alone, tmp_path):
+    output, errors = start(launcher, tmp_path).communicate(timeout=SECONDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], errors
+    assert metrics_of(tmp_path / "run") == metrics_of(alone)
+    assert tensors(tmp_path / "run") == tensors(alone) != {}
+    assert output.count("parameters, run folder") == 1  # of one process
+
+
+@pytest.mark.multi
+def test_a_mistake_is_told_once(tmp_path):
+    process = start("Open MPI", tmp_path, "--learning_rat", "3")
+    output, errors = process.communicate(timeout=SECONDS)
+    assert (output + errors).count("error: --learning_rat: unknown flag.") == 1
+    assert process.returncode == 2
+
+
+@pytest.mark.multi
+def test_ctrl_c_saves(tmp_path):
+    process = start("MPICH", tmp_path, "--steps", 100_000)
+    metrics, until = tmp_path / "run/metrics.jsonl", time.monotonic() + SECONDS
+    while not metrics.exists() or metrics.stat().st_size == 0:
+        assert time.monotonic() < until and process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=SECONDS)
+    steps = len(metrics.read_text().splitlines())
+    saved = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert saved == [f"step_{steps:08d}"]
 
 
 @pytest.mark.parametrize("program", [pretraining, speed], ids=["training", "speed"])
@@ -61,27 +102,3 @@ def test_half_of_a_launchers_variables_are_the_users_mistake(program, monkeypatc
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="got RANK without WORLD_SIZE"):
         program.main(["--config", "tiny", "--auto"])
-
-
-@pytest.mark.multi
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["--tensor_parallel_1", "2", "--heads", "2"], "--num-instances 2 --num-replicas 4 "),
-        (["--data_parallel", "1"], "--data_parallel 2"),
-    ],
-    ids=["several replicas", "one replica"],
-)
-def test_mpirun_makes_no_run_and_the_command_that_it_is_told_makes_one(given, says, tmp_path):
-    assert shutil.which("mpirun"), "expected Open MPI. Run: sudo apt install openmpi-bin"
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", *NO_SSH, "-np", "2"]
-    flags = [*ONE_REPLICA, *given, "--run_folder", str(tmp_path / "runs"), "--name", "one"]
-    words = [*mpirun, sys.executable, "demo/pretraining.py", *flags]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert not (tmp_path / "runs").exists()
-    (command,) = set(re.findall(r"^error: .* Run: (.*)", done.stderr, re.MULTILINE))
-    assert says in command
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["one"]

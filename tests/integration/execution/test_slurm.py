@@ -1,10 +1,14 @@
 """`demo/slurm.sbatch` under Slurm, on two nodes that are daemons of this machine: a job whose time
 ends saves, is queued again, and goes on to the files of an undisturbed run; one that is cancelled
-saves, and is not. What a program takes itself for, wherever Slurm and mpirun may start it.
+saves, and is not. The same of tasks of srun, without poprun. What a program takes itself for,
+wherever Slurm and mpirun may start it.
 """
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +17,7 @@ import pytest
 
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
-from tests.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.slurm_cluster import SlurmCluster, processes_with, slurm_cluster
 
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
@@ -41,10 +45,16 @@ def slurm(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> str:
+def undisturbed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     run_job(*FLAGS, "--run_folder", folder, "--name", "run")
-    return metrics_of(folder / "run")
+    return folder / "run"
+
+
+def state_of(run: Path) -> "tuple[str, dict[str, bytes]]":
+    """What a run has told, and has saved at its end."""
+    files = (run / f"checkpoints/step_{STEPS:08d}").glob("*.safetensors")
+    return metrics_of(run), {path.name: path.read_bytes() for path in files}
 
 
 class Job:
@@ -86,7 +96,7 @@ def test_a_job_whose_time_ends_is_queued_again_and_goes_on_bitwise(slurm, undist
     assert 0 < job.steps() < STEPS
     found = slurm.wait(job.number, *ENDED, seconds=SECONDS)
     assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "1")
-    assert metrics_of(job.run) == undisturbed
+    assert state_of(job.run) == state_of(undisturbed)
 
 
 def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(slurm, tmp_path):
@@ -117,26 +127,85 @@ def test_a_job_that_makes_room_saves_and_is_queued_again(slurm, tmp_path):
     assert slurm.wait(urgent, *ENDED)["JobState"] == "COMPLETED"
 
 
+def start_tasks(
+    slurm, folder: Path, *options: object, steps: int = STEPS
+) -> "subprocess.Popen[str]":
+    """A run of two processes, one a node, that srun starts by itself."""
+    program = [sys.executable, ROOT / "demo/pretraining.py", *FLAGS, "--steps", steps]
+    words = [
+        "--nodes",
+        2,
+        "--ntasks",
+        2,
+        *options,
+        *program,
+        "--run_folder",
+        folder,
+        "--name",
+        "run",
+    ]
+    return slurm.start("srun", *words, cwd=ROOT, **JOB)
+
+
+def wait_for_steps(process: "subprocess.Popen[str]", run: Path, steps: int = 2) -> None:
+    metrics, until = run / "metrics.jsonl", time.monotonic() + SECONDS
+    while not metrics.exists() or metrics.read_text().count("\n") < steps:
+        assert time.monotonic() < until and process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def test_tasks_of_srun_on_two_nodes_are_one_run_with_the_bits_of_one_process(
+    slurm, undisturbed, tmp_path
+):
+    output, errors = start_tasks(slurm, tmp_path).communicate(timeout=SECONDS)
+    assert state_of(tmp_path / "run") == state_of(undisturbed), errors
+    assert output.count("parameters, run folder") == 1  # of one process
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_task_that_is_killed_ends_the_others_also_where_srun_does_not(slurm, tmp_path):
+    process = start_tasks(slurm, tmp_path, "--kill-on-bad-exit=0", "--wait=0", steps=100_000)
+    wait_for_steps(process, tmp_path / "run")
+    ours = processes_with("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    (second,) = {*ours} & {*processes_with("SLURM_PROCID", "1")}
+    os.kill(second, signal.SIGKILL)
+    begin = time.monotonic()
+    _, errors = process.communicate(timeout=SECONDS)
+    assert time.monotonic() - begin < 20 and process.returncode != 0
+    assert "error: popdist: instance 0 of 2, " in errors and "an instance is gone" in errors
+
+
+def test_tasks_that_are_cancelled_save(slurm, tmp_path):
+    process = start_tasks(slurm, tmp_path, steps=100_000)
+    wait_for_steps(process, tmp_path / "run")
+    (number,) = slurm.run("squeue", "-h", "-o", "%i").stdout.split()
+    slurm.run("scancel", number)
+    process.communicate(timeout=SECONDS)
+    steps = (tmp_path / "run/metrics.jsonl").read_text().count("\n")
+    saved = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert saved == [f"step_{steps:08d}"]
+
+
 ASKS = "import popdist; print(popdist.getNumInstances(), flush=True)"
 PLACES = """#!/bin/bash
-asks() { "$@" "$PYTHON" -c "$ASKS" 2>&1 | grep -oE "^[0-9]+$|got [0-9]+ tasks of [a-z]+" | sort -u; }
+asks() { "$@" "$PYTHON" -c "$ASKS" 2>&1 | grep -oE "^[0-9]+$" | sort -u; }
 mpirun() { command mpirun --allow-run-as-root --oversubscribe "$@"; }
 for place in "" "srun -n 1" "srun -n 4" "srun -n 2 -N 2" "srun -n 2 --mpi=pmi2" "mpirun -np 1" "mpirun -np 3"; do
     echo "script, $place: $(asks $place | xargs)"
 done
 """
-EXPECTED = {  # the same of each task; mpirun ends the others when one has ended
+EXPECTED = {
     "script, ": "1",
     "script, srun -n 1": "1",
-    "script, srun -n 4": "got 4 tasks of srun",
-    "script, srun -n 2 -N 2": "got 2 tasks of srun",
-    "script, srun -n 2 --mpi=pmi2": "got 2 tasks of srun",
+    "script, srun -n 4": "4",
+    "script, srun -n 2 -N 2": "2",
+    "script, srun -n 2 --mpi=pmi2": "2",
     "script, mpirun -np 1": "1",
-    "script, mpirun -np 3": "got 3 tasks of mpirun",
+    "script, mpirun -np 3": "3",
 }
 
 
-def test_only_tasks_that_are_several_are_refused(slurm, tmp_path):
+def test_a_process_takes_itself_for_what_it_is(slurm, tmp_path):
     script, output = tmp_path / "script", tmp_path / "output"
     script.write_text(PLACES)
     words = {"PYTHON": sys.executable, "ASKS": ASKS}
@@ -144,6 +213,31 @@ def test_only_tasks_that_are_several_are_refused(slurm, tmp_path):
     slurm.wait(job, *ENDED)
     found = dict(re.findall(r"^(script, .*): (.*)$", output.read_text(), re.MULTILINE))
     assert found == EXPECTED, output.read_text()
+
+
+MEETS = "import popdist; from popdist import exchange; popdist.init(); "
+MEETS += "print(exchange.gather(popdist.getInstanceIndex()), flush=True)"
+MPIRUNS = {
+    "Open MPI": "mpirun.openmpi --allow-run-as-root --oversubscribe --map-by node",
+    "MPICH": "mpirun.mpich -ppn 1",
+}
+
+
+@pytest.mark.parametrize("mpirun", MPIRUNS.values(), ids=MPIRUNS)
+def test_mpirun_on_the_nodes_of_a_job_starts_processes_that_meet(mpirun, slurm):
+    words = ["salloc", "--nodes", 2, "--ntasks", 2, *mpirun.split(), "-np", 2]
+    done = slurm.run(*words, sys.executable, "-c", MEETS, POPDIST_SECRET="that of these tests")
+    assert done.stdout.count("[0, 1]") == 2
+
+
+def test_tasks_on_two_nodes_with_two_secrets_do_not_meet(slurm):
+    other = (
+        f'POPDIST_SECRET="number $SLURM_PROCID of the secrets" exec {sys.executable} -c "$MEETS"'
+    )
+    words = ["--nodes", 2, "--ntasks", 2, "--kill-on-bad-exit=1", "sh", "-c", other]
+    done = slurm.run("srun", *words, check=False, MEETS=MEETS)
+    assert done.returncode != 0 and done.stdout == ""
+    assert "give all machines the same POPDIST_SECRET, or the file" in done.stderr
 
 
 SENT = """
@@ -160,16 +254,9 @@ def test_what_is_sent_from_within_a_step_is_no_task_of_it(slurm, tmp_path):
     assert done.stdout.splitlines()[-1] == "1"
 
 
-def test_a_shell_of_a_step_is_one_process_and_other_tasks_are_refused(slurm, tmp_path):
-    pty = f"srun --ntasks 2 --pty {sys.executable} -c '{ASKS}'"
+@pytest.mark.parametrize(("task", "says"), [("{}", "2"), ("sh -c '{}; exit'", "1")])
+def test_a_shell_of_a_step_is_one_process_and_its_task_is_not(task, says, slurm):
+    asks = f'{sys.executable} -c "{ASKS}"'
+    pty = f"srun --ntasks 2 --pty {task.format(asks)}"
     done = slurm.run("script", "--quiet", "--return", "--command", pty, "/dev/null", check=False)
-    assert "1" in done.stdout.split() and "got 2 tasks" not in done.stdout
-    assert done.returncode != 0  # that of the other task
-
-
-def test_tasks_of_srun_are_told_a_command_that_works(slurm):
-    done = slurm.run("srun", "--ntasks", 2, sys.executable, "-c", ASKS, check=False)
-    assert done.returncode == 1 and done.stdout == ""
-    (command,) = set(re.findall(r"Run: (srun .*)", done.stderr))
-    done = slurm.run("bash", "-c", command)
-    assert done.stdout.splitlines() == ["2", "2"]
+    assert says in re.findall("[0-9]+", done.stdout), done.stdout

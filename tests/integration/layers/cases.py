@@ -59,7 +59,8 @@ def of_head(model: Model, w: Weights, t: Tensor, name: str) -> Tensor:
     """Queries or keys of a head, as they are compared: [S, D]."""
     if model.qk_norm and model.qk_norm_over == "head":
         t = rms_norm(model, w, t, f"{name}_norm.")
-    return turned(model, t) if model.position_embedding == "rotary" else t
+    is_turned = model.position_embedding == "rotary" and model.layer_pattern != ("nope",)
+    return turned(model, t) if is_turned else t
 
 
 def attention(
@@ -96,8 +97,10 @@ def attention(
             query = of_head(model, w, queries[head], f"{prefix}query")
             key = of_head(model, w, keys[head // shared], f"{prefix}key")
             scores = query @ key.T / math.sqrt(size)
-            later = torch.arange(sequence)[:, None] < torch.arange(sequence)
-            shares = torch.softmax(scores.masked_fill(later, -math.inf), dim=1)
+            before = torch.arange(sequence)[:, None] - torch.arange(sequence)
+            is_sliding = model.layer_pattern == ("sliding",)
+            hidden = (before < 0) | (before >= (model.window if is_sliding else sequence))
+            shares = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=1)
             if keep is not None:
                 shares = shares * keep[number, head]
             results.append(shares @ values[head // shared])
