@@ -14,8 +14,9 @@ class Checkpoint:
     this run's folder; best: the one with the lowest validation loss there; none: start afresh.
     """
     init_from: PathText | None = None
-    """Folder whose weights a fresh run begins with, its optimizer at step 0: a run, a checkpoint,
-    or a GPT-2, Llama or Qwen3 as Hugging Face saves it; none: random weights.
+    """Model whose weights a fresh run begins with, its optimizer at step 0: the folder of a run, a
+    checkpoint, or a model as Hugging Face saves it, which brings its settings, or such a model's
+    name at the hub, as Qwen/Qwen3-0.6B; none: random weights.
     """
     save: PathText | None = None
     """Folder that checkpoints are written to; none: checkpoints/ in the run's folder."""

@@ -3,6 +3,7 @@
 Imports what loads in a moment: `config`, and the flags of a plan.
 """
 
+import importlib
 import math
 import os
 import sys
@@ -53,7 +54,9 @@ class EvaluateOptions:
     """
 
     checkpoint: PathText | None = None
-    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used; or a model of
+    Hugging Face's: its folder, or its name at the hub.
+    """
     text: tuple[PathText, ...] = ()
     """Files of text, JSON, CSV, Parquet or Arrow, folders or quoted globs, in place of token files,
     as `data/prepare.py text` reads them; each file, object or row is a document.
@@ -83,7 +86,9 @@ class GenerateOptions:
     """What is written."""
 
     checkpoint: PathText | None = None
-    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used."""
+    """A run's folder, or a checkpoint: its newest checkpoint that is whole is used; or a model of
+    Hugging Face's: its folder, or its name at the hub.
+    """
     prompt: tuple[FreeText, ...] = ()
     """Texts to go on from, each by itself; none: a new document is begun."""
     prompt_file: PathText | None = None
@@ -128,7 +133,7 @@ class Conversion:
     """What is converted, and into what."""
 
     paths: tuple[PathText, ...]
-    """The folder to read, and the folder to make."""
+    """What is read, and the folder to make."""
     positions: Count | None = None
     """Positions that the new model has: the first ones, or with fresh ones after them; none: all
     that there are.
@@ -161,8 +166,10 @@ class Export(Conversion):
 
 
 CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
-    "from_hugging_face": ("FOLDER OUT: make a checkpoint of Hugging Face's model", Conversion),
+    "from_hugging_face": ("FOLDER|NAME OUT: make a checkpoint of Hugging Face's model", Conversion),
+    "from_nanogpt": ("FILE OUT: make a checkpoint of nanoGPT's ckpt.pt", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
+    "to_peft": ("CHECKPOINT OUT: make adapters that peft loads", Conversion),
 }
 """The ways to convert: what each does, and what it takes."""
 
@@ -229,6 +236,8 @@ GENERATE = TrainedModelCommand(
 )
 
 
+FIRST_WEIGHTS = "popxl_gpt.execution.exchange.initial_weights"
+"""The module that reads another model, which takes time to load: only where there is one."""
 BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
 """Settings of a run whose size the program chooses: it finds the files to validate on."""
 ONE_HEAD = {"heads": 1}
@@ -261,6 +270,19 @@ def implied_for_choice(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dic
     return {**found, **implied_settings(flags, file)}
 
 
+def implied_by_model(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run takes from its data and, unless a file says what is trained, from the model of
+    Hugging Face's whose weights it begins with.
+    """
+    found, begun = implied_settings(flags, file), flags.get("init_from")
+    if begun is None or file:
+        return found
+    own = importlib.import_module(FIRST_WEIGHTS).settings_of_model(Path(begun))
+    if flags.get("sequence_length", 0) > own.get("max_positions", 0):
+        own.pop("max_positions", None)  # the run's are as many
+    return {**{name: value for name, value in own.items() if name not in flags}, **found}
+
+
 def name_by_the_clock(flags: Mapping[str, Any]) -> str:
     """The name of a run that ends by the clock: that of its data's folder, and its minutes."""
     minutes = f"{flags['minutes']:g}_minutes"
@@ -279,7 +301,7 @@ def parse_training(arguments: Sequence[str]) -> CommandLine:
     flags = read_flags(arguments, program=program, options=TrainOptions)
     given, waiting = flags.given, {}
     if not chooses_model(given):
-        line = configured(flags, TrainOptions, default="demo", implied=implied_settings)
+        line = configured(flags, TrainOptions, default="demo", implied=implied_by_model)
     elif "gradient_accumulation_steps" in given:
         raise ConfigError(
             [

@@ -1,5 +1,5 @@
-"""Models to and from Hugging Face's format: `python demo/convert.py from_hugging_face FOLDER OUT`,
-`python demo/convert.py to_hugging_face CHECKPOINT OUT`. See --help.
+"""Models from and to the formats of others: `python demo/convert.py from_hugging_face FOLDER OUT`,
+`python demo/convert.py to_hugging_face CHECKPOINT OUT` and more. See --help.
 """
 
 import sys
@@ -13,15 +13,16 @@ if __name__ == "__main__":
     commands.convert()
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.saving import save
-from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.config.schema import Config, Model, Training
 from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
 from popxl_gpt.data.text_tokenizer import special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
@@ -29,12 +30,17 @@ from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saving import write_weights
+from popxl_gpt.execution.exchange.hub import model_folder
 from popxl_gpt.execution.exchange.hugging_face import (
     OWN_FILES,
     HuggingFaceFolder,
+    Weights,
     write_hugging_face,
 )
 from popxl_gpt.execution.exchange.initial_weights import with_positions
+from popxl_gpt.execution.exchange.kept_files import KEPT, keep
+from popxl_gpt.execution.exchange.nanogpt import NanoGPTFile
+from popxl_gpt.execution.exchange.peft import write_peft
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.utils.errors import UserError, reason_of, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
@@ -59,39 +65,79 @@ class Made:
 
 
 CHECKPOINT = Made(
-    r"config\.yml|checkpoints/(tokenizer(_config)?\.json|step_0+/(checkpoint\.json|[\w.]+\.safetensors)?)?",
+    r"config\.yml|checkpoints/(tokenizer(_config)?\.json|hugging_face/([\w.]+)?|step_0+/(checkpoint\.json|[\w.]+\.safetensors)?)?",
     (r"config\.yml", r"checkpoints/step_0+/checkpoint\.json"),
 )
+PEFT = Made(r"adapter_(config\.json|model\.safetensors)", (r"adapter_config\.json",))
 HUGGING_FACE = Made(OWN_FILES, (r"config\.json", r"model.*\.safetensors"))
 
 
 def from_hugging_face(options: Conversion) -> int:
     """Make a run's folder, with one checkpoint of weights alone, of a folder of Hugging Face's."""
-    source, out = options.folders()
+    named, out = options.folders()
+    source = model_folder(named, "FOLDER")
     _check_apart(out, source)
     theirs = HuggingFaceFolder(source)
-    model, weights = with_positions(theirs.model, options.positions, theirs.weights())
-    config = Config(name=out.name, model=model, training=Training(global_batch_size=1))
     tokenizer = _content_of(source / TOKENIZER)
     with _made(out, CHECKPOINT, options.overwrite) as folder:
         checkpoints = folder / "checkpoints"
-        target = checkpoints / folder_name(0)
-        target.mkdir(parents=True)
-        write_weights(target, config, weights, theirs.special_tokens)
-        save(config, folder / RUN_CONFIG)
+        narrow = [name for name, kind in theirs.types.items() if kind == "bfloat16"]
+        model = _write_run(
+            folder, out.name, options, theirs.model, theirs.weights(), theirs.special_tokens, narrow
+        )
+        keep(source, checkpoints / KEPT)
         if tokenizer is not None:
             write_plain(checkpoints / TOKENIZER, tokenizer)
             beside = special_tokens_beside(source / TOKENIZER)
             if beside:
                 text = json.dumps(beside, indent=2) + "\n"
                 write_plain(checkpoints / TOKENIZER_CONFIG, text)
-    kept = "without a tokenizer" if tokenizer is None else "with its tokenizer"
-    print(f"{out}: {si(parameter_count(model))} parameters, {kept}")
+    with_it = "without a tokenizer" if tokenizer is None else "with its tokenizer"
+    print(f"{out}: {si(parameter_count(model))} parameters, {with_it}")
     if tokenizer is None and (source / SENTENCEPIECE).exists():
         print(f"note: {SENTENCEPIECE} is no {TOKENIZER}, which is read here. {MAKE_TOKENIZER}")
-    named = quote(str(out))
-    print(f"Use it with --checkpoint {named}, or train it further with --init_from {named}.")
+    _tell_use(out)
     return 0
+
+
+def from_nanogpt(options: Conversion) -> int:
+    """Make a run's folder, with one checkpoint of weights alone, of nanoGPT's ckpt.pt."""
+    source, out = options.folders()
+    _check_apart(out, source)
+    theirs = NanoGPTFile(source)
+    with _made(out, CHECKPOINT, options.overwrite) as folder:
+        model = _write_run(folder, out.name, options, theirs.model, theirs.weights())
+    print(f"{out}: {si(parameter_count(model))} parameters, without a tokenizer")
+    print(
+        "note: nanoGPT saves no tokenizer. Its models of 50304 words are mostly of GPT-2's: give "
+        "that as --tokenizer. GELU is taken to be exact, as nanoGPT's is since 2023."
+    )
+    _tell_use(out)
+    return 0
+
+
+def _tell_use(out: Path) -> None:
+    quoted = quote(str(out))
+    print(f"Use it with --checkpoint {quoted}, or train it further with --init_from {quoted}.")
+
+
+def _write_run(
+    folder: Path,
+    name: str,
+    options: Conversion,
+    model: Model,
+    weights: Weights,
+    special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
+    bfloat16: Sequence[str] = (),
+) -> Model:
+    """Fill a run's folder, with one checkpoint of weights alone. Returns the model that it has."""
+    model, weights = with_positions(model, options.positions, weights)
+    config = Config(name=name, model=model, training=Training(global_batch_size=1))
+    target = folder / "checkpoints" / folder_name(0)
+    target.mkdir(parents=True)
+    write_weights(target, config, weights, special_tokens, bfloat16)
+    save(config, folder / RUN_CONFIG)
+    return model
 
 
 def to_hugging_face(options: Export) -> int:
@@ -101,7 +147,7 @@ def to_hugging_face(options: Export) -> int:
     _check_apart(out, source)
     _check_apart(out, saved.folder)
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
-    tokenizer = saved.folder.parent / TOKENIZER
+    tokenizer, kept = (saved.folder.parent / name for name in (TOKENIZER, KEPT))
     with _made(out, HUGGING_FACE, options.overwrite) as folder:
         family = write_hugging_face(
             folder,
@@ -112,9 +158,11 @@ def to_hugging_face(options: Export) -> int:
             saved.special_tokens,
             options.precision,
             options.family,
+            saved.types,
+            kept if kept.is_dir() else None,
         )
-    kept = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
-    print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kept}")
+    with_it = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
+    print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {with_it}")
     if saved.config.model.document_attention:
         print(
             "note: documents of one sequence attended to themselves alone (document_attention). "
@@ -127,6 +175,25 @@ def to_hugging_face(options: Export) -> int:
             "Load it with transformers.AutoModelForCausalLM.from_pretrained("
             f"{str(out)!r}, trust_remote_code=True), which runs {family.code.name} beside it."
         )
+    return 0
+
+
+def to_peft(options: Conversion) -> int:
+    """Make a folder of peft's of the adapters of a checkpoint."""
+    source, out = options.folders()
+    saved = find_trained(source, "CHECKPOINT")
+    _check_apart(out, source)
+    _check_apart(out, saved.folder)
+    if not saved.adapted.lora_rank:
+        raise UserError(
+            f"CHECKPOINT: got {saved.folder}, which has no adapters; expected those of a run with "
+            "--lora_rank. Export the whole model: to_hugging_face."
+        )
+    base = saved.config.checkpoint.init_from
+    with _made(out, PEFT, options.overwrite) as folder:
+        write_peft(folder, saved.adapted, saved.adapters(), base)
+    print(f"{out}: adapters of rank {saved.adapted.lora_rank} of {saved.folder}")
+    print(f"Load it with peft.AutoPeftModelForCausalLM.from_pretrained({str(out)!r}).")
     return 0
 
 
@@ -171,7 +238,9 @@ def _made(out: Path, kind: Made, overwrite: bool) -> Iterator[Path]:
 
 COMMANDS: "dict[str, Callable[[Any], int]]" = {
     "from_hugging_face": from_hugging_face,
+    "from_nanogpt": from_nanogpt,
     "to_hugging_face": to_hugging_face,
+    "to_peft": to_peft,
 }
 
 

@@ -34,8 +34,7 @@ from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.evaluation_data import open_evaluated, tokenizer_of
 from popxl_gpt.demo.job.text import check_made_by
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
-from popxl_gpt.execution.checkpoints.finding import find_trained
+from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
@@ -110,7 +109,7 @@ def evaluate(
     """Measure a trained model on token files or on text, every token once.
 
     Args:
-        checkpoint: a run's folder, or a checkpoint.
+        checkpoint: a run's folder, a checkpoint, or a model of Hugging Face's: its folder or name.
         input_files, text: one or several, as the command line takes them; neither: the run's
             validation files.
         stride: tokens from a window's beginning to the next one's; None: sequence_length.
@@ -129,13 +128,13 @@ def evaluate(
 
 def _opened(
     checkpoint: "str | Path", values: Mapping[str, Any], settings: Mapping[str, Any]
-) -> "tuple[SavedRun, Config]":
+) -> "tuple[TrainedModel, Config]":
     """A checkpoint, and how to run it.
 
     Args:
         values: all that was given; `settings`: what is of the configuration.
     """
-    saved = find_trained(user_path("--checkpoint", checkpoint))
+    saved = find_model(user_path("--checkpoint", checkpoint))
     refused = sorted(set(settings) - set(EVALUATE.used))
     if refused:
         raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(EVALUATE.used)}."])
@@ -149,14 +148,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(flags: Flags) -> int:
     """Evaluate as flags say. Returns the exit code."""
-    found: list[SavedRun] = []
+    found: list[TrainedModel] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
         if values.get("checkpoint") is None:
             raise ConfigError(
                 ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
             )
-        found.append(find_trained(Path(values["checkpoint"])))
+        found.append(find_model(Path(values["checkpoint"])))
         return _sections(found[0], values)
 
     config, options, _ = EVALUATE.parse(flags, sections_of)
@@ -214,7 +213,7 @@ def evaluate_tasks(
     """Measure a trained model on tasks of EleutherAI's lm-evaluation-harness.
 
     Args:
-        checkpoint: a run's folder, or a checkpoint.
+        checkpoint: a run's folder, a checkpoint, or a model of Hugging Face's: its folder or name.
         tasks: a name of the harness's or a task file, or several.
         num_fewshot, limit, settings: as the command line takes them.
     Returns:
@@ -228,7 +227,7 @@ def evaluate_tasks(
     return _run_tasks(saved, config, options)
 
 
-def _run_tasks(saved: SavedRun, config: Config, options: Options) -> "dict[str, Any]":
+def _run_tasks(saved: TrainedModel, config: Config, options: Options) -> "dict[str, Any]":
     if options.text or config.data.input_files or options.stride is not None:
         raise UserError(
             "--lm_eval: got tasks, and --text, --input_files or --stride; expected tasks alone. "
@@ -253,7 +252,7 @@ def _harness() -> Any:
         ) from error
 
 
-def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
+def _sections(saved: TrainedModel, values: Mapping[str, Any]) -> "dict[str, Any]":
     """The sections of a checkpoint's configuration, for the data and the layout of these values."""
     mapping = to_mapping(saved.config)
     data, execution = mapping["data"], mapping["execution"]
@@ -307,7 +306,7 @@ class _Progress:
 
 
 def _measure(
-    saved: SavedRun,
+    saved: TrainedModel,
     config: Config,
     options: Options,
     progress: Callable[[int, int], None] = _silent,

@@ -18,10 +18,9 @@ from popxl_gpt.data.tokenisation import tokenise, unknown_token
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
 from popxl_gpt.demo.job.writing import end_of_documents
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.exchange.trained import TrainedModel
 from popxl_gpt.utils.errors import UserError
-from popxl_gpt.utils.files.plain import real_path
 
 
 def open_evaluated(
@@ -80,7 +79,7 @@ def _joined(texts: "Sequence[str]", tokenizer: TextTokenizer) -> np.ndarray:
     return joined
 
 
-def tokenizer_of(saved: SavedRun, config: Config, needed: bool) -> TextTokenizer | None:
+def tokenizer_of(saved: TrainedModel, config: Config, needed: bool) -> TextTokenizer | None:
     """The tokenizer that is named, or else one beside the checkpoint, the run's, or beside the
     data; None where there is none and none is needed.
     """
@@ -88,7 +87,7 @@ def tokenizer_of(saved: SavedRun, config: Config, needed: bool) -> TextTokenizer
     if own is not None and own != trained:
         paths = [Path(own)]
     else:
-        folders = [*real_path(saved.folder).parents[:2]]
+        folders = [*saved.beside]
         files = (Path(name) for name in config.data.input_files)
         folders += [path if path.is_dir() else path.parent for path in files]
         choices = [*(folder / TOKENIZER for folder in folders), *([Path(own)] if own else [])]

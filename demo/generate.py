@@ -30,9 +30,8 @@ from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
 from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
 from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
-from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
-from popxl_gpt.execution.checkpoints.finding import find_trained
+from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
@@ -40,7 +39,6 @@ from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.escaping import as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
-from popxl_gpt.utils.files.plain import real_path
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.texts import encoding_problem, several, user_path
 
@@ -55,7 +53,7 @@ class Trained:
         special_tokens: take those that prompts spell as tokens, not as text.
     """
 
-    def __init__(self, saved: SavedRun, config: Config, special_tokens: bool):
+    def __init__(self, saved: TrainedModel, config: Config, special_tokens: bool):
         self.saved = saved
         self.config = config
         self.tokenizer = find_tokenizer(saved, config)
@@ -116,7 +114,7 @@ def generate(
     """Texts that a trained model writes, `samples` after each prompt.
 
     Args:
-        checkpoint: a run's folder, or a checkpoint.
+        checkpoint: a run's folder, a checkpoint, or a model of Hugging Face's: its folder or name.
         prompts: a text to go on from, or several; none: one new document is begun.
         tokens: to write after each.
         sampling: how tokens are chosen; its seed is the checkpoint's unless it is given.
@@ -130,7 +128,7 @@ def generate(
         UserError: something given cannot be used.
         NotFiniteError: weights or logits are not finite.
     """
-    saved = find_trained(user_path("--checkpoint", checkpoint))
+    saved = find_model(user_path("--checkpoint", checkpoint))
     batch = settings.get("data_parallel", 1)
     refused = sorted(set(settings) - set(GENERATE.used))
     if refused:
@@ -150,14 +148,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(flags: Flags) -> int:
     """Write as flags say. Returns the exit code."""
-    found: list[SavedRun] = []
+    found: list[TrainedModel] = []
 
     def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
         if values.get("checkpoint") is None:
             raise ConfigError(
                 ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
             )
-        found.append(find_trained(Path(values["checkpoint"])))
+        found.append(find_model(Path(values["checkpoint"])))
         return _sections(found[0], values)
 
     config, options, _ = GENERATE.parse(flags, sections_of)
@@ -188,7 +186,7 @@ def run(flags: Flags) -> int:
     return 0
 
 
-def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
+def _sections(saved: TrainedModel, values: Mapping[str, Any]) -> "dict[str, Any]":
     """The sections of a checkpoint's configuration, with a batch that these values allow."""
     mapping = to_mapping(saved.config)
     batch = values.get("data_parallel", 1)
@@ -196,13 +194,13 @@ def _sections(saved: SavedRun, values: Mapping[str, Any]) -> "dict[str, Any]":
     return mapping
 
 
-def find_tokenizer(saved: SavedRun, config: Config) -> TextTokenizer:
+def find_tokenizer(saved: TrainedModel, config: Config) -> TextTokenizer:
     """The tokenizer that is named, or else the one beside a checkpoint, or in the run's folder.
 
     Raises:
         UserError: there is none, or it has tokens that the model lacks.
     """
-    beside = [folder / TOKENIZER for folder in real_path(saved.folder).parents[:2]]
+    beside = [folder / TOKENIZER for folder in saved.beside]
     own, trained = config.data.tokenizer, saved.config.data.tokenizer
     if own is not None and own != trained:
         path = Path(own)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import NoReturn
 
 import popdist
@@ -87,6 +88,9 @@ class Checkpoints(Part):
         position = self._position()
         if self._tokenizer is not None and run.is_leader:
             run.folder.keep_tokenizer(self._tokenizer)
+        begun = run.config.checkpoint.init_from
+        if begun is not None and run.is_leader:
+            run.folder.keep_beside(Path(begun))
         self._saved_at = time.monotonic()
         release_freed_memory()  # what is read of the state takes the place of a step's tensors
         self._saving = begin_save(

@@ -20,6 +20,8 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     remove_leftovers,
 )
 from popxl_gpt.execution.checkpoints.finding import find
+from popxl_gpt.execution.exchange.kept_files import KEPT, keep
+from popxl_gpt.execution.exchange.trained import came_with
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
     REPORT,
@@ -29,6 +31,7 @@ from popxl_gpt.execution.reports.run.run_files import (
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.folder_lock import FolderLock
+from popxl_gpt.utils.files.folders import partial_folder, publish
 from popxl_gpt.utils.files.plain import real_path
 from popxl_gpt.utils.files.whole import remove_partial, write_whole, written_whole
 from popxl_gpt.utils.runtime import leave_note, read_note
@@ -114,6 +117,18 @@ class RunFolder:
                 self.tokenizer,
                 error.strerror,
             )
+
+    def keep_beside(self, begun: Path) -> None:
+        """Copy what came with the weights that the run begins with, for an export to have it."""
+        target = self.checkpoints / KEPT
+        try:
+            source = None if target.exists() else came_with(begun)
+            if source is not None:
+                with partial_folder(target) as folder:
+                    keep(source, folder)
+                    publish(folder, target, overwrite=False)
+        except (OSError, UserError) as error:
+            _LOG.warning("%s: not written: '%s'. An export goes without it.", target, error)
 
     def holds(self, saved: SavedRun) -> bool:
         """Whether a checkpoint is one of this run's."""

@@ -19,6 +19,8 @@ from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, TOKENIZER
+from popxl_gpt.execution.exchange.hub import model_folder
+from popxl_gpt.execution.exchange.trained import INIT_FROM
 from popxl_gpt.utils.errors import UserError, io_failure
 from popxl_gpt.utils.files.plain import real_path
 
@@ -200,7 +202,7 @@ def begun_tokenizer(
             given, or that made the data.
     """
     source = config.checkpoint.init_from
-    path = None if source is None else _tokenizer_of_model(Path(source))
+    path = None if source is None else _tokenizer_of_model(model_folder(Path(source), INIT_FROM))
     if path is None:
         return tokenizer
     theirs = read_tokenizer(path)

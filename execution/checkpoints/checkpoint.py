@@ -22,7 +22,7 @@ import popxl_addons as addons
 from popxl.tensor import Variable
 
 from popxl_gpt.config.presets import from_mapping, override
-from popxl_gpt.config.schema import Config
+from popxl_gpt.config.schema import Config, Model
 from popxl_gpt.data.special_tokens import END, as_list
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, NAME
 from popxl_gpt.execution.checkpoints.damage import (
@@ -47,12 +47,13 @@ from popxl_gpt.execution.checkpoints.tensor_files import (
     TensorFileError,
     damaged_tensors,
     read_tensors,
+    tensor_entries,
 )
 from popxl_gpt.execution.overflow import COUNTED, SEEDS, read_count
 from popxl_gpt.execution.variables import write
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.linear import DOWN, UP, merged
-from popxl_gpt.modelling.parameters import Table
+from popxl_gpt.modelling.parameters import Role, Table
 from popxl_gpt.utils.errors import NotFiniteError, UserError
 from popxl_gpt.utils.files.plain import check_plain, open_plain, real_path
 from popxl_gpt.utils.files.whole import set_aside
@@ -93,6 +94,34 @@ class SavedRun:
     def ends(self) -> "list[int]":
         """The tokens that texts end with."""
         return as_list(self.special_tokens.get(END))
+
+    @property
+    def beside(self) -> "list[Path]":
+        """Folders where the run's tokenizer may be: beside the checkpoints, and the run's own."""
+        return list(real_path(self.folder).parents[:2])
+
+    @property
+    def types(self) -> "dict[str, str]":
+        """The type that each weight came in, or has been trained in, by its name. The files have
+        bfloat16 as float32.
+        """
+        saved = model_table(self.adapted)
+        found = dict.fromkeys(model_table(self.config.model), "float32")
+        for layer in layers_of(self.config):
+            path = self.folder / file_of(layer)
+            try:
+                entries = tensor_entries(path)
+            except TensorFileError as error:
+                raise DamagedError(f"{path}, {error}") from error
+            except OSError as error:
+                raise not_read(path, error) from error
+            for key, entry in entries.items():
+                name = f"{layer}.{key.removeprefix('weights.')}"
+                is_merged = f"{name.rpartition('.')[0]}.{DOWN}" in saved.keys() - found.keys()
+                if name in found and entry.type == "F16" and not is_merged:
+                    found[name] = "float16"
+        came = self._manifest.get("bfloat16", [])
+        return {**found, **{name: "bfloat16" for name in came if name in found}}
 
     def check_data(self, fingerprint: str) -> None:
         """Say so where the run continues on other data: its position in them then means little."""
@@ -152,7 +181,7 @@ class SavedRun:
         Raises:
             NotFiniteError: a weight is not finite; names it.
         """
-        saved = from_mapping(self._manifest["config"]).model
+        saved = self.adapted
         table, of_file = model_table(self.config.model), model_table(saved)
         for layer in layers_of(self.config):
             tensors = self._read(layer)
@@ -168,6 +197,20 @@ class SavedRun:
             if left:
                 got = f"tensors that its model has not: {some_of(left)}"
                 raise damaged(self.folder / file_of(layer), got, "the layer's alone")
+
+    @property
+    def adapted(self) -> Model:
+        """The model as it was trained, with its adapters where it has any."""
+        return from_mapping(self._manifest["config"]).model
+
+    def adapters(self) -> "Iterator[tuple[str, np.ndarray]]":
+        """The adapters by parameter name; raises as `weights`."""
+        table = model_table(self.adapted)
+        for layer in layers_of(self.config):
+            tensors = self._read(layer)
+            for name, parameter in table.items():
+                if name.startswith(f"{layer}.") and parameter.role is Role.ADAPTER:
+                    yield name, self._weight(tensors, layer, name, table)
 
     def _weight(
         self, tensors: "dict[str, np.ndarray]", layer: str, name: str, table: Table

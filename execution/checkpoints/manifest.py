@@ -189,6 +189,10 @@ _CHECK = _fields(
         "rounding_seed": _seeds,
         "weights_only": _that(lambda value: isinstance(value, bool), "true or false"),
         "special_tokens": _each(_tokens),
+        "bfloat16": _that(
+            lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+            "names of weights",
+        ),
         "metrics": _STEP,
         "validation_loss": _that(is_loss, "a number"),
         "validation_fingerprint": _TEXT,

@@ -8,7 +8,7 @@ processes have brought theirs onto the disk.
 import errno
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -307,6 +307,7 @@ def write_weights(
     config: Config,
     weights: "Iterator[tuple[str, np.ndarray]]",
     special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
+    bfloat16: "Sequence[str]" = (),
 ) -> None:
     """Fill a folder with a checkpoint of whole weights alone, of step 0: for programs that use a
     model, and to begin a run with.
@@ -314,13 +315,17 @@ def write_weights(
     Args:
         weights: by parameter name, in the table's order.
         special_tokens: that texts begin and end with, by Hugging Face's names.
+        bfloat16: names of those that came in bfloat16, which are float32 here.
     """
     files = {}
     for layer, named in groupby(weights, lambda item: _layer_of(item[0])):
         prefix = f"{layer}."
         tensors = {f"weights.{name.removeprefix(prefix)}": array for name, array in named}
         files.update(_write_file(folder, layer, tensors))
-    described = {"weights_only": True, "seed": [[0, 0]], "special_tokens": dict(special_tokens)}
+    described: dict[str, Any] = {"weights_only": True, "seed": [[0, 0]]}
+    described["special_tokens"] = dict(special_tokens)
+    if bfloat16:
+        described["bfloat16"] = list(bfloat16)
     _write_manifest(folder, config, Position(0, ""), described, files)
 
 

@@ -12,6 +12,7 @@ import math
 import os
 import struct
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ SIZES = {**{name: np.dtype(kind).itemsize for name, kind in TYPES.items()}, BFLO
 AXES = 64
 """The most that a tensor may have, as numpy's."""
 _PIECE = 2**22
+_BLOCK = 2**26
+"""Bytes of the rows that are copied at a time."""
 _ALIGNMENT = 8
 """Bytes, of the widest type."""
 
@@ -91,33 +94,105 @@ def write_tensors(
     Args:
         is_bfloat16: they are the bits of such, as uint16.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    end = 0
-    for name in order:
-        array, begin = tensors[name], end
-        end += array.nbytes
-        kind, shape = BFLOAT16 if is_bfloat16 else NAMES[array.dtype], list(array.shape)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    digest, checksums = hashlib.sha256(), {}
+    kinds = {
+        name: (BFLOAT16 if is_bfloat16 else NAMES[array.dtype], array.shape)
+        for name, array in tensors.items()
+    }
+    head, entries = _laid_out(kinds, metadata)
+    digest, checksums = hashlib.sha256(head), {}
     with open(create_plain(path), "wb", buffering=_PIECE) as file:
-        for part in (struct.pack("<Q", len(text)), text):
-            digest.update(part)
-            file.write(part)
-        for name in order:
-            content = memoryview(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        file.write(head)
+        for name in entries:
             crc = 0
-            for place in range(0, len(content), _PIECE):
-                piece = content[place : place + _PIECE]
+            for piece in _pieces(tensors[name]):
                 digest.update(piece)
                 crc = checksum()(piece, crc)
                 file.write(piece)
             checksums[name] = crc
         sync(file)
-    size = 8 + len(text) + end
+    size = max((entry.end for entry in entries.values()), default=len(head))
     return {"bytes": size, "sha256": digest.hexdigest(), "tensors": checksums}
+
+
+class TensorWriter:
+    """A new file of tensors that are written one by one, in any order; as `write_tensors` makes it.
+    After the block it is on the disk.
+
+    Args:
+        kinds: type and shape of each tensor that it is to have.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kinds: "Mapping[str, tuple[str, tuple[int, ...]]]",
+        metadata: "dict[str, str] | None" = None,
+    ):
+        head, self._entries = _laid_out(kinds, metadata)
+        self._file = open(create_plain(path), "wb", buffering=0)
+        self._file.write(head)
+
+    def write(
+        self, name: str, array: np.ndarray, converted: "Callable[[np.ndarray], np.ndarray] | None"
+    ) -> None:
+        """Put a tensor's bytes into their place.
+
+        Args:
+            converted: gives some rows as they are in the file, bfloat16 as its bits, uint16; none:
+                as they are.
+        """
+        entry = self._entries[name]
+        assert array.shape == entry.shape, name
+        self._file.seek(entry.begin)
+        for piece in _pieces(array, converted):
+            while piece:
+                piece = piece[self._file.write(piece) or 0 :]
+        assert self._file.tell() == entry.end, name
+
+    def __enter__(self) -> "TensorWriter":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        with self._file:
+            if kind is None:
+                sync(self._file)
+
+
+def _laid_out(
+    kinds: "Mapping[str, tuple[str, tuple[int, ...]]]", metadata: "dict[str, str] | None"
+) -> "tuple[bytes, dict[str, Entry]]":
+    """What a file begins with, and the place of each tensor, in order."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    entries, end = {}, 0
+    for name in sorted(kinds, key=lambda name: (-SIZES[kinds[name][0]], name)):
+        (kind, shape), begin = kinds[name], end
+        end += SIZES[kind] * math.prod(shape)
+        entries[name] = Entry(kind, tuple(shape), begin, end)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    head = struct.pack("<Q", len(text)) + text
+    return head, {
+        name: replace(entry, begin=len(head) + entry.begin, end=len(head) + entry.end)
+        for name, entry in entries.items()
+    }
+
+
+def _pieces(
+    array: np.ndarray, converted: "Callable[[np.ndarray], np.ndarray] | None" = None
+) -> "Iterator[memoryview]":
+    """The bytes of a tensor in order. Of one that lies otherwise, or is converted, a few rows at a
+    time are copied.
+    """
+    blocks = [array]
+    if array.ndim and (converted is not None or not array.flags.c_contiguous):
+        rows = max(1, _BLOCK * len(array) // max(1, array.nbytes))
+        blocks = [array[i : i + rows] for i in range(0, len(array), rows)]
+    for block in blocks:
+        found = block if converted is None else converted(block)
+        content = memoryview(np.ascontiguousarray(found).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        for place in range(0, len(content), _PIECE):
+            yield content[place : place + _PIECE]
 
 
 def tensor_entries(path: Path) -> "dict[str, Entry]":
@@ -131,8 +206,13 @@ def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
     with open(open_plain(path), "rb", buffering=0) as file:
         if entry.type != BFLOAT16:
             return _array(file.fileno(), name, entry)
-        bits = _array(file.fileno(), name, replace(entry, type="U16")).astype(np.uint32)
-        return (bits << 16).view(np.float32)
+        wide = np.empty(entry.shape, np.uint32)
+        flat, bits = wide.reshape(-1), np.empty(_PIECE // 2, np.uint16)
+        for begin in range(0, flat.size, bits.size):
+            place, part = entry.begin + 2 * begin, flat[begin : begin + bits.size]
+            _fill(file.fileno(), name, bits[: part.size], place)
+            np.left_shift(bits[: part.size], 16, out=part, dtype=np.uint32)
+        return wide.view(np.float32)
 
 
 def damaged_tensors(path: Path, checksums: "dict[str, int]", nbytes: int) -> "list[str]":
@@ -231,15 +311,18 @@ def _array(number: int, name: str, entry: Entry) -> np.ndarray:
             f"{shown(name)}: got {shown(entry.type)}; expected float32 or float16"
         )
     array: np.ndarray = np.empty(entry.shape, TYPES[entry.type])
-    left, place = memoryview(array.reshape(-1).view(np.uint8)), entry.begin  # type: ignore[arg-type]
+    _fill(number, name, array.reshape(-1), entry.begin)
+    return array
+
+
+def _fill(number: int, name: str, flat: np.ndarray, place: int) -> None:
+    """Read so many bytes as an array has, from a place on."""
+    left, end = memoryview(flat.view(np.uint8)), place + flat.nbytes  # type: ignore[arg-type]
     while left:
         count = os.preadv(number, [left[:_PIECE]], place)
         if not count:
-            raise TensorFileError(
-                f"{shown(name)}: got an end at byte {place}; expected {entry.end}"
-            )
+            raise TensorFileError(f"{shown(name)}: got an end at byte {place}; expected {end}")
         left, place = left[count:], place + count
-    return array
 
 
 def _crc(number: int, entry: Entry) -> int:

@@ -5,8 +5,10 @@ Weights pass through memory a tensor at a time. Nothing is unpickled, and no fol
 """
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.schema import Model
+from popxl_gpt.config.schema import Config, Model, Training
 from popxl_gpt.data.special_tokens import BEGIN, END, as_list
 from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
-from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
+from popxl_gpt.execution.checkpoints.saved_state import Position
+from popxl_gpt.execution.checkpoints.tensor_files import BFLOAT16, TensorWriter
 from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.hugging_face_config import (
@@ -31,27 +34,47 @@ from popxl_gpt.execution.exchange.hugging_face_config import (
 from popxl_gpt.execution.exchange.hugging_face_files import (
     TensorFiles,
     as_precision,
+    digest,
     named_files,
     read_json,
-    same_bits,
+)
+from popxl_gpt.execution.exchange.kept_files import (
+    BESIDE,
+    CONFIG,
+    config_text,
+    copy_beside,
+    has_tokenizer,
 )
 from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.modelling.parameters import Table
 from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import shown
 from popxl_gpt.utils.files.hub import foreign_model, hub_hint
 from popxl_gpt.utils.files.plain import check_plain, names_in, write_plain
-from popxl_gpt.utils.files.whole import rename
 
-CONFIG = "config.json"
+Weights = Iterator["tuple[str, np.ndarray]"]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, where there are several."""
 SHARD = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
-OWN_FILES = (
-    r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
-    r"tokenizer(_config)?\.json|modeling_popxl_gpt\.py"
+PICKLED = "pytorch_model.bin"
+KINDS = (
+    (WEIGHTS, INDEX, SHARD),
+    (PICKLED, f"{PICKLED}.index.json", re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")),
+)
+"""The name of weights in one file, that of the index of several, and the names of those."""
+OWN_FILES = "|".join(
+    (
+        r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json",
+        r"modeling_popxl_gpt\.py",
+        *map(re.escape, (CONFIG, *BESIDE)),
+    )
 )
 """Pattern of the files that `write_hugging_face` makes."""
+TYPES = {"F32": "float32", BFLOAT16: "bfloat16", "F16": "float16"}
+"""Types of weights as their files name them, the widest first."""
+SAFETENSORS = {name: kind for kind, name in TYPES.items()}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TOKENIZER_VALUES = 2**23
 """Values in the JSON of a tokenizer, which has several for each token."""
 
@@ -82,55 +105,46 @@ class HuggingFaceFolder:
         """The tokens that texts begin and end with, as `config.json` names them."""
         return special_tokens_in(self._config(), self.model.vocabulary_size)
 
-    def weights(self) -> "Iterator[tuple[str, np.ndarray]]":
-        """Whole weights by our parameter names, in the table's order: float32, or float16 where
-        the file has that. Every tensor of the folder is one of them, or known to be no weight.
+    @property
+    def config(self) -> Config:
+        """As of a run that trained it; one sequence at a time."""
+        return Config(name=self.path.name, model=self.model, training=Training(global_batch_size=1))
 
-        Raises:
-            UserError: tensors are missing, have another shape or type, or are none of the model's,
-                or the head is tied by the configuration alone.
-        """
-        family, model, problems = self.family, self.model, []
-        head = family.head_matrix
+    @property
+    def folder(self) -> Path:
+        """The same as of a checkpoint."""
+        return self.path
+
+    @property
+    def position(self) -> Position:
+        """Before any step."""
+        return Position(0, "")
+
+    @property
+    def ends(self) -> "list[int]":
+        """The tokens that texts end with."""
+        return as_list(self.special_tokens.get(END))
+
+    @property
+    def beside(self) -> "list[Path]":
+        """Folders where its tokenizer may be."""
+        return [self.path]
+
+    @property
+    def kept(self) -> Path:
+        """The folder with what came beside its weights."""
+        return self.path
+
+    @property
+    def types(self) -> "dict[str, str]":
+        """Type of each weight in its file, by our names; the widest of several."""
+        family = self.family
         files = self._files(family)
-        if model.layers > max(len(files.found), 1000):  # a table of so many takes seconds
-            raise UserError(
-                f"{self.path}: got {len(files.found)} tensors for {model.layers} layers; expected "
-                f"several for each. Use the {CONFIG} of these weights."
-            )
-        table = model_table(model)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, parameter in table.items():
-            shapes |= family.shapes(name, parameter)
-            if name == WORDS and model.tied_head and head in files.found:
-                shapes[head] = shapes[family.names(name)[0]]
-        for theirs, expected in shapes.items():
-            if theirs not in files.found:
-                problems.append(f"{theirs} is missing")
-            elif (shape := files.found[theirs].entry.shape) != expected:
-                problems.append(f"{theirs} has shape {shown(list(shape))}, not {list(expected)}")
-        problems += [
-            f"{shown(place.name)} is none of its tensors"
-            for theirs, place in files.found.items()
-            if theirs not in shapes and not family.is_buffer(theirs)
-        ]
-        if problems:
-            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-            raise UserError(
-                f"{self.path}: got tensors of another model: {'; '.join(problems[:3])}{more}. "
-                f"Use the {CONFIG} of these weights."
-            )
-        files.check_types(shapes)
-        for name, parameter in table.items():
-            own_names = family.names(name)
-            array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
-            is_tied = name == WORDS and model.tied_head and head in shapes
-            if is_tied and not same_bits(array, files.read(head)):
-                raise UserError(
-                    f"{self.path}: got {head} that is not {own_names[0]}; expected one tensor for "
-                    f"both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
-                )
-            yield name, array
+        return _types(_table(self.path, self.model, files), family, files)
+
+    def weights(self) -> Weights:
+        """Whole weights by our parameter names, as of `read_weights`."""
+        yield from read_weights(self.path, self.family, self.model, self._files)
 
     def _config(self) -> "dict[str, Any]":
         """What config.json says, of a folder that has one."""
@@ -140,13 +154,19 @@ class HuggingFaceFolder:
         return read_json(self.path / CONFIG, hub_hint(self.path))
 
     def _files(self, family: Family) -> TensorFiles:
-        """The weights' files: those that the index names, or the one, and no other beside them."""
-        there = {name for name in names_in(self.path) if SHARD.fullmatch(name)}
-        named: dict[str, list[str]] = {WEIGHTS: []}
-        if (self.path / INDEX).is_file():
-            named = named_files(self.path / INDEX)
-        elif WEIGHTS not in there:
-            raise UserError(f"{self.path}: got {self._in_place_of_weights(there)}")
+        """The weights' files: those that the index names, or the one, and no other beside them.
+        What PyTorch pickled is only taken where there is nothing else.
+        """
+        names = names_in(self.path)
+        whole, index, shard = next(
+            (kind for kind in KINDS if any(kind[2].fullmatch(name) for name in names)), KINDS[0]
+        )
+        there = {name for name in names if shard.fullmatch(name)}
+        named: dict[str, list[str]] = {whole: []}
+        if (self.path / index).is_file():
+            named = named_files(self.path / index)
+        elif whole not in there:
+            raise UserError(f"{self.path}: got {self._in_place_of_weights(there, index)}")
         others = sorted(there - named.keys())
         if others:
             raise UserError(
@@ -155,10 +175,10 @@ class HuggingFaceFolder:
             )
         return TensorFiles({self.path / file: names for file, names in named.items()}, family)
 
-    def _in_place_of_weights(self, shards: "set[str]") -> str:
+    def _in_place_of_weights(self, shards: "set[str]", index: str) -> str:
         """What a folder without weights that can be read has, what is expected, and what to do."""
         if shards:
-            return f"{min(shards)} without {INDEX}; expected both. Copy the folder again."
+            return f"{min(shards)} without {index}; expected both. Copy the folder again."
         pickled = sorted(name for name in names_in(self.path) if name.endswith(".bin"))
         for path in (self.path / name for name in pickled[:1]):
             try:
@@ -176,71 +196,112 @@ WORDS = "embedding.word.weight"
 """The parameter that a tied head shares with the embedding."""
 
 
+def read_weights(
+    where: Path, family: Family, model: Model, files_of: Callable[[Family], TensorFiles]
+) -> Weights:
+    """Whole weights by our parameter names, in the table's order: float32, or float16 where the
+    file has that. Every tensor of the files is one of them, or known to be no weight.
+
+    Raises:
+        UserError: tensors are missing, have another shape or type, or are none of the model's,
+            or the head is tied by the configuration alone.
+    """
+    files, problems = files_of(family), []
+    table = _table(where, model, files)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in table.items():
+        shapes |= family.shapes(name, parameter)
+        if name == WORDS and model.tied_head and family.head_matrix in files.found:
+            shapes[family.head_matrix] = shapes[family.names(name)[0]]
+    for theirs, expected in shapes.items():
+        if theirs not in files.found:
+            problems.append(f"{theirs} is missing")
+        elif (shape := files.found[theirs].shape) != expected:
+            problems.append(f"{theirs} has shape {shown(list(shape))}, not {list(expected)}")
+    problems += [
+        f"{shown(place.name)} is none of its tensors"
+        for theirs, place in files.found.items()
+        if theirs not in shapes and not family.is_buffer(theirs)
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise UserError(
+            f"{where}: got tensors of another model: {'; '.join(problems[:3])}{more}. "
+            f"Use the {CONFIG} of these weights."
+        )
+    files.check_types(shapes)
+    for name, parameter in table.items():
+        own_names = family.names(name)
+        is_tied = name == WORDS and model.tied_head and family.head_matrix in shapes
+        # one of the two at a time
+        head = digest(files.read(family.head_matrix)) if is_tied else b""
+        array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
+        if is_tied and digest(array) != head:
+            raise UserError(
+                f"{where}: got {family.head_matrix} that is not {own_names[0]}; expected one tensor "
+                f"for both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
+            )
+        yield name, array
+
+
+def _table(where: Path, model: Model, files: TensorFiles) -> Table:
+    """The model's parameters. UserError where the files have not the tensors of so many layers."""
+    if model.layers > max(len(files.found), 1000):  # a table of so many takes seconds
+        raise UserError(
+            f"{where}: got {len(files.found)} tensors for {model.layers} layers; expected "
+            f"several for each. Use the {CONFIG} of these weights."
+        )
+    return model_table(model)
+
+
+def _types(table: Table, family: Family, files: TensorFiles) -> "dict[str, str]":
+    """Type of each weight in its file, by our names; the widest of several."""
+    found = {}
+    for name in table:
+        kinds = [files.found[theirs].type for theirs in family.names(name) if theirs in files.found]
+        found[name] = next((kind for kind in TYPES if kind in kinds), "F32")
+    return {name: TYPES[kind] for name, kind in found.items()}
+
+
 def write_hugging_face(
     folder: Path,
     model: Model,
-    weights: "Iterator[tuple[str, np.ndarray]]",
+    weights: Weights,
     tokenizer: Path | None,
     file_bytes: int,
     special_tokens: "Mapping[str, int | list[int]]" = MappingProxyType({}),
     precision: str | None = None,
     family_name: str | None = None,
+    types: "Mapping[str, str]" = MappingProxyType({}),
+    kept: Path | None = None,
 ) -> Family:
     """Fill a folder with a model that transformers loads. Returns what it is there.
 
     Args:
-        weights: whole, by our names.
+        weights: whole, by our names, in the table's order.
         tokenizer: a tokenizer.json to put beside them.
         file_bytes: another file of weights is begun after so many.
         special_tokens: that texts begin and end with, as `config.json` names them; those that it
             does not name are the tokenizer's, or the model's.
-        precision: type of the weights; none: as they are.
+        precision: type of the weights; none: that of `types`.
         family_name: what the model is to be there, as `config.json` names it; none: the first
             family that it is of.
+        types: of each weight, by our names; float32 where it is not said.
+        kept: a folder with what lay beside the weights where the model came from.
     Raises:
         UserError: the model is not of that family, or its weights are beyond the precision.
     """
     family = family_of(model, family_name)
-    table, total, where = model_table(model), 0, {}
-    shards: list[dict[str, np.ndarray]] = [{}]
-    names: list[Path] = []
-
-    def flush() -> None:
-        path = folder / f".weights-{len(names)}"
-        write_tensors(shards.pop(), path, {"format": "pt"}, precision == "bfloat16")
-        names.append(path)
-        shards.append({})
-
-    for name, whole in weights:
-        array = as_precision(name, whole, precision)
-        pending = sum(held.nbytes for held in shards[-1].values())
-        if pending and pending + array.nbytes > file_bytes:
-            flush()
-        tensors = family.split(name, table[name], array)
-        shards[-1].update(tensors)
-        where.update(dict.fromkeys(tensors, len(names)))
-        total += array.nbytes
-        kind = precision or array.dtype.name
-    flush()
-    final = [
-        WEIGHTS if len(names) == 1 else f"model-{i + 1:05d}-of-{len(names):05d}.safetensors"
-        for i in range(len(names))
-    ]
-    for path, file in zip(names, final):
-        rename(path, file)
-    if len(final) > 1:
-        index = {
-            "metadata": {"total_size": total},
-            "weight_map": {name: final[i] for name, i in where.items()},
-        }
-        _write_json(folder / INDEX, index)
+    kinds = {name: precision or types.get(name, "float32") for name in model_table(model)}
+    _write_tensors(folder, model, family, weights, kinds, file_bytes)
     added = {} if tokenizer is None else _added_tokens(tokenizer)
     beside = {} if tokenizer is None else special_tokens_beside(tokenizer)
     numbers = {text: number for number, text in added.items()}
     begin = special_tokens.get(BEGIN, numbers.get(beside.get("bos_token", END_OF_TEXT)))
     ending = numbers.get(beside.get("eos_token", END_OF_TEXT))
     end = special_tokens.get(END, model.end_of_text or ending)  # 0: the model does not tell
-    _write_json(folder / CONFIG, config_of(model, family, kind, begin, end))
+    ((kind, _),) = Counter(kinds.values()).most_common(1)
+    values = config_of(model, family, kind, begin, end)
     if family.code is not None:
         write_plain(folder / family.code.name, family.code.read_bytes())
     if tokenizer is not None:
@@ -251,7 +312,62 @@ def write_hugging_face(
         }
         special |= {name: value for name, value in beside.items() if name != END}
         _write_json(folder / CONFIG_OF_TOKENIZER, _tokenizer_config(model, special))
+    if kept is not None and has_tokenizer(kept, tokenizer):
+        copy_beside(kept, folder)
+    write_plain(folder / CONFIG, config_text(kept, model, family, values))
     return family
+
+
+def _write_tensors(
+    folder: Path,
+    model: Model,
+    family: Family,
+    weights: Weights,
+    kinds: "Mapping[str, str]",
+    file_bytes: int,
+) -> None:
+    """Write weights into one file or several, with an index, a tensor at a time.
+
+    Args:
+        kinds: types, by our names.
+    """
+    shards: list[list[str]] = [[]]
+    table, sizes = model_table(model), [0]
+    for name, parameter in table.items():
+        nbytes = BYTES[kinds[name]] * math.prod(parameter.shape)
+        if sizes[-1] and sizes[-1] + nbytes > file_bytes:
+            shards.append([])
+            sizes.append(0)
+        shards[-1].append(name)
+        sizes[-1] += nbytes
+    names = [WEIGHTS]
+    if len(shards) > 1:
+        count = len(shards)
+        names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    where: dict[str, str] = {}
+    for file, held in zip(names, shards):
+        described = {
+            theirs: (SAFETENSORS[kinds[name]], shape)
+            for name in held
+            for theirs, shape in family.shapes(name, table[name]).items()
+        }
+        where |= dict.fromkeys(described, file)
+        with TensorWriter(folder / file, described, {"format": "pt"}) as writer:
+            for name, (told, whole) in zip(held, weights):
+                assert told == name, f"{told}, not {name}"
+                converted = _converter(name, whole.dtype.name, kinds[name])
+                for theirs, array in family.split(name, table[name], whole).items():
+                    writer.write(theirs, array, converted)
+                del whole, array
+    assert next(weights, None) is None  # it tells at its end what was left over
+    if len(names) > 1:
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": where}
+        _write_json(folder / INDEX, index)
+
+
+def _converter(name: str, given: str, wanted: str) -> "Callable[[np.ndarray], np.ndarray] | None":
+    """What makes weights of one type such of another; none where they are."""
+    return None if given == wanted else lambda rows: as_precision(name, rows, wanted)
 
 
 def _tokenizer_config(model: Model, special: "dict[str, Any]") -> "dict[str, Any]":

@@ -2,17 +2,20 @@
 trusted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from popxl_gpt.execution.checkpoints.saved_state import is_finite
 from popxl_gpt.execution.checkpoints.tensor_files import (
     BFLOAT16,
-    Entry,
     TensorFileError,
     read_tensor,
     tensor_entries,
@@ -20,9 +23,13 @@ from popxl_gpt.execution.checkpoints.tensor_files import (
 from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import JSON_VALUES, parse_json, read_bounded, shown
+from popxl_gpt.utils.files.plain import open_plain
+from popxl_gpt.utils.runtime import PickledFileError, PickledTensor, open_pickled
 
 FLOATS = ("F32", "F16", BFLOAT16)
 """Types of weights, as their files name them."""
+ROWS_BYTES = 2**26
+"""Bytes of the rows that are compared at a time."""
 LARGEST_JSON = 2**26
 """Bytes of config.json, of an index and of a tokenizer."""
 
@@ -44,10 +51,12 @@ def named_files(index: Path) -> "dict[str, list[str]]":
     return found
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two tensors of floats hold the same numbers."""
-    first, second = (array.astype(np.float32).view(np.uint32) for array in (one, other))
-    return np.array_equal(first, second)
+def digest(array: np.ndarray) -> bytes:
+    """Names the numbers of a tensor of floats, whatever their type; some rows at a time."""
+    found, rows = hashlib.sha256(), max(1, ROWS_BYTES * len(array) // max(1, array.nbytes))
+    for i in range(0, len(array), rows):
+        found.update(np.ascontiguousarray(array[i : i + rows], np.float32).reshape(-1).data)
+    return found.digest()
 
 
 def as_precision(name: str, array: np.ndarray, precision: str | None) -> np.ndarray:
@@ -76,11 +85,50 @@ def as_precision(name: str, array: np.ndarray, precision: str | None) -> np.ndar
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a tensor: its file, and its name there."""
+    """The place of a tensor: its file, and its name there.
+
+    Attributes:
+        type: as safetensors names it.
+        load: gives it, bfloat16 as float32.
+    """
 
     file: Path
     name: str
-    entry: Entry
+    type: str
+    shape: "tuple[int, ...]"
+    load: Callable[[], np.ndarray]
+
+
+def places(path: Path) -> "dict[str, Place]":
+    """Every tensor of a file, by name; raises as `told` tells."""
+    if path.suffix == ".safetensors":
+        return {
+            name: Place(path, name, kept.type, kept.shape, partial(read_tensor, path, name, kept))
+            for name, kept in tensor_entries(path).items()
+        }
+    return pickled_places(path, opened_pickled(path))
+
+
+def opened_pickled(path: Path) -> Any:
+    """What a file holds that torch.save wrote; raises as `told` tells."""
+    os.close(open_plain(path))
+    return open_pickled(path)
+
+
+def pickled_places(path: Path, state: Any) -> "dict[str, Place]":
+    """Every tensor of a state dict that torch.save wrote, by name.
+
+    Raises:
+        PickledFileError: it has something else.
+    """
+    if not isinstance(state, dict):
+        raise PickledFileError("got no state dict; expected tensors by their names")
+    for name, found in state.items():
+        if not isinstance(name, str) or not isinstance(found, PickledTensor):
+            raise PickledFileError(
+                f"got {shown(name)}, which is no tensor; expected tensors by their names"
+            )
+    return {n: Place(path, n, found.type, found.shape, found.read) for n, found in state.items()}
 
 
 class TensorFiles:
@@ -94,30 +142,34 @@ class TensorFiles:
         """``files``: with the tensors that each must have."""
         self.found: dict[str, Place] = {}
         for path, names in files.items():
-            with _told(path):
-                entries = tensor_entries(path)
-            missing = [n for n in names if n not in entries and not family.is_buffer(n)]
+            with told(path):
+                found = places(path)
+            missing = [n for n in names if n not in found and not family.is_buffer(n)]
             if missing:
                 raise UserError(
                     f"{path}: got no {shown(missing[0])}, which the index names; expected all of "
                     "them. Copy the folder again."
                 )
-            for name, entry in entries.items():
-                bare = name.removeprefix(family.prefix)
-                full = name if name == family.head_matrix else f"{family.prefix}{bare}"
-                if full in self.found:
-                    raise UserError(
-                        f"{path}: got {shown(name)}, which {self.found[full].file.name} has, too, "
-                        f"as {shown(self.found[full].name)}; expected one. Remove the other."
-                    )
-                self.found[full] = Place(path, name, entry)
+            self.add(found, family)
+
+    def add(self, places: "Mapping[str, Place]", family: Family) -> None:
+        """Take the tensors of a file."""
+        for name, place in places.items():
+            bare = name.removeprefix(family.prefix)
+            full = name if name == family.head_matrix else f"{family.prefix}{bare}"
+            if full in self.found:
+                raise UserError(
+                    f"{place.file}: got {shown(name)}, which {self.found[full].file.name} has, "
+                    f"too, as {shown(self.found[full].name)}; expected one. Remove the other."
+                )
+            self.found[full] = place
 
     def check_types(self, names: "Iterable[str]") -> None:
         """Refuse weights that are no floats of 16 or 32 bits."""
         for place in (self.found[name] for name in names):
-            if place.entry.type not in FLOATS:
+            if place.type not in FLOATS:
                 raise UserError(
-                    f"{place.file}, {shown(place.name)}: got {shown(place.entry.type)}; expected "
+                    f"{place.file}, {shown(place.name)}: got {shown(place.type)}; expected "
                     "float32, float16 or bfloat16. Convert the model: load it with transformers "
                     "and dtype=torch.bfloat16, and save it with save_pretrained."
                 )
@@ -125,9 +177,9 @@ class TensorFiles:
     def read(self, name: str) -> np.ndarray:
         """A tensor that is there: float32, or float16 where the file has that."""
         place = self.found[name]
-        with _told(place.file):
-            array = read_tensor(place.file, place.name, place.entry)
-        if not np.isfinite(array).all():
+        with told(place.file):
+            array = place.load()
+        if not is_finite(array):
             raise UserError(
                 f"{place.file}, {shown(place.name)}: got numbers that are not finite; expected "
                 "finite ones. Copy the file again, or use another model."
@@ -136,15 +188,17 @@ class TensorFiles:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
+    """A block in which a file of tensors is read: UserError where it cannot be."""
     try:
         yield
     except PointerError as error:
         raise unreadable(path, error) from error
+    except PickledFileError as error:
+        raise UserError(f"{path}: {error}. Use safetensors, or copy it again.") from error
     except (TensorFileError, OSError) as error:
-        raise UserError(
-            f"{path}: got no whole safetensors file ({error}). Copy it again."
-        ) from error
+        kind = "safetensors" if path.suffix == ".safetensors" else "PyTorch"
+        raise UserError(f"{path}: got no whole {kind} file ({error}). Copy it again.") from error
 
 
 def read_json(path: Path, hint: str = "", values: int = JSON_VALUES) -> "dict[str, Any]":

@@ -3,24 +3,24 @@ from a checkpoint.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from popxl_gpt.config.model import ARCHITECTURE, BY_DEFAULT, Model
+from popxl_gpt.config.model import Model
 from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.checkpoints.finding import find_trained
-from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, is_hugging_face
+from popxl_gpt.execution.exchange.hub import model_folder
+from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, Weights, is_hugging_face
+from popxl_gpt.execution.exchange.kept_files import OF_WEIGHTS
+from popxl_gpt.execution.exchange.trained import INIT_FROM, find_model
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import UserError
 
 POSITIONS = "embedding.position.weight"
-MUST_AGREE = {**{name: name for name in (*ARCHITECTURE, "layer_norm_eps")}, **BY_DEFAULT}
-"""Settings that weights are for, and what of a model tells them."""
 _LOG = logging.getLogger(__name__)
-Weights = Iterator["tuple[str, np.ndarray]"]
 
 
 def initial_weights(path: Path, config: Config) -> Weights:
@@ -30,15 +30,11 @@ def initial_weights(path: Path, config: Config) -> Weights:
     Raises:
         UserError: there are none, or they are of another model; told before the first is read.
     """
-    if is_hugging_face(path):
-        theirs = HuggingFaceFolder(path)
-        model, weights = theirs.model, theirs.weights()
-    else:
-        saved = find_trained(path, "--init_from")
-        model, weights = saved.config.model, saved.weights()
+    saved = find_model(path, INIT_FROM)
+    model, weights = saved.config.model, saved.weights()
     problems = [
         f"{name} {getattr(model, told)}, not {getattr(config.model, told)}"
-        for name, told in MUST_AGREE.items()
+        for name, told in OF_WEIGHTS.items()
         if getattr(model, told) != getattr(config.model, told)
     ]
     if problems:
@@ -56,6 +52,18 @@ def initial_weights(path: Path, config: Config) -> Weights:
             else "the last ones are fresh",
         )
     return resized(weights, config.model, config.training.seed)
+
+
+def settings_of_model(path: Path) -> "dict[str, Any]":
+    """The settings that a run takes from a model of Hugging Face's whose weights it begins with;
+    of one of ours, whose configuration can be given, none.
+    """
+    folder = model_folder(path, INIT_FROM)
+    if not is_hugging_face(folder):
+        return {}
+    model = HuggingFaceFolder(folder).model
+    found = {name: getattr(model, name) for name in (*OF_WEIGHTS, "dropout", "end_of_text")}
+    return {**found, "max_positions": model.positions}
 
 
 def with_positions(

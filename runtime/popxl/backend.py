@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 from popdist.environment import threads
@@ -138,6 +139,9 @@ class Backend(Protocol):
 
     def release_freed_memory(self) -> None:
         """See `popxl.extensions.release_freed_memory`."""
+
+    def open_pickled(self, path: Path) -> Any:
+        """See `popxl.extensions.open_pickled`."""
 
 
 class Kernels(Protocol):

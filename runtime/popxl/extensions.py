@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from popdist import exchange
@@ -24,6 +25,7 @@ from popxl.ops.elementwise import relu2
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
+from popxl.pickled import PickledFileError, PickledTensor
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import (
     kind_of_device,
@@ -65,6 +67,8 @@ __all__ = [
     "Phase",
     "PhaseProfile",
     "PhaseTime",
+    "PickledFileError",
+    "PickledTensor",
     "Plan",
     "Profile",
     "RemoteMemoryError",
@@ -95,6 +99,7 @@ __all__ = [
     "multiplies_bfloat16",
     "multiply_ceiling",
     "newton_schulz",
+    "open_pickled",
     "phase_time",
     "plan",
     "profile",
@@ -255,6 +260,17 @@ def release_freed_memory() -> None:
     blocks are the same; another program's are not, and would come on top.
     """
     backend().release_freed_memory()
+
+
+def open_pickled(path: Path) -> Any:
+    """What a file that torch.save wrote holds: numbers, texts, lists, dicts, and each tensor as a
+    `PickledTensor`, which is read when it is asked for. Nothing in the file is run.
+
+    Raises:
+        OSError: the file cannot be read.
+        PickledFileError: it is no such file, or asks for code.
+    """
+    return backend().open_pickled(path)
 
 
 def file_traffic(session: Session) -> FileTraffic | None:

@@ -8,6 +8,7 @@ from popxl_engine.host_needs import host_needs
 from popxl_engine.machine.allocator import release_freed_memory
 from popxl_engine.machine.device import device_named
 from popxl_engine.native.instruction_sets import multiplies_bfloat16
+from popxl_engine.pickled import open_pickled
 from popxl_engine.planner import make_plan, measure, multiply_ceiling, sequence
 from popxl_engine.residency import device_needs
 
@@ -25,6 +26,7 @@ class TorchBackend:
     multiply_ceiling = staticmethod(multiply_ceiling)
     multiplies_bfloat16 = staticmethod(multiplies_bfloat16)
     release_freed_memory = staticmethod(release_freed_memory)
+    open_pickled = staticmethod(open_pickled)
 
     @staticmethod
     def check_device(name: str) -> None:

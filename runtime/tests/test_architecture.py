@@ -135,7 +135,7 @@ ROOMS = (
     Room(
         f"{STEP}.exchange",
         (STEP, f"{STEP}.checkpoints", f"{STEP}.exchange.families", *UP_TO_MODELS, *API),
-        ("numpy", "tokenizers"),
+        ("numpy", "tokenizers", "huggingface_hub"),
     ),
     Room(
         f"{STEP}.inference",

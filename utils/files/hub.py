@@ -20,6 +20,8 @@ OTHER_TOKENIZERS = (SENTENCEPIECE, "vocab.json", "merges.txt", "tokenizer_config
 """Files of a tokenizer that transformers makes a tokenizer.json of."""
 CACHED = re.compile(r"(models|datasets|spaces)--.+")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_MODEL = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(@(?P<revision>[\w.-]+))?")
+"""A model's name, with its owner's; a version may follow."""
 FOREIGN_TOKENIZERS = {
     re.compile(rb"\n.{1,3}?\n.", re.DOTALL): "a SentencePiece model",
     re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n"): "tiktoken's ranks",

@@ -79,8 +79,7 @@ def test_there_and_back_is_the_same_bits(tmp_path, dtype, sharded):
     before, after = tensors(tmp_path / "theirs"), tensors(tmp_path / "back")
     assert before.keys() == after.keys()
     for name, tensor in before.items():
-        wide = torch.float32 if dtype == "bfloat16" else kind
-        assert after[name].dtype == wide and torch.equal(after[name], tensor.to(wide)), name
+        assert after[name].dtype == kind and torch.equal(after[name], tensor), name
 
 
 @pytest.mark.slow
@@ -187,8 +186,18 @@ def untie(folder: Path) -> None:
     save_file(found, folder / "model.safetensors")
 
 
+class Harm:
+    def __init__(self, *called):
+        self.called = called
+
+    def __reduce__(self):
+        return self.called
+
+
 def pickle(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    state = load_file(folder / "model.safetensors")
+    made = Harm(os.mkdir, (str(folder / "harmed"),))
+    torch.save({**state, "more": made}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
@@ -205,7 +214,8 @@ REFUSED = {
     "untied by its configuration": (lambda f: change(f, tie_word_embeddings=False), "lm_head.weight is missing"),
     "tensors of another": (lambda f: change(f, model_type="llama"), "model.embed_tokens.weight is missing"),
     "untied by its tensors": (untie, "lm_head.weight that is not transformer.wte.weight"),
-    "pickled": (pickle, "pytorch_model.bin, which is pickled"),
+    "a pickle that runs something": (
+        pickle, "pytorch_model.bin: got a pickle that asks for code of posix.mkdir; expected tensors"),
     "another shape": (lambda f: change(f, n_positions=13), r"transformer.wpe.weight has shape [12, 24], not [13, 24]"),
     "a layer too many": (lambda f: change(f, n_layer=3), "transformer.h.2.ln_1.weight is missing"),
     "odd numbers": (spoil, "transformer.wpe.weight: got numbers that are not finite"),
@@ -253,7 +263,10 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
     assert done.returncode == 2 and "got a folder that is there" in done.stderr
     for words, said in (
         (("from_hugging_fase",), "Did you mean 'from_hugging_face'?"),
-        ((), "command: got none; expected one of from_hugging_face, to_hugging_face. demo/"),
+        (
+            (),
+            "command: got none; expected one of from_hugging_face, from_nanogpt, to_hugging_face, to_peft.",
+        ),
         (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
         (("to_hugging_face", "nothing", "out"), "CHECKPOINT: got nothing, no folder"),
         (("to_hugging_face", "ours", "out", "--positons", 3), "Did you mean '--positions'?"),
