@@ -73,6 +73,7 @@ class Attention(Layer):
                 "tp2 to tp1",
                 std=std,
                 blocks=blocks,
+                heads=model.key_value,
                 has_bias=model.has_qkv_biases,
             ),
             Linear.parameters(

@@ -44,6 +44,7 @@ class Linear(Layer):
         *,
         std: float,
         blocks: "tuple[int, ...]" = (1,),
+        heads: int = 1,
         has_bias: bool | None = None,
     ) -> Table:
         """Weight [in, out] and bias [out]; with adapters one, [in, R] and [R, out]: it is 0 at
@@ -53,21 +54,18 @@ class Linear(Layer):
             has_bias: none: as the model's linear layers have.
         """
         out, into = ("tp1_axis", "tp2_axis") if split == "tp2 to tp1" else ("tp2_axis", "tp1_axis")
-        columns: dict[str, Any] = {out: 1}  # where what comes out is split, and what goes in
-        row: dict[str, Any] = {out: 0}
+        cut: dict[str, Any] = {"blocks": blocks, "heads": heads}
+        columns = {out: 1, **cut}  # where what comes out is split, and what goes in
+        row = {out: 0, **cut}
         rows: dict[str, Any] = {into: 0}
-        table = {
-            "weight": Parameter(
-                shape=shape, role=Role.WEIGHT, std=std, blocks=blocks, **columns, **rows
-            )
-        }
+        table = {"weight": Parameter(shape=shape, role=Role.WEIGHT, std=std, **columns, **rows)}
         if model.biases if has_bias is None else has_bias:
-            table["bias"] = Parameter(shape=shape[1:], role=Role.BIAS, blocks=blocks, **row)
+            table["bias"] = Parameter(shape=shape[1:], role=Role.BIAS, **row)
         if model.lora_rank:
             down, up = (shape[0], model.lora_rank), (model.lora_rank, shape[1])
             fresh = 1 / math.sqrt(shape[0])
             table[DOWN] = Parameter(shape=down, role=Role.ADAPTER, std=fresh, **rows)
-            table[UP] = Parameter(shape=up, role=Role.ADAPTER, blocks=blocks, **columns)
+            table[UP] = Parameter(shape=up, role=Role.ADAPTER, **columns)
         return table
 
     # [N, in/a], identical over b (a: features_in, b: features_out)

@@ -39,6 +39,8 @@ class Parameter:
     """Relative sizes of blocks along the tp1 axis, each of which is split by itself: (1, 1, 1) for
     query, key and value side by side.
     """
+    heads: int = 1
+    """Heads along the tp1 axis; where blocks are of several sizes, those of the smallest."""
     mean: float = 0.0
     """Mean of fresh values."""
     std: float = 0.0

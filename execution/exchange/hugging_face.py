@@ -23,7 +23,7 @@ from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.tensor_files import BFLOAT16, TensorWriter
-from popxl_gpt.execution.exchange.families.family import HEAD, Family
+from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.hugging_face_config import (
     config_of,
@@ -211,8 +211,8 @@ def read_weights(
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in table.items():
         shapes |= family.shapes(name, parameter)
-        if name == WORDS and model.tied_head and HEAD in files.found:
-            shapes[HEAD] = shapes[family.names(name)[0]]
+        if name == WORDS and model.tied_head and family.head_matrix in files.found:
+            shapes[family.head_matrix] = shapes[family.names(name)[0]]
     for theirs, expected in shapes.items():
         if theirs not in files.found:
             problems.append(f"{theirs} is missing")
@@ -232,13 +232,14 @@ def read_weights(
     files.check_types(shapes)
     for name, parameter in table.items():
         own_names = family.names(name)
-        is_tied = name == WORDS and model.tied_head and HEAD in shapes
-        head = digest(files.read(HEAD)) if is_tied else b""  # one of the two at a time
+        is_tied = name == WORDS and model.tied_head and family.head_matrix in shapes
+        # one of the two at a time
+        head = digest(files.read(family.head_matrix)) if is_tied else b""
         array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
         if is_tied and digest(array) != head:
             raise UserError(
-                f"{where}: got {HEAD} that is not {own_names[0]}; expected one tensor for "
-                f"both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
+                f"{where}: got {family.head_matrix} that is not {own_names[0]}; expected one tensor "
+                f"for both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
             )
         yield name, array
 

@@ -20,7 +20,7 @@ from popxl_gpt.execution.checkpoints.tensor_files import (
     read_tensor,
     tensor_entries,
 )
-from popxl_gpt.execution.exchange.families.family import HEAD, Family
+from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.utils.errors import PointerError, UserError, unreadable
 from popxl_gpt.utils.files.bounded import JSON_VALUES, parse_json, read_bounded, shown
 from popxl_gpt.utils.files.plain import open_plain
@@ -156,7 +156,7 @@ class TensorFiles:
         """Take the tensors of a file."""
         for name, place in places.items():
             bare = name.removeprefix(family.prefix)
-            full = name if name == HEAD else f"{family.prefix}{bare}"
+            full = name if name == family.head_matrix else f"{family.prefix}{bare}"
             if full in self.found:
                 raise UserError(
                     f"{place.file}: got {shown(name)}, which {self.found[full].file.name} has, "

@@ -19,10 +19,8 @@ from popxl_gpt.utils.errors import UserError
 
 Values = dict[str, Any]
 _DEFAULTS = Model()
-HEAD = "lm_head.weight"
-"""The head's matrix; of a tied one a second name for the word embedding."""
 OUTSIDE = "lm_head"
-"""The one module outside a family's prefix."""
+"""The one module outside a family's prefix, as most name it."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,17 @@ class Family:
     """Tensors of their files that are no weights, named as in `modules`: the class makes them."""
     is_loaded: Callable[[Model], bool] = lambda model: True
     """Whether the class in transformers takes the sizes of a model with these settings."""
+    head: str = OUTSIDE
+    """The head's module, the one outside the prefix."""
+    is_grouped: bool = False
+    """Whether query, key and value of one head lie together, and then those of the next."""
     code: Path | None = None
     """A file to put beside the weights, which has the class; none: transformers has it."""
+
+    @property
+    def head_matrix(self) -> str:
+        """The head's matrix; of a tied one a second name for the word embedding."""
+        return f"{self.head}.weight"
 
     def fits(self, model: Model) -> bool:
         """Whether a model of ours is one of the family."""
@@ -119,7 +126,7 @@ class Family:
         module, _, kind = name.rpartition(".")
         number = re.search(r"\.(\d+)\.", module)
         found = self.modules[re.sub(r"\.\d+\.", ".#.", module)]
-        whole = (their if their == OUTSIDE else self.prefix + their for their in found)
+        whole = (their if their == self.head else self.prefix + their for their in found)
         return tuple(f"{their.replace('#', number[1] if number else '')}.{kind}" for their in whole)
 
     def is_buffer(self, name: str) -> bool:
@@ -138,12 +145,13 @@ class Family:
     def joined(self, parameter: Parameter, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """One of our parameters from their tensors."""
         ours = [array.T if self._turns(parameter) else array for array in arrays]
-        return ours[0] if len(ours) == 1 else np.concatenate(ours, axis=-1)
+        whole = ours[0] if len(ours) == 1 else np.concatenate(ours, axis=-1)
+        return _side_by_side(parameter, whole) if self.is_grouped else whole
 
     def split(self, name: str, parameter: Parameter, array: np.ndarray) -> "dict[str, np.ndarray]":
         """Their tensors from one of our parameters."""
-        ends = list(accumulate(self._sizes(name, parameter, array.shape[-1])))
-        parts = np.split(array, ends[:-1], axis=-1)
+        whole = _by_heads(parameter, array) if self.is_grouped else array
+        parts = _cut(whole, self._sizes(name, parameter, array.shape[-1]))
         return {
             their: part.T if self._turns(parameter) else part
             for their, part in zip(self.names(name), parts)
@@ -155,4 +163,27 @@ class Family:
     def _sizes(self, name: str, parameter: Parameter, length: int) -> "list[int]":
         if len(self.names(name)) == 1:
             return [length]
-        return [length // sum(parameter.blocks) * size for size in parameter.blocks]
+        return _block_sizes(parameter, length)
+
+
+def _block_sizes(parameter: Parameter, length: int) -> "list[int]":
+    return [length // sum(parameter.blocks) * size for size in parameter.blocks]
+
+
+def _cut(array: np.ndarray, sizes: "list[int]") -> "list[np.ndarray]":
+    return np.split(array, list(accumulate(sizes))[:-1], axis=-1)
+
+
+def _by_heads(parameter: Parameter, array: np.ndarray) -> np.ndarray:
+    """Blocks of all heads become heads of all blocks, along the last axis."""
+    blocks = _cut(array, _block_sizes(parameter, array.shape[-1]))
+    apart = [block.reshape(*block.shape[:-1], parameter.heads, -1) for block in blocks]
+    return np.concatenate(apart, axis=-1).reshape(array.shape)
+
+
+def _side_by_side(parameter: Parameter, array: np.ndarray) -> np.ndarray:
+    """The inverse of `_by_heads`."""
+    heads = array.reshape(*array.shape[:-1], parameter.heads, -1)
+    blocks = _cut(heads, _block_sizes(parameter, heads.shape[-1]))
+    flat = [block.reshape(*array.shape[:-1], -1) for block in blocks]
+    return np.concatenate(flat, axis=-1)

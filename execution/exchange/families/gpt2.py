@@ -1,20 +1,36 @@
-"""GPT-2."""
+"""GPT-2, with GELU in either form."""
 
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import OUTSIDE, Family, TheirConfig, Values
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 """Names of the tanh form of GELU."""
+EXACT_GELU = ("gelu", "gelu_python")
+"""Names of GELU by erf."""
+GELUS = ("gelu", "gelu_exact")
+"""Our names of both."""
+
+
+def gelu_in(theirs: TheirConfig, name: str, default: str) -> str:
+    """Our name of a form of GELU."""
+    found = theirs.get(name, default)
+    theirs.expect(name, found, (*TANH_GELU, *EXACT_GELU))
+    return "gelu" if found in TANH_GELU else "gelu_exact"
+
+
+def gelu_of(model: Model) -> str:
+    """Their name of a form of GELU."""
+    return (TANH_GELU if model.activation == "gelu" else EXACT_GELU)[0]
 
 
 def _read(theirs: TheirConfig) -> Values:
-    """No more than sizes."""
-    return {}
+    return {"activation": gelu_in(theirs, "activation_function", TANH_GELU[0])}
 
 
 def _write(model: Model) -> Values:
-    """Its three probabilities that a unit is dropped, which are one here."""
-    return dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), model.dropout)
+    """Its activation, and its three probabilities that a unit is dropped, which are one here."""
+    dropped = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), model.dropout)
+    return {"activation_function": gelu_of(model), **dropped}
 
 
 GPT2 = Family(
@@ -46,12 +62,13 @@ GPT2 = Family(
         "tied_head": ("tie_word_embeddings", True),
     },
     fixed={
-        "activation_function": TANH_GELU,
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
     read=_read,
     write=_write,
+    varied=("activation",),
+    allowed={"activation": GELUS},
     buffers=("h.#.attn.bias", "h.#.attn.masked_bias"),
 )

@@ -62,11 +62,19 @@ ROPE = ("rope_scaling", "rope_parameters")
 """Names of the record of positions: the older one, which transformers takes first, and today's."""
 
 
-def read(theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]", head_size: Any = None) -> Values:
+def read(
+    theirs: TheirConfig,
+    sizes: "dict[str, tuple[str, Any]]",
+    head_size: Any = None,
+    scalings: "tuple[str, ...]" = SCALINGS,
+    turns_in_part: bool = False,
+) -> Values:
     """Head size and positions.
 
     Args:
         head_size: where the configuration does not say; none: their hidden size over their heads.
+        scalings: kinds of scaled positions that the family has.
+        turns_in_part: whether heads of the family may turn in part.
     """
     hidden, heads, positions = (
         theirs.get(*sizes[name]) for name in ("hidden_size", "heads", "sequence_length")
@@ -75,10 +83,13 @@ def read(theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]", head_size: An
     size = head_size if size is None else size
     if all(isinstance(n, int) for n in (size, heads, hidden)) and size * heads == hidden:
         size = None
-    return {"head_size": size, "dropout": 0.0, **_positions(theirs, positions)}
+    rotary = _positions(theirs, positions, scalings, turns_in_part)
+    return {"head_size": size, "dropout": 0.0, **rotary}
 
 
-def _positions(theirs: TheirConfig, positions: Any) -> Values:
+def _positions(
+    theirs: TheirConfig, positions: Any, scalings: "tuple[str, ...]", turns_in_part: bool
+) -> Values:
     """How queries and keys turn."""
     name = next((name for name in ROPE if theirs.get(name)), ROPE[-1])
     rope = theirs.get(name) or {}
@@ -89,7 +100,7 @@ def _positions(theirs: TheirConfig, positions: Any) -> Values:
         return default if rope.get(entry) is None else rope[entry]
 
     kind = of("rope_type", of("type", "default"))
-    theirs.expect("rope_type", kind, ("default", *SCALINGS))
+    theirs.expect("rope_type", kind, ("default", *scalings))
     for entry, value in rope.items():
         if isinstance(value, (dict, list)):
             theirs.refuse(
@@ -97,9 +108,11 @@ def _positions(theirs: TheirConfig, positions: Any) -> Values:
                 "in all layers. Convert a model that has it."
             )
     part = of("partial_rotary_factor", theirs.get("partial_rotary_factor"))
-    theirs.expect("partial_rotary_factor", 1.0 if part is None else part, (1.0,))
+    part = 1.0 if part is None else part
+    if not turns_in_part:
+        theirs.expect("partial_rotary_factor", part, (1.0,))
     base = of("rope_theta", theirs.get("rope_theta"))
-    found = {"rotary_base": 10000.0 if base is None else base}
+    found = {"rotary_base": 10000.0 if base is None else base, "rotary_fraction": part}
     if kind == "default":
         return found
     original = theirs.get("original_max_position_embeddings")
@@ -137,6 +150,8 @@ def write(model: Model) -> Values:
         "rope_theta": model.rotary_base,
         "rope_parameters": rope,
     }
+    if model.rotary_fraction != 1.0:
+        rope["partial_rotary_factor"] = values["partial_rotary_factor"] = model.rotary_fraction
     if kind is None:
         return values
     slow, fast = model.rotary_slow_turns, model.rotary_fast_turns

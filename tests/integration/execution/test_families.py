@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: loss, gradients, logits and texts of transformers, and folders both ways."""
+"""Families of models: loss, gradients, logits and texts of transformers, and folders both ways."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,12 @@ from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.families.family import Family
+from popxl_gpt.execution.exchange.families.gpt2 import GPT2
+from popxl_gpt.execution.exchange.families.gpt_neox import GPT_NEOX
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.families.llama import LLAMA
 from popxl_gpt.execution.exchange.families.mistral import MISTRAL
+from popxl_gpt.execution.exchange.families.phi3 import PHI3
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
 from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
@@ -48,6 +51,11 @@ def rope(kind: str, **values: object) -> "dict[str, object]":
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **values}}
 
 
+PLAIN = {
+    "key_value_heads": 4, "norm": "layer_norm", "position_embedding": "learned",
+    "activation": "gelu", "biases": True,
+}  # fmt: skip
+NEOX = {"position_embedding": "rotary", "rotary_base": 100.0, "rotary_fraction": 0.4}
 # of each: the family, their settings, ours
 MODELS = {
     "tied llama": (
@@ -111,6 +119,50 @@ MODELS = {
         {"rms_norm_eps": 1e-5, "head_dim": 10},
         {"tied_head": False, "qk_norm": True, "head_size": 10},
     ),
+    "gpt2, exact gelu": (
+        GPT2,
+        {
+            "n_embd": 24,
+            "n_head": 4,
+            "n_layer": 2,
+            "n_inner": 40,
+            "n_positions": 16,
+            "activation_function": "gelu",
+        },
+        {**PLAIN, "max_positions": 16, "activation": "gelu_exact"},
+    ),
+    "pythia": (
+        GPT_NEOX,
+        rope("default", partial_rotary_factor=0.4),
+        {
+            **PLAIN,
+            **NEOX,
+            "tied_head": False,
+            "activation": "gelu_exact",
+            "parallel_branches": True,
+        },
+    ),
+    "gpt-neox, tied, linear, one branch after the other": (
+        GPT_NEOX,
+        {
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_new",
+            "tie_word_embeddings": True,
+            **rope("linear", factor=4.0, partial_rotary_factor=0.4),
+        },
+        {**PLAIN, **NEOX, "rotary_scaling": "linear", "rotary_factor": 4.0},
+    ),
+    "phi-3": (
+        PHI3,
+        {"sliding_window": 5, **rope("default", partial_rotary_factor=0.4)},
+        {
+            "tied_head": False,
+            "rotary_base": 100.0,
+            "rotary_fraction": 0.4,
+            "layer_pattern": ("sliding",),
+            "window": 5,
+        },
+    ),
     "mistral with windows": (
         MISTRAL,
         {"rms_norm_eps": 1e-5, "head_dim": 6, "sliding_window": 5},
@@ -146,6 +198,7 @@ DYNAMIC = (
     },
 )
 """Its texts are longer than its positions."""
+HEAD = "lm_head.weight"
 LAYOUTS = {
     "one": {},
     "tp": {"tensor_parallel_1": 2, "tensor_parallel_2": 2},
@@ -165,18 +218,26 @@ def their_model(family: Family, **changes: object) -> torch.nn.Module:
     return model.eval()
 
 
+def in_module(
+    family: Family, arrays: "dict[str, np.ndarray]", table: dict
+) -> "dict[str, np.ndarray]":
+    """Of our parameters, by the names of the class in transformers, which may be others in files."""
+    found = {}
+    for name, array in arrays.items():
+        found.update(family.split(name, table[name], array))
+    return {HEAD if name == family.head_matrix else name: a for name, a in found.items()}
+
+
 def with_weights(
     family: Family, config: dict, weights: "dict[str, np.ndarray]", table: dict
 ) -> torch.nn.Module:
     """Their model in float64 with our weights."""
     model = their_model(family, **config)
-    tensors = {}
-    for name, array in weights.items():
-        tensors.update(family.split(name, table[name], array))
+    tensors = in_module(family, weights, table)
     missing, unexpected = model.load_state_dict(
         {name: torch.from_numpy(array) for name, array in tensors.items()}, strict=False
     )
-    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    assert not unexpected and set(missing) <= {HEAD}
     return model.double()
 
 
@@ -194,9 +255,7 @@ def test_loss_and_every_gradient_equal_those_of_transformers(name, layout):
     expected.backward()
     loss, gradients, _ = own_gradients_of(config)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
-    got = {}
-    for parameter, array in gradients.items():
-        got.update(family.split(parameter, table[parameter], array))
+    got = in_module(family, gradients, table)
     wanted = {name: p.grad.numpy() for name, p in model.named_parameters()}
     assert got.keys() == wanted.keys()
     worst = max((distance(got[name], array), name) for name, array in wanted.items())
@@ -209,6 +268,7 @@ EXECUTIONS = {
     "mistral nemo": {"data_parallel": 2, "recomputation": False},
     "qwen2, yarn": {**ALL, "widening": 2, "micro_batch_size": 1},
     "qwen3": {"tensor_parallel_1": 2, "device_iterations": 4, "host_memory": 200_000},
+    "pythia": {"tensor_parallel_1": 2, "tensor_parallel_2": 2, "host_memory": 250_000},
 }
 
 
@@ -238,9 +298,8 @@ def test_twenty_steps_are_those_of_a_plain_loop(name, tmp_path):
         optimizer.step()
         assert results[step].loss == pytest.approx(loss.item(), rel=2e-5), step
     expected = {name: p.detach().numpy() for name, p in model.named_parameters()}
-    for name, array in after.items():
-        for theirs_name, part in family.split(name, table[name], array).items():
-            np.testing.assert_allclose(part, expected[theirs_name], rtol=1e-3, atol=2e-5)
+    for name, part in in_module(family, after, table).items():
+        np.testing.assert_allclose(part, expected[name], rtol=1e-3, atol=2e-5)
 
 
 @pytest.fixture(params=MODELS)
@@ -264,6 +323,7 @@ def test_a_folder_gives_its_logits_and_texts_and_goes_back_bit_by_bit(folder, tm
     config = override(
         saved.config,
         sequence_length=8,
+        max_positions=saved.config.model.positions,
         global_batch_size=2,
         micro_batch_size=1,
         **{**ALL, "data_parallel": 1},
