@@ -11,18 +11,24 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from popxl.extensions import plan  # noqa: E402
+
 from popxl_gpt.config.leaves import leaves, sections, shown  # noqa: E402
-from popxl_gpt.config.presets import preset, preset_names  # noqa: E402
+from popxl_gpt.config.presets import override, preset, preset_names  # noqa: E402
+from popxl_gpt.execution.exchange.hugging_face_config import model_in  # noqa: E402
 from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
+from popxl_gpt.execution.pretraining import training_program  # noqa: E402
 from popxl_gpt.utils.errors import UserError, exit_on_user_error  # noqa: E402
 from popxl_gpt.utils.units import si  # noqa: E402
 
 SETTINGS = ROOT / "docs" / "settings.md"
+MODELS = ROOT / "docs" / "models.md"
 API = ROOT / "runtime" / "tests" / "helpers" / "public_names.json"
 """The names of the original API, by module."""
 _PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -113,9 +119,77 @@ def missing_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+PUBLISHED: "dict[str, tuple[str, tuple[int, ...], dict[str, object]]]" = {
+    "Qwen3 0.6B": (
+        "qwen3",
+        (151936, 1024, 3072, 28, 16, 8),
+        {"tie_word_embeddings": True, "head_dim": 128},
+    ),
+    "Llama 3.2 1B": (
+        "llama",
+        (128256, 2048, 8192, 16, 32, 8),
+        {"tie_word_embeddings": True, "head_dim": 64, "rope_scaling": LLAMA3},
+    ),
+    "Qwen2.5 7B": ("qwen2", (152064, 3584, 18944, 28, 28, 4), {}),
+    "Llama 3.1 8B": ("llama", (128256, 4096, 14336, 32, 32, 8), {"rope_scaling": LLAMA3}),
+    "Mistral Nemo 12B": (
+        "mistral",
+        (131072, 5120, 14336, 40, 32, 8),
+        {"sliding_window": None, "head_dim": 128},
+    ),
+    "Qwen3 14B": ("qwen3", (151936, 5120, 17408, 40, 40, 8), {"head_dim": 128}),
+    "Qwen3 32B": ("qwen3", (151936, 5120, 25600, 64, 64, 8), {"head_dim": 128}),
+    "Llama 3.3 70B": ("llama", (128256, 8192, 28672, 80, 64, 8), {"rope_scaling": LLAMA3}),
+}
+"""Models as their `config.json` has them: type, `SIZES`, and what else matters."""
+TRAINED = {
+    "sequence_length": 2048, "global_batch_size": 64, "precision": "bfloat16",
+    "stochastic_rounding": True, "moment_precision": "8bit", "head_serialisation": 16,
+}  # fmt: skip
+"""How the models of `sizes_table` are trained."""
+DEVICES = (8, 24, 80)
+"""Gigabytes of the devices of `sizes_table`."""
+
+
+def sizes_table() -> str:
+    """What training published models takes of a device and of the host, by their plans."""
+    lines = [
+        "| model | parameters | device memory | fits on | state on the host | activations there |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, (kind, sizes, others) in PUBLISHED.items():
+        values = {"model_type": kind, **dict(zip(SIZES, sizes, strict=True)), **others}
+        model = model_in(Path("config.json"), values)
+        training = {**TRAINED, "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+        config = override(replace(preset("tiny"), model=model), dropout=0.0, **training)
+        found = plan(training_program(config)[0])
+        tokens = config.tokens_per_step
+        between = 2 * (model.layers + 1) * tokens * model.hidden_size * 2  # x and dx, bfloat16
+        device = found.peak_bytes / 1e9
+        cells = [
+            name,
+            si(parameter_count(model)),
+            f"{device:.1f} GB",
+            f"{next(size for size in DEVICES if device < 0.9 * size)} GB",
+            f"{(found.remote_memory_bytes - between) / 1e9:.0f} GB",
+            f"{between / 1e9:.0f} GB",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     SETTINGS: {"presets": presets_table, "settings": reference},
     ROOT / "docs" / "popxl.md": {"missing names": missing_table},
+    MODELS: {"sizes": sizes_table},
 }
 
 
