@@ -6,6 +6,8 @@ is compared with.
     python benchmarks/own.py preparing --workers 1 --rounds 2
     python benchmarks/own.py overhead --cases start
 
+    attention   attention to 16,384 tokens, forward and backward, beside PyTorch's; one with a
+                window of 1,024 beside that
     auto        what --auto chooses, beside the best of all ways to execute three small models
     building    building a program, differentiating it, recomputing and compiling, by its size: an
                 op of a program beside an op of the next smaller one
@@ -34,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np  # noqa: E402
 
-from benchmarks import own_auto, own_data, own_programs, own_steps  # noqa: E402
+from benchmarks import own_attention, own_auto, own_data, own_programs, own_steps  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     Figures,
@@ -50,6 +52,7 @@ from benchmarks.harness import (  # noqa: E402
 from benchmarks.own_cases import Case  # noqa: E402
 
 CASES = (
+    *own_attention.CASES,
     *own_auto.CASES,
     *own_programs.CASES,
     *own_data.CASES,

@@ -1,5 +1,6 @@
 """Settings: the GPT that is trained."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -23,11 +24,13 @@ ARCHITECTURE = (
     "value_embeddings", "activation", "biases", "tied_head", "logit_softcap", "convolution_size",
     "norm_placement", "zero_centered_gains", "qk_norm_over", "rotary_fraction", "embedding_scale",
     "parallel_branches", "window", "sliding_rotary_base", "sliding_rotary_scaling",
+    "score_softcap",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
 BY_DEFAULT = {
     "key_value_heads": "key_value", "feed_forward_size": "feed_forward",
     "head_size": "head_width", "qkv_biases": "has_qkv_biases", "layer_pattern": "kinds",
+    "attention_scale": "score_scale",
 }  # fmt: skip
 """Settings that weights are for and that may be none, and what of a model tells them then."""
 
@@ -170,6 +173,12 @@ class Model:
     """Use the word embedding for the logits as well; false: the head has a matrix of its own."""
     logit_softcap: PositiveOrZero = 0.0
     """Bound c of the logits, which become c * tanh(logit / c); 0: none."""
+    attention_scale: Positive | None = None
+    """What attention scores, products of queries and keys, are multiplied by; none: 1 / sqrt(size
+    of a head).
+    """
+    score_softcap: PositiveOrZero = 0.0
+    """Bound c of attention scores, which become c * tanh(score / c); 0: none."""
     dropout: Fraction = 0.1
     """Probability that a unit is dropped, for embeddings, attention probabilities and residual
     branches.
@@ -280,6 +289,12 @@ class Model:
     def has_qkv_biases(self) -> bool:
         """Whether biases are added to queries, keys and values."""
         return self.biases if self.qkv_biases is None else self.qkv_biases
+
+    @property
+    def score_scale(self) -> float:
+        """What attention scores are multiplied by."""
+        scale = self.attention_scale
+        return 1 / math.sqrt(self.head_width) if scale is None else scale
 
     @property
     def key_value(self) -> int:

@@ -102,11 +102,15 @@ class Text(OfFiles):
 @dataclass(frozen=True, kw_only=True)
 class Conversations(OfFiles):
     """JSON, CSV, Parquet or Arrow files with prompt and answer, or with messages of role and
-    content, which are taken where there are both. The answers count in the loss, the rest does not;
-    records hold whole conversations.
+    content (or conversations of from and value), which are taken where there are both. The answers
+    count in the loss, the rest does not; records hold whole conversations.
     """
 
     output: PathText = "data/files/conversations"
+    chat_template: bool = True
+    """Write conversations as the chat template of the given tokenizer's model says, where it has
+    one beside it; its special tokens are tokens, and no message may spell one.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

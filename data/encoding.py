@@ -45,6 +45,10 @@ class Encoder:
         """Whether tiktoken does it."""
         return self._fast is not None
 
+    def whole(self, text: str) -> "tuple[np.ndarray, np.ndarray]":
+        """What `LimitedTokenizer.encode_with_places` gives."""
+        return self._limited.encode_with_places(text)
+
     def __call__(self, texts: Sequence[str]) -> "list[np.ndarray]":
         """The tokens of each text, uint32 [tokens]."""
         if self._fast is None:

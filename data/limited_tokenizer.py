@@ -6,22 +6,18 @@ its work here; any other in a process of its own, which the system ends.
 """
 
 import json
-import subprocess
-import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from signal import SIGKILL, SIGXCPU
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from popxl_gpt.data import tokenizer_process
-from popxl_gpt.data.tokenizer_process import FAILED, GREW, text_as_text
+from popxl_gpt.data.limited_process import LimitedProcess, LimitError
+from popxl_gpt.data.serving import FAILED, GREW
+from popxl_gpt.data.tokenizer_process import text_as_text
 from popxl_gpt.utils.errors import DataError
-from popxl_gpt.utils.units import bytes_text
 
 SECONDS = 10
 """Time of a core that a request may take."""
@@ -44,8 +40,6 @@ LONGEST = 1024
 """Characters of a token that no process is needed for: text of it takes so many times the memory of
 its number. GPT-2's has 128.
 """
-_START = "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); "
-_START += "runpy.run_path(sys.argv[2], run_name='__main__')"
 
 
 def is_linear(content: "dict[str, Any]") -> bool:
@@ -92,7 +86,7 @@ class LimitedTokenizer:
             with self._told("vocabulary"):
                 self.library = text_as_text(Tokenizer.from_str(tokenizer))
         self._tokenizer = tokenizer
-        self._process: _Process | None = None
+        self._process: LimitedProcess | None = None
 
     def encode(self, texts: Sequence[str], special_tokens: bool = False) -> "list[np.ndarray]":
         """The tokens of each text, uint32 [tokens].
@@ -105,11 +99,29 @@ class LimitedTokenizer:
             with self._told("tokens"):
                 found = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
             return [np.array(encoding.ids, np.uint32) for encoding in found]
-        asked = {"do": "encode", "texts": list(texts), "special_tokens": special_tokens}
-        content = self._ask(asked, sum(map(len, texts)), "tokens")
+        content = self._encoded(texts, special_tokens, places=False)
         counts = np.frombuffer(content, np.uint64, len(texts))
         ends = np.cumsum(counts.astype(np.int64))[:-1]
         return np.split(np.frombuffer(content, np.uint32, offset=counts.nbytes), ends)
+
+    def encode_with_places(self, text: str) -> "tuple[np.ndarray, np.ndarray]":
+        """The tokens of a text, special ones that it spells as tokens, uint32 [tokens], and the
+        characters where each begins and ends, uint32 [tokens, 2].
+        """
+        if self.library is not None:
+            self.library.encode_special_tokens = False
+            with self._told("tokens"):
+                found = self.library.encode(text, add_special_tokens=False)
+            pairs = np.array(found.offsets, np.uint32).reshape(-1, 2)
+            return np.array(found.ids, np.uint32), pairs
+        content = self._encoded([text], True, places=True)
+        count = int(np.frombuffer(content, np.uint64, 1)[0])
+        values = np.frombuffer(content, np.uint32, offset=8)
+        return values[:count], values[count:].reshape(-1, 2)
+
+    def _encoded(self, texts: Sequence[str], special_tokens: bool, places: bool) -> bytes:
+        asked = {"do": "encode", "texts": list(texts), "special_tokens": special_tokens}
+        return self._ask({**asked, "places": places}, sum(map(len, texts)), "tokens")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
@@ -139,31 +151,25 @@ class LimitedTokenizer:
         # one that has not answered, for Ctrl-C came between, is not asked again
         process, self._process = self._process, None
         if process is None:
-            process = _Process()
+            process = LimitedProcess(tokenizer_process.__file__, self.name)
             load = {"do": "load", "tokenizer": self._tokenizer}
             self._answer(process, load, len(self._tokenizer), "vocabulary")
         content = self._answer(process, asked, size, what)
         self._process = process
         return content
 
-    def _answer(self, process: "_Process", asked: "dict[str, Any]", size: int, what: str) -> bytes:
+    def _answer(
+        self, process: LimitedProcess, asked: "dict[str, Any]", size: int, what: str
+    ) -> bytes:
         seconds, memory = SECONDS + size // BYTES_PER_SECOND, MEMORY + size * MEMORY_PER_BYTE
-        limits = {"seconds": seconds, "memory": memory, "growth": GROWTH}
-        kind, content = process.ask({**asked, **limits})
+        try:
+            kind, content = process.ask({**asked, "growth": GROWTH}, what, seconds, memory)
+        except LimitError as error:
+            raise self._refused(f"no {what} within {error}") from error
         if kind == FAILED:
             raise self._failed(what, content.decode())
         if kind == GREW:
             raise self._refused(f"{what} of more than {GROWTH} times the size of what it is given")
-        if not kind:
-            code = process.code()
-            if code == -SIGKILL:  # which none of its limits does
-                raise DataError(
-                    f"{self.name}: got no {what}, for the process that makes them was killed; "
-                    "expected it to go on. Perhaps the machine's memory ran out. Start again."
-                )
-            is_late = code == -SIGXCPU
-            within = f"{seconds} s" if is_late else f"{bytes_text(memory)} of memory"
-            raise self._refused(f"no {what} within {within}")
         return content
 
     def _failed(self, what: str, why: str) -> DataError:
@@ -177,50 +183,3 @@ class LimitedTokenizer:
             f"{self.name}: got {got}; expected a tokenizer whose steps neither multiply text nor "
             "search for long. Use another."
         )
-
-
-class _Process:
-    """One of `tokenizer_process`. It ends with this one."""
-
-    def __init__(self) -> None:
-        words = [json.dumps(sys.path), str(Path(tokenizer_process.__file__))]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # panics write there
-        )
-        self.end: Callable[[], Any] = weakref.finalize(self, _end, self._process)
-
-    def ask(self, asked: "dict[str, Any]") -> "tuple[bytes, bytes]":
-        """What an answer is, and its content; nothing where the process has ended."""
-        request = json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        requests, answers = self._process.stdin, self._process.stdout
-        assert requests is not None and answers is not None
-        try:
-            requests.write(len(request).to_bytes(8, "little") + request)
-            requests.flush()
-        except BrokenPipeError:
-            return b"", b""
-        size = int.from_bytes(answers.read(8), "little")
-        content = answers.read(size)
-        if not size or len(content) < size:
-            return b"", b""
-        return content[:1], content[1:]
-
-    def code(self) -> int:
-        """The exit status of one that has ended."""
-        found = self._process.wait()
-        self.end()
-        return found
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        try:
-            stream.close()
-        except BrokenPipeError:  # what was not written is not wanted any more
-            pass

@@ -1,11 +1,12 @@
 """Documents in, a folder of TFRecords out: whole, or not there at all.
 
 The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfindex`,
-`tokenizer.json`, `dataset.json`, and `tokenizer_config.json` where another token than
-`<|endoftext|>` ends documents. Documents are shuffled, each ends with that token, and a split is
-their concatenation, cut into records of `sequence_length + 1` tokens: each begins with the last
-token of the one before, so that every token is once a label. The last record is shorter where
-tokens are left.
+`tokenizer.json`, `dataset.json`, and what stood beside the tokenizer that was given:
+`tokenizer_config.json` where another token than `<|endoftext|>` ends documents,
+`chat_template.jinja`, and `generation_config.json` where several tokens end a text. Documents are
+shuffled, each ends with that token, and a split is their concatenation, cut into records of
+`sequence_length + 1` tokens: each begins with the last token of the one before, so that every token
+is once a label. The last record is shorter where tokens are left.
 """
 
 import hashlib
@@ -50,7 +51,10 @@ MOST_WORKERS = 1024
 """Processes that may be asked for; each takes a hundred megabytes."""
 LARGEST = {"sequence_length": 2**24, "vocabulary_size": 2**22}
 """Tokens in a sample, and in a tokenizer: far more than any has, and far less than memory."""
-OWN = r"dataset\.json|tokenizer(_config)?\.json|(train|validation)-\d+\.(tfrecord|tfindex)"
+OWN = (
+    r"dataset\.json|tokenizer(_config)?\.json|chat_template\.jinja|generation_config\.json|"
+    r"(train|validation)-\d+\.(tfrecord|tfindex)"
+)
 """Pattern of the files of a prepared folder."""
 BUCKETS = "buckets"
 GIVEN_BUCKETS = "given-buckets"

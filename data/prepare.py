@@ -35,6 +35,7 @@ from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.records import RecordFile
 from popxl_gpt.data.sources import Source, stdlib_source, text_source
 from popxl_gpt.data.token_files import find_files
+from popxl_gpt.data.tokenisation import load_tokenizer
 from popxl_gpt.data.wikipedia import wikipedia_source
 from popxl_gpt.utils.errors import DataError, text_of
 from popxl_gpt.utils.escaping import one_line
@@ -140,7 +141,13 @@ def _sources(options: Preparation) -> tuple[Source, Source | None]:
 def _files(options: OfFiles, patterns: Sequence[str], without: Sequence[str] = ()) -> Source:
     """The documents of files, without those of others."""
     if isinstance(options, Conversations):
-        return conversation_source(patterns, skip_damaged=options.skip_damaged, without=without)
+        path = _tokenizer_file(options.tokenizer) if options.chat_template else None
+        return conversation_source(
+            patterns,
+            skip_damaged=options.skip_damaged,
+            without=without,
+            tokenizer=None if path is None else load_tokenizer(path, options.eos_token),
+        )
     assert isinstance(options, Text), options
     if not 1 <= options.document_bytes < 2**31:
         raise DataError(

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models
 
+from popxl_gpt.data.chat_template import KEPT, TEMPLATE, ChatTemplate, find_template
 from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
+from popxl_gpt.data.special_tokens import as_list
 from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.files.bounded import read_object
 from popxl_gpt.utils.files.hub import TOKENIZER
@@ -26,7 +28,9 @@ CONFIG = "tokenizer_config.json"
 MOST_AROUND = 64
 """Tokens around a text; models have up to five."""
 _OF_TOKENIZER = (CONFIG, "special_tokens_map.json")
-_OF_MODEL = ("generation_config.json", "config.json")
+GENERATION = "generation_config.json"
+"""Names all tokens that texts end with, beside a tokenizer.json."""
+_OF_MODEL = (GENERATION, "config.json")
 _CONFIG_BYTES = 2**26
 NO_OBJECT = (
     "got no JSON object; expected one, for it tells of the special tokens of the tokenizer beside "
@@ -56,6 +60,21 @@ def special_tokens_beside(path: Path) -> "dict[str, Any]":
             if type(value) is kind and name not in found:
                 found[name] = value
     return found
+
+
+def ends_beside(path: Path) -> "list[int]":
+    """The tokens with which texts end, as the files of a model beside its tokenizer.json, or what a
+    run keeps of them, list them.
+
+    Raises:
+        DataError: one of the files cannot be read.
+    """
+    found: dict[int, None] = {}
+    for file in (path.parent / part / name for part in ("", KEPT) for name in _OF_MODEL):
+        values = read_object(file, _CONFIG_BYTES, NO_OBJECT) or {}
+        named = as_list(values.get("eos_token_id"))
+        found |= {token: None for token in named if type(token) is int}
+    return list(found)
 
 
 class TextTokenizer:
@@ -102,6 +121,28 @@ class TextTokenizer:
             next(iter(self.first[-1:].tolist()), None) if begin is None else begin
         )
         """The token that is said to begin texts, whether it stands before them or not."""
+        self.ends: list[int] = []
+        """Tokens that end a text, beside the one that ends documents."""
+        self.template: ChatTemplate | None = None
+        """Writes conversations; None where nothing says how they are written."""
+
+    @classmethod
+    def beside(cls, library: Tokenizer, path: Path, end: str | None = None) -> "TextTokenizer":
+        """The tokenizer of a file, with what stands beside it; `end` is that of the class."""
+        found = cls(library, str(path), special_tokens_beside(path), end)
+        known = set(found.get_vocab().values())
+        found.ends = [token for token in ends_beside(path) if token in known]
+        found.template = find_template(path)
+        return found
+
+    def special_in(self, text: str) -> str | None:
+        """A special token that a text spells; None where it spells none."""
+        return next((token for token in self._special if token in text), None)
+
+    @cached_property
+    def _special(self) -> "list[str]":
+        added = self.library.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
 
     def get_vocab(self) -> "dict[str, int]":
         """The numbers of all tokens."""
@@ -120,6 +161,20 @@ class TextTokenizer:
         named = {"bos_token": self.begin, "eos_token": self.end}
         names = {name: self.library.id_to_token(n) for name, n in named.items() if n is not None}
         return json.dumps(names, indent=2) + "\n"
+
+    @property
+    def files(self) -> "dict[str, str]":
+        """Files that stand beside a copy of it, by their names."""
+        config, found = self.config, {}
+        if self.template is not None:
+            named = {**self.template.tokens, **json.loads(config or "{}")}
+            config = json.dumps(named, indent=2) + "\n"
+            found[TEMPLATE] = self.template.source
+        if config is not None:
+            found[CONFIG] = config
+        if not {self.end, *self.ends} <= {self.end}:
+            found[GENERATION] = json.dumps({"eos_token_id": self.ends}) + "\n"
+        return found
 
     @cached_property
     def limited(self) -> LimitedTokenizer:
@@ -155,9 +210,9 @@ class TextTokenizer:
 
     def save(self, folder: Path) -> None:
         """Write it into a folder. Once its tokenizer.json is there, the disk has all of it."""
-        if self.config is not None:
-            write_plain(folder / CONFIG, self.config + "\n")
-            sync(folder / CONFIG)
+        for name, content in self.files.items():
+            write_plain(folder / name, content + "\n" * (name == CONFIG))
+            sync(folder / name)
         write_whole(folder / TOKENIZER, self.to_str() + "\n")
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from popxl_gpt.data.conversations import Conversation, text_of
+from popxl_gpt.data.conversations import Conversation, Written, text_of
 from popxl_gpt.data.encoding import Encoder
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.merges import MERGES, merges_tokenizer
-from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer, special_tokens_beside
+from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer
 from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.hub import foreign_tokenizer, tokenizer_file
@@ -87,7 +87,7 @@ def load_tokenizer(path: Path, end: str | None = None) -> TextTokenizer:
         if content.startswith(MERGES):
             return TextTokenizer(merges_tokenizer(content, path, END_OF_TEXT), str(path), end=end)
         library = Tokenizer.from_str(content.decode("utf-8"))
-        tokenizer = TextTokenizer(library, str(path), special_tokens_beside(path), end)
+        tokenizer = TextTokenizer.beside(library, path, end)
     except OSError as error:
         raise unreadable(path, error) from error
     except (KeyboardInterrupt, SystemExit, DataError):
@@ -254,7 +254,11 @@ def _encode(batch: list[Document], encoder: DocumentEncoder, clean: Clean) -> En
 def _encode_conversations(
     conversations: list[Conversation], encoder: DocumentEncoder
 ) -> list[np.ndarray]:
-    """Parts are tokenised each by itself: where an answer begins, a token begins."""
+    """Parts are tokenised each by itself: where an answer begins, a token begins. What a chat
+    template has written is tokenised as a whole.
+    """
+    if any(isinstance(conversation, Written) for conversation in conversations):
+        return [_encode_written(conversation, encoder) for conversation in conversations]
     texts = [text for conversation in conversations for text, _ in conversation]
     encodings = iter(encoder.library(texts))
     found = []
@@ -266,6 +270,23 @@ def _encode_conversations(
         counted = np.repeat([counts for _, counts in parts], [len(tokens) for tokens, _ in parts])
         found.append(masked(ids, counted).view(np.uint32))
     return found
+
+
+def _encode_written(conversation: Conversation, encoder: DocumentEncoder) -> np.ndarray:
+    """A token counts where one of its characters does. The end of the text, which counts after an
+    answer, is added where the template writes none.
+    """
+    ids, places = encoder.library.whole(text_of(conversation))
+    sizes = [len(text) for text, _ in conversation]
+    counting = np.repeat([counts for _, counts in conversation], sizes)
+    before = np.append(0, np.cumsum(counting))
+    first, last = places.astype(np.int64).T
+    first = np.maximum(0, first - (first == last))  # spaces may have no place of their own
+    counted = before[last] > before[first]
+    if ids[-1:].tolist() != encoder.end.tolist():
+        said = [counts for text, counts in conversation if text.strip()]
+        ids, counted = np.append(ids, encoder.end), np.append(counted, said[-1:] == [True])
+    return masked(ids.astype(np.int64), counted).view(np.uint32)
 
 
 _worker: tuple[DocumentEncoder, Clean]

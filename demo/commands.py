@@ -98,7 +98,13 @@ class GenerateOptions:
     text, which is how training data are made.
     """
     chat: bool = False
-    """Read prompts from standard input, a line each. The model sees all that was said before."""
+    """Read prompts from standard input, a line each. The model sees all that was said before, as
+    its chat template writes it where it has one, else a line each.
+    """
+    chat_template: bool = True
+    """Let the model's chat template write what is said with --chat."""
+    system: FreeText | None = None
+    """What stands before all that is said with --chat: the system's message."""
     tokens: Count = 200
     """Tokens to write after each prompt, unless the text ends before. The model sees at most
     max_positions tokens of a text, the last ones of a longer prompt; when a text grows beyond, it
@@ -133,13 +139,13 @@ class Conversion:
     """What is converted, and into what."""
 
     paths: tuple[PathText, ...]
-    """What is read, and the folder to make."""
+    """What is read, and the folder or file to make."""
     positions: Count | None = None
     """Positions that the new model has: the first ones, or with fresh ones after them; none: all
     that there are.
     """
     overwrite: bool = False
-    """Replace the folder to make if it is there, and this command made it."""
+    """Replace what is to be made if it is there, and this command made it."""
 
     def folders(self) -> "tuple[Path, Path]":
         """The folder to read and the folder to make. ConfigError where there are not two."""
@@ -165,11 +171,26 @@ class Export(Conversion):
     """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufExport(Conversion):
+    """What is converted, and into what."""
+
+    type: Literal["f32", "f16", "bf16", "q8_0"] | None = None
+    """Type of the matrices; q8_0 has 8 bits for each number, and a scale for 32 of them; none: as
+    in the checkpoint, which holds bfloat16 as float32.
+    """
+    family: str | None = None
+    """What the model is to be there, where it may be several things; none: the first of GGUF's
+    that it is.
+    """
+
+
 CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
     "from_hugging_face": ("FOLDER|NAME OUT: make a checkpoint of Hugging Face's model", Conversion),
     "from_nanogpt": ("FILE OUT: make a checkpoint of nanoGPT's ckpt.pt", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
     "to_peft": ("CHECKPOINT OUT: make adapters that peft loads", Conversion),
+    "to_gguf": ("CHECKPOINT FILE: make a file that llama.cpp and Ollama run", GgufExport),
 }
 """The ways to convert: what each does, and what it takes."""
 

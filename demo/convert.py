@@ -16,20 +16,28 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.saving import save
 from popxl_gpt.config.schema import Config, Model, Training
+from popxl_gpt.data.chat_template import TEMPLATE
+from popxl_gpt.data.special_tokens import END
 from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
-from popxl_gpt.data.text_tokenizer import special_tokens_beside
+from popxl_gpt.data.text_tokenizer import GENERATION, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
-from popxl_gpt.demo.commands import Conversion, Export, parse_conversion
+from popxl_gpt.demo.commands import Conversion, Export, GgufExport, parse_conversion
+from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER, folder_name
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saving import write_weights
+from popxl_gpt.execution.exchange.gguf_files import MAGIC, gguf_family, write_gguf
+from popxl_gpt.execution.exchange.gguf_tokenizer import ENDS, chat_template, tokenizer_values
 from popxl_gpt.execution.exchange.hub import model_folder
 from popxl_gpt.execution.exchange.hugging_face import (
     OWN_FILES,
@@ -39,6 +47,8 @@ from popxl_gpt.execution.exchange.hugging_face import (
 )
 from popxl_gpt.execution.exchange.initial_weights import with_positions
 from popxl_gpt.execution.exchange.kept_files import KEPT, keep
+from popxl_gpt.execution.exchange.modelfile import MARK, modelfile
+from popxl_gpt.execution.exchange.modelfile import NAME as MODELFILE
 from popxl_gpt.execution.exchange.nanogpt import NanoGPTFile
 from popxl_gpt.execution.exchange.peft import write_peft
 from popxl_gpt.execution.planning.model_size import parameter_count
@@ -46,8 +56,9 @@ from popxl_gpt.utils.errors import UserError, reason_of, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.utils.files.hub import MAKE_TOKENIZER, SENTENCEPIECE
-from popxl_gpt.utils.files.plain import real_path, write_plain
-from popxl_gpt.utils.units import si
+from popxl_gpt.utils.files.plain import open_plain, real_path, write_plain
+from popxl_gpt.utils.files.whole import write_whole
+from popxl_gpt.utils.units import counted, si
 
 STOPPED = "stopped; nothing half-made is left."
 
@@ -161,13 +172,10 @@ def to_hugging_face(options: Export) -> int:
             saved.types,
             kept if kept.is_dir() else None,
         )
+        _copy_chat(tokenizer.parent, folder)
     with_it = "with its tokenizer" if tokenizer.is_file() else "without a tokenizer"
     print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {with_it}")
-    if saved.config.model.document_attention:
-        print(
-            "note: documents of one sequence attended to themselves alone (document_attention). "
-            "transformers has no such setting: give the model one document in a sequence."
-        )
+    _tell_of_documents(model, "transformers")
     if family.code is None:
         print(f"Load it with transformers.{family.architecture}.from_pretrained({str(out)!r}).")
     else:
@@ -176,6 +184,14 @@ def to_hugging_face(options: Export) -> int:
             f"{str(out)!r}, trust_remote_code=True), which runs {family.code.name} beside it."
         )
     return 0
+
+
+def _copy_chat(source: Path, folder: Path) -> None:
+    """Take along how conversations are written, and what ends an answer."""
+    for name in (TEMPLATE, GENERATION):
+        content = _content_of(source / name)
+        if content is not None and not (folder / name).exists():
+            write_plain(folder / name, content)
 
 
 def to_peft(options: Conversion) -> int:
@@ -195,6 +211,54 @@ def to_peft(options: Conversion) -> int:
     print(f"{out}: adapters of rank {saved.adapted.lora_rank} of {saved.folder}")
     print(f"Load it with peft.AutoPeftModelForCausalLM.from_pretrained({str(out)!r}).")
     return 0
+
+
+def to_gguf(options: GgufExport) -> int:
+    """Make a GGUF file of a checkpoint, and a Modelfile beside it."""
+    source, out = options.folders()
+    saved = find_trained(source, "CHECKPOINT")
+    model, weights = with_positions(saved.config.model, options.positions, saved.weights())
+    family, beside = gguf_family(model, options.family), saved.folder.parent
+    if not (beside / TOKENIZER).is_file():
+        raise UserError(
+            f"{beside}: got no {TOKENIZER}; expected one, for a GGUF file holds it. Copy that of "
+            "the training data there."
+        )
+    tokenizer = read_tokenizer(beside / TOKENIZER)
+    ending = {END: model.end_of_text} if model.end_of_text else {}  # 0: the model does not tell
+    special_tokens = {**ending, **saved.special_tokens}
+    values, notes = tokenizer_values(tokenizer, model.vocabulary_size, special_tokens)
+    places = (beside, beside / KEPT)
+    template = next(filter(None, map(chat_template, places)), None)
+    if template is not None:
+        values["chat_template"] = template
+    stops = [values["token_list"][values[name]] for name in ENDS if name in values]
+    first = next(weights)
+    kind = options.type or ("f16" if first[1].dtype == np.float16 else "f32")
+    text = modelfile(out.name, model.positions, stops, places)
+    with _written(out, {out: MAGIC, out.with_name(MODELFILE): MARK.encode()}, options.overwrite):
+        rest = write_gguf(
+            out, model, family, chain([first], weights), kind, {"name": out.stem, **values}
+        )
+        write_whole(out.with_name(MODELFILE), text)
+    kept = "without a chat template" if template is None else "with its chat template"
+    print(f"{out}: {si(parameter_count(model))} parameters of {saved.folder}, {kind}, {kept}")
+    for note in notes:
+        print(f"note: {note}")
+    if rest:
+        print(f"note: {counted(rest, 'tensor')} in f16, whose rows are no multiple of 32.")
+    _tell_of_documents(model, "llama.cpp")
+    print(f"Use it with llama.cpp, or: ollama create {quote(out.stem)} -f {MODELFILE}.")
+    return 0
+
+
+def _tell_of_documents(model: Model, program: str) -> None:
+    """Say so where the program that runs the model sees more of a sequence than training did."""
+    if model.document_attention:
+        print(
+            "note: documents of one sequence attended to themselves alone (document_attention). "
+            f"{program} has no such setting: give the model one document in a sequence."
+        )
 
 
 def _content_of(tokenizer: Path) -> bytes | None:
@@ -236,11 +300,41 @@ def _made(out: Path, kind: Made, overwrite: bool) -> Iterator[Path]:
         ) from error
 
 
+@contextmanager
+def _written(out: Path, begins: "dict[Path, bytes]", overwrite: bool) -> Iterator[None]:
+    """A block that writes files; those that are there are replaced if they begin so."""
+    for path, begin in begins.items():
+        if path.exists() and not overwrite:
+            raise UserError(
+                f"{path}: got a {'folder' if path.is_dir() else 'file'} that is there; expected a "
+                "new name. Choose another, or give --overwrite for a file that this command made."
+            )
+        if path.exists() and not (path.is_file() and _begins(path, begin)):
+            raise UserError(
+                f"{path}: got what this command has not made; expected a file that it may replace. "
+                "Move it away, or choose another folder."
+            )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{out}: got '{reason_of(error)}' while writing; expected a folder that takes files. "
+            "Make room, or choose another."
+        ) from error
+
+
+def _begins(path: Path, begin: bytes) -> bool:
+    with open(open_plain(path), "rb") as file:
+        return file.read(len(begin)) == begin
+
+
 COMMANDS: "dict[str, Callable[[Any], int]]" = {
     "from_hugging_face": from_hugging_face,
     "from_nanogpt": from_nanogpt,
     "to_hugging_face": to_hugging_face,
     "to_peft": to_peft,
+    "to_gguf": to_gguf,
 }
 
 

@@ -28,6 +28,7 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
+from popxl_gpt.demo.job.talk import Lines, Templated
 from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
 from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
@@ -76,6 +77,17 @@ class Trained:
             )
         return found if goes_on else self.tokenizer.around(found)
 
+    def talk(self, system: str | None = None, templated: bool = True) -> Lines | Templated:
+        """A conversation that begins.
+
+        Args:
+            templated: as the chat template writes it, where there is one.
+        """
+        if templated and self.tokenizer.template is not None:
+            return Templated(self.tokenizer, self._special_tokens, system)
+        first = self.tokenizer.first.tolist()
+        return Lines(lambda text: self.tokens(text, "--chat", goes_on=True), first, system)
+
     def begin(self) -> "list[int]":
         """What a new document begins with: the tokens before its text, or the end of the one
         before.
@@ -108,6 +120,8 @@ def generate(
     samples: int = 1,
     stop: "str | Sequence[str]" = (),
     special_tokens: bool = False,
+    chat: bool = False,
+    system: str | None = None,
     on_text: OnText = lambda number, text: None,
     **settings: Any,
 ) -> "list[str]":
@@ -120,6 +134,8 @@ def generate(
         sampling: how tokens are chosen; its seed is the checkpoint's unless it is given.
         stop: a text that ends what is written, and is left out, or several.
         special_tokens: take those that prompts spell as tokens, not as text.
+        chat: prompts are users' messages, each of a conversation of its own; `system` stands before
+            each.
         on_text: called with text as it is made: its number in the result, and what is new.
         settings: `precision`, `tokenizer`, and the layout, by their names on the command line.
     Returns:
@@ -136,7 +152,13 @@ def generate(
     changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
     config = override(saved.config, **changes)
     trained = Trained(saved, config, special_tokens)
-    found = [trained.tokens(text, "prompts") for text in several(prompts)] or [trained.begin()]
+    if system is not None and not chat:
+        raise UserError("system: got it without chat; expected both or none. Give chat=True.")
+    if chat:
+        found = [trained.talk(system).ask(text) for text in several(prompts)]
+    else:
+        found = [trained.tokens(text, "prompts") for text in several(prompts)]
+    found = found or [trained.begin()]
     sampling = sampling or Sampling(seed=config.training.seed)
     return _write_all(trained, found, tokens, sampling, samples, several(stop), on_text)
 
@@ -169,6 +191,8 @@ def run(flags: Flags) -> int:
             f"--samples: got {options.samples} with --chat; expected 1, for a conversation goes on "
             "with one answer. Leave it out."
         )
+    if options.system is not None and not options.chat:
+        raise UserError("--system: got it without --chat; expected both or none. Give --chat.")
     is_leader = check_instances(config)
     check_same_checkpoint(found[0].folder)
     trained = Trained(found[0], config, options.special_tokens)
@@ -329,12 +353,11 @@ def print_text(text: str) -> None:
 
 def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool) -> None:
     """Answer lines until there are no more."""
-    said: list[int] = []
+    talk = trained.talk(options.system, options.chat_template)
     positions = trained.config.model.positions
     with trained.running(1, positions, options.tokens) as model:
         for number, line in enumerate(_lines(is_leader)):
-            text = trained.tokens(line + "\n", "--chat", goes_on=True)
-            said += text if said else [*trained.tokenizer.first.tolist(), *text]
+            said = talk.ask(line)
             show = Printed([""])
             told = (show.add, show.finish) if is_leader else (_ignore, _ignore)
             (answer,) = write(
@@ -349,7 +372,7 @@ def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool
                 first_number=number,
                 ends=trained.saved.ends,
             )
-            said += trained.tokens(answer + "\n", "--chat", goes_on=True)
+            talk.answered(answer)
 
 
 def _ignore(*_: Any) -> None:

@@ -16,7 +16,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from shlex import quote
@@ -87,9 +87,20 @@ def main(arguments: Sequence[str]) -> int:
     return run(parse_training(arguments))
 
 
+OnFolder = Callable[[Path], None]
+
+
+def _tell_nobody(folder: Path) -> None:
+    """A folder is of no interest."""
+
+
 @runtime_errors_are_told()
-def run(line: CommandLine) -> int:
-    """Train as a command line says that was read. Returns the exit code."""
+def run(line: CommandLine, on_folder: OnFolder = _tell_nobody) -> int:
+    """Train as a command line says that was read. Returns the exit code.
+
+    Args:
+        on_folder: gets the run's folder.
+    """
     config, options, given = line
     is_plan = options.is_plan()
     check_launch()
@@ -107,7 +118,7 @@ def run(line: CommandLine) -> int:
         plan_and_show(training_program, config, options, evaluation_program)
         return 0
     with lasting_output():
-        return train(config, options, given)
+        return train(config, options, given, on_folder)
 
 
 def choose(config: Config, given: Set[str], options: Options) -> Config:
@@ -154,8 +165,15 @@ def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Conf
 
 
 @runtime_errors_are_told()
-def train(config: Config, options: Options, given: Set[str] = frozenset()) -> int:
-    """Train, and leave a run folder. Returns the exit code. `given` is that of `begun`."""
+def train(
+    config: Config,
+    options: Options,
+    given: Set[str] = frozenset(),
+    on_folder: OnFolder = _tell_nobody,
+) -> int:
+    """Train, and leave a run folder. Returns the exit code. `given` is that of `begun`, `on_folder`
+    that of `run`.
+    """
     is_leader, config = begun(config, options, given)
     check_memory(config, popdist.getNumInstances())
     with Interruption() as interruption:
@@ -165,6 +183,7 @@ def train(config: Config, options: Options, given: Set[str] = frozenset()) -> in
             warnings_kept() as kept,
             claimed_together(config) as (config, folder, saved),
         ):
+            on_folder(folder.path)
             tokenizer = run_tokenizer(config, given_one, saved, data, validation_data)
             if saved is not None:
                 check_goes_on(config, saved)

@@ -5,9 +5,8 @@ size. tp1, tp2: replica groups.
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl import Tensor, TensorByRef, ops
@@ -183,10 +182,9 @@ class Attention(Layer):
         """A call of a graph for each piece of the queries, over the keys up to its end. See
         `recomputing_gradients`.
         """
-        mask = causal_mask(self.model.sequence_length, self.model.window)
         pieces = self.model.attention_serialisation
         if pieces == 1:
-            return self._attend_in_graph(query, key, value, mask, seed, positions)
+            return self._attend_in_graph(query, key, value, seed, positions)
         queries = ops.split(query, pieces, axis=2)  # [B, h, S/pieces, D]
         seeds = (None,) * pieces if seed is None else ops.split_random_seed(seed, pieces)
         length = query.shape[2] // pieces
@@ -195,9 +193,7 @@ class Attention(Layer):
             first, end = number * length, (number + 1) * length
             keys, values = key[:, :, :end], value[:, :, :end]
             own = None if positions is None else positions[:, :, first:end]
-            results.append(
-                self._attend_in_graph(piece, keys, values, mask[first:end, :end], piece_seed, own)
-            )
+            results.append(self._attend_in_graph(piece, keys, values, piece_seed, own))
         return ops.concat(results, axis=2)
 
     def _attend_in_graph(
@@ -205,13 +201,10 @@ class Attention(Layer):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: np.ndarray,
         seed: Tensor | None,
         positions: Tensor | None,
     ) -> Tensor:
-        graph = popxl.gir().create_graph(
-            attend, query, key, value, mask, seed, positions, self.model.dropout
-        )
+        graph = popxl.gir().create_graph(attend, query, key, value, seed, positions, self.model)
         optional = [t for t in (seed, positions) if t is not None]
         (y,) = ops.call(graph, query, key, value, *optional)
         return y
@@ -259,7 +252,7 @@ class CachedAttention(Attention):
         batch, heads, shared = query.shape[0], keys.shape[1], query.shape[1] // keys.shape[1]
         queries = query.reshape((batch, heads, shared * tokens, query.shape[3]))
         mask = mask if shared == 1 else ops.concat([mask] * shared, axis=2)
-        y = attention(queries, keys, values, mask, None, 0.0)
+        y = attention(queries, keys, values, mask=mask, **_scores(self.model))
         return self._join_heads(y.reshape(query.shape))
 
 
@@ -276,29 +269,20 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: np.ndarray,
     seed: Tensor | None,
     positions: Tensor | None,
-    dropout: float,
-) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], [Q, S], int32 [B, 1, Q, 1]
-    """Softmax attention of the last Q of S tokens over all of them -> [B, h, Q, D]."""
-    hiding: Tensor = popxl.constant(np.ascontiguousarray(mask), query.dtype, "mask")
-    if positions is not None:
-        queries, keys = mask.shape
-        distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
-        # [B, 1, Q, S]: a key so far before its query is of another document
-        is_other = ops.greater(popxl.constant(distance.astype(np.int32), popxl.int32), positions)
-        hiding = ops.where(is_other, popxl.constant(-np.inf, query.dtype), hiding)
-    return attention(query, key, value, hiding, seed, dropout)
-
-
-def causal_mask(sequence: int, window: int | None = None) -> np.ndarray:
-    """What is added to scores, float32 [S queries, S keys]: nothing to keys up to the query, as
-    many as are in a window, -inf to others.
+    model: Model,
+) -> Tensor:  # [B, h, Q, D], twice [B, h, S, D], int32 [B, 1, Q, 1]
+    """Softmax attention of the last Q of S tokens over those up to each, or as many as are in a
+    window -> [B, h, Q, D].
     """
-    distance = np.arange(sequence)[:, None] - np.arange(sequence)
-    is_hidden = (distance < 0) | (distance >= (window or sequence))
-    return np.where(is_hidden, np.float32(-np.inf), np.float32(0))
+    hiding: dict[str, Any] = {"causal": True, "window": model.window, "positions": positions}
+    return attention(query, key, value, seed, model.dropout, **hiding, **_scores(model))
+
+
+def _scores(model: Model) -> "dict[str, Any]":
+    """How scores are scaled and bounded."""
+    return {"scale": model.score_scale, "softcap": model.score_softcap}
 
 
 def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInfo]":

@@ -74,19 +74,20 @@ def attention(
     query: popxl.Tensor,
     key: popxl.Tensor,
     value: popxl.Tensor,
-    mask: popxl.Tensor,
-    seed: popxl.Tensor | None,
-    dropout: float,
+    seed: popxl.Tensor | None = None,
+    dropout: float = 0.0,
+    **options: Any,
 ) -> popxl.Tensor:
     """Softmax attention of Q queries over S keys.
 
     Shapes: query [B, h, Q, D], key and value [B, h, S, D] -> [B, h, Q, D].
     Args:
-        mask: what is added to scores, in a shape that broadcasts to [B, h, Q, S].
         seed: what dropout of probabilities draws from; without one nothing is dropped.
+        options: what hides keys, and how scores are scaled and bounded, as of
+            `popxl.extensions.attention`.
     """
     rate = 0.0 if seed is None else dropout
-    return extensions.attention(query, key, value, mask, seed_tensor=seed, p=rate)
+    return extensions.attention(query, key, value, seed_tensor=seed, p=rate, **options)
 
 
 def seed_spec(count: int) -> popxl.TensorSpec:

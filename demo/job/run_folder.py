@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.text_tokenizer import CONFIG, TextTokenizer
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     TOKENIZER,
@@ -108,8 +108,8 @@ class RunFolder:
     def keep_tokenizer(self, tokenizer: TextTokenizer) -> None:
         """Write the tokenizer beside the checkpoints, where programs that use them look for it."""
         try:
-            if tokenizer.config is not None:
-                _keep(self.tokenizer.with_name(CONFIG), tokenizer.config.encode())
+            for name, content in tokenizer.files.items():
+                _keep(self.tokenizer.with_name(name), content.encode())
             _keep(self.tokenizer, tokenizer.to_str().encode())
         except OSError as error:
             _LOG.warning(

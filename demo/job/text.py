@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
-from popxl_gpt.data.text_tokenizer import TextTokenizer, special_tokens_beside
+from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.job.options import unreadable_tokenizer
 from popxl_gpt.demo.job.writing import write
@@ -33,7 +33,7 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     try:
         content = read_bounded(path, TOKENIZER_BYTES)
         library = Tokenizer.from_str(content.decode("utf-8"))
-        found = TextTokenizer(library, str(path), special_tokens_beside(path))
+        found = TextTokenizer.beside(library, path)
     except OSError as error:
         raise unreadable_tokenizer(path, error) from error
     except (KeyboardInterrupt, SystemExit, DataError):

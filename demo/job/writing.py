@@ -116,7 +116,7 @@ def write(
         NotFiniteError: the model's logits are not finite; says where.
     """
     of_text = tokenizer.get_vocab().get(END_OF_TEXT)
-    ending = {end_of_documents(tokenizer, model.config.model), of_text, *ends}
+    ending = {end_of_documents(tokenizer, model.config.model), of_text, *tokenizer.ends, *ends}
     classes = tokenizer.classes
     streams = [TextStream(tokenizer, prompt, stop) for prompt in prompts]
     randoms = [sampling.random(first_number + number) for number in range(len(prompts))]

@@ -120,7 +120,7 @@ ROOMS = (
     Room(
         "popxl_gpt.data",
         (*BELOW, "popxl_gpt.config"),
-        ("numpy", "crc32c", "tokenizers", "tiktoken", "tqdm"),
+        ("numpy", "crc32c", "tokenizers", "jinja2", "tiktoken", "tqdm"),
     ),
     Room(
         "popxl_gpt.modelling",
@@ -177,6 +177,17 @@ ROOMS = (
             "popxl_addons",
         ),
         ("numpy", "lm_eval", "tokenizers", "tqdm"),
+    ),
+    # What the programs do, for Python.
+    Room(
+        "popxl_gpt.api",
+        (
+            "popxl_gpt.demo",
+            "popxl_gpt.data",
+            "popxl_gpt.utils",
+            f"{STEP}.inference",
+            f"{STEP}.reports",
+        ),
     ),
     # Nobody imports it: it measures all of it, beside others.
     Room(

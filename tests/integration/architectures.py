@@ -53,6 +53,8 @@ MODELS = {
         "activation": "geglu",
         "biases": False,
         "embedding_scale": 4.9,
+        "attention_scale": 0.5,
+        "score_softcap": 1.5,
         "head_size": 10,
         "key_value_heads": 2,
         "qk_norm": True,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = [
     f"runtime/tests/popxl_engine/{name}"
     for name in (
-        "native/test_interface.py", "native/test_kernels.py", "native/test_edges.py",
+        "native/test_interface.py", "native/test_kernels.py", "native/test_edges.py", "native/test_attention.py",
         "native/test_few_rows.py", "native/test_small_products.py", "native/test_few_queries.py", "native/test_ceilings.py",
         "passes/test_products.py",
     )

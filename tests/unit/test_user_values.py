@@ -232,7 +232,7 @@ WRITES = {
 }
 """How files are written that others may have put a link, or a pipe, in the place of."""
 IN_OWN_FOLDERS = {
-    "data/tokenizer_process.py": "its own standard output",
+    "data/serving.py": "its own standard output",
     "runtime/popxl_engine/native/build.py": "a folder of mkdtemp in a private one",
     "runtime/popxl_addons/task_session.py": "a folder of mkdtemp, for a checkpoint",
     "runtime/popxl_addons/memmap_files.py": "a checked folder",

@@ -1,5 +1,6 @@
 """Softmax attention and its gradient in one pass over the heads: scores stay in the cache."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,11 +9,60 @@ import torch
 from popxl_engine.kernels import generator
 from popxl_engine.kernels.gemm import masked_scores
 from popxl_engine.kernels.linalg import product
-from popxl_engine.kernels.random import threshold
+from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import kernel, kernel_like
 from popxl_engine.native import library as native
 
 Seed = torch.Tensor | None
+BLOCK = 2**26
+"""Scores that are held at a time, op by op, as far as 32 queries have no more."""
+LONGEST_ROWS = 2**22
+"""Scores of a head, at most, that are computed for 32 queries and all keys at a time. Where there
+are more, and no tensor as large is there, blocks of queries and keys need linear memory."""
+
+
+class Hiding(NamedTuple):
+    """What is done to scores: a soft bound, if it is not zero, and what hides keys.
+
+    With `causal` the last query's own key is the last key, and later keys are hidden; with a window
+    those, too, that lie so far before. positions: int32, of each query of the batch in its
+    document; keys that lie further before are hidden.
+    """
+
+    mask: torch.Tensor | None
+    positions: torch.Tensor | None
+    causal: bool
+    window: int | None
+    softcap: float
+
+    def dense(self, query: torch.Tensor, keys: int, rows: slice) -> torch.Tensor:
+        """What is added to the scores of some of the queries: [q, s], or [b, 1, q, s]."""
+        if self.mask is not None:
+            return self.mask[rows]
+        batch, queries, device = query.shape[0], query.shape[2], query.device
+        own = torch.arange(queries, device=device)[rows, None] + keys - queries
+        distance = own - torch.arange(keys, device=device)
+        is_hidden = distance < 0 if self.causal else torch.zeros_like(distance, dtype=torch.bool)
+        if self.window is not None:
+            is_hidden |= distance >= self.window
+        if self.positions is not None:
+            positions = self.positions.reshape(batch, 1, queries, 1)[:, :, rows]
+            is_hidden = is_hidden | (distance > positions)
+        return torch.zeros_like(is_hidden, dtype=query.dtype).masked_fill_(is_hidden, -math.inf)
+
+    def is_native(self, query: torch.Tensor, key: torch.Tensor) -> bool:
+        """Whether the compiled kernels take this: each query has a key of its own, and nothing is
+        hidden in two ways.
+        """
+        if self.mask is not None:
+            return self.mask.is_contiguous() and not self.causal
+        is_known = self.causal or self.window is None and self.positions is None
+        return is_known and query.shape[2] <= key.shape[2]
+
+    def native(self, query: torch.Tensor, key: torch.Tensor) -> tuple[Any, ...]:
+        """What the compiled kernels take."""
+        diagonal = key.shape[2] - query.shape[2] if self.causal else -1
+        return self.mask, self.positions, diagonal, self.window or 0, self.softcap
 
 
 @kernel("fused_attention")
@@ -20,20 +70,25 @@ def attention(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     """softmax(query @ key_t * scale + mask), what dropout leaves of it, the product with value."""
-    return _attend(query, key_t, value, mask, scale, seed_tensor, p)
+    hiding = Hiding(mask, positions, causal, window, softcap)
+    return _attend(query, key_t, value, hiding, scale, seed_tensor, p)
 
 
 def _attend(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    hiding: Hiding,
     scale: float,
     seed_tensor: Seed,
     p: float,
@@ -42,18 +97,37 @@ def _attend(
     """`attention`, or the last of its results alone, in the same bits."""
     key = key_t.transpose(2, 3)
     if not (
-        _has_rows(query, key, value) and mask.is_contiguous() and _draws_in_pairs(key, seed_tensor)
+        _has_rows(query, key, value)
+        and hiding.is_native(query, key)
+        and _draws_in_pairs(key, seed_tensor)
     ):
-        results = _attention_op_by_op(query, key_t, value, mask, scale, seed_tensor, p)
-        return results if keeps_probs else results[-1:]
+        return _attention_op_by_op(query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs)
     sizes, y = (*query.shape[:3], key.shape[2], query.shape[3]), _result_for(query)
+    views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
+    mask, *hidden = hiding.native(query, key)
+    if _is_long(sizes, mask) and not keeps_probs:
+        scratch = _scratch("attend_blocks", query, sizes)
+        native.call("attend_blocks", (query.dtype,), *views, *hidden, scale, *rest, scratch)
+        return (y,)
     kept = [
         query.new_empty(sizes[:4]) for _ in range(keeps_probs * (1 + (seed_tensor is not None)))
     ]
     probs, dropped, *_ = *kept, None, None
-    views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
-    native.call("attend", (query.dtype,), *views, mask, scale, probs, dropped, *rest)
+    native.call("attend", (query.dtype,), *views, mask, *hidden, scale, probs, dropped, *rest)
     return (*kept, y)
+
+
+def _is_long(sizes: tuple[int, ...], mask: torch.Tensor | None) -> bool:
+    """Whether attention of [batch, heads, queries, keys, ...] goes by blocks of queries and keys,
+    if nobody has its probabilities.
+    """
+    return mask is None and sizes[2] * sizes[3] > LONGEST_ROWS
+
+
+def _scratch(name: str, t: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """What a function of the library needs beside its operands, by blocks."""
+    count = native.scratch(name, (t.dtype,), sizes[0] * sizes[1], *sizes[2:])
+    return t.new_empty(count, dtype=torch.float32)
 
 
 @kernel("fused_attention_no_probs")
@@ -61,13 +135,18 @@ def attention_no_probs(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
-    """The last result of `attention`, in the same bits."""
-    (y,) = _attend(query, key_t, value, mask, scale, seed_tensor, p, keeps_probs=False)
+    """The last result of `attention`, in the same bits as far as it is not by blocks."""
+    hiding = Hiding(mask, positions, causal, window, softcap)
+    (y,) = _attend(query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs=False)
     return y
 
 
@@ -83,7 +162,7 @@ class Operands(NamedTuple):
     scale: float
     seed_tensor: Seed
     p: float
-    mask: torch.Tensor | None
+    hiding: Hiding
 
     @property
     def query(self) -> torch.Tensor:
@@ -97,7 +176,7 @@ class Operands(NamedTuple):
 
 
 @kernel("fused_attention_grad")
-def attention_grad(
+def attention_grad(  # noqa: PLR0913 - the op takes them
     dy: torch.Tensor,
     query_t: torch.Tensor,
     key: torch.Tensor,
@@ -108,10 +187,15 @@ def attention_grad(
     seed_tensor: Seed,
     p: float,
     mask: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `attention`."""
+    hiding = Hiding(mask, positions, causal, window, softcap)
     operands = Operands(
-        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, mask
+        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, hiding
     )
     if not _takes_gradient(operands):
         return _gradient_op_by_op(operands)
@@ -121,7 +205,7 @@ def attention_grad(
 
 
 @kernel("fused_attention_grad_packed")
-def attention_grad_packed(
+def attention_grad_packed(  # noqa: PLR0913 - the op takes them
     dy: torch.Tensor,
     query_t: torch.Tensor,
     key: torch.Tensor,
@@ -132,6 +216,10 @@ def attention_grad_packed(
     seed_tensor: Seed,
     p: float,
     mask: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """`attention_grad` of n queries and n keys: rows of the gradients, side by side, [b * n, 3 * h
     * d].
@@ -139,8 +227,9 @@ def attention_grad_packed(
     b, h, n, d = dy.shape
     rows = dy.new_empty(b * n, 3 * h * d)
     results = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
+    hiding = Hiding(mask, positions, causal, window, softcap)
     operands = Operands(
-        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, mask
+        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, hiding
     )
     if _takes_gradient(operands):
         _write_gradient(results, operands)
@@ -153,10 +242,11 @@ def attention_grad_packed(
 
 def _takes_gradient(o: Operands) -> bool:
     """Whether `_write_gradient` can work on these."""
-    needed = (o.mask,) if o.probs is None else (o.probs, o.dropped_probs)
-    is_ordered = all(t is not None and t.is_contiguous() for t in needed)
+    given = () if o.probs is None else (o.probs, o.dropped_probs)
+    is_ordered = all(t is not None and t.is_contiguous() for t in given)
     return (
         is_ordered
+        and o.hiding.is_native(o.query, o.key)
         and _has_rows(o.dy, o.query, o.key, o.value)
         and _draws_in_pairs(o.key, o.seed_tensor)
     )
@@ -167,26 +257,21 @@ def _write_gradient(results: Sequence[torch.Tensor], o: Operands) -> None:
     and value.
     """
     sizes = (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
+    views = _views(o.dy, o.query, o.key, o.value)
+    rest = (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p))
+    mask, *hidden = o.hiding.native(o.query, o.key)
     recomputes = o.probs is None
+    if _is_long(sizes, mask) and recomputes:
+        scratch = _scratch("attend_blocks_grad", o.dy, sizes)
+        native.call("attend_blocks_grad", (o.dy.dtype,), *views, *hidden, o.scale, *rest, scratch)
+        return
     drops_again = recomputes and o.seed_tensor is not None
     scratch = o.dy.new_empty(
         native.scratch("attend_grad", (), *sizes[2:4], recomputes, drops_again)
     )
-    views, rest = (
-        _views(o.dy, o.query, o.key, o.value),
-        (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p)),
-    )
-    mask = o.mask if o.mask is not None and o.mask.is_contiguous() else None
+    probs = o.probs, o.dropped_probs
     native.call(
-        "attend_grad",
-        (o.dy.dtype,),
-        *views,
-        o.probs,
-        o.dropped_probs,
-        mask,
-        o.scale,
-        *rest,
-        scratch,
+        "attend_grad", (o.dy.dtype,), *views, *probs, mask, *hidden, o.scale, *rest, scratch
     )
 
 
@@ -238,48 +323,119 @@ def _attention_op_by_op(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    hiding: Hiding,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    keeps_probs: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    kept = _probs_op_by_op(query, key_t, mask, scale, seed_tensor, p)
-    return (*kept, product(kept[-1], _in_rows(value), value.dtype))
+    """`_attend` op by op, of some queries after the other."""
+    value, blocks = _in_rows(value), []
+    for rows in _blocks(query, key_t.shape[3]):
+        kept = _probs_op_by_op(query, key_t, hiding, scale, seed_tensor, p, rows)
+        y = product(kept[-1], value, value.dtype)
+        blocks.append((*kept, y) if keeps_probs else (y,))
+    return blocks[0] if len(blocks) == 1 else tuple(torch.cat(parts, 2) for parts in zip(*blocks))
+
+
+def _blocks(query: torch.Tensor, keys: int) -> list[slice]:
+    """The queries whose scores are held together: all, as far as these are few."""
+    batch, heads, queries, _ = query.shape
+    count = max(32, BLOCK // max(1, batch * heads * keys))
+    return [slice(n, min(n + count, queries)) for n in range(0, max(1, queries), count)]
 
 
 def _probs_op_by_op(
     query: torch.Tensor,
     key_t: torch.Tensor,
-    mask: torch.Tensor,
+    hiding: Hiding,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    rows: slice,
 ) -> tuple[torch.Tensor, ...]:
-    """Probabilities; with a seed also what dropout leaves of them."""
-    query, key_t = _in_rows(query), _in_rows(key_t.transpose(2, 3)).transpose(2, 3)
-    probs = kernel_like("softmax", query)(masked_scores(query, key_t, mask, scale), -1)
+    """Probabilities of some queries; with a seed also what dropout leaves of them."""
+    probs = kernel_like("softmax", query)(_scores(query, key_t, hiding, scale, rows), -1)
     if seed_tensor is None:
         return (probs,)
-    return probs, kernel_like("dropout", query)(probs, seed_tensor, p)
+    return probs, _dropped(probs, seed_tensor, p, query.shape[2], rows)
+
+
+def _scores(
+    query: torch.Tensor, key_t: torch.Tensor, hiding: Hiding, scale: float, rows: slice
+) -> torch.Tensor:
+    """Scores of some queries, as softmax takes them."""
+    key_t, mask = (
+        _in_rows(key_t.transpose(2, 3)).transpose(2, 3),
+        hiding.dense(query, key_t.shape[3], rows),
+    )
+    query = _in_rows(query[:, :, rows])
+    if mask.dim() == 2 and not hiding.softcap:
+        return masked_scores(query, key_t, mask, scale)
+    return _bounded(query, key_t, hiding, scale).add_(mask).to(query.dtype)
+
+
+def _bounded(
+    query: torch.Tensor, key_t: torch.Tensor, hiding: Hiding, scale: float
+) -> torch.Tensor:
+    """Scores in float32 or more, before anything is hidden."""
+    scores = product(query, key_t, torch.promote_types(query.dtype, torch.float32)).mul_(scale)
+    cap = hiding.softcap
+    return scores.div_(cap).tanh_().mul_(cap) if cap else scores
+
+
+def _dropped(
+    probs: torch.Tensor, seed_tensor: torch.Tensor, p: float, queries: int, rows: slice
+) -> torch.Tensor:
+    """What dropout leaves of probabilities, or of their gradients, of some of the queries."""
+    if rows.stop - rows.start == queries:
+        return kernel_like("dropout", probs)(probs, seed_tensor, p)
+    keys, result = probs.shape[3], probs * (1 / (1 - p))
+    for seed, part in zip(*by_seed(seed_tensor, result)):
+        for i, of_head in enumerate(part.flatten(0, 1)):
+            first = (i * queries + rows.start) * keys
+            draws = generator.draws(seed, of_head.numel(), first).view(of_head.shape)
+            of_head.masked_fill_(draws < threshold(p), 0)
+    return result
 
 
 def _gradient_op_by_op(o: Operands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`attention_grad` op by op."""
-    if o.probs is None:
-        assert o.mask is not None, "what is computed again needs its mask"
-        kept = _probs_op_by_op(o.query, o.key.transpose(2, 3), o.mask, o.scale, o.seed_tensor, o.p)
-        o = o._replace(probs=kept[0], dropped_probs=kept[-1], seed_tensor=None)
-    assert o.probs is not None and o.dropped_probs is not None
-    dy, query_t = _in_rows(o.dy), _in_rows(o.query).transpose(2, 3)
-    key, value_t = _in_rows(o.key), _in_rows(o.value).transpose(2, 3)
+    """`attention_grad` op by op, of some queries after the other."""
+    blocks, dtype = _blocks(o.query, o.key.shape[2]), o.dy.dtype
+    sums = dtype if len(blocks) == 1 else torch.promote_types(dtype, torch.float32)
+    d_query, d_key_t, d_value = _gradient_of_rows(o, blocks[0], sums)
+    d_queries = [d_query]
+    for rows in blocks[1:]:
+        d_query, for_key_t, for_value = _gradient_of_rows(o, rows, sums)
+        d_queries.append(d_query)
+        d_key_t.add_(for_key_t), d_value.add_(for_value)
+    return torch.cat(d_queries, 2) if blocks[1:] else d_query, d_key_t.to(dtype), d_value.to(dtype)
+
+
+def _gradient_of_rows(
+    o: Operands, rows: slice, sums: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradient of some queries, and what they add to those of key_t and value."""
+    probs, dropped, draws = o.probs, o.dropped_probs, o.seed_tensor
+    key, query, cap = _in_rows(o.key), _in_rows(o.query[:, :, rows]), o.hiding.softcap
+    if probs is None or dropped is None:
+        key_t, draws = key.transpose(2, 3), None
+        kept = _probs_op_by_op(o.query, key_t, o.hiding, o.scale, o.seed_tensor, o.p, rows)
+        probs, dropped = kept[0], kept[-1]
+    else:
+        probs, dropped = probs[:, :, rows], dropped[:, :, rows]
+    dy, value_t = _in_rows(o.dy[:, :, rows]), _in_rows(o.value).transpose(2, 3)
     d = product(dy, value_t, dy.dtype)
-    d_value = product(o.dropped_probs.transpose(2, 3), dy, dy.dtype)
-    if o.seed_tensor is not None:
-        d = kernel_like("dropout", dy)(d, o.seed_tensor, o.p)
+    d_value = product(dropped.transpose(2, 3), dy, sums)
+    if draws is not None:
+        d = _dropped(d, draws, o.p, o.dy.shape[2], rows)
     elif o.p:
-        d = torch.where(o.dropped_probs == 0, 0, d * (1 / (1 - o.p)))
-    d = kernel_like("softmax_grad", dy)(d, o.probs, -1).mul_(o.scale)
-    return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value
+        d = torch.where(dropped == 0, 0, d * (1 / (1 - o.p)))
+    d = kernel_like("softmax_grad", dy)(d, probs, -1).mul_(o.scale)
+    if cap:
+        share = _bounded(query, key.transpose(2, 3), o.hiding, o.scale).div_(cap)
+        d = share.square_().neg_().add_(1).mul_(d).to(d.dtype)
+    return product(d, key, dy.dtype), product(query.transpose(2, 3), d, sums), d_value
 
 
 @kernel("attention")
@@ -287,13 +443,23 @@ def composed_attention(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float,
 ) -> tuple[torch.Tensor, ...]:
     """The composition that defines attention: every step is rounded."""
-    scores = product(query, key_t, query.dtype).mul_(scale).add_(mask)
+    scores = product(query, key_t, query.dtype).mul_(scale)
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if causal or mask is not None:
+        hiding = Hiding(None, positions, causal, window, softcap)
+        rows = slice(0, query.shape[2])
+        scores.add_(hiding.dense(query, key_t.shape[3], rows) if mask is None else mask)
     probs = kernel_like("softmax", scores)(scores, -1)
     if seed_tensor is None:
         return probs, product(probs, value, value.dtype)
@@ -310,16 +476,29 @@ def attention_of_few_queries(
     query: torch.Tensor,
     key_t: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float,
 ) -> tuple[torch.Tensor, ...]:
     """`composed_attention` in one pass over keys and values, of which none are copied."""
     key, sizes = key_t.transpose(2, 3), (*query.shape[:3], key_t.shape[3])
-    is_step = query.shape[2] <= FEW_QUERIES and seed_tensor is None and mask.dim() == 4
-    if not (is_step and mask.shape[3] == sizes[3] and _has_rows(query, key, value, mask)):
-        return composed_attention(query, key_t, value, mask, scale, seed_tensor, p)
+    if (
+        mask is None
+        or mask.dim() < 4
+        or mask.shape[3] != sizes[3]
+        or query.shape[2] > FEW_QUERIES
+        or seed_tensor is not None
+        or softcap
+        or not _has_rows(query, key, value, mask)
+    ):
+        return composed_attention(
+            query, key_t, value, mask, scale, seed_tensor, p, positions, causal, window, softcap
+        )
     probs, y = query.new_empty(sizes), query.new_empty(query.shape)
     views, hiding = _views(query, key, value), mask.expand(sizes)
     rest = (hiding, *hiding.stride()[:3], scale, probs, y, *sizes, query.shape[3])
@@ -328,7 +507,7 @@ def attention_of_few_queries(
 
 
 @kernel("attention_grad")
-def composed_attention_grad(
+def composed_attention_grad(  # noqa: PLR0913 - the op takes them
     dy: torch.Tensor,
     query_t: torch.Tensor,
     key: torch.Tensor,
@@ -338,10 +517,18 @@ def composed_attention_grad(
     scale: float,
     seed_tensor: Seed,
     p: float,
+    positions: torch.Tensor | None,
+    causal: bool,
+    window: int | None,
+    softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradient of `composed_attention`, step by step."""
     d = product(dy, value_t, dy.dtype)
     d = d if seed_tensor is None else kernel_like("dropout", d)(d, seed_tensor, p)
     d = kernel_like("softmax_grad", d)(d, probs, -1).mul_(scale)
+    if softcap:  # tanh'(x) = 1 - tanh(x)^2
+        bounded = product(query_t.transpose(2, 3), key.transpose(2, 3), dy.dtype)
+        bounded = bounded.mul_(scale).div_(softcap).tanh_()
+        d = d.mul_(1 - bounded.square_())
     d_value = product(dropped_probs.transpose(2, 3), dy, dy.dtype)
     return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value

@@ -55,17 +55,25 @@ static inline void multiply_step(const bfloat16* left, int64_t half, int64_t row
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called in
-// every step. The right panel, which is not needed again soon, passes the first cache by.
-template <class Beside>
+// Two panels' product, float32 [32, 32], into rows of `stride` numbers, or added to them. beside(s)
+// is called in every step. The right panel, which is not needed again soon, passes the first cache
+// by.
+template <bool ADDS = false, class Beside>
 static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps,
                             float* sums, int64_t stride, const Beside& beside) {
   const int64_t half = from.half, row = from.row, to_row = stride * int64_t(sizeof(float));
   const bfloat16* left = from.data;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  if constexpr (ADDS) {
+    _tile_loadd(0, sums, to_row);
+    _tile_loadd(1, sums + SIDE, to_row);
+    _tile_loadd(2, sums + SIDE * stride, to_row);
+    _tile_loadd(3, sums + SIDE * stride + SIDE, to_row);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   int64_t s = 0;
   for (const int64_t kept = std::min(KEPT, steps); s < kept;
        ++s, left += from.step, right += 2 * TILE)

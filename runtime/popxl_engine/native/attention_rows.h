@@ -4,6 +4,7 @@
 
 #include "lanes.h"
 #include "operands.h"
+#include "softcap.h"
 
 namespace attention {
 
@@ -45,40 +46,95 @@ static int64_t panels_but(float x, const T* from, int64_t rows, int64_t keys) {
   return p;
 }
 
-// What a mask does to 32 queries: it leaves the first `free` of their scores as they are, and hides
-// those from `end` on. Both are multiples of 32, or all keys; the end is where a query sees none,
-// whose probabilities are no numbers.
-struct MaskExtent {
-  int64_t free, end;
+// What 32 queries see of keys: none before `begin` and from `end` on, which are multiples of 32, or
+// all keys. Of a mask the first `free` scores are left as they are, and the end is where a query
+// sees none, whose probabilities are no numbers.
+struct Extent {
+  int64_t begin, free, end;
 };
 
+// What hides keys beside a mask, and a soft bound of scores.
+struct Hiding {
+  const int32_t* positions;  // of queries in their documents: earlier keys are hidden; or null
+  int64_t diagonal;          // the first query's own key; later keys are hidden. -1: none is
+  int64_t window;            // keys that a query sees up to its own; 0: any number
+  float softcap;             // 0: none
+};
+
+struct Range {
+  int64_t begin, end;
+};
+
+// The keys that a query sees; positions: those of its part of the batch.
+static inline Range seen(const Hiding& hiding, const int32_t* positions, int64_t query,
+                         int64_t keys) {
+  if (hiding.diagonal < 0) return {0, keys};
+  const int64_t own = hiding.diagonal + query, end = std::min(keys, own + 1);
+  int64_t begin = hiding.window > 0 ? std::max<int64_t>(0, end - hiding.window) : 0;
+  if (positions != nullptr) begin = std::max(begin, own - positions[query]);
+  return {std::min(begin, end), end};
+}
+
+static inline Extent extent_of(const Hiding& hiding, const int32_t* positions, int64_t query,
+                               int64_t rows, int64_t keys) {
+  int64_t begin = keys, end = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const Range range = seen(hiding, positions, query + i, keys);
+    begin = std::min(begin, range.begin);
+    end = std::max(end, range.end);
+  }
+  return {begin / PANEL * PANEL, 0, std::min(keys, padded(end))};
+}
+
 template <class T>
-static MaskExtent mask_extent(const T* mask, int64_t rows, int64_t keys) {
+static Extent extent_of(const T* mask, int64_t rows, int64_t keys) {
   int64_t end = std::min(keys, panels_but(-INFINITY, mask, rows, keys) * PANEL), free = 0;
   for (int64_t i = 0; i < rows; ++i)
     if (panels_but(-INFINITY, mask + i * keys, 1, end) == 0) end = keys;
   while (free < end && !any_but(0.0f, mask + free, keys, rows, std::min(PANEL, end - free)))
     free += PANEL;
-  return {std::min(free, end), end};
+  return {0, std::min(free, end), end};
 }
 
-// Sums become scores: x * scale + mask. The largest of them.
-template <class T>
-static inline float scored(float* x, float scale, const T* mask, const MaskExtent& extent) {
-  const float most = largest_over(extent.free, [=](auto most, int64_t i) {
+// Numbers become what score(x, i) makes of them. The largest of these.
+template <class Score>
+static inline float scored(float* x, int64_t count, const Score& score) {
+  return largest_over(count, [=](auto most, int64_t i) {
     using N = decltype(most);
-    const N score = load_as<N>(x + i) * scale;
-    store(score, x + i);
-    return larger(score, most);
+    const N found = score(load_as<N>(x + i), i);
+    store(found, x + i);
+    return larger(found, most);
   });
-  const auto masked = [x = x + extent.free, mask = mask + extent.free, scale](auto most,
-                                                                              int64_t i) {
-    using N = decltype(most);
-    const N score = fused(load_as<N>(x + i), scale, load_as<N>(mask + i));
-    store(score, x + i);
-    return larger(score, most);
+}
+
+// Sums become scores: x * scale, with a soft bound if it is not zero. The largest of them.
+static inline float bounded(float* x, int64_t count, float scale, float cap) {
+  if (cap == 0.0f) return scored(x, count, [=](auto at, int64_t) { return at * scale; });
+  return scored(x, count, [=](auto at, int64_t) { return each(at * scale, softcap(cap)); });
+}
+
+// The same, plus a mask from extent.free on.
+template <class T>
+static inline float masked(float* x, float scale, float cap, const T* mask, const Extent& extent) {
+  const float most = bounded(x, extent.free, scale, cap);
+  const int64_t rest = extent.end - extent.free;
+  x += extent.free, mask += extent.free;
+  if (cap != 0.0f) {
+    bounded(x, rest, scale, cap);
+    scale = 1.0f;
+  }
+  const auto plus = [=](auto at, int64_t i) {
+    return fused(at, scale, load_as<decltype(at)>(mask + i));
   };
-  return larger(largest_over(extent.end - extent.free, masked), most);
+  return larger(scored(x, rest, plus), most);
+}
+
+// The same of what a query sees; minus infinity elsewhere.
+static inline float revealed(float* x, float scale, float cap, const Range& range,
+                             const Extent& extent) {
+  std::fill(x + extent.begin, x + range.begin, -INFINITY);
+  std::fill(x + range.end, x + extent.end, -INFINITY);
+  return bounded(x + range.begin, range.end - range.begin, scale, cap);
 }
 
 template <class T>
@@ -91,23 +147,27 @@ static inline float exponentials(float* x, float shift, int64_t count) {
   });
 }
 
-// exp(score - largest) / sum of rows of scores x * scale + mask; zeros from extent.end on, NaN
-// where all scores are minus infinity. Of a row of results `columns` numbers are written.
-template <class T>
-__attribute__((noinline)) static void softmax(float* x, int64_t stride, int64_t rows, float scale,
-                                              const T* mask, int64_t keys, const MaskExtent extent,
-                                              T* to, int64_t row, int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i, x += stride, mask += keys, to += row) {
-    const float largest = scored(x, scale, mask, extent);
+// Rows of sums become probabilities, exp(score - largest) / sum of scores; zeros from `first` to
+// extent.begin and from extent.end to `columns`; NaN where all scores are minus infinity.
+// score(x, i) makes scores of a row and finds the largest.
+template <class T, class Score>
+static inline void softmax(float* x, int64_t stride, int64_t rows, const Extent extent,
+                           const Score& score, T* to, int64_t row, int64_t first, int64_t columns) {
+  const int64_t begin = extent.begin, count = extent.end - begin;
+  for (int64_t i = 0; i < rows; ++i, x += stride, to += row) {
+    const float largest = score(x, i);
     T rest{};
     if (largest == -INFINITY) {
       narrow(NAN, rest);
-      std::fill(to, to + columns, rest);
+      std::fill(to + first, to + columns, rest);
       continue;
     }
-    const float inverse = 1.0f / exponentials<T>(x, largest, extent.end);
-    in_lanes(extent.end,
-             [=](auto n, int64_t j) { store(load_as<decltype(n)>(x + j) * inverse, to + j); });
+    const float inverse = 1.0f / exponentials<T>(x + begin, largest, count);
+    const float* const from = x + begin;
+    T* const at = to + begin;
+    in_lanes(count,
+             [=](auto n, int64_t j) { store(load_as<decltype(n)>(from + j) * inverse, at + j); });
+    std::fill(to + first, to + begin, rest);
     std::fill(to + extent.end, to + columns, rest);
   }
 }
@@ -124,27 +184,51 @@ static inline float dot(const T* x, const float* y, int64_t count) {
 template <class T>
 __attribute__((noinline)) static void let_through(float* d, int64_t stride, int64_t rows,
                                                   float factor, const T* left, int64_t keys,
-                                                  int64_t end) {
+                                                  const Range range) {
   for (int64_t i = 0; i < rows; ++i, d += stride, left += keys) {
 #pragma omp simd
-    for (int64_t j = 0; j < end; ++j) d[j] = wide(left[j]) != 0.0f ? d[j] * factor : 0.0f;
+    for (int64_t j = range.begin; j < range.end; ++j)
+      d[j] = wide(left[j]) != 0.0f ? d[j] * factor : 0.0f;
   }
 }
 
-// Rows of gradients of scores, from gradients d of probs; zeros from `end` to `furthest`.
+// Rows of gradients of scores, from gradients d of probs and, where scores are bounded, the slopes
+// of that; zeros from `first` to `begin` and from `end` to `last`.
 template <class T>
 __attribute__((noinline)) static void softmax_grad(const float* d, int64_t stride, int64_t rows,
                                                    float scale, const T* probs, int64_t keys,
-                                                   int64_t end, int64_t furthest, T* to,
-                                                   int64_t row) {
+                                                   const Range range, const float* slopes, T* to,
+                                                   int64_t row, int64_t first, int64_t last) {
+  const int64_t begin = range.begin, count = range.end - begin;
   for (int64_t i = 0; i < rows; ++i, d += stride, probs += keys, to += row) {
-    const float mean = dot(probs, d, end);
-    in_lanes(end, [=](auto n, int64_t j) {
+    const float* const from = d + begin;
+    const T* const of = probs + begin;
+    T* const at = to + begin;
+    const float mean = dot(of, from, count);
+    const auto gradient = [=](auto n, int64_t j) {
       using N = decltype(n);
-      store(load_as<N>(probs + j) * scale * (load_as<N>(d + j) - mean), to + j);
-    });
-    std::fill(to + end, to + furthest, T{});
+      return load_as<N>(of + j) * scale * (load_as<N>(from + j) - mean);
+    };
+    if (slopes == nullptr) {
+      in_lanes(count, [=](auto n, int64_t j) { store(gradient(n, j), at + j); });
+    } else {
+      const float* const slope = slopes + i * stride + begin;
+      in_lanes(count, [=](auto n, int64_t j) {
+        store(gradient(n, j) * load_as<decltype(n)>(slope + j), at + j);
+      });
+    }
+    std::fill(to + first, to + begin, T{});
+    std::fill(to + range.end, to + last, T{});
   }
+}
+
+// Sums become the slopes of the soft bound of scores.
+__attribute__((noinline)) static void slopes_of(float* x, int64_t stride, int64_t rows, float scale,
+                                                float cap, const Range range) {
+  for (int64_t i = 0; i < rows; ++i, x += stride)
+    scored(x + range.begin, range.end - range.begin, [=](auto at, int64_t) {
+      return each(at * scale, [=](auto one) { return softcap_slope(cap)(softcap(cap)(one)); });
+    });
 }
 
 }  // namespace attention

@@ -12,14 +12,18 @@ static inline int64_t refused() { return 0; }
 
 constexpr int64_t ROWS = 8;  // whose sums, of two vectors each, stay in registers
 
-// ROWS rows of two panels' product, from `left` on. beside(s) is called in every step.
-template <bool LIES, class Beside>
+// ROWS rows of two panels' product, from `left` on, or what it adds to the sums. beside(s) is
+// called in every step.
+template <bool LIES, bool ADDS, class Beside>
 static inline void multiply_rows(const LeftPanel& from, const char* left, const bfloat16* right,
                                  int64_t steps, float* sums, int64_t stride, const Beside& beside) {
   const int64_t row = LIES ? from.row : LeftPanel::PACKED_ROW,
                 pair_to_pair = LIES ? 4 : 64;  // bytes
   __m512 first[ROWS], second[ROWS];
-  for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < ROWS; ++i) {
+    first[i] = ADDS ? _mm512_loadu_ps(sums + i * stride) : _mm512_setzero_ps();
+    second[i] = ADDS ? _mm512_loadu_ps(sums + i * stride + SIDE) : _mm512_setzero_ps();
+  }
   for (int64_t s = 0; s < steps;
        ++s, left += from.step * int64_t(sizeof(bfloat16)), right += 2 * TILE) {
     beside(s);
@@ -41,10 +45,10 @@ static inline void multiply_rows(const LeftPanel& from, const char* left, const 
   }
 }
 
-// Two panels' product, float32 [32, 32], into rows of `stride` numbers. beside(s) is called once
-// for every step, a part of them with each of the rows' steps: what it does costs less there than
-// between them.
-template <class Beside>
+// Two panels' product, float32 [32, 32], into rows of `stride` numbers, or added to them. beside(s)
+// is called once for every step, a part of them with each of the rows' steps: what it does costs
+// less there than between them.
+template <bool ADDS = false, class Beside>
 static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_t steps,
                             float* sums, int64_t stride, const Beside& beside) {
   constexpr int64_t BLOCKS = PANEL / ROWS;
@@ -57,9 +61,9 @@ static inline void multiply(const LeftPanel& from, const bfloat16* right, int64_
       if ((turn + 1) / BLOCKS > turn / BLOCKS) beside(turn / BLOCKS);
     };
     if (from.lies)
-      multiply_rows<true>(from, left, right, steps, sums + i * stride, stride, some);
+      multiply_rows<true, ADDS>(from, left, right, steps, sums + i * stride, stride, some);
     else
-      multiply_rows<false>(from, left, right, steps, sums + i * stride, stride, some);
+      multiply_rows<false, ADDS>(from, left, right, steps, sums + i * stride, stride, some);
   }
 }
 

@@ -34,7 +34,7 @@ void attend_row(const float* query, const T* key, int64_t key_row, const T* valu
                 float* sums, T* probs, T* y) {
   const int64_t end = seen(mask, n.keys);
   for (int64_t s = 0; s < end; ++s) scores[s] = attention::dot(key + s * key_row, query, n.width);
-  const float largest = attention::scored(scores, scale, mask, {0, end});
+  const float largest = attention::masked(scores, scale, 0.0f, mask, {0, 0, end});
   const bool sees = largest != -INFINITY;
   const float inverse = sees ? 1.0f / attention::exponentials<T>(scores, largest, end) : NAN;
   std::fill_n(sums, n.width, 0.0f);

@@ -85,11 +85,15 @@ static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, float*
   }
 }
 
-// ROWS rows by two vectors of a product.
+// ROWS rows by two vectors of a product, or what it adds to the sums.
+template <bool ADDS>
 static inline void multiply_block(const float* const* left, int64_t across, const float* right,
                                   int64_t k_count, float* sums, int64_t stride) {
   Vector first[ROWS], second[ROWS];
-  for (int64_t i = 0; i < ROWS; ++i) first[i] = second[i] = Vector{};
+  for (int64_t i = 0; i < ROWS; ++i) {
+    first[i] = ADDS ? load(sums + i * stride) : Vector{};
+    second[i] = ADDS ? load(sums + i * stride + WIDTH) : Vector{};
+  }
   for (int64_t k = 0; k < k_count; ++k, right += PANEL) {
     const Vector one = load(right), other = load(right + WIDTH);
     for (int64_t i = 0; i < ROWS; ++i) {
@@ -104,8 +108,9 @@ static inline void multiply_block(const float* const* left, int64_t across, cons
   }
 }
 
-// A panel times a panel: float32 [32, 32], into rows of `stride` numbers. Those that are there,
-// rounded up to a block, are written.
+// A panel times a panel: float32 [32, 32], into rows of `stride` numbers, or added to them. Those
+// that are there, rounded up to a block, are written.
+template <bool ADDS = false>
 static void multiply(const Left& left, const float* right, int64_t k_count, float* sums,
                      int64_t stride) {
   for (int64_t i = 0; i < left.rows; i += ROWS) {
@@ -113,7 +118,7 @@ static void multiply(const Left& left, const float* right, int64_t k_count, floa
     for (int64_t r = 0; r < ROWS; ++r)
       rows[r] = left.data + std::min(i + r, left.rows - 1) * left.along;
     for (int64_t j = 0; j < PANEL; j += 2 * WIDTH)
-      multiply_block(rows, left.across, right + j, k_count, sums + i * stride + j, stride);
+      multiply_block<ADDS>(rows, left.across, right + j, k_count, sums + i * stride + j, stride);
   }
 }
 

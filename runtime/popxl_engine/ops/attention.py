@@ -8,6 +8,7 @@ from typing import Any
 
 from popxl import dtypes
 from popxl.op_records import Cost
+from popxl.ops.attention import seen, softcap_flops
 from popxl.tensor import TensorSpec
 
 from popxl_engine.ops.definition import check, flops_of, fused_op
@@ -21,11 +22,11 @@ on such a boundary.
 
 
 def _probs_flops(
-    probs: Spec, query: Spec, key_t: Spec, mask: Spec | None, scale: float, p: float
+    probs: Spec, query: Spec, key_t: Spec, scale: float, p: float, softcap: float = 0.0
 ) -> int:
     """Scores with scale and mask, their softmax, and dropout where there is one."""
-    flops = masked_scores_cost(probs, query, key_t, mask or probs, scale).flops
-    flops += flops_of("softmax", probs, probs, 3)
+    flops = masked_scores_cost(probs, query, key_t, probs, scale).flops
+    flops += flops_of("softmax", probs, probs, 3) + softcap_flops(probs, softcap)
     return flops + (flops_of("dropout", probs, probs, probs, p) if p else 0)
 
 
@@ -46,9 +47,17 @@ def _check_forward(name: str, query: Spec, key_t: Spec, value: Spec) -> Spec:
     return TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
 
 
-def _check_mask(name: str, mask: Spec | None, probs: Spec) -> None:
+def _check_hiding(
+    name: str, probs: Spec, mask: Spec | None, positions: Spec | None, causal: bool
+) -> None:
     fits = mask is None or mask.shape == probs.shape[2:] and mask.dtype is probs.dtype
     check(fits, name, f"a mask {list(probs.shape[2:])} of the queries' dtype", mask=mask)
+    batch, _, queries, keys = probs.shape
+    fits = not causal or mask is None and queries <= keys
+    check(fits, name, "no mask, and at least as many keys as queries, for causal ones", probs=probs)
+    fits = positions is None or causal and positions.nelms == batch * queries
+    expected = f"positions of {batch} * {queries} causal queries"
+    check(fits, name, expected, positions=positions)
 
 
 def attention_cost(
@@ -56,15 +65,19 @@ def attention_cost(
     query: Spec,
     key_t: Spec,
     value: Spec,
-    mask: Spec,
+    mask: Spec | None,
     scale: float,
     seed_tensor: Spec | None,
     p: float,
+    positions: Spec | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> Cost:
     """Probabilities, dropout with a seed, and the product with values."""
-    probs = TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
+    probs = seen(query, key_t.shape[3], window)
     draws = 0.0 if seed_tensor is None else p
-    flops = _probs_flops(probs, query, key_t, mask, scale, draws)
+    flops = _probs_flops(probs, query, key_t, scale, draws, softcap)
     return Cost(flops=flops + flops_of("matmul", query, probs, value))
 
 
@@ -73,19 +86,24 @@ def attention(
     query: Spec,
     key_t: Spec,
     value: Spec,
-    mask: Spec,
+    mask: Spec | None,
     scale: float,
     seed_tensor: Spec | None,
     p: float,
+    positions: Spec | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[TensorSpec, ...]:
     """softmax(query @ key_t * scale + mask), with a seed also what dropout leaves of it, and the
-    product with value.
+    product with value. What hides keys may be attributes instead of a mask, and scores may have a
+    soft bound, as of `popxl.extensions.attention`.
 
-    Shapes: query [b, h, q, d], key_t [b, h, d, s], value [b, h, s, d], mask [q, s] -> [b, h, q, s]
-    (twice with a seed), [b, h, q, d].
+    Shapes: query [b, h, q, d], key_t [b, h, d, s], value [b, h, s, d], mask [q, s], positions b * q
+    in order -> [b, h, q, s] (twice with a seed), [b, h, q, d].
     """
     probs = _check_forward("attention", query, key_t, value)
-    _check_mask("attention", mask, probs)
+    _check_hiding("attention", probs, mask, positions, causal)
     kept = (probs,) if seed_tensor is None else (probs, probs)
     return (*kept, query)
 
@@ -95,18 +113,22 @@ def attention_no_probs(
     query: Spec,
     key_t: Spec,
     value: Spec,
-    mask: Spec,
+    mask: Spec | None,
     scale: float,
     seed_tensor: Spec | None,
     p: float,
+    positions: Spec | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> TensorSpec:
     """The last result of `attention`, in the same bits."""
     probs = _check_forward("attention_no_probs", query, key_t, value)
-    _check_mask("attention_no_probs", mask, probs)
+    _check_hiding("attention_no_probs", probs, mask, positions, causal)
     return query
 
 
-def attention_grad_cost(
+def attention_grad_cost(  # noqa: PLR0913 - the op takes them
     results: Any,
     dy: Spec,
     query_t: Spec,
@@ -117,26 +139,29 @@ def attention_grad_cost(
     scale: float,
     seed_tensor: Spec | None,
     p: float,
-    mask: Spec | None,
+    mask: Spec | None = None,
+    positions: Spec | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> Cost:
     """Four products, the gradients of dropout and softmax, and the scaling.
 
     That of dropout counts as one, draws included, even where `dropped_probs` shows what was
     dropped. Probabilities that are not given are computed again, which counts as in `attention`.
     """
-    probs_spec = TensorSpec((*dy.shape[:3], key.shape[2]), dy.dtype)
-    flops = _gradient_flops(probs_spec, dy, query_t, key, value_t, p)
+    probs_spec = seen(dy, key.shape[2], window)
+    flops = _gradient_flops(probs_spec, dy, value_t, p)
+    if softcap:
+        product = flops_of("matmul", probs_spec, dy, value_t)
+        flops += product + 2 * softcap_flops(probs_spec, softcap)
     if probs is None:
-        flops += _probs_flops(probs_spec, dy, value_t, mask, scale, p)
+        flops += _probs_flops(probs_spec, dy, value_t, scale, p, softcap)
     return Cost(flops=flops)
 
 
-def _gradient_flops(
-    probs: Spec, dy: Spec, query_t: Spec, key: Spec, value_t: Spec, p: float = 0.0
-) -> int:
-    probs_t = TensorSpec((*dy.shape[:2], key.shape[2], dy.shape[2]), dy.dtype)
-    flops = flops_of("matmul", probs, dy, value_t) + flops_of("matmul", dy, probs, key)
-    flops += flops_of("matmul", value_t, query_t, probs) + flops_of("matmul", key, probs_t, dy)
+def _gradient_flops(probs: Spec, dy: Spec, value_t: Spec, p: float = 0.0) -> int:
+    flops = 4 * flops_of("matmul", probs, dy, value_t)  # each has as many terms
     flops += flops_of("softmax_grad", probs, probs, probs, 3) + flops_of("mul", probs)
     return flops + (flops_of("dropout", probs, probs, probs, p) if p else 0)
 
@@ -164,23 +189,20 @@ def _check_probs(
     probs_spec: Spec,
     probs: Spec | None,
     dropped_probs: Spec | None,
-    mask: Spec | None,
 ) -> None:
     given = [t for t in (probs, dropped_probs) if t is not None]
     fits = all(t.shape == probs_spec.shape and t.dtype is probs_spec.dtype for t in given)
     check(
-        fits and (len(given) == 2 or not given and mask is not None),
+        fits and len(given) != 1,
         name,
-        f"probs and dropped_probs {probs_spec}, or a mask to compute them again",
+        f"probs and dropped_probs {probs_spec}, or neither, to compute them again",
         probs=probs,
         dropped_probs=dropped_probs,
-        mask=mask,
     )
-    _check_mask(name, mask, probs_spec)
 
 
 @fused_op(cost=attention_grad_cost, random=True)
-def attention_grad(
+def attention_grad(  # noqa: PLR0913 - the op takes them
     dy: Spec,
     query_t: Spec,
     key: Spec,
@@ -191,24 +213,29 @@ def attention_grad(
     seed_tensor: Spec | None,
     p: float,
     mask: Spec | None = None,
+    positions: Spec | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """Gradients for query, key_t and value of `attention`; ``dropped_probs`` is what was multiplied
     with value.
 
-    The mask may be left out; where it hides keys, ``dropped_probs`` must be zero. The seed may be
-    left out where ``dropped_probs`` is what dropout has left of ``probs``. With mask and seed,
-    these two may be left out and are computed again.
+    What hides keys may be left out; where it hides some, ``dropped_probs`` must be zero. The seed
+    may be left out where ``dropped_probs`` is what dropout has left of ``probs``. With what hides
+    keys and seed, these two may be left out and are computed again.
 
     Shapes: dy [b, h, q, d], query_t [b, h, d, q], key [b, h, s, d], value_t [b, h, d, s], probs and
     dropped_probs [b, h, q, s], mask [q, s] -> [b, h, q, d], [b, h, d, s], [b, h, s, d].
     """
     probs_spec = _check_gradient("attention_grad", dy, query_t, key, value_t)
-    _check_probs("attention_grad", probs_spec, probs, dropped_probs, mask)
+    _check_probs("attention_grad", probs_spec, probs, dropped_probs)
+    _check_hiding("attention_grad", probs_spec, mask, positions, causal)
     return dy, value_t, key
 
 
 @fused_op(cost=attention_grad_cost, random=True)
-def attention_grad_packed(
+def attention_grad_packed(  # noqa: PLR0913 - the op takes them
     dy: Spec,
     query_t: Spec,
     key: Spec,
@@ -219,13 +246,18 @@ def attention_grad_packed(
     seed_tensor: Spec | None,
     p: float,
     mask: Spec | None = None,
+    positions: Spec | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> TensorSpec:
     """`attention_grad` of n queries and n keys: rows of the three gradients, side by side.
 
     Shapes: as there -> [b * n, 3 * h * d].
     """
     probs_spec = _check_gradient("attention_grad_packed", dy, query_t, key, value_t)
-    _check_probs("attention_grad_packed", probs_spec, probs, dropped_probs, mask)
+    _check_probs("attention_grad_packed", probs_spec, probs, dropped_probs)
+    _check_hiding("attention_grad_packed", probs_spec, mask, positions, causal)
     batch, heads, queries, width = dy.shape
     fits = queries == key.shape[2]
     check(fits, "attention_grad_packed", "as many queries as keys", dy=dy, key=key)
@@ -235,7 +267,7 @@ def attention_grad_packed(
 def flash_attention_cost(results: Any, query: Spec, key_t: Spec, value: Spec, scale: float) -> Cost:
     """The cost of `attention`; hidden keys count, though kernels skip them."""
     probs = TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
-    flops = _probs_flops(probs, query, key_t, None, scale, 0.0)
+    flops = _probs_flops(probs, query, key_t, scale, 0.0)
     return Cost(flops=flops + flops_of("matmul", query, probs, value))
 
 
@@ -266,7 +298,7 @@ def flash_attention_grad_cost(
     count.
     """
     probs = TensorSpec((*dy.shape[:3], key.shape[2]), dy.dtype)
-    return Cost(flops=_gradient_flops(probs, dy, query_t, key, value_t))
+    return Cost(flops=_gradient_flops(probs, dy, value_t))
 
 
 @fused_op(cost=flash_attention_grad_cost)

@@ -35,6 +35,7 @@ from popxl_engine.passes.fuse_embedding_grad import fuse_embedding_grad
 from popxl_engine.passes.fuse_grad_norm import fuse_grad_norm
 from popxl_engine.passes.fuse_softcap import fuse_softcap
 from popxl_engine.passes.gemm import fuse_gemm_bias, fuse_masked_scores, tile_gemm
+from popxl_engine.passes.hide_by_attributes import hide_by_attributes
 from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
 from popxl_engine.passes.narrow_logits import narrow_logits
 from popxl_engine.passes.pack_qkv_grads import pack_qkv_grads
@@ -47,11 +48,6 @@ CPU = torch.device("cpu")
 
 def _anywhere(device: torch.device) -> bool:
     return True
-
-
-def _keeps_probs(device: torch.device) -> bool:
-    """Whether attention gives its probabilities on a device."""
-    return not has_flash_attention(device)
 
 
 @dataclass(frozen=True)
@@ -90,15 +86,16 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("tile_gemm", tile_gemm, per_graph=True),
     Pass("fuse_softcap", _in_each(fuse_softcap), leaves_dead_code=True),
     Pass("narrow_logits", _in_each(narrow_logits), leaves_dead_code=True),
-    Pass("pack_qkv_grads", _in_each(pack_qkv_grads), _keeps_probs),
-    Pass("recompute_probs", _in_each(recompute_probs), _keeps_probs, leaves_dead_code=True),
-    Pass("reuse_dropout", _in_each(reuse_dropout), _keeps_probs),
-    Pass("drop_unused_probs", _in_each(drop_unused_probs), _keeps_probs, leaves_dead_code=True),
+    Pass("hide_by_attributes", _in_each(hide_by_attributes), leaves_dead_code=True),
+    Pass("flash_attention", flash_attention, has_flash_attention, leaves_dead_code=True),
+    Pass("pack_qkv_grads", _in_each(pack_qkv_grads)),
+    Pass("recompute_probs", _in_each(recompute_probs), leaves_dead_code=True),
+    Pass("reuse_dropout", _in_each(reuse_dropout)),
+    Pass("drop_unused_probs", _in_each(drop_unused_probs), leaves_dead_code=True),
     Pass("elide_zero_init", _in_each(elide_zero_init)),
     Pass("fuse_embedding_grad", _in_each(fuse_embedding_grad)),
     Pass("fuse_grad_norm", _in_each(fuse_grad_norm)),
     Pass("scalar_cse", _in_each(scalar_cse)),
-    Pass("flash_attention", flash_attention, has_flash_attention, leaves_dead_code=True),
 )
 
 

@@ -13,6 +13,8 @@ from popxl_engine.passes.rewriter import Rewriter, fused, kept_pattern, pattern
 SWAPPED = (0, 1, 3, 2)
 LAST = (-1, 3)
 """What says that an axis of four is the last one."""
+PLAIN = {"positions": None, "causal": False, "window": None, "softcap": 0.0}
+"""Attributes of an attention that a program composes."""
 
 
 def fuse_attention(block: Block) -> Block:
@@ -41,7 +43,7 @@ def _composed(block: Block) -> Block:
             match = rewriter.match(i, lhs=factor, rhs="value", output_type=None)
             if match is None:
                 continue
-            arguments = {"seed_tensor": None, "p": 0.0, **match.arguments}
+            arguments = {"seed_tensor": None, "p": 0.0, **PLAIN, **match.arguments}
             makers = reversed(match.absorbed[:-1])
             outputs = [v for n in makers for v in rewriter.instrs[n].outputs]
             is_last = arguments.pop("axis") in LAST
@@ -141,6 +143,7 @@ def _gradient_arguments(rewriter: Rewriter, parts: _Gradient) -> dict[str, Any]:
         "scale": rewriter.scalar(_argument(rewriter, parts.scaling, "rhs")),
         **_dropped(rewriter, parts.dropping),
         "mask": None,
+        **PLAIN,
     }
 
 

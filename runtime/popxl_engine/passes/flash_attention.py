@@ -1,6 +1,8 @@
-"""Attention with a causal mask and without dropout as one kernel that keeps no probabilities."""
+"""Causal attention without dropout as one kernel that keeps no probabilities."""
 
-import numpy as np
+import logging
+from functools import cache
+
 from popxl import dtypes
 from popxl.op_records import Op
 from popxl.tensor import TensorSpec
@@ -12,12 +14,11 @@ from popxl_engine.ops import attention as ops
 from popxl_engine.passes.attention_gradients import are_of_same
 from popxl_engine.passes.rewriter import fused
 
-HIDDEN = -9e3
-"""What is added to the score of a key that a query must not see, at most: its exponential is 0."""
+logger = logging.getLogger("popxl")
 
 
 def flash_attention(program: Block) -> Block:
-    """Attention with a causal mask and without dropout gives its result and log-sum-exp instead of
+    """Causal attention without dropout gives its result and log-sum-exp instead of
     probabilities.
 
     An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the
@@ -28,7 +29,7 @@ def flash_attention(program: Block) -> Block:
     for block in blocks_of(program):
         for instr in block.instrs:
             if instr.definition is ops.attention:
-                found = _seen_by_gradients(block, instr) if _is_causal(block, instr) else None
+                found = _seen_by_gradients(block, instr) if _is_plain(instr) else None
                 if found is not None:
                     gradients_of[instr] = found
                 else:
@@ -40,26 +41,30 @@ def flash_attention(program: Block) -> Block:
     return map_blocks(program, lambda b: b.with_instrs(replaced.get(i, i) for i in b.instrs))
 
 
-def _is_causal(block: Block, instr: Instr) -> bool:
+def _is_plain(instr: Instr) -> bool:
     """Whether the kernels take it: as many keys as queries, each of which sees those up to its own,
     and whole heads.
     """
     a = instr.arguments
-    query, value = a["query"], a["value"]
+    query = a["query"]
     heads_fit = (
         query.shape[3] * query.dtype.itemsize % ops.ALIGNMENT == 0
         and query.dtype is not dtypes.float64
     )
-    if a["seed_tensor"] is not None or not heads_fit or query.shape != value.shape:
-        return False
-    uses = block.find(DefUse)
-    mask = uses.source(a["mask"])
-    constant = None if mask is None else uses.constants.get(mask)
-    if constant is None:
-        return False
-    added = np.asarray(constant.host_value, np.float32).reshape(a["mask"].shape)
-    above = np.triu(np.ones(added.shape, np.bool_), k=1)
-    return not added[~above].any() and bool((added[above] <= HIDDEN).all())
+    refused = [name for name in ("window", "positions", "softcap") if a[name]]
+    if refused:
+        _say_what_is_plain(" and ".join(refused))
+    is_taken = a["causal"] and a["seed_tensor"] is None and not refused
+    return is_taken and heads_fit and query.shape == a["value"].shape
+
+
+@cache
+def _say_what_is_plain(names: str) -> None:
+    """Log once what no kernel here takes."""
+    logger.warning(
+        f"attention with {names} takes products and a softmax on this device, some queries at a "
+        "time: no kernel of PyTorch's that keeps no probabilities has that here"
+    )
 
 
 def _seen_by_gradients(block: Block, instr: Instr) -> list[Instr] | None:
@@ -99,5 +104,5 @@ def _replaced(forward: Instr, gradients: list[Instr]) -> dict[Instr, Instr]:
         operands |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
         replaced[gradient] = fused(gradient, ops.flash_attention_grad, operands)
     instrs = {old: new for old, new in replaced.items() if new is not None}
-    assert len(instrs) == len(replaced), "_is_causal has asked for what the kernels take"
+    assert len(instrs) == len(replaced), "_is_plain has asked for what the kernels take"
     return instrs

@@ -1,5 +1,5 @@
-"""Gradients of attention take the mask and what dropout has left from the attention itself, or
-compute its probabilities again.
+"""Gradients of attention take what hides keys and what dropout has left from the attention itself,
+or compute its probabilities again.
 """
 
 from dataclasses import replace
@@ -9,35 +9,46 @@ import numpy as np
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.analysis.value_numbers import ValueNumbers
 from popxl_engine.ir import Block, Instr
-from popxl_engine.passes.attention_gradients import are_of_same, forward_of, gradients_of_probs
+from popxl_engine.passes.attention_gradients import (
+    are_of_same,
+    forward_of,
+    gradients_of_probs,
+    hiding_of,
+)
+
+LONGEST = 2**22
+"""Probabilities of a head that are at most kept where the attention's result is read, too."""
 
 
 def recompute_probs(block: Block) -> Block:
-    """A gradient computes probabilities again, from mask and seed, where it alone reads what an
-    attention gives.
+    """A gradient computes probabilities again, from what hides keys and the seed, where it alone
+    reads what an attention gives.
 
-    The attention goes, and with it the memory for all heads' probabilities.
+    The attention goes, and with it the memory for all heads' probabilities. That of a long text
+    stays where its result is read: without probabilities.
     """
     gradients = gradients_of_probs(block)
     if not gradients:
         return block
     uses, numbers = block.find(DefUse), block.find(ValueNumbers)
-    gone: set[Instr] = set()
     replaced: dict[Instr, Instr] = {}
     for instr in gradients:
         forward = forward_of(uses, instr)
-        if forward is None or uses.source(forward.arguments["mask"]) is None:
+        if forward is None:
             continue
-        is_alone = uses.readers(forward.outputs) == [instr]
-        if is_alone and are_of_same(numbers, forward, instr) and _draws_same(uses, instr, forward):
-            again = {"probs": None, "dropped_probs": None, "mask": forward.arguments["mask"]}
+        hiding = hiding_of(uses, forward)
+        if hiding is None or not _reads_alone(uses, forward, instr):
+            continue
+        if are_of_same(numbers, forward, instr) and _draws_same(uses, instr, forward):
+            again = {"probs": None, "dropped_probs": None, **hiding}
             replaced[instr] = replace(instr, arguments={**instr.arguments, **again})
-            gone.add(forward)
-    return block.with_instrs(replaced.get(i, i) for i in block.instrs if i not in gone)
+    return block.with_instrs(replaced.get(i, i) for i in block.instrs)
 
 
 def reuse_dropout(block: Block) -> Block:
-    """A gradient of an attention in the same block takes its mask, and draws nothing again."""
+    """A gradient of an attention in the same block takes what hides keys there, and draws nothing
+    again.
+    """
     gradients = gradients_of_probs(block)
     if not gradients:
         return block
@@ -48,14 +59,21 @@ def reuse_dropout(block: Block) -> Block:
         if forward is None:
             continue
         arguments = dict(instr.arguments)
-        mask, factors = forward.arguments["mask"], uses.source(arguments["dropped_probs"])
-        if uses.source(mask) is not None and factors in forward.outputs[:-1]:
-            arguments["mask"] = mask
+        hiding, factors = hiding_of(uses, forward), uses.source(arguments["dropped_probs"])
+        if hiding is not None and factors in forward.outputs[:-1]:
+            arguments |= hiding
         if arguments["seed_tensor"] is not None and _is_its_dropout(uses, instr, forward):
             arguments["seed_tensor"] = None
         if arguments != instr.arguments:
             replaced[instr] = replace(instr, arguments=arguments)
     return block.with_instrs(replaced.get(i, i) for i in block.instrs)
+
+
+def _reads_alone(uses: DefUse, forward: Instr, gradient: Instr) -> bool:
+    """Whether a gradient alone reads what an attention gives; of a long one, the probabilities."""
+    probs, outputs = forward.outputs[0], forward.outputs
+    is_long = probs.shape[2] * probs.shape[3] > LONGEST
+    return uses.readers(outputs[:-1] if is_long else outputs) == [gradient]
 
 
 def _draws_same(uses: DefUse, gradient: Instr, forward: Instr) -> bool:

@@ -126,9 +126,13 @@ def write_back_(draw: Draw) -> Sample:
 # Attention
 
 
-def probs_of(query: Any, key_t: Any, mask: Any, scale: float, seed: Any, p: float) -> Any:
+def probs_of(
+    query: Any, key_t: Any, mask: Any, scale: float, seed: Any, p: float, softcap: float = 0.0
+) -> Any:
     """Probabilities, and those after dropout."""
-    probs = torch.softmax(query @ key_t * scale + mask, -1)
+    scores = query @ key_t * scale
+    scores = torch.tanh(scores / softcap) * softcap if softcap else scores
+    probs = torch.softmax(scores + mask, -1)
     if seed is None:
         return probs, probs
     return probs, probs * KERNELS["dropout"](torch.ones_like(probs).detach(), seed, p)
@@ -142,25 +146,55 @@ def hidden(queries: int, keys: int) -> torch.Tensor:
     return mask
 
 
-def forward_operands(draw: Draw) -> dict[str, Any]:
+HIDING = ("mask", "positions", "causal", "window", "softcap")
+
+
+def hiding(draw: Draw, batch: int, queries: int, keys: int) -> dict[str, Any]:
+    """A mask or attributes, and a bound of scores."""
+    softcap = draw.one_of(0.0, 0.0, 1.5)
+    if queries > keys or draw.one_of(True, False, False):
+        mask = hidden(queries, keys) if queries <= keys else torch.zeros(queries, keys)
+        added = draw.one_of(mask.to(draw.dtype), None)
+        return dict(zip(HIDING, (added, None, False, None, softcap)))
+    positions = torch.randint(0, keys, (batch, 1, queries, 1), dtype=torch.int32)
+    window = draw.one_of(None, draw.size(keys))
+    return dict(zip(HIDING, (None, draw.one_of(None, positions), True, window, softcap)))
+
+
+def added(operands: dict[str, Any], queries: int, keys: int) -> torch.Tensor:
+    """What hides keys, as a mask in float64."""
+    mask, positions, causal, window, _ = (operands[n] for n in HIDING)
+    if mask is not None:
+        return mask.double()
+    distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+    is_hidden = distance < 0 if causal else distance == math.inf
+    if window is not None:
+        is_hidden = is_hidden | (distance >= window)
+    if positions is not None:
+        is_hidden = is_hidden | (distance > positions)
+    return torch.zeros(is_hidden.shape, dtype=torch.float64).masked_fill(is_hidden, -math.inf)
+
+
+def forward_operands(draw: Draw, is_square: bool = False) -> dict[str, Any]:
     batch, heads, queries, keys = draw.size(4), draw.size(3), draw.size(), draw.size(70)
+    queries = keys if is_square else queries
     width, seeds = draw.one_of(8, 24, 64), draw.one_of(None, 1, batch)
     seed = None if seeds is None else torch.arange(7, 7 + 2 * seeds).to(torch.uint32)
-    mask = hidden(queries, keys) if queries <= keys else torch.zeros(queries, keys)
     return {
         "query": draw.normal(batch, heads, queries, width),
         "key_t": draw.normal(batch, heads, keys, width).transpose(2, 3),
         "value": draw.normal(batch, heads, keys, width),
-        "mask": mask.to(draw.dtype),
         "scale": 1 / math.sqrt(width),
         "seed_tensor": None if seed is None else seed.reshape(seeds, 2),
         "p": 0.0 if seed is None else draw.one_of(0.1, 0.5),
+        **hiding(draw, batch, queries, keys),
     }
 
 
 def attention(draw: Draw) -> Sample:
-    def oracle(query, key_t, value, mask, scale, seed_tensor, p):
-        probs, dropped = probs_of(query, key_t, mask, scale, seed_tensor, p)
+    def oracle(query, key_t, value, scale, seed_tensor, p, **rest):
+        mask = added(rest, query.shape[2], key_t.shape[3])
+        probs, dropped = probs_of(query, key_t, mask, scale, seed_tensor, p, rest["softcap"])
         kept = (probs,) if seed_tensor is None else (probs, dropped)
         return (*kept, dropped @ value)
 
@@ -174,32 +208,34 @@ def attention_no_probs(draw: Draw) -> Sample:
     return Sample(forward_operands(draw), oracle)
 
 
-def gradients(query_t, key, value_t, dy, mask, scale, seed, p) -> tuple[torch.Tensor, ...]:
+def gradients(
+    query_t, key, value_t, dy, mask, scale, seed, p, softcap=0.0
+) -> tuple[torch.Tensor, ...]:
     """Gradients of query, key_t and value, by autograd."""
     leaves = [t.detach().requires_grad_() for t in (query_t.mT, key.mT, value_t.mT)]
     query, key_t, value = leaves
-    y = probs_of(query, key_t, mask, scale, seed, p)[1] @ value
+    y = probs_of(query, key_t, mask, scale, seed, p, softcap)[1] @ value
     return torch.autograd.grad(y, leaves, dy)
 
 
 def attention_grad(draw: Draw, is_square: bool = False) -> Sample:
     """Probabilities are given or computed again; what dropout let through is drawn or shown."""
-    of = forward_operands(draw)
-    if is_square:
-        keys = of["value"].shape[2]
-        of["query"] = draw.normal(*of["value"].shape)
-        of["mask"] = hidden(keys, keys).to(draw.dtype)
-    query, key_t, mask, scale = (of[n] for n in ("query", "key_t", "mask", "scale"))
-    seed, p = of["seed_tensor"], of["p"]
-    way = draw.one_of("given", "given, with a mask", "computed again", "dropout is shown")
+    of = forward_operands(draw, is_square)
+    query, key_t, scale = (of[n] for n in ("query", "key_t", "scale"))
+    seed, p, softcap = of["seed_tensor"], of["p"], of["softcap"]
+    mask = added(of, query.shape[2], key_t.shape[3])
+    way = draw.one_of("given", "given, with what hides", "computed again", "dropout is shown")
     probs, dropped = (
-        (t.to(draw.dtype) for t in probs_of(*map(wide, (query, key_t, mask)), scale, seed, p))
+        (
+            t.to(draw.dtype)
+            for t in probs_of(wide(query), wide(key_t), mask, scale, seed, p, softcap)
+        )
         if way != "computed again"
         else (None, None)
     )
 
     def oracle(dy, query_t, key, value_t, **rest):
-        return gradients(query_t, key, value_t, dy, wide(mask), scale, seed, p)
+        return gradients(query_t, key, value_t, dy, mask, scale, seed, p, softcap)
 
     arguments = {
         "dy": draw.normal(*query.shape),
@@ -211,8 +247,10 @@ def attention_grad(draw: Draw, is_square: bool = False) -> Sample:
         "scale": scale,
         "seed_tensor": None if way == "dropout is shown" else seed,
         "p": p,
-        "mask": None if way == "given" else mask,
+        **{n: of[n] for n in HIDING},
     }
+    if way == "given":
+        arguments |= {"mask": None, "positions": None, "causal": False, "window": None}
     return Sample(arguments, oracle)
 
 

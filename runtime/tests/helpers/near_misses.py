@@ -8,9 +8,11 @@ import popxl
 from helpers.attention_by_hand import twisted
 from helpers.pass_programs import Build, normal
 from popxl import Tensor, ops
+from popxl.extensions import attention as attend_op
 from popxl.ops import var_updates
 from popxl.ops.normalisation import softmax_grad
 from popxl.ops.transformer import softcap, softcap_grad
+from popxl.transforms.autodiff import autodiff
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 
 SWAPPED = (0, 1, 3, 2)
@@ -526,6 +528,18 @@ def long_factors(is_given: bool) -> list[Tensor]:
     return [y, d_query, d_key, factors.transpose(SWAPPED) @ dy, mask * 0.0]
 
 
+def bounded_scores(ir: popxl.Ir) -> list[Tensor]:
+    """Causal attention whose scores are bounded, and its gradient."""
+    query, key, value, dy = (var(2, 2, 6, 8, seed=i) for i in range(4))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend_op(query, key, value, causal=True, softcap=0.5)
+
+    graph = ir.create_graph(attend, query, key, value)
+    info, call = autodiff(graph), ops.call_with_info(graph, query, key, value)
+    return [call.outputs[0], *ops.call(info.graph, dy, inputs_dict=info.inputs_dict(call))]
+
+
 def two_calls(ir: popxl.Ir) -> list[Tensor]:
     """A graph of attention that is called twice; one call's probabilities are read."""
     query = var(1, 1, 6, 8)
@@ -809,6 +823,7 @@ NEAR_MISSES: dict[str, Build] = {
     "attention: long mask is written": of(lambda: long_factors(False)),
     "attention: float64": of(wide_attention),
     "attention: two calls": two_calls,
+    "attention: bounded scores": bounded_scores,
     "attention: probs leave a loop": probs_leave_a_loop,
     "numbers: remote": of(remote),
     **{

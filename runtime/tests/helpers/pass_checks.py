@@ -17,6 +17,7 @@ from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS, Pass
 BITWISE = frozenset(
     {
         "drop_casts",
+        "hide_by_attributes",
         "pack_qkv_grads",
         "recompute_probs",
         "reuse_dropout",
@@ -36,14 +37,14 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "drop_unused_probs": ("fuse_masked_scores", "fuse_attention"),
     "fuse_embedding_grad": ("fuse_accumulated_gather_grad",),
     "fuse_grad_norm": ("fuse_accumulated_gemm",),
-    "flash_attention": ("fuse_masked_scores", "fuse_attention"),
+    "hide_by_attributes": ("fuse_masked_scores", "fuse_attention"),
+    "flash_attention": ("fuse_masked_scores", "fuse_attention", "hide_by_attributes"),
 }
 """Passes without which one finds nothing."""
-KEEP_PROBS = frozenset({"pack_qkv_grads", "recompute_probs", "reuse_dropout", "drop_unused_probs"})
 NAMES = frozenset(each.name for each in OPTIMIZATIONS)
 ON_DEVICES = {
     "all of a CPU": NAMES - {"flash_attention"},
-    "all of a GPU": NAMES - KEEP_PROBS,
+    "all of a GPU": NAMES,
 }
 SCALE = 8
 """Roundings of a whole program, in units of `tolerance.TOLERANCE`."""

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import popxl
+import popxl_addons as addons
 from popxl import Tensor, ops
 from popxl.extensions import attention as attend_op
 from popxl.ops import var_updates
 from popxl.ops.normalisation import softmax_grad
 from popxl.ops.transformer import softcap, softcap_grad
-from popxl.transforms.autodiff import autodiff
 from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick, logsumexp_and_pick_grad
 
 SWAPPED, HEADS_THIRD = (0, 1, 3, 2), (0, 2, 1, 3)
@@ -332,16 +332,21 @@ def attention_op(between: Between, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
 
 
 def attention_op_gradients(
-    between: Between, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, seed: Tensor
+    between: Between, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, seed: Tensor, at: Tensor
 ) -> Outputs:
-    graph = popxl.gcg().ir.create_empty_graph("attend")
-    with graph:
-        inner = [popxl.graph_input(t.shape, t.dtype) for t in (q, k, v, seed)]
-        popxl.graph_output(attend_op(*inner[:3], causal=True, seed_tensor=inner[3], p=0.3))
-    info = autodiff(graph, graph.outputs[:1], graph.inputs[:3])
-    call = ops.call_with_info(graph, q, k, v, seed)
-    given = info.inputs_dict(call)
-    return [call.outputs[0], *between(*ops.call(info.graph, dy, inputs_dict=given))]
+    """All that hides keys, and gradients in a graph that computes probabilities again."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, at: Tensor) -> Tensor:
+        hiding: Any = {"causal": True, "window": 3, "positions": at, "softcap": 1.5}
+        return attend_op(q, k, v, seed_tensor=seed, p=0.3, **hiding)
+
+    graph = popxl.gcg().ir.create_graph(attend, q, k, v, seed, at)
+    grad = addons.recompute_graph(
+        addons.autodiff(addons.GraphWithNamedArgs(graph), grads_required=graph.inputs[:3])
+    )
+    call = ops.call_with_info(graph, q, k, v, seed, at)
+    given = grad.grad_graph_info.inputs_dict(call)
+    return [call.outputs[0], *between(*ops.call(grad.graph, dy, inputs_dict=given))]
 
 
 def _with_gradients(
@@ -402,6 +407,7 @@ ONE, TWO = np.float32(1), np.float32(2)
 HEADS = {n: normal(2, 2, 6, 8, seed=i) for i, n in enumerate(("q", "k", "v"))}
 LEARNING = {**HEADS, "dy": normal(2, 2, 6, 8, seed=5)}
 SEED = {"seed": np.array([3, 4], np.uint32)}
+AT = np.array([0, 1, 9, 0, 1, 2, *range(6)], np.int32).reshape(2, 1, 6, 1)
 IDS = {"ids": np.array([[1, 0], [3, 1], [5, -1]], np.int32)}
 ADAM = {"var": X, "grad": Y, "m": Z, "v": normal(6, 6, seed=4) ** 2, "step": np.float32(3)}
 MEAN = {"t": X, "x": Y, "dy": Z, "count": TWO}
@@ -450,7 +456,7 @@ PATTERNS: dict[str, Pattern] = {
     "attention": Pattern(attention, HEADS, ("q", "k", "v")),
     "attention, dropping": Pattern(attention_dropping, {**HEADS, **SEED}, ("q", "k", "v")),
     "attention op": Pattern(attention_op, HEADS),
-    "attention op, gradients": Pattern(attention_op_gradients, {**LEARNING, **SEED}),
+    "attention op, gradients": Pattern(attention_op_gradients, {**LEARNING, **SEED, "at": AT}),
     "gradients": Pattern(gradients, LEARNING, ("q", "k", "v", "dy")),
     "gradients, dropping": Pattern(gradients_dropping, {**LEARNING, **SEED}, tuple(LEARNING)),
     "gradients, recomputing": Pattern(gradients_recomputing, LEARNING, tuple(LEARNING)),

@@ -265,7 +265,8 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
         (("from_hugging_fase",), "Did you mean 'from_hugging_face'?"),
         (
             (),
-            "command: got none; expected one of from_hugging_face, from_nanogpt, to_hugging_face, to_peft.",
+            "command: got none; expected one of from_hugging_face, from_nanogpt, to_hugging_face, "
+            "to_peft, to_gguf",
         ),
         (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
         (("to_hugging_face", "nothing", "out"), "CHECKPOINT: got nothing, no folder"),

@@ -313,3 +313,32 @@ def test_help_has_groups_and_no_setting_that_is_not_used(capsys):
     assert "--top_k TOP_K" in text and "\nexecution: " in text and "max_positions" in text
     assert "--learning_rate" not in text and "\ncheckpoint: " not in text
     assert "--log_level" in text and "--wandb" not in text
+
+
+TEMPLATE = """{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
+
+
+def test_a_chat_template_writes_what_a_model_is_asked_and_every_listed_end_ends_it(
+    run, tmp_path, capsys, monkeypatch
+):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (folder / "checkpoints/chat_template.jinja").write_text(TEMPLATE)
+    greedy = {"tokens": 12, "sampling": Sampling(temperature=0.0)}
+    first = "system: s\nuser: the cat\nassistant: "
+    (answer,) = generate(folder, [first], **greedy)
+    assert generate(folder, "the cat", chat=True, system="s", **greedy) == [answer]
+    (second,) = generate(folder, [f"{first}{answer}\nuser: sat\nassistant: "], **greedy)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat\nsat\n")))
+    told = printed(capsys, folder, "--chat", "--temperature", 0, "--system", "s")
+    assert told == f"{answer}\n{second}\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a <|endoftext|>\n")))
+    with pytest.raises(UserError, match="^--chat: got a message that spells the special token"):
+        command.main(words(folder, "--chat"))
+    tokenizer = Tokenizer.from_file(str(folder / "checkpoints/tokenizer.json"))
+    ids = tokenizer.encode(answer).ids
+    ends = [0, ids[2]]
+    (folder / "checkpoints/generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
+    (shorter,) = generate(folder, [first], **greedy)
+    assert len(shorter) < len(answer) and answer.startswith(shorter)

@@ -305,3 +305,14 @@ def test_peak_memory_of_replicas_in_one_process_is_within_five_percent_of_a_run(
             one = extensions.plan(ir, borrows_rows=borrows).peak_bytes
             assert peaks[borrows] <= ir.replication_factor * one
     check_peaks(config, peaks, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"score_softcap": 5.0, "document_attention": True, "end_of_text": 3}], ids=str
+)
+def test_memory_is_linear_in_the_length_of_a_text(changes):
+    peaks = [
+        extensions.plan(training_program(configuration(sequence_length=n, **changes))[0]).peak_bytes
+        for n in (16384, 32768)
+    ]
+    assert peaks[1] < 2.05 * peaks[0] < 16384**2

@@ -96,7 +96,9 @@ def attention(
         for head in range(heads):
             query = of_head(model, w, queries[head], f"{prefix}query")
             key = of_head(model, w, keys[head // shared], f"{prefix}key")
-            scores = query @ key.T / math.sqrt(size)
+            scores = query @ key.T * (model.attention_scale or 1 / math.sqrt(size))
+            if model.score_softcap:
+                scores = model.score_softcap * torch.tanh(scores / model.score_softcap)
             before = torch.arange(sequence)[:, None] - torch.arange(sequence)
             is_sliding = model.layer_pattern == ("sliding",)
             hidden = (before < 0) | (before >= (model.window if is_sliding else sequence))
@@ -216,6 +218,7 @@ CHOICES = {
     "rms_norm, swiglu": {"norm": "rms_norm", "activation": "swiglu"},
     "rotary, qk_norm": {"position_embedding": "rotary", "rotary_base": 50.0, "qk_norm": True},
     "grouped queries": {"key_value_heads": 2, "qk_norm": True},
+    "bounded scores": {"attention_scale": 0.6, "score_softcap": 0.8},
     "heads of a size of their own": {"head_size": 10, "key_value_heads": 2, "qk_norm": True},
     "biases of queries, keys and values alone": {"biases": False, "qkv_biases": True},
     "biases of all but queries, keys and values": {"qkv_biases": False},

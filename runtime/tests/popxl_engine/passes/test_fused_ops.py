@@ -206,18 +206,36 @@ def test_operands_that_an_op_does_not_take_are_refused() -> None:
         check_results(gemm_bias, of_shapes(lhs=(4, 6), rhs=(6, 5)), y)
 
 
-def test_a_gradient_of_attention_needs_probabilities_or_a_mask() -> None:
-    operands = of_shapes(
-        dy=(1, 2, 3, 8), query_t=(1, 2, 8, 3), key=(1, 2, 4, 8), value_t=(1, 2, 8, 4),
-        probs=None, dropped_probs=None, scale=1.0, seed_tensor=None, p=0.0, mask=None,
-    )  # fmt: skip
-    with pytest.raises(ShapeError, match="or a mask to compute them again"):
-        check_results(attention_grad, operands, [])
+PLAIN = {"positions": None, "causal": False, "window": None, "softcap": 0.0}
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"probs": (1, 2, 3, 4)}, "or neither, to compute them again"),
+        ({"causal": True, "mask": (3, 4)}, "expected no mask"),
+        ({"mask": (3, 5)}, r"a mask \[3, 4\]"),
+        ({"positions": (1, 1, 3, 1)}, r"1 \* 3 causal queries"),
+        ({"positions": (1, 1, 4, 1), "causal": True}, r"1 \* 3 causal queries"),
+        ({"dy": (1, 2, 5, 8), "query_t": (1, 2, 8, 5), "causal": True}, "as many keys as queries"),
+    ],
+    ids=str,
+)
+def test_a_gradient_of_attention_refuses_what_does_not_fit(
+    change: dict[str, Any], says: str
+) -> None:
+    operands = {
+        "dy": (1, 2, 3, 8), "query_t": (1, 2, 8, 3), "key": (1, 2, 4, 8), "value_t": (1, 2, 8, 4),
+        "probs": None, "dropped_probs": None, "scale": 1.0, "seed_tensor": None, "p": 0.0,
+        "mask": None, **PLAIN,
+    }  # fmt: skip
+    with pytest.raises(ShapeError, match=says):
+        check_results(attention_grad, of_shapes(**{**operands, **change}), [])
 
 
 def test_a_gradient_that_computes_probabilities_again_does_that_work_too() -> None:
     b, h, q, s, d = 2, 3, 5, 7, 8
-    given = {"scale": 1.0, "seed_tensor": None, "p": 0.0}
+    given = {"scale": 1.0, "seed_tensor": None, "p": 0.0, **PLAIN}
     probs = 2 * b * h * q * s * d + 2 * b * h * q * s + 10 * b * h * q * s
     operands = {"dy": (b, h, q, d), "query_t": (b, h, d, q), "key": (b, h, s, d)}
     operands |= {"value_t": (b, h, d, s), "mask": (q, s), **given}
@@ -229,3 +247,5 @@ def test_a_gradient_that_computes_probabilities_again_does_that_work_too() -> No
     operands = {"query": (b, h, q, d), "key_t": (b, h, d, s), "value": (b, h, s, d)}
     forward = of_shapes(mask=(q, s), **operands, **given)
     assert declared_cost(attention, forward, []).flops == probs + 2 * b * h * q * s * d
+    windowed = of_shapes(**operands, **{**given, "mask": None, "causal": True, "window": 3})
+    assert declared_cost(attention, windowed, []).flops == (probs + 2 * b * h * q * s * d) * 3 // s

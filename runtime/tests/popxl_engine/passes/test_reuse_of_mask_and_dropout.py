@@ -86,7 +86,7 @@ def gradients_in(block: Block) -> Iterator[Instr]:
 
 
 def known(build: Callable[[popxl.Ir], Sequence[Tensor]]) -> list[tuple[bool, bool]]:
-    """(whether its mask is known, whether it draws) of each gradient; the program's numbers are the
+    """(whether what hides keys is known, whether it draws) of each gradient; the program's numbers are the
     interpreter's.
     """
     expected, _ = observe(build, True)
@@ -94,7 +94,7 @@ def known(build: Callable[[popxl.Ir], Sequence[Tensor]]) -> list[tuple[bool, boo
     for name, (value, _) in found.items():
         np.testing.assert_allclose(value, expected[name][0], rtol=1e-5, atol=1e-5)
     arguments = [instr.arguments for instr in gradients_in(engine.program.block)]
-    return [(a["mask"] is not None, a["seed_tensor"] is not None) for a in arguments]
+    return [(a["mask"] is not None or a["causal"], a["seed_tensor"] is not None) for a in arguments]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
