@@ -238,8 +238,9 @@ def read_weights(
         array = family.joined(parameter, [files.read(theirs) for theirs in own_names])
         if is_tied and digest(array) != head:
             raise UserError(
-                f"{where}: got {family.head_matrix} that is not {own_names[0]}; expected one tensor "
-                f"for both, for tie_word_embeddings is true. Use the {CONFIG} of these weights."
+                f"{where}: got {family.head_matrix} that is not {own_names[0]}; expected one "
+                f"tensor for both, for tie_word_embeddings is true. Use the {CONFIG} of these "
+                "weights."
             )
         yield name, array
 

@@ -538,13 +538,13 @@ def test_a_folder_in_bfloat16_of_several_files_with_other_tensors_is_read(tmp_pa
     convert(["from_hugging_face", str(path), str(tmp_path / "ours")])
     before = tensors(path)
     assert before.pop(beside) is not None and len({*path.glob("*.safetensors")}) > 2
-    for precision in ("none", "bfloat16"):
+    for precision in ("none", "float32", "bfloat16"):
         out = tmp_path / precision
         words = ["to_hugging_face", tmp_path / "ours", out, "--precision", precision]
         convert([*map(str, words)])
         after = tensors(out)
         assert before.keys() == after.keys()
-        kind = torch.float32 if precision == "none" else torch.bfloat16
+        kind = torch.float32 if precision == "float32" else torch.bfloat16
         assert all(torch.equal(t.to(kind), after[name]) for name, t in before.items())
         assert {t.dtype for t in after.values()} == {kind}
         assert transformers.AutoConfig.from_pretrained(out).dtype == kind

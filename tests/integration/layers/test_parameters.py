@@ -8,7 +8,7 @@ import pytest
 from helpers.quick import Later
 
 from popxl_gpt.config.schema import Execution, Model
-from popxl_gpt.execution.exchange.families.family import HEAD
+from popxl_gpt.execution.exchange.families.gpt2 import GPT2
 from popxl_gpt.modelling.gpt import model_table, shard_weights, unshard_weights
 from popxl_gpt.modelling.parameters import Role
 from tests.integration.gpt_oracle import hugging_face_name, random_weights
@@ -63,7 +63,9 @@ def test_names_and_shapes_are_those_of_hugging_face():
         )
     )
     ours = {hugging_face_name(n): p.shape for n, p in model_table(MODEL).items()}
-    theirs = {name: tuple(t.shape) for name, t in gpt.state_dict().items() if name != HEAD}
+    theirs = {
+        name: tuple(t.shape) for name, t in gpt.state_dict().items() if name != GPT2.head_matrix
+    }
     assert ours == theirs
 
 
