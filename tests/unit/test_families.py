@@ -65,6 +65,7 @@ PUBLISHED = {
         {"tie_word_embeddings": True, "head_dim": 128, "sliding_window": None},
         596_049_920,
     ),
+    "OLMo 2 7B": ("olmo2", (100352, 4096, 11008, 32, 32, 32), {}, 7_298_617_344),
 }
 
 

@@ -5,12 +5,15 @@ from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.gpt2 import GPT2
 from popxl_gpt.execution.exchange.families.llama import LLAMA
 from popxl_gpt.execution.exchange.families.mistral import MISTRAL
+from popxl_gpt.execution.exchange.families.olmo2 import OLMO2
 from popxl_gpt.execution.exchange.families.own import OWN
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
 from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
 from popxl_gpt.utils.errors import UserError
 
-FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, OWN)}
+FAMILIES = {
+    family.model_type: family for family in (GPT2, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, OWN)
+}
 
 
 def family_of(model: Model, wanted: str | None = None) -> Family:

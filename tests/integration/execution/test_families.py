@@ -19,6 +19,7 @@ from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.families.llama import LLAMA
 from popxl_gpt.execution.exchange.families.mistral import MISTRAL
+from popxl_gpt.execution.exchange.families.olmo2 import OLMO2
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
 from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
@@ -111,6 +112,7 @@ MODELS = {
         {"rms_norm_eps": 1e-5, "head_dim": 10},
         {"tied_head": False, "qk_norm": True, "head_size": 10},
     ),
+    "olmo 2": (OLMO2, {"head_dim": 6}, {"tied_head": False, **OLMO2.settings}),
 }
 DYNAMIC = (
     LLAMA,
@@ -187,6 +189,7 @@ EXECUTIONS = {
     "mistral nemo": {"data_parallel": 2, "recomputation": False},
     "qwen2, yarn": {**ALL, "widening": 2, "micro_batch_size": 1},
     "qwen3": {"tensor_parallel_1": 2, "device_iterations": 4, "host_memory": 200_000},
+    "olmo 2": {**ALL, "recomputation": False},
 }
 
 
