@@ -6,13 +6,14 @@ from popxl_gpt.execution.exchange.families.gpt2 import GPT2
 from popxl_gpt.execution.exchange.families.gpt_neox import GPT_NEOX
 from popxl_gpt.execution.exchange.families.llama import LLAMA
 from popxl_gpt.execution.exchange.families.mistral import MISTRAL
+from popxl_gpt.execution.exchange.families.olmo2 import OLMO2
 from popxl_gpt.execution.exchange.families.own import OWN
 from popxl_gpt.execution.exchange.families.phi3 import PHI3
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
 from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
 from popxl_gpt.utils.errors import UserError
 
-ALL = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, PHI3, OWN)
+ALL = (GPT2, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, GPT_NEOX, PHI3, OWN)
 FAMILIES = {family.model_type: family for family in ALL}
 
 

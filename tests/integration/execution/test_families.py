@@ -21,6 +21,7 @@ from popxl_gpt.execution.exchange.families.gpt_neox import GPT_NEOX
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.families.llama import LLAMA
 from popxl_gpt.execution.exchange.families.mistral import MISTRAL
+from popxl_gpt.execution.exchange.families.olmo2 import OLMO2
 from popxl_gpt.execution.exchange.families.phi3 import PHI3
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
 from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
@@ -185,6 +186,7 @@ MODELS = {
             "window": 4,
         },
     ),
+    "olmo 2": (OLMO2, {"head_dim": 6}, {"tied_head": False, **OLMO2.settings}),
 }
 DYNAMIC = (
     LLAMA,
@@ -269,6 +271,7 @@ EXECUTIONS = {
     "qwen2, yarn": {**ALL, "widening": 2, "micro_batch_size": 1},
     "qwen3": {"tensor_parallel_1": 2, "device_iterations": 4, "host_memory": 200_000},
     "pythia": {"tensor_parallel_1": 2, "tensor_parallel_2": 2, "host_memory": 250_000},
+    "olmo 2": {**ALL, "recomputation": False},
 }
 
 
