@@ -1,9 +1,10 @@
 """What Llama and those after it share: RMS norms, rotary positions, SwiGLU, and their names."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from popxl_gpt.config.model import FULL, SLIDING
+from popxl_gpt.config.model import FULL, NOPE, SLIDING
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import OUTSIDE, TheirConfig, Values
 from popxl_gpt.utils.files.bounded import shown
@@ -51,6 +52,8 @@ QWEN_SIZES = {
 QWEN_FIXED = {"hidden_act": ("silu",), "use_sliding_window": (False, True)}
 KINDS = ("layer_pattern", "window")
 """Settings that families with windows have beside `VARIED`."""
+BY_KIND = (*KINDS, "sliding_rotary_base", "sliding_rotary_scaling")
+"""Those of families whose full and sliding layers turn apart."""
 _KINDS = {"full_attention": FULL, "sliding_attention": SLIDING}
 MOST_LAYERS = 2**16
 """Layers beyond which a configuration is refused for their number."""
@@ -139,6 +142,54 @@ def _positions(
     return found
 
 
+def read_by_kind(
+    theirs: TheirConfig,
+    sizes: "dict[str, tuple[str, Any]]",
+    bases: "tuple[float, float]",
+    head_size: Any = None,
+) -> Values:
+    """`read`, where full and sliding layers turn apart: positions are scaled in full ones alone.
+
+    Args:
+        bases: of full and of sliding layers, where the configuration does not say.
+    """
+    scaling, record = (theirs.get(name) or {} for name in ROPE)
+    is_by_kind = isinstance(record, dict) and not {*record}.isdisjoint(_KINDS)
+    full, sliding = (record.get(kind) or {} if is_by_kind else {} for kind in _KINDS)
+    full = full if is_by_kind else record
+    if not all(isinstance(found, dict) for found in (scaling, full, sliding)):
+        theirs.refuse(
+            f"got {ROPE[0]} {shown(scaling)} and {ROPE[1]} {shown(record)}; expected a record, or "
+            "one for each kind of layers. Correct it."
+        )
+    full = {**full, **scaling}
+    theirs.expect("rope_type", sliding.get("rope_type", "default"), ("default",))
+    base = full.get("rope_theta", theirs.get("rope_theta", bases[0]))
+    own = sliding.get("rope_theta", theirs.get("rope_local_base_freq", bases[1]))
+    full = {**full, "rope_theta": base}
+    flat = {**theirs.values, ROPE[0]: None, ROPE[1]: full}
+    found = read(replace(theirs, values=flat), sizes, head_size)
+    return {
+        **found,
+        "sliding_rotary_base": None if own == base else own,
+        "sliding_rotary_scaling": "rotary_scaling" not in found,
+    }
+
+
+def write_by_kind(model: Model) -> Values:
+    """`write`, where full and sliding layers turn apart."""
+    values, sliding = write(model), model.of_kind(SLIDING)
+    own = {"rope_type": "default", "rope_theta": sliding.rotary_base}
+    records = zip(_KINDS, (values["rope_parameters"], own), strict=True)
+    return {**values, **write_kinds(model), "rope_parameters": dict(records)}
+
+
+def turns_by_kind(model: Model) -> bool:
+    """Whether positions are scaled in full layers alone, and no layer is without."""
+    is_scaled = model.rotary_scaling is not None and model.sliding_rotary_scaling
+    return NOPE not in model.kinds and not (SLIDING in model.kinds and is_scaled)
+
+
 def write(model: Model) -> Values:
     """Head size and positions, scaled ones by both names that transformers has had for them."""
     kind, original = model.rotary_scaling, model.rotary_original_positions
@@ -210,18 +261,27 @@ def named_kinds(theirs: TheirConfig, layers: Any) -> "list[str]":
 
 
 def read_windows(
-    theirs: TheirConfig, sizes: "dict[str, tuple[str, Any]]", kinds: "list[str]"
+    theirs: TheirConfig,
+    sizes: "dict[str, tuple[str, Any]]",
+    kinds: "list[str]",
+    by_kind: bool = False,
 ) -> Values:
     """The pattern of layers, and the window of the sliding ones. One that holds a whole text is
-    none.
+    none, unless sliding layers are others than full ones in more than that.
     """
     window, positions = theirs.get("sliding_window", WINDOW), theirs.get(*sizes["sequence_length"])
     is_whole = isinstance(window, int) and isinstance(positions, int) and window >= positions
+    is_whole = is_whole and not by_kind
     if SLIDING not in kinds or window is None or is_whole:
         return {}
+    return {"layer_pattern": pattern_of(kinds), "window": window}
+
+
+def pattern_of(kinds: "list[str]") -> "list[str]":
+    """The shortest pattern of the kinds of all layers; none where all are full."""
     count = len(kinds)
     period = next(p for p in range(1, count + 1) if kinds == (kinds[:p] * count)[:count])
-    return {"layer_pattern": kinds[:period], "window": window}
+    return [] if {*kinds} == {FULL} else kinds[:period]
 
 
 def write_kinds(model: Model) -> Values:

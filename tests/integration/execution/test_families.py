@@ -1,6 +1,7 @@
 """Families of models: loss, gradients, logits and texts of transformers, and folders both ways."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +17,18 @@ from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.families.family import Family
+from popxl_gpt.execution.exchange.families.gemma import GEMMA2, GEMMA3
 from popxl_gpt.execution.exchange.families.gpt2 import GPT2
 from popxl_gpt.execution.exchange.families.gpt_neox import GPT_NEOX
 from popxl_gpt.execution.exchange.families.known import family_of
 from popxl_gpt.execution.exchange.families.llama import LLAMA
 from popxl_gpt.execution.exchange.families.mistral import MISTRAL
 from popxl_gpt.execution.exchange.families.olmo2 import OLMO2
+from popxl_gpt.execution.exchange.families.olmo3 import OLMO3
 from popxl_gpt.execution.exchange.families.phi3 import PHI3
 from popxl_gpt.execution.exchange.families.qwen2 import QWEN2
 from popxl_gpt.execution.exchange.families.qwen3 import QWEN3
+from popxl_gpt.execution.exchange.families.smollm3 import SMOLLM3
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
 from popxl_gpt.execution.exchange.hugging_face_files import as_precision
 from popxl_gpt.execution.inference.generation import CachedModel
@@ -57,6 +61,13 @@ PLAIN = {
     "activation": "gelu", "biases": True,
 }  # fmt: skip
 NEOX = {"position_embedding": "rotary", "rotary_base": 100.0, "rotary_fraction": 0.4}
+
+
+def by_kind(full: "dict[str, object]", base: float) -> "dict[str, object]":
+    sliding = {"rope_type": "default", "rope_theta": base}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
+
+
 # of each: the family, their settings, ours
 MODELS = {
     "tied llama": (
@@ -187,6 +198,88 @@ MODELS = {
         },
     ),
     "olmo 2": (OLMO2, {"head_dim": 6}, {"tied_head": False, **OLMO2.settings}),
+    "olmo 3": (
+        OLMO3,
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 3,
+            **by_kind(
+                {
+                    "rope_type": "yarn",
+                    "rope_theta": 100.0,
+                    "factor": 2.0,
+                    "beta_fast": 4.0,
+                    "original_max_position_embeddings": 8,
+                },
+                100.0,
+            ),
+        },
+        {
+            **OLMO3.settings,
+            "tied_head": False,
+            "layers": 5,
+            "layer_pattern": ("sliding", "sliding", "sliding", "full"),
+            "window": 3,
+            "rotary_base": 100.0,
+            "rotary_scaling": "yarn",
+            "rotary_factor": 2.0,
+            "rotary_fast_turns": 4.0,
+            "rotary_original_positions": 8,
+            "sliding_rotary_scaling": False,
+        },
+    ),
+    "smollm3": (
+        SMOLLM3,
+        {"rms_norm_eps": 1e-5, "no_rope_layers": [1, 0]},
+        {"layer_pattern": ("full", "nope"), "rotary_base": 2e6},
+    ),
+    "gemma 2": (
+        GEMMA2,
+        {
+            "rms_norm_eps": 1e-5,
+            "head_dim": 10,
+            "query_pre_attn_scalar": 17,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "sliding_window": 3,
+        },
+        {
+            **GEMMA2.settings,
+            "head_size": 10,
+            "embedding_scale": math.sqrt(24),
+            "attention_scale": 17**-0.5,
+            "score_softcap": 2.0,
+            "logit_softcap": 3.0,
+            "layer_pattern": ("sliding", "full"),
+            "window": 3,
+        },
+    ),
+    "gemma 3": (
+        GEMMA3,
+        {
+            "rms_norm_eps": 1e-5,
+            "head_dim": 10,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 12,
+            "sliding_window": 3,
+            **by_kind({"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}, 10.0),
+        },
+        {
+            **GEMMA3.settings,
+            "layers": 3,
+            "head_size": 10,
+            "embedding_scale": math.sqrt(24),
+            "attention_scale": 12**-0.5,
+            "layer_pattern": ("sliding", "full"),
+            "window": 3,
+            "rotary_base": 100.0,
+            "rotary_scaling": "linear",
+            "rotary_factor": 4.0,
+            "sliding_rotary_base": 10.0,
+            "sliding_rotary_scaling": False,
+        },
+    ),
 }
 DYNAMIC = (
     LLAMA,
