@@ -46,21 +46,28 @@ class Architecture:
         turns_neighbours: whether the two features of a rotary pair lie side by side there.
         has_factors: whether it takes a factor for the speed of each pair.
         pattern: kinds of its layers, again and again.
+        wide: layers of its largest model, whose scores are divided by the root of hidden_size over
+            heads.
     """
 
     name: str
     turns_neighbours: bool = False
     has_factors: bool = False
     pattern: "tuple[str, ...]" = (FULL,)
+    wide: int | None = None
 
 
 _LLAMA = Architecture("LLAMA", turns_neighbours=True, has_factors=True)
 ARCHITECTURES = {
+    "gemma2": Architecture("GEMMA2", pattern=(SLIDING, FULL), wide=46),
+    "gemma3_text": Architecture("GEMMA3", pattern=(*(SLIDING,) * 5, FULL), wide=62),
     "gpt2": Architecture("GPT2"),
+    "gpt_neox": Architecture("GPTNEOX"),
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "olmo2": Architecture("OLMO2"),
     "olmo3": Architecture("OLMO2", pattern=(SLIDING, SLIDING, SLIDING, FULL)),
+    "phi3": Architecture("PHI3"),
     "qwen2": Architecture("QWEN2"),
     "qwen3": Architecture("QWEN3"),
     "smollm3": Architecture("SMOLLM3", turns_neighbours=True, pattern=(FULL, FULL, FULL, NOPE)),
@@ -151,6 +158,15 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
     }
     if SLIDING in _kinds(model, architecture):
         found["sliding_window"] = model.window
+        if model.sliding_rotary_base is not None:
+            found["rope_freq_base_swa"] = model.sliding_rotary_base
+    _check_scores(model, architecture)
+    if model.score_softcap:
+        found["attn_logit_softcapping"] = model.score_softcap
+    if model.logit_softcap:
+        found["final_logit_softcapping"] = model.logit_softcap
+    if architecture.name == "GPTNEOX":
+        found["parallel_residual"] = model.parallel_branches
     if model.has_position_table:
         return found
     found |= {"key_length": model.head_width, "value_length": model.head_width}
@@ -173,6 +189,17 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
     return found
 
 
+def _check_scores(model: Model, architecture: Architecture) -> None:
+    """UserError where llama.cpp scales attention scores otherwise."""
+    is_wide = architecture.wide == model.layers
+    size = model.hidden_size / model.heads if is_wide else model.head_width
+    if abs(model.score_scale * size**0.5 - 1) > 1e-6:
+        raise UserError(
+            f"attention_scale: got {model.score_scale:.6g}; expected {size**-0.5:.6g}, which "
+            "llama.cpp has in this family. Use to_hugging_face."
+        )
+
+
 def _kinds(model: Model, architecture: Architecture) -> "list[str]":
     """The kind of each layer. UserError where llama.cpp has others in the family, unless windows
     are as long as texts.
@@ -184,7 +211,8 @@ def _kinds(model: Model, architecture: Architecture) -> "list[str]":
     sliding = model.of_kind(SLIDING)
     # in windows llama.cpp scales none
     scaling = None if SLIDING in kinds else model.rotary_scaling
-    turns_so = (sliding.rotary_base, sliding.rotary_scaling) == (model.rotary_base, scaling)
+    base = sliding.rotary_base if architecture.name == "GEMMA3" else model.rotary_base
+    turns_so = (sliding.rotary_base, sliding.rotary_scaling) == (base, scaling)
     is_known = kinds == [pattern[n % len(pattern)] for n in range(model.layers)]
     if not is_known or (SLIDING in model.kinds and not turns_so):
         raise UserError(
@@ -205,6 +233,8 @@ class _Tensor:
         kind: of gguf's types.
         is_turned: whether ours lies the other way round.
         neighbours: heads whose rotary pairs come to lie side by side; 0: none.
+        grouped: heads whose queries, keys and values lie together, and come apart; 0: none.
+        offset: what is added.
     """
 
     name: str
@@ -212,6 +242,8 @@ class _Tensor:
     kind: Any
     is_turned: bool
     neighbours: int
+    grouped: int
+    offset: float
 
     def of(self, array: np.ndarray) -> np.ndarray:
         """What the file has, from Hugging Face's tensor."""
@@ -220,6 +252,11 @@ class _Tensor:
         if self.neighbours:
             heads = array.reshape(self.neighbours, 2, -1, *array.shape[1:])
             array = heads.swapaxes(1, 2).reshape(array.shape)
+        if self.grouped:
+            heads = array.reshape(self.grouped, 3, -1, *array.shape[1:])
+            array = heads.swapaxes(0, 1).reshape(array.shape)
+        if self.offset:
+            array = array + np.float32(self.offset)
         return np.ascontiguousarray(array, np.float32)
 
 
@@ -305,7 +342,9 @@ def _tensor(
         there = types.F16
     heads = {tensors.ATTN_Q: model.heads, tensors.ATTN_K: model.key_value}.get(role, 0)
     is_paired = ARCHITECTURES[family.model_type].turns_neighbours
-    return _Tensor(name, shape, there, is_turned, heads if is_paired else 0)
+    grouped = model.heads if role is tensors.ATTN_QKV and family.is_grouped else 0
+    offset = 1.0 if parameter.role is Role.GAIN and model.zero_centered_gains else 0.0
+    return _Tensor(name, shape, there, is_turned, heads if is_paired else 0, grouped, offset)
 
 
 def _factors(model: Model) -> np.ndarray | None:
