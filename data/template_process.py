@@ -121,8 +121,8 @@ def _parted(marked: str) -> "tuple[str, list[tuple[int, int]]]":
 
 
 def _spans(asked: "dict[str, Any]", text: str) -> "list[tuple[int, int]]":
-    """Where answers are in a text: each from what the template writes to ask for it to what it
-    writes once it is there.
+    """The places of answers in a text: each from what the template writes to ask for it to what
+    it writes once it is there.
     """
     messages, spans = asked["messages"], []
     for number, message in enumerate(messages):

@@ -107,7 +107,7 @@ class HuggingFaceFolder:
 
     @property
     def config(self) -> Config:
-        """As of a run that trained it; one sequence at a time."""
+        """The configuration of a run that trained it, one sequence at a time."""
         return Config(name=self.path.name, model=self.model, training=Training(global_batch_size=1))
 
     @property
@@ -117,7 +117,7 @@ class HuggingFaceFolder:
 
     @property
     def position(self) -> Position:
-        """Before any step."""
+        """The position before any step."""
         return Position(0, "")
 
     @property

@@ -30,7 +30,7 @@ SIZES = {
 """Its `model_args`, and our settings. Source: github.com/karpathy/nanoGPT, train.py and model.py.
 """
 DEFAULTS = {"bias": True, "dropout": 0.0}
-"""Those that older files have not."""
+"""Arguments that older files have not, and what they were."""
 
 
 @dataclass(frozen=True)

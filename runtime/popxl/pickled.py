@@ -15,7 +15,7 @@ class PickledTensor:
     """A tensor that is still in its file."""
 
     type: str
-    """As safetensors names it: F32, F16, BF16."""
+    """The name that safetensors has for it: F32, F16, BF16."""
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
     """Gives a copy, bfloat16 as float32."""

@@ -105,7 +105,7 @@ def tracked() -> "set[str]":
             if path.suffix in (".py", *READ_BY_CODE) and place.parts[:2] != ("data", "files"):
                 found.add(f"{above}{place}")
     typed = {f"{package}/py.typed" for package in ("popxl_gpt", *RUNTIME)}
-    return found | typed | {"popxl_gpt/__init__.py"}
+    return found | typed | {"popxl_gpt/__init__.py", "popxl_gpt/api.py"}
 
 
 COMPILED = re.compile(

@@ -175,6 +175,6 @@ def test_the_words_of_a_training_are_read_once(words, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         commands.train()
     assert (ended.value.code, read) == (0, [words])
-    ((_, options, given),) = ran
+    ((_, options, given, _),) = ran
     assert given == {word.removeprefix("--") for word in words if word.startswith("--")}
     assert options.auto == ("--auto" in words)

@@ -24,7 +24,7 @@ def _read(theirs: TheirConfig) -> Values:
 
 
 def _write(model: Model) -> Values:
-    """Without a token of padding, whose default is beyond a smaller vocabulary."""
+    """Their settings, without a token of padding: its default is beyond a smaller vocabulary."""
     return {**shared.write(model), "sliding_window": model.window, "pad_token_id": None}
 
 

@@ -53,7 +53,7 @@ QWEN_FIXED = {"hidden_act": ("silu",), "use_sliding_window": (False, True)}
 KINDS = ("layer_pattern", "window")
 """Settings that families with windows have beside `VARIED`."""
 BY_KIND = (*KINDS, "sliding_rotary_base", "sliding_rotary_scaling")
-"""Those of families whose full and sliding layers turn apart."""
+"""Settings of families whose full and sliding layers turn apart."""
 _KINDS = {"full_attention": FULL, "sliding_attention": SLIDING}
 MOST_LAYERS = 2**16
 """Layers beyond which a configuration is refused for their number."""

@@ -447,10 +447,10 @@ def composed_attention(
     scale: float,
     seed_tensor: Seed,
     p: float,
-    positions: torch.Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     """The composition that defines attention: every step is rounded."""
     scores = product(query, key_t, query.dtype).mul_(scale)
@@ -480,10 +480,10 @@ def attention_of_few_queries(
     scale: float,
     seed_tensor: Seed,
     p: float,
-    positions: torch.Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     """`composed_attention` in one pass over keys and values, of which none are copied."""
     key, sizes = key_t.transpose(2, 3), (*query.shape[:3], key_t.shape[3])
@@ -517,10 +517,10 @@ def composed_attention_grad(  # noqa: PLR0913 - the op takes them
     scale: float,
     seed_tensor: Seed,
     p: float,
-    positions: torch.Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradient of `composed_attention`, step by step."""
     d = product(dy, value_t, dy.dtype)

@@ -356,7 +356,8 @@ def test_a_tokenizer_is_looked_for_in_a_folder_of_data_that_is_given(tmp_path):
     (tmp_path / "data").mkdir()
     character_tokenizer(["abc"]).save(str(tmp_path / "data/tokenizer.json"))
     folder = tmp_path / "run/checkpoints/step_1"
-    saved = SimpleNamespace(folder=folder, config=preset("tiny"), ends=[])
+    beside = [*folder.parents[:2]]
+    saved = SimpleNamespace(folder=folder, config=preset("tiny"), ends=[], beside=beside)
     for name in ("data", "data/train-00000.tfrecord"):
         config = preset("tiny", input_files=(str(tmp_path / name),), validate_every=0)
         assert tokenizer_of(saved, config, needed=True).classes == 5

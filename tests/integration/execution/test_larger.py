@@ -242,5 +242,5 @@ def test_a_folder_that_takes_no_files_or_has_no_space_ends_the_run_at_its_start(
         ".npy: got 'Permission denied' while making a file; expected a folder of this user, on a "
         "disk that takes it"
     ) in errors
-    errors = job(tmp_path, "--memmap_dir mapped --steps 2", largest_file=2500, code=2)
+    errors = job(tmp_path, "--memmap_dir mapped --steps 2", largest_file=4000, code=2)
     assert "mapped/" in errors and ".npy: got 'File too large' while making a file" in errors

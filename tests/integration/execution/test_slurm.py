@@ -237,7 +237,7 @@ def test_tasks_on_two_nodes_with_two_secrets_do_not_meet(slurm):
     words = ["--nodes", 2, "--ntasks", 2, "--kill-on-bad-exit=1", "sh", "-c", other]
     done = slurm.run("srun", *words, check=False, MEETS=MEETS)
     assert done.returncode != 0 and done.stdout == ""
-    assert "give all machines the same POPDIST_SECRET, or the file" in done.stderr
+    assert "give all machines the same POPDIST_SECRET, or the file" in done.stderr, done.stderr
 
 
 SENT = """

@@ -141,17 +141,18 @@ def test_on_a_gpu_nothing_has_a_number_for_each_query_and_key(changes):
 @pytest.mark.slow
 def test_with_dropout_they_are_kept():
     names, squares = steps_of(override(CONFIG, dropout=0.1))
-    assert set(names) == {"fused_attention", "fused_attention_grad"} and squares
+    kept = {"fused_attention", "fused_attention_no_probs", "fused_attention_grad_packed"}
+    assert set(names) == kept and squares
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_without_recomputation_a_processor_has_nothing_like_it_but_the_mask(dropout):
+def test_without_recomputation_a_processor_has_nothing_like_it(dropout):
     names, squares = steps_of(
         override(CONFIG, recomputation=False, dropout=dropout), device=passes.CPU
     )
     assert names == ["fused_attention_no_probs", "fused_attention_grad_packed"]
-    assert squares == 2  # forward and backward
+    assert not squares
 
 
 @pytest.mark.slow
@@ -159,9 +160,10 @@ def test_a_gpu_needs_less_memory_beside_its_rows():
     ir = training_program(override(CONFIG, sequence_length=160))[0]
     here, there = (device_needs(ir, name) for name in ("cpu", "cuda"))
     probabilities = 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
-    assert (
-        here.least - there.least > probabilities and here.resident - there.resident > probabilities
-    )
+    saved = (
+        probabilities - probabilities // 160
+    )  # a query's logarithm of a sum is kept in their place
+    assert here.least - there.least >= saved and here.resident - there.resident >= saved
 
 
 @pytest.mark.slow
@@ -171,11 +173,6 @@ def test_the_plan_of_a_run_is_for_its_device():
         for name in ("auto", "cuda:1")
     ]
     here, there = ({phase.name: phase.peak_bytes for phase in plan.phases} for plan in plans)
-    mask, probabilities = (
-        4 * 160**2,
-        4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2,
-    )
+    probabilities = 4 * CONFIG.execution.micro_batch_size * CONFIG.model.heads * 160**2
     logsumexp = probabilities // 160
-    assert (
-        here["decoder_bwd_phase"] - there["decoder_bwd_phase"] >= mask + probabilities - logsumexp
-    )
+    assert here["decoder_bwd_phase"] - there["decoder_bwd_phase"] >= probabilities - logsumexp
