@@ -667,7 +667,9 @@ def test_a_llama_whose_width_is_no_multiple_of_its_heads_goes_out_as_a_mistral(t
     assert family is MISTRAL
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.head_dim == 6 and model.config.sliding_window is None
-    with pytest.raises(UserError, match="--family: got llama; expected one .*: mistral, popxl_gpt"):
+    with pytest.raises(
+        UserError, match="--family: got llama; expected one .*: mistral, phi3, popxl_gpt"
+    ):
         family_of(config.model, "llama")
     again = dict(HuggingFaceFolder(tmp_path).weights())
     assert all(np.array_equal(again[name], array) for name, array in weights.items())

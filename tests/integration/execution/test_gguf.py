@@ -514,7 +514,7 @@ OWN = {
     "relu2": (
         Model(activation="relu2"),
         None,
-        ". Train one with activation gelu, which is gpt2, or use to_hugging_face.",
+        ". Train one with activation gelu or gelu_exact, which is gpt2, or use to_hugging_face.",
     ),
     "a family that is ours alone": (
         Model(),

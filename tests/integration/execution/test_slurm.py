@@ -230,14 +230,19 @@ def test_mpirun_on_the_nodes_of_a_job_starts_processes_that_meet(mpirun, slurm):
     assert done.stdout.count("[0, 1]") == 2
 
 
-def test_tasks_on_two_nodes_with_two_secrets_do_not_meet(slurm):
+def test_tasks_on_two_nodes_with_two_secrets_do_not_meet(slurm, tmp_path):
     other = (
         f'POPDIST_SECRET="number $SLURM_PROCID of the secrets" exec {sys.executable} -c "$MEETS"'
     )
-    words = ["--nodes", 2, "--ntasks", 2, "--kill-on-bad-exit=1", "sh", "-c", other]
+    files = [
+        "--error",
+        tmp_path / "task_%t",
+    ]  # srun drops what it has not printed when it ends a step
+    words = ["--nodes", 2, "--ntasks", 2, "--kill-on-bad-exit=1", *files, "sh", "-c", other]
     done = slurm.run("srun", *words, check=False, MEETS=MEETS)
     assert done.returncode != 0 and done.stdout == ""
-    assert "give all machines the same POPDIST_SECRET, or the file" in done.stderr, done.stderr
+    told = "".join(file.read_text() for file in tmp_path.glob("task_*"))
+    assert "give all machines the same POPDIST_SECRET, or the file" in told, done.stderr
 
 
 SENT = """
