@@ -105,7 +105,8 @@ def composed_attention() -> popxl.Ir:
             popxl.variable(np.zeros((8, 6, 256, 32), np.float32), name=name)
             for name in ("query", "key", "value")
         )
-        mask = popxl.variable(np.zeros((256, 256), np.float32), name="mask")
+        later = np.triu(np.full((256, 256), -np.inf, np.float32), 1)
+        mask = popxl.constant(later, popxl.float32, "mask")
         scores = query @ key.transpose((0, 1, 3, 2)) * (1 / math.sqrt(32)) + mask
         y = ops.softmax(scores, axis=-1) @ value
         ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
