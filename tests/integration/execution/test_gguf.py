@@ -105,6 +105,7 @@ EXPORTED = {
 def their_model(family: Family, **changes: object) -> torch.nn.Module:
     """A model of transformers, no gain of which is one."""
     kind = getattr(transformers, family.architecture)
+    torch.manual_seed(1)
     model = kind(kind.config_class(**{**SIZES, **changes}))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -204,7 +205,8 @@ def test_llama_cpp_has_the_same_logits_and_writes_the_same_texts(name, tmp_path)
                 setattr(module, act, gelu_by_table)
     expected = of_model(model, whole)
     # the table's steps: numbers beside one of them may be on its other side
-    rounding = 1e-4 if "gemma" in name else 1e-5
+    has_table = name.startswith(("gpt2", "pythia", "gemma"))
+    rounding = 5e-4 if has_table else 1e-5
     for count in (1, 5, 20, 25):
         got = program.logits(whole[:count])
         np.testing.assert_allclose(got, expected[count - 1], rtol=0, atol=rounding)
