@@ -305,6 +305,7 @@ ALL = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2}
 def their_model(family: Family, **changes: object) -> torch.nn.Module:
     values = {**SIZES, **changes}
     kind = getattr(transformers, family.architecture)
+    torch.manual_seed(1)
     model = kind(kind.config_class(**values))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # gains are not one
