@@ -45,6 +45,8 @@ class Optimizer:
     """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
+    updates: bool = True
+    """Change weights after each step; false: forward and backward alone, to time or debug them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -211,8 +211,10 @@ def _update(
     buffers.
 
     Where the step is left out it stays as it was. Rows come and go all the same: their course is
-    known beforehand.
+    known beforehand. A program without updates leaves rows alone.
     """
+    if not graphs.config.training.updates:
+        return
     if isinstance(state.rounding, Tensor):
         round_from(popxl.gcg(), state.rounding)
     for name in graphs.trained:
