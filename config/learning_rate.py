@@ -53,8 +53,8 @@ class LearningRate(Length):
     rate and falls linearly over the last decay_steps.
     """
     decay_steps: Count | None = None
-    """Steps over which the learning rate falls: with wsd the last of the run, none: a fifth of all; with
-    linear and cosine those after warm-up, then it stays at minimum_learning_rate, none: all.
+    """Steps over which the learning rate falls: with wsd the last of the run, none: a fifth of all;
+    with linear and cosine those after warm-up, then it stays at minimum_learning_rate, none: all.
     """
     warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises linearly to its highest value."""

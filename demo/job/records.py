@@ -77,6 +77,7 @@ class Records(Part):
             "validation_loss": None,
             "learning_rate": step.rate,
             "gradient_norm": result.gradient_norm,
+            **result.losses,
             **run.fields(),
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
         }

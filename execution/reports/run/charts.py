@@ -12,6 +12,7 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
         (
             ("loss", "loss of each step", "faint", ""),
             ("smooth_loss", "loss, smoothed", "line", ""),
+            ("cross_entropy", "cross entropy", "line", ""),
             ("validation_loss", "validation", "dots", "validation_standard_error"),
             ("training_loss", "on training data", "dots", ""),
         ),
@@ -21,6 +22,7 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
         "number",
         (("validation_bits_per_byte", "bits per byte", "dots", ""),),
     ),
+    ("Z-loss, before its weight", "number", (("z_loss", "z-loss", "line", ""),)),
     ("Learning rate", "number", (("learning_rate", "learning rate", "line", ""),)),
     ("Sequences in a batch", "si", (("global_batch_size", "sequences", "line", ""),)),
     ("Gradient norm, before clipping", "number", (("gradient_norm", "norm", "line", ""),)),

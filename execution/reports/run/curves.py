@@ -15,6 +15,8 @@ POINTS = 1000
 AXES = ("step", "tokens", "seconds")
 COLUMNS = (
     "loss",
+    "cross_entropy",
+    "z_loss",
     "validation_loss",
     "validation_standard_error",
     "validation_bits_per_byte",
