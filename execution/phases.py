@@ -24,7 +24,7 @@ from popxl_gpt.execution.spikes import is_at_most
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.modelling.head import TIED
-from popxl_gpt.utils.runtime import round_from
+from popxl_gpt.utils.runtime import begin_lap, round_from
 
 
 def embedding_fwd_phase(step: TrainingStep, seed: Tensor) -> Tensor:
@@ -169,6 +169,7 @@ def decoder_optim_fwd_keeping_phase(
 
 def _run_forward(graphs: TwoPassGraphs | InferenceGraphs, row: Tensor, seed: Tensor) -> Tensor:
     """Run a layer forward. Returns the next seed."""
+    begin_lap("forward")
     weights = graphs.fwd_all_gather(graphs.fwd_load(row))
     layer_seed, next_seed = ops.split_random_seed(seed)
     graphs.fwd.bind(weights).call(row, layer_seed)
@@ -184,6 +185,7 @@ def _run_gradient(
     Args:
         loss_scale: for the head, where the backward pass begins.
     """
+    begin_lap("backward")
     inputs = graphs.fwd_all_gather(graphs.fwd_load(row))
     sums = graphs.grad_zeros()
     inputs.update(sums)
@@ -215,6 +217,7 @@ def _update(
     """
     if not graphs.config.training.updates:
         return
+    begin_lap("update")
     if isinstance(state.rounding, Tensor):
         round_from(popxl.gcg(), state.rounding)
     for name in graphs.trained:

@@ -15,6 +15,7 @@ from popxl.context import _execution_context
 from popxl.extensions import (
     PickledFileError,
     PickledTensor,
+    begin_lap,
     count_here,
     expect_replicas,
     file_traffic,
@@ -32,6 +33,7 @@ from popxl.extensions import (
     rms_norm,
     rotary,
     round_from,
+    run_times,
     shard_count,
     short_convolution,
     softcap,
@@ -43,13 +45,14 @@ from popxl_gpt.utils.errors import LostError, UserError
 
 __all__ = [
     "PickledFileError", "PickledTensor",
-    "accumulator_options", "attention", "before_reading", "coded_moment", "count_here", "data_type",
-    "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
-    "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes",
+    "accumulator_options", "attention", "before_reading", "begin_lap", "coded_moment",
+    "count_here", "data_type", "decoded_moment", "drop_dead_sessions", "expect_replicas",
+    "expect_session", "file_traffic", "find_not_finite", "gather", "gather_beside", "geglu",
+    "has_device", "host_bytes",
     "keep_remote_memory_in_files", "keep_state_once", "leave_note", "limit_device_memory",
     "moment_options", "multiplies_bfloat16", "multiply_ceiling", "newton_schulz",
     "open_pickled", "planner", "profile", "read_note", "release_freed_memory", "relu2",
-    "remove_files", "replica_digests", "rms_norm", "rotary", "round_from",
+    "remove_files", "replica_digests", "rms_norm", "rotary", "round_from", "run_times",
     "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
     "softcap", "swiglu", "update_condition",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from popxl_gpt.demo.job.resident_memory import ResidentMemory
 from popxl_gpt.demo.job.run_report import Report
 from popxl_gpt.demo.job.samples import Samples
 from popxl_gpt.demo.job.services import Tensorboard, Wandb
+from popxl_gpt.demo.job.step_times import StepTimes
 from popxl_gpt.demo.job.validations import Validations
 
 PARTS: "tuple[type[Part], ...]" = (
@@ -22,6 +23,7 @@ PARTS: "tuple[type[Part], ...]" = (
     Interruptions,
     Profiling,
     ResidentMemory,
+    StepTimes,
     GrowingBatch,
     Validations,
     Records,  # after what was measured of a step

@@ -22,7 +22,7 @@ from popxl.dtypes import dtype
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.plan import Event, Machine, Plan
-from popxl.profile import Profile
+from popxl.profile import Profile, RunTimes
 from popxl.remote_files import DeviceNeeds, FileTraffic, HostNeeds
 from popxl.streams import Stream
 from popxl.tensor import Variable
@@ -90,6 +90,9 @@ class Engine(DeviceValues, Protocol):
 
     def file_traffic(self) -> FileTraffic | None:
         """See `popxl.extensions.file_traffic`."""
+
+    def run_times(self) -> RunTimes:
+        """See `popxl.extensions.run_times`."""
 
 
 class Backend(Protocol):

@@ -22,6 +22,7 @@ from popxl.ops import concat, reshape
 from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
+from popxl.ops.host import begin_lap
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
@@ -36,7 +37,17 @@ from popxl.planning import (
     sequence,
 )
 from popxl.printer import to_text
-from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
+from popxl.profile import (
+    FILES,
+    LANES,
+    PHASES,
+    PhaseProfile,
+    Profile,
+    RunTimes,
+    Span,
+    Work,
+    timeline,
+)
 from popxl.remote_files import (
     DeviceNeeds,
     FileTraffic,
@@ -72,10 +83,12 @@ __all__ = [
     "Plan",
     "Profile",
     "RemoteMemoryError",
+    "RunTimes",
     "Span",
     "Work",
     "adamw_8bit_",
     "attention",
+    "begin_lap",
     "bfloat16",
     "check_device",
     "coded_length",
@@ -110,6 +123,7 @@ __all__ = [
     "rotary",
     "round_from",
     "run_count",
+    "run_times",
     "sequence",
     "set_run_count",
     "shard_count",
@@ -280,6 +294,13 @@ def file_traffic(session: Session) -> FileTraffic | None:
     In a program over several processes each counts what its own replicas move.
     """
     return session._engine.file_traffic()
+
+
+def run_times(session: Session) -> RunTimes:
+    """The times of a session's last run, by the laps that its program begins (`begin_lap`). In a
+    program over several processes each tells of its own replicas.
+    """
+    return session._engine.run_times()
 
 
 def run_count(session: Session) -> int:

@@ -40,6 +40,17 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
         (("mfu", "of each step", "faint", ""), ("smooth_mfu", "MFU, smoothed", "line", "")),
     ),
     ("Waiting for data, share of the step", "percent", (("data_share", "waiting", "line", ""),)),
+    (
+        "Seconds of a step",
+        "number",
+        (
+            ("forward_seconds", "forward", "line", ""),
+            ("backward_seconds", "backward", "line", ""),
+            ("update_seconds", "update", "line", ""),
+            ("rows_seconds", "waiting for rows", "line", ""),
+            ("others_seconds", "waiting for others", "line", ""),
+        ),
+    ),
     ("Host memory of the first process", "bytes", (("memory_bytes", "memory", "line", ""),)),
     ("Loss scale", "number", (("loss_scale", "loss scale", "line", ""),)),
     (
@@ -54,6 +65,7 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
 """Title, unit, and for each curve its column, name, kind and the column of its error."""
 WAITED = 0.05
 """Share of a step that waits for data from which on it is worth a chart."""
+DULL_AT_ZERO = ("skipped", "no_labels", "rows_seconds", "others_seconds")
 COLOURS = 8
 """The colours that the page has."""
 
@@ -88,9 +100,9 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
 
 
 def _is_dull(column: str, y: "list[float]") -> bool:
-    """Whether a curve says nothing: no step was skipped, or hardly one waited for data, as the
-    first of each process does.
+    """Whether a curve says nothing: no step was skipped, or waited for what it never waits for, or
+    hardly one waited for data, as the first of each process does.
     """
     if column == "data_share":
         return sorted(y)[int(0.95 * (len(y) - 1))] <= WAITED
-    return column in ("skipped", "no_labels") and not any(y)
+    return column in DULL_AT_ZERO and not any(y)
