@@ -1,6 +1,6 @@
 """What a run is made of: its state, which all parts see, and what a part of it may do."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +72,20 @@ class Step:
     rate: float
     is_end: bool
     """Whether its call ended with it: the session has its weights."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What is told of some numbers."""
+
+    norm: float
+    """The root of the sum of their squares."""
+    count: int
+    total: float = 0.0
+    """Their sum, where there is a histogram."""
+    edges: "Sequence[float]" = ()
+    """Limits of a histogram's bars, one more than bars."""
+    counts: "Sequence[int]" = ()
 
 
 class RunState:
@@ -232,6 +246,9 @@ class Part:
 
     def wrote(self, texts: "Sequence[tuple[str, str]]") -> None:
         """Runs when the model has written: prompts, and what it made of them."""
+
+    def measured(self, found: "Mapping[str, Distribution]") -> None:
+        """Runs when norms are measured, by `kind/layer/role`."""
 
     def settle(self) -> None:
         """Complete what goes on beside training."""

@@ -7,6 +7,7 @@ from popxl_gpt.demo.job.checkpoints import Checkpoints
 from popxl_gpt.demo.job.divergence import Divergence
 from popxl_gpt.demo.job.growing_batch import GrowingBatch
 from popxl_gpt.demo.job.interruptions import Interruptions
+from popxl_gpt.demo.job.norms import Norms
 from popxl_gpt.demo.job.part import Part
 from popxl_gpt.demo.job.profiling import Profiling
 from popxl_gpt.demo.job.records import Records
@@ -27,6 +28,7 @@ PARTS: "tuple[type[Part], ...]" = (
     GrowingBatch,
     Validations,
     Records,  # after what was measured of a step
+    Norms,
     Samples,
     ReplicaChecks,
     Checkpoints,

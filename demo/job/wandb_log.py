@@ -8,7 +8,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.description import machine, versions
+from popxl_gpt.demo.job.part import Distribution
 from popxl_gpt.utils.escaping import as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.whole import write_whole
@@ -50,6 +51,11 @@ class WandbLog:
             self._queue.put_nowait(values)
         except queue.Full:
             self._fail("its queue is full; the connection is too slow")
+
+    def log_histograms(self, step: int, found: "Mapping[str, Distribution]") -> None:
+        """Send norms, and histograms where numbers are finite, later."""
+        norms = {f"norms/{name}": each.norm for name, each in found.items()}
+        self.log({"step": step, **norms, **{n: each for n, each in found.items() if each.counts}})
 
     def log_samples(self, step: int, texts: "Sequence[tuple[str, str]]") -> None:
         """Send prompts and what the model made of them, as a table, when the run is closed."""
@@ -88,8 +94,14 @@ class WandbLog:
             run.define_metric("validation_loss", summary="min")
             run.define_metric("tokens", summary="max")
             while (values := self._queue.get()) is not None:
+                told = {key: value for key, value in values.items() if value is not None}
                 run.log(
-                    {key: value for key, value in values.items() if value is not None},
+                    {
+                        key: wandb.Histogram(np_histogram=(value.counts, value.edges))
+                        if isinstance(value, Distribution)
+                        else value
+                        for key, value in told.items()
+                    },
                     step=values["step"],
                 )
             if self._samples:

@@ -15,6 +15,7 @@ from typing import Any
 
 from popxl_gpt.config.saving import changes, to_mapping, to_yaml
 from popxl_gpt.execution.reports.run.charts import charts
+from popxl_gpt.execution.reports.run.heat_maps import heat_maps
 from popxl_gpt.execution.reports.run.run_files import SHOWN, RunFiles
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
@@ -74,6 +75,7 @@ def _sections(runs: "Sequence[RunFiles]") -> Iterator[str]:
     for title, show in (
         ("Warnings", _warnings),
         ("Phases of a step", lambda run: _phases(run, is_alone=len(runs) == 1)),
+        ("Norms", lambda run: heat_maps(run.norms, ("weights", "gradients", "updates"))),
         ("Samples", _samples),
         ("Checkpoints", _checkpoints),
     ):
