@@ -1,5 +1,6 @@
 """What a run is made of: its state, which all parts see, and what a part of it may do."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from popxl_gpt.execution.host import StepResult
 from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.reports.profile.report import StepProfiler
+from popxl_gpt.utils.runtime import compile_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,12 @@ class RunState:
         """Make the program of the steps from here on, with the state that was saved."""
         self.stage = stage_of(self.config, self.tokens)
         """The configuration of the steps from here on, which a batch that grows changes."""
+        begin = time.perf_counter()
         self.session = pretraining(self.stage)
+        compiled = compile_seconds(self.session)
+        took = time.perf_counter() - begin - compiled
+        self.built = {"build_seconds": round(took, 3), "compile_seconds": round(compiled, 3)}
+        """Seconds that the program took: to be built, with its weights, and to be compiled."""
         if saved is not None:
             saved.restore(self.session)
 

@@ -9,7 +9,7 @@ from popxl_gpt.demo.job.growing_batch import GrowingBatch
 from popxl_gpt.demo.job.interruptions import Interruptions
 from popxl_gpt.demo.job.norms import Norms
 from popxl_gpt.demo.job.part import Part
-from popxl_gpt.demo.job.profiling import Profiling
+from popxl_gpt.demo.job.profiling import Profiling, RegularProfiles
 from popxl_gpt.demo.job.records import Records
 from popxl_gpt.demo.job.replica_checks import ReplicaChecks
 from popxl_gpt.demo.job.resident_memory import ResidentMemory
@@ -23,6 +23,7 @@ PARTS: "tuple[type[Part], ...]" = (
     Batches,  # reads before others say what they have heard
     Interruptions,
     Profiling,
+    RegularProfiles,
     ResidentMemory,
     StepTimes,
     GrowingBatch,

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.description import machine, versions
@@ -95,15 +97,11 @@ class WandbLog:
             run.define_metric("tokens", summary="max")
             while (values := self._queue.get()) is not None:
                 told = {key: value for key, value in values.items() if value is not None}
-                run.log(
-                    {
-                        key: wandb.Histogram(np_histogram=(value.counts, value.edges))
-                        if isinstance(value, Distribution)
-                        else value
-                        for key, value in told.items()
-                    },
-                    step=values["step"],
-                )
+                for key, value in told.items():
+                    if isinstance(value, Distribution):
+                        bars = np.asarray(value.counts), np.asarray(value.edges)
+                        told[key] = wandb.Histogram(np_histogram=bars)
+                run.log(told, step=values["step"])
             if self._samples:
                 names: list[str | int] = ["step", "prompt", "text"]
                 run.log({"samples": wandb.Table(names, [list(row) for row in self._samples])})

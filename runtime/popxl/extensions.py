@@ -27,10 +27,11 @@ from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
 from popxl.pickled import PickledFileError, PickledTensor
-from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
+from popxl.plan import Event, Machine, Move, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import (
     kind_of_device,
     measure,
+    moves,
     multiplies_bfloat16,
     multiply_ceiling,
     plan,
@@ -74,6 +75,7 @@ __all__ = [
     "HostNeeds",
     "InstanceError",
     "Machine",
+    "Move",
     "NotFinite",
     "Phase",
     "PhaseProfile",
@@ -92,6 +94,7 @@ __all__ = [
     "bfloat16",
     "check_device",
     "coded_length",
+    "compile_seconds",
     "compiled_once",
     "count_here",
     "device_needs",
@@ -109,6 +112,7 @@ __all__ = [
     "leave_note",
     "limit_device_memory",
     "measure",
+    "moves",
     "multiplies_bfloat16",
     "multiply_ceiling",
     "newton_schulz",
@@ -301,6 +305,11 @@ def run_times(session: Session) -> RunTimes:
     program over several processes each tells of its own replicas.
     """
     return session._engine.run_times()
+
+
+def compile_seconds(session: Session) -> float:
+    """Seconds that a session's program took to be compiled; 0 where it is interpreted."""
+    return session._engine.compile_seconds
 
 
 def run_count(session: Session) -> int:

@@ -4,6 +4,7 @@ it.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -73,8 +74,14 @@ class Engine:
         self._recorder: Recorder | None = None
         self._parts, self._is_uploaded = compiler.ops_by_run(ir), True
 
+        self.compile_seconds = 0.0
+        """Seconds that the compiler took, from the graphs to code."""
+
         def compiled(ops: frozenset[Op]) -> Program:
-            return Program(compiler.compile(ir, device.where, passes, ops))
+            begin = time.perf_counter()
+            program = Program(compiler.compile(ir, device.where, passes, ops))
+            self.compile_seconds += time.perf_counter() - begin
+            return program
 
         parts, is_compiled = self._parts, passes is not None
         self.program = compiled(parts.run) if is_compiled else None

@@ -80,6 +80,7 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
         for number, run in enumerate(runs):
             for place, (column, name, kind, error) in enumerate(curves):
                 points = run.curves.series(column, error)
+                own = max(0, place - (curves[0][2] == "faint"))  # a faint one is the next one's
                 if not points["y"] or _is_dull(column, points["y"]):
                     continue
                 if len(runs) > 1 and kind == "faint":
@@ -88,7 +89,7 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
                     {
                         "name": name if len(runs) == 1 else f"{run.name}: {name}",
                         "kind": kind,
-                        "colour": (max(0, place - 1) if len(runs) == 1 else number) % COLOURS,
+                        "colour": (own if len(runs) == 1 else number) % COLOURS,
                         **points,
                     }
                 )
