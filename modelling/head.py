@@ -11,11 +11,7 @@ from typing import Literal
 import numpy as np
 import popxl
 from popxl import Tensor, ops
-from popxl_addons.ops.cross_entropy_sharded_loss import (
-    cross_entropy_sharded_loss,
-    normaliser_and_logit,
-    reduced_loss,
-)
+from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 
 from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.embedding import word_table
@@ -23,7 +19,7 @@ from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Role, Table, nested
-from popxl_gpt.utils.runtime import softcap
+from popxl_gpt.utils.runtime import normaliser_and_logit, reduced_loss, softcap
 
 IGNORED = -100
 """A label that counts for nothing, as in PyTorch and Hugging Face."""

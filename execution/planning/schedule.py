@@ -41,7 +41,7 @@ class Move:
     what: str
     tensors: int
     nbytes: int
-    """Of all of them, on one replica."""
+    """Bytes of all of them, on one replica."""
     rounds: int = 1
     """How often this move and those beside it, of as many rounds, take turns."""
 
