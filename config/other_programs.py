@@ -8,11 +8,12 @@ SAME = {
     "bias": "biases", "block_size": "sequence_length", "ckpt": "checkpoint", "context_length":
     "sequence_length", "dataset": "input_files", "decay_lr": "schedule", "dtype": "precision",
     "eval_interval": "validate_every", "eval_iters": "validation_batches",
-    "grad_clip": "max_norm", "lr": "learning_rate", "max_iters": "steps",
+    "gas": "gradient_accumulation_steps", "grad_clip": "max_norm", "log_interval": "log_every",
+    "lr": "learning_rate", "max_iters": "steps",
     "max_new_tokens": "tokens", "min_lr": "minimum_learning_rate", "n_embd": "hidden_size",
     "n_head": "heads", "n_kv_head": "key_value_heads", "n_layer": "layers", "num_heads": "heads",
     "num_layers": "layers", "num_samples": "samples", "out_dir": "run_folder", "resume": "load",
-    "seq_len": "sequence_length", "start": "prompt", "wandb_log": "wandb",
+    "seq_len": "sequence_length", "start": "prompt", "use_wandb": "wandb", "wandb_log": "wandb",
     "wandb_run_name": "wandb_name", "warmup_iters": "warmup_steps",
     # Hugging Face: the Trainer, its example scripts, configurations of models, PEFT
     "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_eps": "epsilon",
@@ -58,6 +59,7 @@ INSTEAD = {
     "bf16": "Write --precision bfloat16.",
     "code_load": NO_EFFECT,
     "compile": "Programs are compiled always: leave it out.",
+    "eval_only": "demo/evaluate.py measures a model that is trained: use it.",
     "extended_memory": "Rows wait on the host always, and in files with --memmap_dir.",
     "fp16": "Write --precision float16 --loss_scaling auto.",
     "io_tiles": NO_EFFECT,
