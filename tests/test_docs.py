@@ -537,7 +537,7 @@ def test_the_architecture_names_every_folder():
 @pytest.mark.slow
 def test_the_picture_shows_the_phases_of_the_program():
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
-    found = phases_picture.phases(*phases_picture.program(config))
+    found = phases_picture.phases(*phases_picture.step_program(config))
     names = [name for name, _, _ in found]
     assert names == [
         "embedding_fwd_phase", "decoder_fwd_phase", "head_phase", "decoder_bwd_phase", "embedding_bwd_phase",
