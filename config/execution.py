@@ -33,6 +33,12 @@ class Execution:
     """Micro-batches that run as one: larger matrix products for more memory; the same numbers up to
     rounding.
     """
+    micro_batch_group: Count | None = None
+    """Micro-batches that run through all layers, forward and backward, before the next ones do:
+    activations of that many are kept at a time, and weights and gradients are loaded once for each
+    group; the same numbers up to rounding, the same bits without data_parallel and without sharding
+    over replicas; none: all of a step.
+    """
     data_parallel: ObjectCount = 1
     """Replicas that hold the same weights and see different sequences."""
     tensor_parallel_1: ObjectCount = 1

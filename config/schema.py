@@ -51,9 +51,20 @@ class Config:
         )
 
     @property
-    def runs_per_phase(self) -> int:
-        """Runs of a layer in a phase, each over `execution.widening` micro-batches."""
+    def groups(self) -> int:
+        """Groups of micro-batches, each of which runs through all layers by itself."""
+        count, group = self.gradient_accumulation, self.execution.micro_batch_group
+        return 1 if group is None else max(1, count // group)
+
+    @property
+    def runs_per_step(self) -> int:
+        """Runs of a layer in an optimizer step, each over `execution.widening` micro-batches."""
         return self.gradient_accumulation // self.execution.widening
+
+    @property
+    def runs_per_phase(self) -> int:
+        """Runs of a layer in a phase: those of a group."""
+        return self.runs_per_step // self.groups
 
     @property
     def tokens_per_step(self) -> int:

@@ -275,6 +275,7 @@ def head_graphs(
         factories.grad,
         graph,
         tied_to=embedding if config.model.tied_head else None,
+        pieces=pieces,
     )
 
 
@@ -382,17 +383,27 @@ def _training_graphs(
     accumulators: NamedVariableFactories,
     grad: addons.GraphWithNamedArgs,
     tied_to: None | TrainingGraphs | InferenceGraphs = None,
+    pieces: int = 1,
 ) -> TrainingGraphs:
+    """The graphs of a layer's backward pass and update.
+
+    Args:
+        pieces: gradients that its accumulators get in each run.
+    """
     changed = trained(table, config.model.lora_rank > 0)
     weights = layer_weights(config, layout, factories, rows, tied_to, changed)
     sums = summed(accumulators)
     groups = _shard_groups(config, layout, sums)
-    own_sums, has_tied = sums.copy(), isinstance(tied_to, TrainingGraphs)
-    if has_tied:
+    own_sums = sums.copy()
+    # a tied gradient waits where the embedding's is added to it, unless both wait for other groups
+    shared = tied_to.gradients.buffers if isinstance(tied_to, TrainingGraphs) else None
+    if shared is not None and config.groups == 1:
         own_sums.pop(TIED)
     buffers = _buffers(own_sums, rows, groups)
-    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in changed}
-    own = NamedTensors.pack(list(changed), [load.results[name] for name, load in loads.items()])
+    if shared is not None and config.groups == 1:
+        buffers.insert(TIED, shared[TIED], overwrite=True)
+    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in buffers.to_dict()}
+    own = NamedTensors.pack(list(changed), [loads[name].results[name] for name in changed])
     specs = {
         name: TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape)
         for name, b in weights.buffers.to_dict().items()
@@ -403,8 +414,6 @@ def _training_graphs(
         name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name])
         for name in changed
     }
-    if isinstance(tied_to, TrainingGraphs):
-        buffers.insert(TIED, tied_to.gradients.buffers[TIED], overwrite=True)
     return TrainingGraphs(
         table=table,
         rows=rows,
@@ -418,6 +427,7 @@ def _training_graphs(
             Reduce.of(summed(grad.args), groups, layout.dp),
             Store.of(buffers, rows),
             loads,
+            config.runs_per_phase * pieces,
         ),
         optimizer_state=OptimizerState(
             optimizer,

@@ -77,7 +77,7 @@ def training_program(config: Config) -> "tuple[popxl.Ir, LayerIO, NamedTensors]"
         kept = make_kept(step, state)
         with popxl.in_sequence(True):
             run_phases(step, kept)
-    ir.num_host_transfers = config.execution.device_iterations * config.runs_per_phase
+    ir.num_host_transfers = config.execution.device_iterations * config.runs_per_step
     return ir, step.io, state
 
 
@@ -198,7 +198,8 @@ def waiting_step(
 def optimizer_step(
     pending: list[Tensor], variables: list[TensorByRef], run: PhaseGraphs
 ) -> list[Tensor]:
-    """One optimizer step: the seven phases of `docs/imgs/phases.png`, in order.
+    """One optimizer step: the seven phases of `docs/imgs/phases.png`, in order, those of the two
+    passes once for each group of micro-batches.
 
     Args:
         pending: what the decoder's update of the step before needs; empty in the first step.
@@ -213,10 +214,9 @@ def optimizer_step(
     has_labels = host_has_labels(step)
     decoder, embedding, head = rounding_by_kind(training, kept)
 
-    seed = run.once(phases.embedding_fwd_phase, kept.seed)
-    run_decoder_fwd(run, seed, pending)
-    grad_norm_sq = run.once(phases.head_phase, scale)
-    grad_norm_sq = run_decoder_bwd(run, grad_norm_sq)
+    grad_norm_sq = run_group(kept.seed, scale, pending, None, run)
+    if (others := step.config.groups - 1) > 0:
+        grad_norm_sq = run_other_groups(kept.seed, scale, run, others)
     if isinstance(step.embedding, TwoPassGraphs):
         norm, is_applied = run.once(
             phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding, limit, has_labels
@@ -232,6 +232,49 @@ def optimizer_step(
     return pending
 
 
+def run_other_groups(seed: Tensor, scale: LossScale, run: PhaseGraphs, count: int) -> Tensor:
+    """The groups of micro-batches after the first one. Returns the squared norm of what all leave."""
+    number = popxl.constant(1, popxl.int32, "group")
+    norm = popxl.constant(0.0, popxl.float32)
+    scales = [scale] if isinstance(scale, Tensor) else []
+    graph = popxl.gir().create_graph(group_of_micro_batches, number, norm, seed, scales, run)
+    return ops.repeat(graph, count, number, norm, seed, *scales)[1]
+
+
+def group_of_micro_batches(
+    number: Tensor, norm: Tensor, seed: Tensor, scales: list[Tensor], run: PhaseGraphs
+) -> tuple[Tensor, Tensor]:
+    """A group after so many others. Returns the next one's number, and the squared norm."""
+    scale = scales[0] if scales else run.step.config.training.fixed_scale
+    return number + 1, run_group(seed, scale, [], number, run)
+
+
+def run_group(
+    seed: Tensor,
+    scale: LossScale,
+    pending: list[Tensor],
+    group: Tensor | None,
+    run: PhaseGraphs,
+) -> Tensor:
+    """Forward and backward of one group of micro-batches, through all layers; the embedding's
+    gradient is left to the phase of its update, where there is one group.
+
+    Args:
+        pending: what the decoder's update needs, as `optimizer_step` gets it; empty if none is
+            pending.
+        group: how many groups went before; None in the first one.
+    Returns:
+        The squared norm of what was found of the gradients so far.
+    """
+    seed = run.once(phases.embedding_fwd_phase, seed, group)
+    run_decoder_fwd(run, seed, pending, group)
+    grad_norm_sq = run.once(phases.head_phase, scale, group)
+    grad_norm_sq = run_decoder_bwd(run, grad_norm_sq, group)
+    if run.step.config.groups > 1 and isinstance(run.step.embedding, TwoPassGraphs):
+        run.once(phases.embedding_group_bwd_phase, group)
+    return grad_norm_sq
+
+
 def host_has_labels(step: TrainingStep) -> Tensor | None:
     """Whether a label of this step's global batch counts, bool scalar, as the host says; None where
     all labels count.
@@ -242,27 +285,29 @@ def host_has_labels(step: TrainingStep) -> Tensor | None:
     return ops.greater(count, popxl.constant(0.0, popxl.float32))
 
 
-def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: list[Tensor]) -> None:
+def run_decoder_fwd(
+    run: PhaseGraphs, seed: Tensor, pending: list[Tensor], group: Tensor | None
+) -> None:
     """The decoder's forward pass. Each layer is updated before it, if an update is pending."""
     alone = phases.decoder_fwd_phase, phases.decoder_fwd_keeping_phase
     updating = phases.decoder_optim_fwd_phase, phases.decoder_optim_fwd_keeping_phase
     for each in run.step.layers:
         graphs, layers = each.graphs, each.layers
         if not pending:
-            seed = run.per_layer(alone[each.keeps], seed, graphs, layers=layers)
+            seed = run.per_layer(alone[each.keeps], seed, group, graphs, layers=layers)
             continue
         found = run.per_layer(updating[each.keeps], seed, pending, graphs, layers=layers)
         seed, *rounding = found if isinstance(found, tuple) else (found,)
         pending = [*rounding, *pending[len(rounding) :]]
 
 
-def run_decoder_bwd(run: PhaseGraphs, grad_norm_sq: Tensor) -> Tensor:
+def run_decoder_bwd(run: PhaseGraphs, grad_norm_sq: Tensor, group: Tensor | None) -> Tensor:
     """The decoder's backward pass. Returns the squared norm so far."""
     backward = phases.decoder_bwd_phase, phases.decoder_bwd_keeping_phase
     norm = grad_norm_sq
     for each in reversed(run.step.layers):
         phase = backward[each.keeps]
-        norm = run.per_layer_backwards(phase, norm, each.graphs, layers=each.layers)
+        norm = run.per_layer_backwards(phase, norm, group, each.graphs, layers=each.layers)
     return norm
 
 

@@ -4,7 +4,7 @@ a model's work is counted.
 
 import popxl
 import popxl_addons as addons
-from popxl import Tensor
+from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config.schema import Config, Execution, Model, Training
@@ -63,12 +63,20 @@ def build_forward(
         state = make_weights(step, "evaluation" if rows is None else "generation")
         run = PhaseGraphs(step, config.model.layers)
         with popxl.in_sequence(True):
-            run.once(embedding_fwd_phase)
-            for each in step.layers:
-                run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
-            run.once(head_fwd_phase)
-    ir.num_host_transfers = config.runs_per_phase
+            if config.groups == 1:
+                run_phases(run)
+            else:
+                ops.repeat(ir.create_graph(run_phases, run), config.groups)
+    ir.num_host_transfers = config.runs_per_step
     return io, state
+
+
+def run_phases(run: PhaseGraphs) -> None:
+    """The forward pass of a group of micro-batches."""
+    run.once(embedding_fwd_phase)
+    for each in run.step.layers:
+        run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
+    run.once(head_fwd_phase)
 
 
 def embedding_fwd_phase(step: ForwardPass) -> None:

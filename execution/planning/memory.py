@@ -106,7 +106,7 @@ def state_bytes(config: Config) -> int:
     model, training = config.model, config.training
     activations = (
         model.layers
-        * training.global_batch_size
+        * (training.global_batch_size // config.groups)
         * model.sequence_length
         * model.hidden_size
         * WIDTHS[model.precision]
@@ -169,7 +169,7 @@ def copy_bytes(config: Config, instances: int) -> int:
 
 def activation_bytes(config: Config) -> int:
     """Bytes of activations that a replica keeps for the gradient where all blocks keep theirs, of
-    all micro-batches.
+    a group of micro-batches.
     """
     return config.model.layers * kept_bytes(config)
 

@@ -24,6 +24,7 @@ from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
+from popxl.ops.random import jump_seed
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
 from popxl.pickled import PickledFileError, PickledTensor
 from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
@@ -91,6 +92,7 @@ __all__ = [
     "geglu",
     "host_memory",
     "host_needs",
+    "jump_seed",
     "keep_remote_memory_in_files",
     "keep_state_once",
     "leave_note",
