@@ -155,6 +155,8 @@ class Skipped:
 
 MICRO_BATCHES = "batch_serial_step"
 """Part of the names of graphs that run once for each micro-batch, or several that run as one."""
+GROUPS = "group_of_micro_batches"
+"""Name of the graph that runs once for each group of them after the first."""
 
 
 def name_the_first(
@@ -212,7 +214,9 @@ def _described(first: Any, config: Config) -> str:
             f"layer {layer_of_iteration(first.phase, iterations.get(first.phase, 0), config)}"
         )
     if MICRO_BATCHES in first.graph:
-        begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
+        run = next((count for name, count in first.loops if MICRO_BATCHES in name), 0)
+        groups = next((count + 1 for name, count in first.loops if name.startswith(GROUPS)), 0)
+        begin = (groups * config.runs_per_phase + run) * widening
         places.append(
             f"micro-batch {begin}"
             if widening == 1

@@ -140,9 +140,7 @@ def global_norm_phase(
     return norm, is_applied
 
 
-def with_tied_gradient(
-    head: TrainingGraphs, gradients: NamedTensors, row: Tensor
-) -> NamedTensors:
+def with_tied_gradient(head: TrainingGraphs, gradients: NamedTensors, row: Tensor) -> NamedTensors:
     """Gradients with the word embedding's added to the head's, which waited in its buffer."""
     total = head.grad_load(TIED, row)
     ops.add_(total, gradients[TIED])

@@ -45,6 +45,7 @@ from popxl_gpt.utils.runtime import (
     keep_state_once,
     limit_device_memory,
     session_device,
+    split_into_phases,
 )
 
 SCALAR = TensorSpec((), popxl.float32)
@@ -233,11 +234,12 @@ def optimizer_step(
 
 
 def run_other_groups(seed: Tensor, scale: LossScale, run: PhaseGraphs, count: int) -> Tensor:
-    """The groups of micro-batches after the first one. Returns the squared norm of what all leave."""
+    """The groups of micro-batches after the first one. Returns the squared norm after all."""
     number = popxl.constant(1, popxl.int32, "group")
     norm = popxl.constant(0.0, popxl.float32)
     scales = [scale] if isinstance(scale, Tensor) else []
     graph = popxl.gir().create_graph(group_of_micro_batches, number, norm, seed, scales, run)
+    split_into_phases(graph)
     return ops.repeat(graph, count, number, norm, seed, *scales)[1]
 
 

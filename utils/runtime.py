@@ -36,6 +36,7 @@ from popxl.extensions import (
     shard_count,
     short_convolution,
     softcap,
+    split_into_phases,
     swiglu,
 )
 from popxl_addons.memmap_files import remove_files
@@ -52,7 +53,7 @@ __all__ = [
     "open_pickled", "planner", "profile", "read_note", "release_freed_memory", "relu2",
     "remove_files", "replica_digests", "rms_norm", "rotary", "round_from",
     "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
-    "softcap", "swiglu", "update_condition",
+    "softcap", "split_into_phases", "swiglu", "update_condition",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 

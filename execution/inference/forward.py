@@ -17,6 +17,7 @@ from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.execution.variables import make_weights
 from popxl_gpt.modelling.head import Head, TokenLossHead
 from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.utils.runtime import split_into_phases
 
 Description = tuple[tuple[int, ...], popxl.dtype]
 """Shape and type of one transfer of a stream."""
@@ -66,7 +67,9 @@ def build_forward(
             if config.groups == 1:
                 run_phases(run)
             else:
-                ops.repeat(ir.create_graph(run_phases, run), config.groups)
+                graph = ir.create_graph(run_phases, run)
+                split_into_phases(graph)
+                ops.repeat(graph, config.groups)
     ir.num_host_transfers = config.runs_per_step
     return io, state
 

@@ -166,13 +166,21 @@ ACTIVATIONS = Axis(
     _activations_words,
 )
 """All kept or none: where those of all do not fit, those of some are kept (`Room.place`)."""
+GROUPS = Axis(
+    ("micro_batch_group",),
+    lambda config, known: ({},),
+    lambda config: (
+        f"groups of {config.execution.micro_batch_group} micro-batches" if config.groups > 1 else ""
+    ),
+)
+"""How many micro-batches run through all layers by themselves: as many as fit (`Room.place`)."""
 ROWS = Axis(
     ("memmap_dir", "host_memory"),
     lambda config, known: ({},),
     lambda config: "rows in files" if config.execution.memmap_dir is not None else "",
 )
 """The places of rows: `Room.place` says where they fit."""
-EXECUTION = (LAYOUT, SEQUENCES, ACTIVATIONS, ROWS)
+EXECUTION = (LAYOUT, SEQUENCES, ACTIVATIONS, GROUPS, ROWS)
 """Axes of the ways to execute a model: training comes to the same numbers, up to rounding."""
 EXECUTED = tuple(name for axis in EXECUTION for name in axis.settings)
 """Their settings."""

@@ -325,9 +325,9 @@ def too_little(config: Config, needed: int, parts: str) -> str:
     return (
         f"memory: got {bytes_text(left)} left, of the {bytes_text(total)} of {limited_by}; "
         f"expected at least {bytes_text(needed)} for {config.name}: {parts}. Choose a smaller "
-        "model or micro-batch, set --memmap_dir to a folder on a fast disk and --host_memory, "
-        "raise that limit, or start more processes on other machines; --plan shows where the "
-        "memory goes."
+        "model or micro-batch, run micro-batches in groups (--micro_batch_group), set --memmap_dir "
+        "to a folder on a fast disk and --host_memory, raise that limit, or start more processes "
+        "on other machines; --plan shows where the memory goes."
     )
 
 

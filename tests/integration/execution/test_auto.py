@@ -333,7 +333,9 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
     ours = small(memmap_dir=str(tmp_path), host_memory=100)
     reason, rows = theirs
     monkeypatch.setattr(
-        placing, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0)]
+        placing,
+        "gather",
+        lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0, 4)],
     )
     monkeypatch.setattr(Room, "place", lambda self, c: Placed(ours, memory(), "in files"))
     found = placing.placed_together(room_of(1 << 30), ours)
@@ -356,7 +358,9 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
 def test_processes_keep_the_activations_that_fit_all_of_them(ours, theirs, expected, monkeypatch):
     placed = Placed(small(**ours), memory(), "fits")
     monkeypatch.setattr(
-        placing, "gather", lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs)]
+        placing,
+        "gather",
+        lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs, v[2])],
     )
     monkeypatch.setattr(Room, "place", lambda self, c: placed)
     found = placing.placed_together(room_of(1 << 30), placed.config)
@@ -416,6 +420,27 @@ def test_activations_of_as_many_blocks_are_kept_as_fit(tmp_path):
     assert isinstance(less_than_one, str) and "needs" in less_than_one
     all_given = room_of(none + 4 * each, "recomputation").place(config)
     assert isinstance(all_given, str) and "needs" in all_given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_micro_batches_run_in_the_largest_groups_that_fit(recomputes):
+    config = small(
+        layers=6, hidden_size=64, sequence_length=64, micro_batch_size=1, global_batch_size=32,
+        recomputation=recomputes,
+    )  # fmt: skip
+    needs = {
+        group: room_of(1 << 40).place(override(config, micro_batch_group=group)).memory.needed
+        for group in (None, 16, 8, 1)
+    }
+    for room, group in ((needs[None], None), (needs[None] - 1, 16), (needs[8] + 1, 8)):
+        found = room_of(room).place(config)
+        assert isinstance(found, Placed) and found.memory.needed <= room
+        assert found.config.execution.micro_batch_group == group
+        assert found.config.execution.memmap_dir is None
+    assert "groups of 8 micro-batches" in axes.in_words(found.config) and "4 groups" in found.why
+    given = room_of(needs[8], "micro_batch_group", "recomputation").place(config)
+    assert not isinstance(given, Placed) or given.config.execution.memmap_dir is not None
 
 
 @pytest.mark.slow
