@@ -48,6 +48,7 @@ MODES: "dict[str, dict[str, Any]]" = {
     "float16, master weights, scaled": {"precision": "float16", "loss_scaling": "auto"},
     "moments in bfloat16": {"moment_precision": "bfloat16", "stochastic_rounding": True},
     "moments in 8 bits": {"moment_precision": "8bit", "stochastic_rounding": True},
+    "gradients in bfloat16": {"gradient_precision": "bfloat16", "stochastic_rounding": True},
 }
 """Settings of each mode."""
 

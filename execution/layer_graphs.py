@@ -390,8 +390,11 @@ def _training_graphs(
     own_sums, has_tied = sums.copy(), isinstance(tied_to, TrainingGraphs)
     if has_tied:
         own_sums.pop(TIED)
+    precision = config.training.gradient_precision
+    own_sums = _in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
     buffers = _buffers(own_sums, rows, groups)
-    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in changed}
+    wide = dict.fromkeys(changed, popxl.float32)
+    loads = {name: Load.in_types(selected(buffers, (name,)), wide) for name in changed}
     own = NamedTensors.pack(list(changed), [load.results[name] for name, load in loads.items()])
     specs = {
         name: TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape)
@@ -414,9 +417,10 @@ def _training_graphs(
         grad=grad,
         gradients=Gradients(
             accumulators,
+            own_sums,
             buffers,
             Reduce.of(summed(grad.args), groups, layout.dp),
-            Store.of(buffers, rows),
+            Store.of(buffers, rows) if precision == "float32" else Store.rounding(buffers),
             loads,
         ),
         optimizer_state=OptimizerState(

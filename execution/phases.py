@@ -46,7 +46,7 @@ def decoder_fwd_keeping_phase(
     return decoder_fwd_phase(step, n, seed, graphs)
 
 
-def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
+def head_phase(step: TrainingStep, loss_scale: LossScale, rounding: Rounding) -> Tensor:
     """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
 
     The gradient of a tied word embedding waits in its own buffer. Returns this replica's part of
@@ -54,22 +54,22 @@ def head_phase(step: TrainingStep, loss_scale: LossScale) -> Tensor:
     """
     gradients = _run_gradient(step.head, first_row(), loss_scale)
     grad_norm_sq = step.head.grad_norm_sq(gradients)
-    step.head.grad_store(gradients, first_row())
+    step.head.grad_store(gradients, first_row(), rounding)
     return grad_norm_sq
 
 
 def decoder_bwd_phase(
-    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, graphs: TwoPassGraphs
+    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, graphs: TwoPassGraphs, rounding: Rounding
 ) -> tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
-    return n - 1, _run_backward(graphs, n, grad_norm_sq)
+    return n - 1, _run_backward(graphs, n, grad_norm_sq, rounding)
 
 
 def decoder_bwd_keeping_phase(
-    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, graphs: TwoPassGraphs
+    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, graphs: TwoPassGraphs, rounding: Rounding
 ) -> tuple[Tensor, Tensor]:
     """`decoder_bwd_phase` of a layer that has kept its activations."""
-    return decoder_bwd_phase(step, n, grad_norm_sq, graphs)
+    return decoder_bwd_phase(step, n, grad_norm_sq, graphs, rounding)
 
 
 def embedding_bwd_phase(
@@ -78,11 +78,17 @@ def embedding_bwd_phase(
     learning_rate: Tensor,
     loss_scale: LossScale,
     rounding: Rounding,
+    gradient_rounding: Rounding,
     norm_limit: Tensor | None,
     has_labels: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Embedding backward, a tied gradient added, global norm, and the embedding's update.
 
+    The update takes the gradient that is at hand, as the norm does; what is stored of it is for the
+    host to read.
+
+    Args:
+        rounding: of the update; `gradient_rounding`, of gradients that are stored.
     Returns:
         The global L2 norm of all gradients, without the loss scaling, and whether the step's
         updates happen: it is finite, not above its limit, and of labels that count.
@@ -92,7 +98,7 @@ def embedding_bwd_phase(
     gradients = _run_gradient(embedding, row)
     if step.config.model.tied_head:
         gradients = with_tied_gradient(embedding, gradients, row)
-    embedding.grad_store(gradients, row)
+    embedding.grad_store(gradients, row, gradient_rounding)
     grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
     norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit, has_labels)
     state = TrainState(learning_rate, norm, is_applied, loss_scale, rounding)
@@ -193,11 +199,13 @@ def _run_gradient(
     return graphs.grad_reduce(summed(sums))
 
 
-def _run_backward(graphs: TrainingGraphs, row: Tensor, grad_norm_sq: Tensor) -> Tensor:
+def _run_backward(
+    graphs: TrainingGraphs, row: Tensor, grad_norm_sq: Tensor, rounding: Rounding
+) -> Tensor:
     """Run a layer backward, and store its gradients. Returns the squared norm so far."""
     gradients = _run_gradient(graphs, row)
     grad_norm_sq = grad_norm_sq + graphs.grad_norm_sq(gradients)
-    graphs.grad_store(gradients, row)
+    graphs.grad_store(gradients, row, rounding)
     return grad_norm_sq
 
 

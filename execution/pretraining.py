@@ -3,6 +3,7 @@
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a script: the packages are beside this folder, not in it
@@ -211,15 +212,16 @@ def optimizer_step(
     rate, scale = ops.host_load(step.io.inputs.learning_rate), loss_scale(training, kept)
     limit = norm_limit(training, kept) if training.looks_for_spikes else None
     has_labels = host_has_labels(step)
-    decoder, embedding, head = rounding_by_kind(training, kept)
+    (decoder, embedding, head), stored = rounding_by_kind(training, kept)
 
     seed = run.once(phases.embedding_fwd_phase, kept.seed)
     run_decoder_fwd(run, seed, pending)
-    grad_norm_sq = run.once(phases.head_phase, scale)
-    grad_norm_sq = run_decoder_bwd(run, grad_norm_sq)
+    grad_norm_sq = run.once(phases.head_phase, scale, stored[2])
+    grad_norm_sq = run_decoder_bwd(run, grad_norm_sq, stored[0])
     if isinstance(step.embedding, TwoPassGraphs):
+        rounding = embedding, stored[1]
         norm, is_applied = run.once(
-            phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding, limit, has_labels
+            phases.embedding_bwd_phase, grad_norm_sq, rate, scale, *rounding, limit, has_labels
         )
         run.once(phases.head_optim_phase, TrainState(rate, norm, is_applied, scale, head))
     else:  # adapters alone are trained, and only the decoder has some
@@ -256,13 +258,13 @@ def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: list[Tensor]) -> No
         pending = [*rounding, *pending[len(rounding) :]]
 
 
-def run_decoder_bwd(run: PhaseGraphs, grad_norm_sq: Tensor) -> Tensor:
+def run_decoder_bwd(run: PhaseGraphs, grad_norm_sq: Tensor, rounding: Rounding) -> Tensor:
     """The decoder's backward pass. Returns the squared norm so far."""
     backward = phases.decoder_bwd_phase, phases.decoder_bwd_keeping_phase
     norm = grad_norm_sq
     for each in reversed(run.step.layers):
         phase = backward[each.keeps]
-        norm = run.per_layer_backwards(phase, norm, each.graphs, layers=each.layers)
+        norm = run.per_layer_backwards(phase, norm, each.graphs, rounding, layers=each.layers)
     return norm
 
 
@@ -271,12 +273,17 @@ def loss_scale(training: Training, kept: NamedTensors) -> LossScale:
     return ops.identity(kept.loss_scale) if training.is_scaled_by_program else training.fixed_scale
 
 
-def rounding_by_kind(training: Training, kept: NamedTensors) -> tuple[Rounding, Rounding, Rounding]:
-    """How updates of decoder, embedding and head are rounded."""
+def rounding_by_kind(
+    training: Training, kept: NamedTensors
+) -> tuple[Sequence[Rounding], Sequence[Rounding]]:
+    """How updates of decoder, embedding and head are rounded, and gradients that wait for them."""
+    nearest: Sequence[Rounding] = ("nearest",) * 3
     if not training.stochastic_rounding:
-        return "nearest", "nearest", "nearest"
-    decoder, embedding, head = ops.split_random_seed(kept.rounding_seed, 3)
-    return decoder, embedding, head
+        return nearest, nearest
+    if training.gradient_precision == "float32":
+        return ops.split_random_seed(kept.rounding_seed, 3), nearest
+    found = ops.split_random_seed(kept.rounding_seed, 6)
+    return found[:3], found[3:]
 
 
 def finish_step(
