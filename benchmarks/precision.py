@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py     # ../shared/data/tinyshakespeare.txt, 300 steps, three seeds
     python benchmarks/precision.py --text FILE --steps 50 --seeds 1 --picture curves.png
-    python benchmarks/precision.py --steps 2000 --modes 'moments in 8 bits'
+    python benchmarks/precision.py --steps 2000 --modes 'gradients in bfloat16'
 
 Model, batches and schedule are those of `shakespeare.py`; each mode begins with the same weights
 and sees the same batches. Validation loss is over the whole held-out tenth, by a forward program of
