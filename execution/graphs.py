@@ -21,7 +21,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.batch_serialisation import LayerIO
 from popxl_gpt.execution.optimizer import Optimizer, grad_norm_sq
-from popxl_gpt.execution.train_state import TrainState
+from popxl_gpt.execution.train_state import Rounding, TrainState
 from popxl_gpt.execution.transfers import Gather, Load, Reduce, Row, Store
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Table, trained
@@ -59,6 +59,8 @@ class Gradients:
     """Sums over micro-batches (`accum.<name>`) and their counter, for everything that the layer's
     graphs name.
     """
+    factories: NamedVariableFactories
+    """The rows of the layer's own gradients: sums, in the type in which they wait."""
     buffers: NamedRemoteBuffers
     """A buffer for each gradient, tied weights included; none where the gradient never leaves the
     phase.
@@ -167,12 +169,18 @@ class TrainingGraphs(LayerGraphs):
         """This replica's part of the layer's own squared gradient norm."""
         return grad_norm_sq(self.trained, gradients, self.layout, self.config.training)
 
-    def grad_store(self, gradients: NamedTensors, row: Row) -> None:
-        """Store reduced gradients until the update."""
-        self.gradients.store(gradients, row)
+    def grad_store(self, gradients: NamedTensors, row: Tensor, rounding: Rounding) -> None:
+        """Store reduced gradients until the update.
+
+        Args:
+            rounding: of the layer's kind; each row draws from a seed of its own.
+        """
+        if isinstance(rounding, Tensor):
+            rounding = rounding + ops.cast(row, popxl.uint32)
+        self.gradients.store(gradients, row, rounding)
 
     def grad_load(self, name: str, row: Row) -> Tensor:
-        """A reduced gradient that waits in its buffer."""
+        """A reduced gradient that waits in its buffer, in float32."""
         return self.gradients.loads[name](row)[name]
 
     def optim_fwd_load(self, name: str, row: Row) -> NamedTensors:

@@ -399,10 +399,14 @@ def _training_graphs(
     shared = tied_to.gradients.buffers if isinstance(tied_to, TrainingGraphs) else None
     if shared is not None and config.groups == 1:
         own_sums.pop(TIED)
+    precision = config.training.gradient_precision
+    own_sums = _in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
     buffers = _buffers(own_sums, rows, groups)
     if shared is not None and config.groups == 1:
         buffers.insert(TIED, shared[TIED], overwrite=True)
-    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in buffers.to_dict()}
+    waiting = tuple(buffers.to_dict())
+    wide = dict.fromkeys(waiting, popxl.float32)
+    loads = {name: Load.in_types(selected(buffers, (name,)), wide) for name in waiting}
     own = NamedTensors.pack(list(changed), [loads[name].results[name] for name in changed])
     specs = {
         name: TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape)
@@ -423,9 +427,10 @@ def _training_graphs(
         grad=grad,
         gradients=Gradients(
             accumulators,
+            own_sums,
             buffers,
             Reduce.of(summed(grad.args), groups, layout.dp),
-            Store.of(buffers, rows),
+            Store.of(buffers, rows) if precision == "float32" else Store.rounding(buffers),
             loads,
             config.runs_per_phase * pieces,
         ),

@@ -37,20 +37,22 @@ def embedding_fwd_phase(step: TrainingStep, seed: Tensor, group: Group) -> Tenso
 
 
 def decoder_fwd_phase(
-    step: TrainingStep, n: Tensor, seed: Tensor, group: Group, graphs: TwoPassGraphs
+    step: TrainingStep, n: Tensor, seed: Tensor, graphs: TwoPassGraphs, group: Group
 ) -> tuple[Tensor, Tensor]:
     """Layer n forward: row n of `x` to row n + 1. Returns n + 1 and the next seed."""
     return n + 1, _run_forward(step, graphs, n, seed, group)
 
 
 def decoder_fwd_keeping_phase(
-    step: TrainingStep, n: Tensor, seed: Tensor, group: Group, graphs: TwoPassGraphs
+    step: TrainingStep, n: Tensor, seed: Tensor, graphs: TwoPassGraphs, group: Group
 ) -> tuple[Tensor, Tensor]:
     """`decoder_fwd_phase` of a layer that keeps activations for its gradient."""
-    return decoder_fwd_phase(step, n, seed, group, graphs)
+    return decoder_fwd_phase(step, n, seed, graphs, group)
 
 
-def head_phase(step: TrainingStep, loss_scale: LossScale, group: Group) -> Tensor:
+def head_phase(
+    step: TrainingStep, loss_scale: LossScale, rounding: Rounding, group: Group
+) -> Tensor:
     """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
 
     The gradient of a tied word embedding waits in its own buffer. Returns this replica's part of
@@ -58,28 +60,39 @@ def head_phase(step: TrainingStep, loss_scale: LossScale, group: Group) -> Tenso
     """
     gradients = _run_gradient(step.head, first_row(), group, loss_scale)
     grad_norm_sq = step.head.grad_norm_sq(gradients)
-    step.head.grad_store(gradients, first_row())
+    step.head.grad_store(gradients, first_row(), rounding)
     return grad_norm_sq
 
 
 def decoder_bwd_phase(
-    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, group: Group, graphs: TwoPassGraphs
+    step: TrainingStep,
+    n: Tensor,
+    grad_norm_sq: Tensor,
+    graphs: TwoPassGraphs,
+    rounding: Rounding,
+    group: Group,
 ) -> tuple[Tensor, Tensor]:
     """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
-    return n - 1, _run_backward(graphs, n, grad_norm_sq, group)
+    return n - 1, _run_backward(graphs, n, grad_norm_sq, rounding, group)
 
 
 def decoder_bwd_keeping_phase(
-    step: TrainingStep, n: Tensor, grad_norm_sq: Tensor, group: Group, graphs: TwoPassGraphs
+    step: TrainingStep,
+    n: Tensor,
+    grad_norm_sq: Tensor,
+    graphs: TwoPassGraphs,
+    rounding: Rounding,
+    group: Group,
 ) -> tuple[Tensor, Tensor]:
     """`decoder_bwd_phase` of a layer that has kept its activations."""
-    return decoder_bwd_phase(step, n, grad_norm_sq, group, graphs)
+    return decoder_bwd_phase(step, n, grad_norm_sq, graphs, rounding, group)
 
 
-def embedding_group_bwd_phase(step: TrainingStep, group: Group) -> None:
+def embedding_group_bwd_phase(step: TrainingStep, rounding: Rounding, group: Group) -> None:
     """Embedding backward of one group of micro-batches: the gradient waits for the last group."""
-    assert isinstance(step.embedding, TwoPassGraphs), "a frozen embedding has no such phase"
-    step.embedding.grad_store(_run_gradient(step.embedding, first_row(), group), first_row())
+    row, embedding = first_row(), step.embedding
+    assert isinstance(embedding, TwoPassGraphs), "a frozen embedding has no such phase"
+    embedding.grad_store(_run_gradient(embedding, row, group), row, rounding)
 
 
 def embedding_bwd_phase(
@@ -88,12 +101,18 @@ def embedding_bwd_phase(
     learning_rate: Tensor,
     loss_scale: LossScale,
     rounding: Rounding,
+    gradient_rounding: Rounding,
     norm_limit: Tensor | None,
     has_labels: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Embedding backward, or the gradient that groups of micro-batches have left; a tied gradient
     added, global norm, and the embedding's update.
 
+    The update takes the gradient that is at hand, as the norm does; what is stored of it is for the
+    host to read.
+
+    Args:
+        rounding: of the update; `gradient_rounding`, of gradients that are stored.
     Returns:
         The global L2 norm of all gradients, without the loss scaling, and whether the step's
         updates happen: it is finite, not above its limit, and of labels that count.
@@ -107,7 +126,7 @@ def embedding_bwd_phase(
         gradients = NamedTensors.from_dict(found)
     if step.config.model.tied_head:
         gradients = with_tied_gradient(step.head, gradients, row)
-    embedding.grad_store(gradients, row)
+    embedding.grad_store(gradients, row, gradient_rounding)
     grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
     norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit, has_labels)
     state = TrainState(learning_rate, norm, is_applied, loss_scale, rounding)
@@ -215,12 +234,12 @@ def _run_gradient(
 
 
 def _run_backward(
-    graphs: TrainingGraphs, row: Tensor, grad_norm_sq: Tensor, group: Group
+    graphs: TrainingGraphs, row: Tensor, grad_norm_sq: Tensor, rounding: Rounding, group: Group
 ) -> Tensor:
     """Run a layer backward, and store its gradients. Returns the squared norm so far."""
     gradients = _run_gradient(graphs, row, group)
     grad_norm_sq = grad_norm_sq + graphs.grad_norm_sq(gradients)
-    graphs.grad_store(gradients, row)
+    graphs.grad_store(gradients, row, rounding)
     return grad_norm_sq
 
 

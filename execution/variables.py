@@ -47,8 +47,8 @@ def make_variables(step: TrainingStep) -> NamedTensors:
         own, gradients = graphs.optimizer_state, graphs.gradients
         moments = _remote(own.optimizer.factories, own.buffers, "optimizer", *place)
         _put(state["optimizer"], name, moments)
-        sums = gradients.accumulators.accum.filter_keys(graphs.trained)
-        _remote(sums, gradients.buffers, "gradients", *place)
+        waiting = gradients.factories.filter_keys(graphs.trained)
+        _remote(waiting, gradients.buffers, "gradients", *place)
     return NamedTensors.from_dict(state)
 
 

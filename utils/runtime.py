@@ -52,8 +52,8 @@ __all__ = [
     "moment_options", "multiplies_bfloat16", "multiply_ceiling", "newton_schulz",
     "open_pickled", "planner", "profile", "read_note", "release_freed_memory", "relu2",
     "remove_files", "replica_digests", "rms_norm", "rotary", "round_from",
-    "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
-    "softcap", "split_into_phases", "swiglu", "update_condition",
+    "runs_on_gpu", "runtime_errors_are_told", "seed_spec", "session_device", "shard_count",
+    "short_convolution", "softcap", "split_into_phases", "swiglu", "update_condition",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 
@@ -212,6 +212,11 @@ def has_device(device: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def runs_on_gpu(device: str) -> bool:
+    """Whether a configuration's device is a GPU, there or planned for."""
+    return device.startswith("cuda") or (device == "auto" and has_device("cuda"))
 
 
 @contextmanager

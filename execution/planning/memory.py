@@ -30,7 +30,7 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "8bit": 1}
 HOST_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 4, "8bit": 4}
 """Bytes of a number in an array of the host, which has no bfloat16, and in a checkpoint."""
 GRADIENT = 4
-"""Bytes of a parameter's gradient, float32."""
+"""Bytes of a parameter's gradient while a phase sums it up, float32."""
 LARGEST_STATE = 2**50
 """Bytes that not even files hold."""
 PROCESS = 200 * 2**20
@@ -116,7 +116,8 @@ def state_bytes(config: Config) -> int:
     precision = WIDTHS[model.precision]
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)
-    return weights + changed * moments + max(changed * GRADIENT, activations)
+    gradients = changed * WIDTHS[training.gradient_precision]
+    return weights + changed * moments + max(gradients, activations)
 
 
 def bytes_by_kind(config: Config) -> "dict[str, int]":

@@ -90,7 +90,8 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     if leaf.section == "execution" and leaf.name not in REPLACED:
         extra += " --global_batch_size 64"
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
-    extra += " --stochastic_rounding" if leaf.name == "moment_precision" else ""
+    is_rounded = leaf.name in ("moment_precision", "gradient_precision")
+    extra += " --stochastic_rounding" if is_rounded else ""
     extra += " --precision bfloat16" if leaf.name == "master_weights" else ""
     extra += " --norm rms_norm" if leaf.name == "zero_centered_gains" else ""
     extra += " --window 4" if leaf.name == "layer_pattern" else ""

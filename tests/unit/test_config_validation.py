@@ -86,6 +86,13 @@ REFUSALS = [
         ),
     ),
     (
+        {"gradient_precision": "bfloat16"},
+        (
+            "gradient_precision: got bfloat16 while stochastic_rounding is false; expected true, "
+            "for gradients rounded"
+        ),
+    ),
+    (
         {"moment_precision": "8bit", "stochastic_rounding": True, "optimizer": "muon"},
         "moment_precision: got 8bit with optimizer muon; expected float32 or bfloat16",
     ),

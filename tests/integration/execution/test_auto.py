@@ -66,6 +66,33 @@ def test_settings_that_are_given_are_not_searched():
     assert ways(override(wide, dropout=0.1), "widening", "recomputation") == [(1, 2, True)]
 
 
+def pieces(config, *given):
+    return axes.with_pieces(config, frozenset(given)).execution.head_serialisation
+
+
+def test_a_gpu_computes_the_head_in_pieces_of_few_enough_logits(monkeypatch):
+    """16,384 rows of 151,936 logits, four bytes each, take 9.3 GiB."""
+    rows = {"micro_batch_size": 8, "widening": 2, "global_batch_size": 16}
+    sizes = {"sequence_length": 1024, "max_positions": 1024, "vocabulary_size": 151_936}
+    config = small(**rows, **sizes, device="cuda")
+    assert pieces(config) == 8  # five pieces of 2 GiB, of which 16,384 rows are no multiple
+    assert pieces(override(config, tensor_parallel_1=2)) == 4
+    assert pieces(override(config, device_memory=2**36)) == 4
+    assert pieces(override(config, device_memory=0.5)) == 8, "no number of bytes"
+    assert pieces(override(config, head_serialisation=2)) == 2
+    assert pieces(config, "head_serialisation") == pieces(override(config, device="cpu")) == 1
+    assert pieces(small(device="cuda")) == 1
+    there = override(config, device="auto")
+    for is_there in (True, False):
+        monkeypatch.setattr("popxl_gpt.utils.runtime.has_device", lambda name: is_there)
+        assert pieces(there) == (8 if is_there else 1)
+    found = axes.ways(override(config, precision="bfloat16"), {"micro_batch_size"})
+    assert {(c.execution.widening, c.execution.head_serialisation) for c in found} == {
+        (1, 4), (2, 8),
+    }  # fmt: skip
+    assert "head in 8 pieces" in axes.in_words(found[-1])
+
+
 def test_layouts_are_those_of_the_replicas_that_flags_ask_for():
     config = small(tensor_parallel_1=2)
     found = axes.ways(config, {"tensor_parallel_1", "recomputation"})

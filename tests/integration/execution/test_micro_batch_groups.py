@@ -75,6 +75,22 @@ def test_gradients_that_replicas_reduce_differ_by_rounding(case, group):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"data_parallel": 2, "tied_head": True}], ids=str)
+def test_gradients_in_16_bits_are_rounded_for_each_group_by_itself(changes):
+    config = override(DROPPING, **changes, precision="bfloat16", stochastic_rounding=True)
+    wide = gradients_of(override(config, micro_batch_group=1))
+    narrow = gradients_of(override(config, micro_batch_group=1, gradient_precision="bfloat16"))
+    assert narrow[0] == wide[0]
+    assert narrow[2] == pytest.approx(wide[2], rel=1e-3)
+    for name, array in wide[1].items():
+        error = (narrow[1][name] - array).ravel()
+        steps = np.abs(array).max() * 2.0**-7
+        assert np.abs(error).max() < 4 * steps, name
+        # of eight roundings, the same draws would add up to one side
+        assert abs(error.mean()) < steps * max(0.1, 2 / error.size**0.5), name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -85,7 +85,14 @@ PLANNED: "list[tuple[tuple[int, int, int], dict[str, Any]]]" = [
     ((1, 1, 1), {"dropout": 0.1}),
     ((2, 2, 2), {"dropout": 0.1}),
     ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2, "master_weights": True}),
-    ((2, 1, 1), {"moment_precision": "bfloat16", "stochastic_rounding": "true"}),
+    (
+        (2, 1, 1),
+        {
+            "moment_precision": "bfloat16",
+            "gradient_precision": "bfloat16",
+            "stochastic_rounding": "true",
+        },
+    ),
     ((2, 1, 1), {"moment_precision": "8bit", "stochastic_rounding": "true"}),
     ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
 ]
