@@ -108,6 +108,8 @@ def split_random_seed(seed: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
 @kernel("jump_seed")
 def jump_seed(seed: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """One child after the other, on the host: a chain of two words is no work for tensors."""
+    if seed.is_meta:
+        return torch.empty_like(seed)
     left = on_host.jumped_seed(seed.numpy(force=True), int(count))
     return torch.from_numpy(left).to(seed.device)
 

@@ -482,8 +482,9 @@ def test_rows_that_mapped_files_hold_take_no_memory(tmp_path):
     config = small(hidden_size=256, memmap_dir=str(tmp_path))
     need = room_of(1 << 40, "memmap_dir").place(config).memory
     assert need.mapped > 0.5 * need.rows
-    assert isinstance(room_of(need.needed, "memmap_dir").place(config), Placed)
-    assert "needs" in room_of(need.needed - 1, "memmap_dir").place(config)
+    given = "memmap_dir", "micro_batch_group"
+    assert isinstance(room_of(need.needed, *given).place(config), Placed)
+    assert "needs" in room_of(need.needed - 1, *given).place(config)
 
 
 def rows_of(build, config):
