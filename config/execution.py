@@ -98,6 +98,7 @@ class Execution:
 CALLS = (
     multiple_of("steps", "device_iterations"),
     multiple_of("validate_every", "device_iterations"),
+    multiple_of("norms_every", "device_iterations"),
     multiple_of("every", "device_iterations"),
 )
 """What happens between calls of the session alone."""

@@ -250,8 +250,8 @@ def head_graphs(
     embedding: TrainingGraphs | InferenceGraphs,
 ) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
-    is_masked = config.training.masked_labels
-    head = (MaskedLossHead if is_masked else LossHead)(config.model, layout)
+    is_masked, losses = config.training.masked_labels, config.training.losses
+    head = (MaskedLossHead if is_masked else LossHead)(config.model, layout, losses)
     weight = TensorSpec((), popxl.float32) if is_masked else None
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
     pieces = config.execution.head_serialisation
@@ -262,9 +262,8 @@ def head_graphs(
     args.update(both.args.grad)
     if scaling is None:
         args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
-    graph = serialise(
-        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers, is_masked), io
-    )
+    plan = head_plan(config.model.layers, is_masked, config.training.losses_apart)
+    graph = serialise(addons.GraphWithNamedArgs(both.graph, args), plan, io)
     table = Head.parameters(config.model)
     return _training_graphs(
         config,

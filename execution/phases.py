@@ -23,7 +23,7 @@ from popxl_gpt.execution.spikes import is_at_most
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.modelling.head import TIED
-from popxl_gpt.utils.runtime import jump_seed, round_from
+from popxl_gpt.utils.runtime import begin_lap, jump_seed, round_from
 
 Group = Tensor | None
 """How many groups of micro-batches went through all layers before in a step, int32 scalar; None in
@@ -205,6 +205,7 @@ def _run_forward(
     group: Group,
 ) -> Tensor:
     """Run a layer forward. Returns the next seed."""
+    begin_lap("forward")
     weights = graphs.fwd_all_gather(graphs.fwd_load(row))
     layer_seed, next_seed = ops.split_random_seed(seed)
     if group is not None and step.config.model.dropout > 0:
@@ -224,6 +225,7 @@ def _run_gradient(
     Args:
         loss_scale: for the head, where the backward pass begins.
     """
+    begin_lap("backward")
     inputs = graphs.fwd_all_gather(graphs.fwd_load(row))
     sums = graphs.grad_begin(row, group)
     inputs.update(sums)
@@ -253,8 +255,11 @@ def _update(
     buffers.
 
     Where the step is left out it stays as it was. Rows come and go all the same: their course is
-    known beforehand.
+    known beforehand. A program without updates leaves rows alone.
     """
+    if not graphs.config.training.updates:
+        return
+    begin_lap("update")
     if isinstance(state.rounding, Tensor):
         round_from(popxl.gcg(), state.rounding)
     for name in graphs.trained:

@@ -109,6 +109,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     layout = Layout.of(ir, config.execution)
     outputs = [
         "loss",
+        *config.training.losses_apart,
         "gradient_norm",
         *(["loss_scale"] if config.training.is_scaled_by_program else []),
         *(["norm_limit"] if config.training.looks_for_spikes else []),

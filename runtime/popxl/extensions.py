@@ -22,22 +22,34 @@ from popxl.ops import concat, reshape
 from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
+from popxl.ops.host import begin_lap
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
 from popxl.ops.random import jump_seed
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
 from popxl.pickled import PickledFileError, PickledTensor
-from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
+from popxl.plan import Event, Machine, Move, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import (
     kind_of_device,
     measure,
+    moves,
     multiplies_bfloat16,
     multiply_ceiling,
     plan,
     sequence,
 )
 from popxl.printer import to_text
-from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
+from popxl.profile import (
+    FILES,
+    LANES,
+    PHASES,
+    PhaseProfile,
+    Profile,
+    RunTimes,
+    Span,
+    Work,
+    timeline,
+)
 from popxl.remote_files import (
     DeviceNeeds,
     FileTraffic,
@@ -64,6 +76,7 @@ __all__ = [
     "HostNeeds",
     "InstanceError",
     "Machine",
+    "Move",
     "NotFinite",
     "Phase",
     "PhaseProfile",
@@ -73,13 +86,16 @@ __all__ = [
     "Plan",
     "Profile",
     "RemoteMemoryError",
+    "RunTimes",
     "Span",
     "Work",
     "adamw_8bit_",
     "attention",
+    "begin_lap",
     "bfloat16",
     "check_device",
     "coded_length",
+    "compile_seconds",
     "compiled_once",
     "count_here",
     "device_needs",
@@ -98,6 +114,7 @@ __all__ = [
     "leave_note",
     "limit_device_memory",
     "measure",
+    "moves",
     "multiplies_bfloat16",
     "multiply_ceiling",
     "newton_schulz",
@@ -112,6 +129,7 @@ __all__ = [
     "rotary",
     "round_from",
     "run_count",
+    "run_times",
     "sequence",
     "set_run_count",
     "shard_count",
@@ -295,6 +313,18 @@ def file_traffic(session: Session) -> FileTraffic | None:
     In a program over several processes each counts what its own replicas move.
     """
     return session._engine.file_traffic()
+
+
+def run_times(session: Session) -> RunTimes:
+    """The times of a session's last run, by the laps that its program begins (`begin_lap`). In a
+    program over several processes each tells of its own replicas.
+    """
+    return session._engine.run_times()
+
+
+def compile_seconds(session: Session) -> float:
+    """Seconds that a session's program took to be compiled; 0 where it is interpreted."""
+    return session._engine.compile_seconds
 
 
 def run_count(session: Session) -> int:

@@ -86,7 +86,7 @@ micro-batches of 2 sequences.
 def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     value = other_value(leaf)
     word = shown(value)
-    extra = " --input_files x" if leaf.name == "validation_files" else ""
+    extra = " --input_files x" if leaf.name in ("validation_files", "train_samples") else ""
     if leaf.section == "execution" and leaf.name not in REPLACED:
         extra += " --global_batch_size 64"
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""

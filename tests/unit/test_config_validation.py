@@ -98,11 +98,15 @@ REFUSALS = [
     ),
     (
         {"decay_steps": 5},
-        "decay_steps: got 5 with schedule constant; expected schedule wsd, which has them. Give",
+        "decay_steps: got 5 with schedule constant; expected linear, cosine or wsd, which fall. Give",
     ),
     (
         {"schedule": "wsd", "steps": 20, "warmup_steps": 10, "decay_steps": 11},
         "decay_steps: got 11; expected at most steps - warmup_steps = 10. Lower it.",
+    ),
+    (
+        {"train_samples": 5},
+        "train_samples: got 5 while input_files is empty; expected files. Give --input_files, or",
     ),
     ({"name": "a/b"}, "name: got 'a/b'; expected a name for a folder."),
     ({"name": ".."}, "name: got '..'; expected a name for a folder."),

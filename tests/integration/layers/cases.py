@@ -177,6 +177,18 @@ def loss(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits(model, w, x, torch.arange(len(x))), labels)
 
 
+class LossesHead(LossHead):
+    """The head with a second loss."""
+
+    def __init__(self, model, layout):
+        super().__init__(model, layout, {"cross_entropy": 1.0, "z_loss": 0.3})
+
+
+def losses(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
+    z = logits(model, w, x, torch.arange(len(x))).logsumexp(dim=1)
+    return loss(model, w, x, labels) + 0.3 * (z * z).mean()
+
+
 def logits(model: Model, w: Weights, x: Tensor, rows: Tensor) -> Tensor:
     matrix = w["word.weight" if model.tied_head else "output.weight"]
     y, cap = norm(model, w, x[rows], "norm.") @ matrix.T, model.logit_softcap
@@ -202,6 +214,7 @@ CASES = {
     "decoder": Case(DecoderBlock, decoder, ("x",)),
     "embedding": Case(Embedding, embedding, ("words",)),
     "loss": Case(LossHead, loss, ("x", "labels"), output="nothing"),
+    "losses": Case(LossesHead, losses, ("x", "labels"), output="nothing"),
     "logits": Case(LogitsHead, logits, ("x", "rows"), output="vocabulary"),
 }
 
