@@ -647,6 +647,20 @@ def test_a_folder_in_bfloat16_of_several_files_with_other_tensors_is_read(tmp_pa
         assert transformers.AutoConfig.from_pretrained(out).dtype == kind
 
 
+@pytest.mark.slow
+def test_a_gpt_neox_is_read_whichever_name_its_head_has(tmp_path):
+    _, theirs, _ = MODELS["pythia"]
+    model, of_name = their_model(GPT_NEOX, **theirs), {}
+    for name, is_original in (("embed_out.weight", True), (HEAD, False)):
+        path = tmp_path / name
+        model.save_pretrained(path, save_original_format=is_original)
+        assert name in tensors(path)
+        of_name[name] = dict(HuggingFaceFolder(path).weights())
+    one, other = of_name.values()
+    assert all(np.array_equal(other[name], array) for name, array in one.items())
+    assert np.array_equal(one["head.output.weight"], model.lm_head.weight.detach().numpy())
+
+
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_weights_are_rounded_as_torch_rounds_and_those_beyond_are_refused(precision):
     kind, generator = getattr(torch, precision), np.random.default_rng(3)
