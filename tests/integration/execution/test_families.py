@@ -530,8 +530,8 @@ REFUSED = {
         "got 3 layer_types for 2 layers; expected one a layer",
     ),
     "other attention in named layers": (
-        {"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]},
-        'got layer_types "linear_attention"; expected one of full_attention, sliding_attention',
+        {"model_type": "qwen3", "layer_types": ["full_attention", "chunked_attention"]},
+        'got layer_types "chunked_attention"; expected one of full_attention, sliding_attention',
     ),
 }
 
