@@ -10,6 +10,7 @@ import pytest
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.known import FAMILIES, family_of
 from popxl_gpt.execution.exchange.hugging_face_config import config_of, model_in
+from popxl_gpt.execution.exchange.peft import write_peft
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.utils.errors import UserError
 
@@ -122,6 +123,12 @@ NEW = {
 def test_a_model_with_a_setting_that_no_family_has_is_refused_by_its_name(name):
     with pytest.raises(UserError, match=f"^{name}: got {NEW[name]}; expected .* known family"):
         family_of(Model(**{name: NEW[name]}))
+
+
+def test_adapters_of_a_model_of_ours_alone_are_refused_with_the_families_that_have_some(tmp_path):
+    others = "gpt2, llama, mistral, .*, gemma3_text, gpt_neox, phi3"
+    with pytest.raises(UserError, match=f"expected one of a family that .* has: {others}. Export"):
+        write_peft(tmp_path, Model(convolution_size=2, lora_rank=4), [], None)
 
 
 PLAIN = {
