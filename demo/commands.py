@@ -167,7 +167,7 @@ class Export(Conversion):
     """Type of the weights; none: as in the checkpoint, which holds bfloat16 as float32."""
     family: str | None = None
     """What the model is to be there, such as mistral, where it may be several things: model_type of
-    config.json; none: the first of gpt2, llama, mistral, qwen2, qwen3, popxl_gpt that it is.
+    config.json; none: the first of the families that are known here that it is.
     """
 
 

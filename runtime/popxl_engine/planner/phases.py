@@ -79,6 +79,24 @@ def runs_of(ir: Ir) -> dict[str, int]:
     return runs
 
 
+def calls_of(ir: Ir, phase: str) -> list[tuple[Graph, int]]:
+    """The calls of a phase in a run, in order: a graph of its name, and how often it runs."""
+    loops = loops_of_steps(ir.main_graph)
+
+    def of(graph: Graph) -> list[tuple[Graph, int]]:
+        found = []
+        for op in _run_in(graph):
+            times = op.arguments.get("repeat_count", 1)
+            for called, _ in op.called():
+                if op in loops:
+                    found += of(called) * times
+                elif short_name(called) == phase:
+                    found.append((called, times))
+        return found
+
+    return of(ir.main_graph)
+
+
 def in_phases(ir: Ir, block: Block) -> Iterator[tuple[str, Instr, int]]:
     """The instructions that phases are made of, in order: each with its phase, and how often a run
     comes by.

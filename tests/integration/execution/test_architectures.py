@@ -113,7 +113,7 @@ def check_logits_and_append(
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, layout, monkeypatch):
-    monkeypatch.setattr("popxl_gpt.execution.inference.generation.PROMPT_TOKENS", 4)
+    monkeypatch.setattr("popxl_gpt.execution.inference.cache.PROMPT_TOKENS", 4)
     config = small_model(name, **LAYOUTS[layout])
     weights = random_weights(config.model)
     texts = [list(text) for text in np.random.default_rng(2).integers(0, 37, (3, 7))]
@@ -128,10 +128,19 @@ def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, lay
 
 
 @pytest.mark.slow
-def test_a_text_beyond_the_positions_is_read_again_without_what_convolutions_kept():
-    config = small_model("rotary, qk_norm, untied head", max_positions=16)
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("rotary, qk_norm, untied head", {}),  # without what convolutions kept
+        ("layers of three kinds", {"window": 6, "convolution_size": 3}),  # and rings
+    ],
+)
+def test_a_text_beyond_the_positions_is_read_again(name, changes, monkeypatch):
+    monkeypatch.setattr("popxl_gpt.execution.inference.cache.PROMPT_TOKENS", 4)
+    config = small_model(name, max_positions=16, **changes)
     weights = random_weights(config.model)
     seen = [list(text) for text in np.random.default_rng(2).integers(0, 37, (2, 16))]
+    seen[1] = seen[1][:11]
     model = CachedModel(config, 2, 16, 20)
     write_whole_weights(model.session, model.config, weights.items())
     with model.session:

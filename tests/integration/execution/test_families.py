@@ -530,8 +530,8 @@ REFUSED = {
         "got 3 layer_types for 2 layers; expected one a layer",
     ),
     "other attention in named layers": (
-        {"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]},
-        'got layer_types "linear_attention"; expected one of full_attention, sliding_attention',
+        {"model_type": "qwen3", "layer_types": ["full_attention", "chunked_attention"]},
+        'got layer_types "chunked_attention"; expected one of full_attention, sliding_attention',
     ),
 }
 
@@ -645,6 +645,20 @@ def test_a_folder_in_bfloat16_of_several_files_with_other_tensors_is_read(tmp_pa
         assert all(torch.equal(t.to(kind), after[name]) for name, t in before.items())
         assert {t.dtype for t in after.values()} == {kind}
         assert transformers.AutoConfig.from_pretrained(out).dtype == kind
+
+
+@pytest.mark.slow
+def test_a_gpt_neox_is_read_whichever_name_its_head_has(tmp_path):
+    _, theirs, _ = MODELS["pythia"]
+    model, of_name = their_model(GPT_NEOX, **theirs), {}
+    for name, is_original in (("embed_out.weight", True), (HEAD, False)):
+        path = tmp_path / name
+        model.save_pretrained(path, save_original_format=is_original)
+        assert name in tensors(path)
+        of_name[name] = dict(HuggingFaceFolder(path).weights())
+    one, other = of_name.values()
+    assert all(np.array_equal(other[name], array) for name, array in one.items())
+    assert np.array_equal(one["head.output.weight"], model.lm_head.weight.detach().numpy())
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
