@@ -358,19 +358,31 @@ def test_loss_and_every_gradient_equal_those_of_transformers(name, layout):
     assert worst[0] < 1e-5, worst
 
 
+TP = {"tensor_parallel_1": 2, "tensor_parallel_2": 2}
 # how each model's twenty steps are executed
 EXECUTIONS = {
-    "llama 3.1": {"tensor_parallel_1": 2, "tensor_parallel_2": 2, "host_memory": 200_000},
+    "tied llama": {"data_parallel": 2, "device_iterations": 2},
+    "llama 3.1": {**TP, "host_memory": 200_000},
+    "llama, linear": {"tensor_parallel_2": 2},
     "mistral nemo": {"data_parallel": 2, "recomputation": False},
     "qwen2, yarn": {**ALL, "widening": 2, "micro_batch_size": 1},
     "qwen3": {"tensor_parallel_1": 2, "device_iterations": 4, "host_memory": 200_000},
-    "pythia": {"tensor_parallel_1": 2, "tensor_parallel_2": 2, "host_memory": 250_000},
+    "gpt2, exact gelu": {**TP, "widening": 2, "micro_batch_size": 1},
+    "pythia": {**TP, "host_memory": 250_000},
+    "gpt-neox, tied, linear, one branch after the other": {"data_parallel": 2},
+    "phi-3": {**TP, "recomputation": False},
+    "mistral with windows": {"data_parallel": 2, "widening": 2, "micro_batch_size": 1},
+    "qwen2 with windows in upper layers": {"tensor_parallel_1": 2, "host_memory": 200_000},
     "olmo 2": {**ALL, "recomputation": False},
+    "olmo 3": TP,
+    "smollm3": {"data_parallel": 2, "recomputation": False},
+    "gemma 2": {**TP, "head_serialisation": 3},
+    "gemma 3": {"data_parallel": 2, "device_iterations": 4},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXECUTIONS)
+@pytest.mark.parametrize("name", MODELS)
 def test_twenty_steps_are_those_of_a_plain_loop(name, tmp_path):
     family, theirs, ours = MODELS[name]
     files = {"memmap_dir": str(tmp_path)} if "host_memory" in EXECUTIONS[name] else {}
