@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -24,7 +25,14 @@ from popxl_gpt.config.bounds import (
 from popxl_gpt.config.numbers import KINDS
 from popxl_gpt.config.schema import Config
 from popxl_gpt.utils.files.bounded import shortened
-from popxl_gpt.utils.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
+from popxl_gpt.utils.texts import (
+    IsFreeText,
+    IsPath,
+    encoding_problem,
+    path_text,
+    text_of_path,
+    text_problem,
+)
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
@@ -97,6 +105,8 @@ class Leaf:
         Raises:
             ValueError: if it is of another type or out of range; says what is given and expected.
         """
+        if self.is_path and isinstance(value, Path):
+            value = text_of_path(value)
         word = value.lower() if isinstance(value, str) else None
         if self.optional and (value is None or word in NONE_WORDS - {""}):
             return None
