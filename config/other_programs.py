@@ -38,8 +38,9 @@ SAME = {
     "attention_heads": "heads", "auto_loss_scaling": "loss_scaling", "dropout_prob": "dropout",
     "gradient_clipping": "max_norm", "hf_model": "init_from", "max_positional_length":
     "max_positions", "maximum": "learning_rate", "projection_serialization_factor":
-    "head_serialisation", "replication_factor": "data_parallel", "rts":
-    "replicated_tensor_sharding", "tensor_parallel": "tensor_parallel_1", "to_keep": "keep",
+    "head_serialisation", "recompute_checkpoint_every_layer": "recomputation",
+    "replication_factor": "data_parallel", "rts": "replicated_tensor_sharding",
+    "tensor_parallel": "tensor_parallel_1", "to_keep": "keep",
     # Megatron-LM
     "add_qkv_bias": "qkv_biases", "clip_grad": "max_norm", "data_path": "input_files",
     "hidden_dropout": "dropout", "kv_channels": "head_size", "lr_decay_style": "schedule",

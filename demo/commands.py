@@ -190,6 +190,7 @@ CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
     "from_nanogpt": ("FILE OUT: make a checkpoint of nanoGPT's ckpt.pt", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
     "to_peft": ("CHECKPOINT OUT: make adapters that peft loads", Conversion),
+    "to_ipu_config": ("RUN OUT: make what optimum-graphcore reads of its execution", Conversion),
     "to_gguf": ("CHECKPOINT FILE: make a file that llama.cpp and Ollama run", GgufExport),
 }
 """The ways to convert: what each does, and what it takes."""
@@ -323,6 +324,13 @@ def parse_training(arguments: Sequence[str]) -> CommandLine:
     given, waiting = flags.given, {}
     if not chooses_model(given):
         line = configured(flags, TrainOptions, default="demo", implied=implied_by_model)
+    elif "ipu_config" in given:
+        raise ConfigError(
+            [
+                "--ipu_config: got it with --minutes, which chooses how a model is executed; "
+                "expected one of them. Leave it out, or say with --config what is trained."
+            ]
+        )
     elif "gradient_accumulation_steps" in given:
         raise ConfigError(
             [
