@@ -74,13 +74,13 @@ class IpuConfig:
     serialized_projection_splits_per_ipu: Splits | None = None
     """As those of the embedding."""
     inference_replication_factor: Count = 1
-    """No effect: what runs between steps runs as they do."""
+    """Replicas of validation, and of what writes texts."""
     inference_device_iterations: Count = 1
-    """The same."""
+    """Global batches of validation per call of the session."""
     inference_projection_serialization_factor: Count | None = None
-    """The same."""
+    """Parts of the head in validation."""
     inference_embedding_serialization_factor: Count | None = None
-    """The same."""
+    """No effect yet."""
     inference_matmul_proportion: Proportions | None = None
     """As that of training, and checked like it."""
     inference_layers_per_ipu: Layers | None = None
@@ -258,6 +258,7 @@ def _layer_problems(values: Mapping[str, Any], layers: int) -> "Iterator[str]":
 def ipu_config(config: Config) -> dict[str, Any]:
     """What `ipu_config.json` says of a configuration: every key."""
     found: dict[str, Any] = {}
+    in_inference = config.in_inference.execution
     for key in leaves(IpuConfig):
         setting = setting_of(key)
         value = key.default if setting is None else setting.of(config)
@@ -268,6 +269,9 @@ def ipu_config(config: Config) -> dict[str, Any]:
         "gradient_accumulation_steps": config.gradient_accumulation,
         "auto_loss_scaling": config.training.is_scaled_by_program,
         "optimizer_state_offchip": True,
+        "inference_replication_factor": in_inference.data_parallel,
+        "inference_device_iterations": in_inference.device_iterations,
+        "inference_projection_serialization_factor": in_inference.head_serialisation,
     }
 
 

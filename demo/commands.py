@@ -22,6 +22,7 @@ from popxl_gpt.config.command_line import (
     read_flags,
 )
 from popxl_gpt.config.flags import Flags
+from popxl_gpt.config.inference import AS_IN_TRAINING
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.data.dataset_info import implied_settings
@@ -254,7 +255,7 @@ GENERATE = TrainedModelCommand(
     about="text that a trained model writes",
     options=GenerateOptions,
     used=("precision", "seed", "tokenizer", "log_level", *LAYOUT),
-    defaults={**ONE_REPLICA, "widening": 1, "head_serialisation": 1},
+    defaults={**ONE_REPLICA, **AS_IN_TRAINING, "widening": 1, "head_serialisation": 1},
 )
 
 

@@ -4,7 +4,7 @@ a model's work is counted.
 
 import popxl
 import popxl_addons as addons
-from popxl import Tensor
+from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config.schema import Config, Execution, Model, Training
@@ -62,13 +62,23 @@ def build_forward(
         step = ForwardPass(config, *fwd_graphs(config, layout, io, head, rows), io)
         state = make_weights(step, "evaluation" if rows is None else "generation")
         run = PhaseGraphs(step, config.model.layers)
+        iterations = config.execution.device_iterations
         with popxl.in_sequence(True):
-            run.once(embedding_fwd_phase)
-            for each in step.layers:
-                run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
-            run.once(head_fwd_phase)
-    ir.num_host_transfers = config.runs_per_phase
+            if iterations == 1:
+                forward_pass(run)
+            else:
+                ops.repeat(ir.create_graph(forward_pass, run), iterations)
+    ir.num_host_transfers = iterations * config.runs_per_phase
     return io, state
+
+
+def forward_pass(run: PhaseGraphs) -> None:
+    """One global batch through all layers."""
+    with popxl.in_sequence(True):
+        run.once(embedding_fwd_phase)
+        for each in run.step.layers:
+            run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
+        run.once(head_fwd_phase)
 
 
 def embedding_fwd_phase(step: ForwardPass) -> None:

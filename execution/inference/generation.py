@@ -330,6 +330,7 @@ class CachedModel:
     """
 
     def __init__(self, config: Config, texts: int, longest: int, tokens: int):
+        config = config.in_inference
         self.sizes = CacheSizes.of(config, texts, longest, tokens)
         batch = self.sizes.texts * config.execution.data_parallel
         self.config = override(

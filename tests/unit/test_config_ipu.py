@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,9 @@ def test_keys_become_settings_between_a_preset_and_flags(tmp_path, capsys):
     found = {
         **TINY, "replication_factor": 4, "gradient_accumulation_steps": 3, "device_iterations": 5,
         "replicated_tensor_sharding": False, "recompute_checkpoint_every_layer": False,
-        "projection_serialization_factor": 2, "auto_loss_scaling": True, "seed": 7,
+        "projection_serialization_factor": 2, "inference_replication_factor": 3,
+        "inference_device_iterations": 2, "inference_projection_serialization_factor": 4,
+        "auto_loss_scaling": True, "seed": 7,
         "matmul_proportion": [0.2, 0.3], "enable_half_partials": False, "output_mode": "sum",
         "optimum_version": "1.6.1", "transformers_version": "4.29.2", "executable_cache_dir": "",
         "enable_half_first_order_momentum": True, "parallelize_kwargs": {},
@@ -56,7 +59,8 @@ def test_keys_become_settings_between_a_preset_and_flags(tmp_path, capsys):
         preset("tiny"),
         precision="float16", steps=10, data_parallel=2, global_batch_size=6, device_iterations=5,
         replicated_tensor_sharding=False, recomputation=False, head_serialisation=2,
-        loss_scaling="auto", seed=7,
+        loss_scaling="auto", seed=7, inference_data_parallel=3, inference_device_iterations=2,
+        inference_head_serialisation=4,
     )  # fmt: skip
     assert {"ipu_config", "precision", "seed", "loss_scaling", "device_iterations"} <= line.given
     where = tmp_path / NAME
@@ -81,7 +85,9 @@ def test_a_file_that_was_written_of_a_configuration_gives_it_back(tmp_path):
     )
     file = write_ipu_config(config, tmp_path)
     assert json.loads(file.read_text()).keys() == {key.name for key in leaves(IpuConfig)}
-    assert parse(tmp_path, ipu_config(config), "--micro_batch_size 2", "mini").config == config
+    found = parse(tmp_path, ipu_config(config), "--micro_batch_size 2", "mini").config
+    assert found.in_inference == config.in_inference
+    assert replace(found, inference=config.inference) == config
 
 
 def test_a_run_is_converted(tmp_path, capsys):
