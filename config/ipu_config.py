@@ -45,14 +45,14 @@ class IpuConfig:
     """Whether layers compute their activations again in the backward pass."""
     projection_serialization_factor: Count | None = None
     """Parts of the head: there of the vocabulary, here of the rows, which compute nothing twice."""
+    embedding_serialization_factor: Count | None = None
+    """Parts of the word embedding's rows."""
     auto_loss_scaling: bool = False
     """Whether the program finds the loss scale; false leaves the setting as it is."""
     seed: Annotated[int | None, Range(low=0)] = None
     """Source of what is drawn; null leaves the setting as it is."""
     optimizer_state_offchip: bool = False
     """No effect: state is in remote memory always, and what fits stays on the device."""
-    embedding_serialization_factor: Count | None = None
-    """No effect yet."""
     executable_cache_dir: str | None = None
     """No effect: programs compile in seconds, and kernels are kept in POPXL_CACHE_DIR."""
     matmul_proportion: Proportions = (0.2,)
@@ -80,7 +80,7 @@ class IpuConfig:
     inference_projection_serialization_factor: Count | None = None
     """Parts of the head in validation."""
     inference_embedding_serialization_factor: Count | None = None
-    """No effect yet."""
+    """No effect: the parts are those of training, from which weights are copied."""
     inference_matmul_proportion: Proportions | None = None
     """As that of training, and checked like it."""
     inference_layers_per_ipu: Layers | None = None

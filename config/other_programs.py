@@ -36,6 +36,7 @@ SAME = {
     "warmup_ratio": "warmup_proportion",
     # Graphcore's applications
     "attention_heads": "heads", "auto_loss_scaling": "loss_scaling", "dropout_prob": "dropout",
+    "embedding_serialization_factor": "embedding_serialisation",
     "gradient_clipping": "max_norm", "hf_model": "init_from", "max_positional_length":
     "max_positions", "inference_projection_serialization_factor": "inference_head_serialisation",
     "inference_replication_factor": "inference_data_parallel", "maximum": "learning_rate",

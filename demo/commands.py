@@ -41,8 +41,9 @@ LAYOUT = (
 """Settings of training that say where a trained model runs."""
 ONE_REPLICA = {
     "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "micro_batch_size": 1,
-    "device_iterations": 1, "replicated_tensor_sharding": False, "device": "auto",
-    "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
+    "device_iterations": 1, "embedding_serialisation": 1, "replicated_tensor_sharding": False,
+    "device": "auto", "device_memory": None, "memmap_dir": None, "host_memory": None,
+    "io_mode": "io",
 }  # fmt: skip
 """How a trained model runs unless it is told otherwise, whatever trained it."""
 

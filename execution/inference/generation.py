@@ -210,7 +210,7 @@ def _graphs(
             if same is None
             else same.weights
         )
-        table = layer.parameters(model)
+        table = layout.in_parts(layer.parameters(model))
         result.append(InferenceGraphs(table=table, rows=rows, weights=weights, fwd=fwd))
     embedding, *blocks, head = result
     runs = LayerRun.of(model.kinds, range(model.layers), dict(zip(kinds, blocks)))

@@ -50,6 +50,7 @@ def test_keys_become_settings_between_a_preset_and_flags(tmp_path, capsys):
         "projection_serialization_factor": 2, "inference_replication_factor": 3,
         "inference_device_iterations": 2, "inference_projection_serialization_factor": 4,
         "auto_loss_scaling": True, "seed": 7,
+        "embedding_serialization_factor": 3,
         "matmul_proportion": [0.2, 0.3], "enable_half_partials": False, "output_mode": "sum",
         "optimum_version": "1.6.1", "transformers_version": "4.29.2", "executable_cache_dir": "",
         "enable_half_first_order_momentum": True, "parallelize_kwargs": {},
@@ -58,7 +59,7 @@ def test_keys_become_settings_between_a_preset_and_flags(tmp_path, capsys):
     assert line.config == override(
         preset("tiny"),
         precision="float16", steps=10, data_parallel=2, global_batch_size=6, device_iterations=5,
-        replicated_tensor_sharding=False, recomputation=False, head_serialisation=2,
+        replicated_tensor_sharding=False, recomputation=False, head_serialisation=2, embedding_serialisation=3,
         loss_scaling="auto", seed=7, inference_data_parallel=3, inference_device_iterations=2,
         inference_head_serialisation=4,
     )  # fmt: skip

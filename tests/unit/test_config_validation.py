@@ -173,6 +173,10 @@ REFUSALS = [
         "* inference_micro_batch_size * sequence_length = 24. Use 1.",
     ),
     (
+        {"vocabulary_size": 7, "tensor_parallel_1": 4, "embedding_serialisation": 3},
+        "embedding_serialisation: got 3; expected at most 2, the rows of the embedding that a replica holds",
+    ),
+    (
         {"attention_serialisation": 3},
         "sequence_length: got 8; expected a multiple of attention_serialisation = 3.",
     ),
