@@ -62,6 +62,10 @@ class Execution:
     """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
     gradient: only one piece's logits are held at once.
     """
+    embedding_serialisation: Annotated[Count, Largest(2**10)] = 1
+    """Parts that the rows of the word embedding, and of the matrix of a head that is not tied, are
+    cut into: each has its own gradient and optimizer state, and is updated by itself.
+    """
     replicated_tensor_sharding: bool = True
     """Split weights, gradients, optimizer state and stored activations over the replicas that would
     hold them twice.
@@ -116,6 +120,14 @@ RULES = (
             and f"activation_memory: got {activation_memory} while recomputation is false, which "
             "keeps all there is; expected true, for what the memory does not hold. Give "
             "--recomputation, or leave --activation_memory out."
+        )
+    ),
+    rule(
+        lambda embedding_serialisation, vocabulary_size, tensor_parallel_1: (
+            embedding_serialisation > (rows := -(-vocabulary_size // tensor_parallel_1))
+            and f"embedding_serialisation: got {embedding_serialisation}; expected at most {rows}, "
+            "the rows of the embedding that a replica holds, vocabulary_size / tensor_parallel_1. "
+            "Lower it."
         )
     ),
     rule(

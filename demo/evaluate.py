@@ -273,6 +273,7 @@ def _sections(saved: TrainedModel, values: Mapping[str, Any]) -> "dict[str, Any]
         **NO_RAMPUP,
     }
     execution.update(ONE_REPLICA)
+    mapping["inference"] = {}
     sequence = values.get("sequence_length", saved.config.model.sequence_length)
     if isinstance(sequence, int) and sequence > saved.config.model.positions:
         raise UserError(

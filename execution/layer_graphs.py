@@ -117,7 +117,7 @@ def embedding_graphs(
     seed, (positions, _) = seed_spec(config.execution.widening), _beside_specs(config)
     factories, fwd = layer.create_graph(words_spec(config), seed, positions)
     plan = embedding_plan(config.model)
-    table = Embedding.parameters(config.model)
+    table = layout.in_parts(Embedding.parameters(config.model))
     if config.model.lora_rank:
         weights = layer_weights(config, layout, factories, 1, None)
         return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
@@ -264,7 +264,7 @@ def head_graphs(
         args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
     plan = head_plan(config.model.layers, is_masked, config.training.losses_apart)
     graph = serialise(addons.GraphWithNamedArgs(both.graph, args), plan, io)
-    table = Head.parameters(config.model)
+    table = layout.in_parts(Head.parameters(config.model))
     return _training_graphs(
         config,
         layout,
@@ -306,7 +306,7 @@ def fwd_graphs(
     embedding = Embedding(model, layout)
     factories, fwd = embedding.create_graph(words_spec(config), None, positions)
     first = InferenceGraphs(
-        table=Embedding.parameters(model),
+        table=layout.in_parts(Embedding.parameters(model)),
         rows=1,
         weights=layer_weights(config, layout, factories, 1, None),
         fwd=serialise(fwd, without_seed(embedding_plan(model)), io),
@@ -325,7 +325,7 @@ def fwd_graphs(
     factories, fwd = forward_head(head(model, layout), x, labels, pieces)
     tied_to = first if TIED in factories else None
     last = InferenceGraphs(
-        table=Head.parameters(model),
+        table=layout.in_parts(Head.parameters(model)),
         rows=1,
         weights=layer_weights(config, layout, factories, 1, tied_to),
         fwd=serialise(fwd, HEADS[head](model.layers), io),

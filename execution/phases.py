@@ -23,6 +23,7 @@ from popxl_gpt.execution.spikes import is_at_most
 from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.modelling.head import TIED
+from popxl_gpt.modelling.parameters import whole_name
 from popxl_gpt.utils.runtime import begin_lap, jump_seed, round_from
 
 Group = Tensor | None
@@ -130,7 +131,8 @@ def embedding_bwd_phase(
     grad_norm_sq = grad_norm_sq + embedding.grad_norm_sq(gradients)
     norm, is_applied = global_norm_phase(step, grad_norm_sq, loss_scale, norm_limit, has_labels)
     state = TrainState(learning_rate, norm, is_applied, loss_scale, rounding)
-    _update(embedding, row, state, gradients)
+    # those of parts wait in their buffers, so that one is there at a time
+    _update(embedding, row, state, gradients if step.layout.parts == 1 else None)
     return norm, is_applied
 
 
@@ -161,10 +163,12 @@ def global_norm_phase(
 
 def with_tied_gradient(head: TrainingGraphs, gradients: NamedTensors, row: Tensor) -> NamedTensors:
     """Gradients with the word embedding's added to the head's, which waited in its buffer."""
-    total = head.grad_load(TIED, row)
-    ops.add_(total, gradients[TIED])
     result = gradients.copy()
-    result.insert(TIED, total, overwrite=True)
+    for name, gradient in gradients.to_dict().items():
+        if whole_name(name) == TIED:
+            total = head.grad_load(name, row)
+            ops.add_(total, gradient)
+            result.insert(name, total, overwrite=True)
     return result
 
 

@@ -21,6 +21,12 @@ sys.path.insert(0, str(ROOT))
 from popxl.extensions import plan  # noqa: E402
 
 from popxl_gpt.config.bounds import Bytes  # noqa: E402
+from popxl_gpt.config.ipu_config import (  # noqa: E402
+    DEPRECATED,
+    NOT_HERE,
+    IpuConfig,
+    setting_of,
+)
 from popxl_gpt.config.leaves import Leaf, leaves, sections, shown  # noqa: E402
 from popxl_gpt.config.preparing import COMMANDS  # noqa: E402
 from popxl_gpt.config.presets import override, preset, preset_names  # noqa: E402
@@ -86,6 +92,19 @@ def reference() -> str:
         ]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def ipu_table() -> str:
+    """The keys of optimum-graphcore's `ipu_config.json` as a Markdown table."""
+    lines = ["| key | default there | here | meaning |", "|---|---|---|---|"]
+    for key in leaves(IpuConfig):
+        setting = setting_of(key)
+        here = "–" if setting is None else f"`--{setting.name}`"
+        cells = [f"`{key.name}`", shown(key.default), here, " ".join(key.doc.split())]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [f"| `{name}` | – | deprecated | {told} |" for name, told in DEPRECATED.items()]
+    lines += [f"| `{name}` | none | refused | {told}. |" for name, told in NOT_HERE.items()]
+    return "\n".join(lines) + "\n"
 
 
 def missing_names() -> dict[str, list[str]]:
@@ -255,7 +274,7 @@ def _parts(leaf: Leaf) -> "list[str]":
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    SETTINGS: {"presets": presets_table, "settings": reference},
+    SETTINGS: {"presets": presets_table, "settings": reference, "ipu config": ipu_table},
     ROOT / "docs" / "popxl.md": {"missing names": missing_table},
     MODELS: {"sizes": sizes_table},
 }

@@ -63,23 +63,25 @@ def build_forward(
         step = ForwardPass(config, *fwd_graphs(config, layout, io, head, rows), io)
         state = make_weights(step, "evaluation" if rows is None else "generation")
         run = PhaseGraphs(step, config.model.layers)
+        iterations = config.execution.device_iterations
         with popxl.in_sequence(True):
-            if config.groups == 1:
+            if iterations * config.groups == 1:
                 run_phases(run)
             else:
                 graph = ir.create_graph(run_phases, run)
                 split_into_phases(graph)
-                ops.repeat(graph, config.groups)
-    ir.num_host_transfers = config.runs_per_step
+                ops.repeat(graph, iterations * config.groups)
+    ir.num_host_transfers = iterations * config.runs_per_step
     return io, state
 
 
 def run_phases(run: PhaseGraphs) -> None:
-    """The forward pass of a group of micro-batches."""
-    run.once(embedding_fwd_phase)
-    for each in run.step.layers:
-        run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
-    run.once(head_fwd_phase)
+    """The forward pass of a group of micro-batches through all layers."""
+    with popxl.in_sequence(True):
+        run.once(embedding_fwd_phase)
+        for each in run.step.layers:
+            run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
+        run.once(head_fwd_phase)
 
 
 def embedding_fwd_phase(step: ForwardPass) -> None:

@@ -14,7 +14,7 @@ from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.leaves import Leaf, field_docstrings, flatten, leaves, shown
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.saving import save
-from popxl_gpt.config.schema import Checkpoint, Data, Execution, Logging, Model, Training
+from popxl_gpt.config.schema import Checkpoint, Data, Execution, Inference, Logging, Model, Training
 from popxl_gpt.utils.errors import ConfigError, exit_on_user_error
 
 ROOT = Path(__file__).parents[2]
@@ -291,6 +291,7 @@ def test_every_field_has_a_docstring_that_is_a_sentence():
         Training,
         Data,
         Execution,
+        Inference,
         Checkpoint,
         Logging,
     ):
