@@ -33,6 +33,10 @@ class Execution:
     """Micro-batches that run as one: larger matrix products for more memory; the same numbers up to
     rounding.
     """
+    interleaving: SameNumbers[Annotated[Count, Largest(8)]] = 1
+    """Runs of a layer, at most, that alternate: links work for one while another is computed, for
+    the memory of all; as many as divide its runs in a step.
+    """
     data_parallel: ObjectCount = 1
     """Replicas that hold the same weights and see different sequences."""
     tensor_parallel_1: ObjectCount = 1

@@ -204,7 +204,7 @@ def layer_of_iteration(phase: str, number: int, config: Config) -> int:
 
 def _described(first: Any, config: Config) -> str:
     """What `popxl.extensions.NotFinite` says, in the words of the application."""
-    widening, iterations = config.execution.widening, dict(first.loops)
+    together, iterations = config.execution.widening * config.interleaved_runs, dict(first.loops)
     places = [f"phase {first.phase}"]
     # layers of several kinds are run by several loops, which what is found does not tell apart
     if first.phase.startswith("decoder") and len({*config.model.kinds}) == 1:
@@ -212,11 +212,11 @@ def _described(first: Any, config: Config) -> str:
             f"layer {layer_of_iteration(first.phase, iterations.get(first.phase, 0), config)}"
         )
     if MICRO_BATCHES in first.graph:
-        begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
+        begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * together
         places.append(
             f"micro-batch {begin}"
-            if widening == 1
-            else f"micro-batches {begin} to {begin + widening - 1}"
+            if together == 1
+            else f"micro-batches {begin} to {begin + together - 1}"
         )
     where = f"replica {first.replica}, made at {first.where}"
     return f"{', '.join(places)}: tensor {first.tensor} ({first.value}), by {first.op} of {where}"

@@ -38,20 +38,21 @@ from popxl.extensions import (
     swiglu,
 )
 from popxl_addons.memmap_files import remove_files
+from popxl_addons.transforms.serial_steps import alternate_steps
 
 from popxl_gpt.utils.errors import LostError, UserError
 
 __all__ = [
-    "PickledFileError", "PickledTensor",
-    "accumulator_options", "attention", "before_reading", "coded_moment", "count_here", "data_type",
-    "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
+    "PickledFileError", "PickledTensor", "accumulator_options", "alternate_steps", "attention",
+    "before_reading", "coded_moment", "count_here", "data_type", "decoded_moment",
+    "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
     "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes",
     "keep_remote_memory_in_files", "keep_state_once", "leave_note", "limit_device_memory",
     "moment_options", "multiplies_bfloat16", "multiply_ceiling", "newton_schulz",
     "open_pickled", "planner", "profile", "read_note", "release_freed_memory", "relu2",
     "remove_files", "replica_digests", "rms_norm", "rotary", "round_from",
-    "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
-    "softcap", "swiglu", "update_condition",
+    "runtime_errors_are_told", "seed_spec", "session_device", "shard_count",
+    "short_convolution", "softcap", "swiglu", "update_condition",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 

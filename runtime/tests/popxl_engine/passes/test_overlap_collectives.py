@@ -1,13 +1,11 @@
 """Collectives that begin early and end late: what runs in between, and what never does."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import popxl
 import pytest
-import torch
 from popxl import Tensor, ops
 from popxl.ops.collectives import replicated_all_gather, replicated_all_reduce
 from popxl_engine.compiler import compile  # noqa: A004
