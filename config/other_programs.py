@@ -38,10 +38,14 @@ SAME = {
     "warmup_ratio": "warmup_proportion",
     # Graphcore's applications
     "attention_heads": "heads", "auto_loss_scaling": "loss_scaling", "dropout_prob": "dropout",
+    "embedding_serialization_factor": "embedding_serialisation",
     "gradient_clipping": "max_norm", "hf_model": "init_from", "max_positional_length":
-    "max_positions", "maximum": "learning_rate", "projection_serialization_factor":
-    "head_serialisation", "replication_factor": "data_parallel", "rts":
-    "replicated_tensor_sharding", "tensor_parallel": "tensor_parallel_1", "to_keep": "keep",
+    "max_positions", "inference_projection_serialization_factor": "inference_head_serialisation",
+    "inference_replication_factor": "inference_data_parallel", "maximum": "learning_rate",
+    "projection_serialization_factor":
+    "head_serialisation", "recompute_checkpoint_every_layer": "recomputation",
+    "replication_factor": "data_parallel", "rts": "replicated_tensor_sharding",
+    "tensor_parallel": "tensor_parallel_1", "to_keep": "keep",
     # Megatron-LM
     "add_qkv_bias": "qkv_biases", "clip_grad": "max_norm", "data_path": "input_files",
     "hidden_dropout": "dropout", "kv_channels": "head_size", "lr_decay_style": "schedule",

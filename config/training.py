@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from popxl_gpt.config.batch import Batch
 from popxl_gpt.config.bounds import (
     Count,
+    CountOrZero,
     Fraction,
     Needs,
     Norm,
@@ -42,6 +43,11 @@ class Optimizer:
     weight_decay: PositiveOrZero = 0.1
     """Decoupled weight decay of matrices, times the learning rate per step; gains, biases and the
     factors of token shift and convolutions have none.
+    """
+    average_weights: CountOrZero = 0
+    """Horizon of a moving average of the weights, in steps: the mean of all steps at first, later
+    each step has one of so many parts. What is validated, evaluated, exported and writes texts is
+    the average; training goes on with the weights. 0: no average.
     """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
@@ -103,9 +109,13 @@ class Rounding:
     """Data type of Adam's two moments; bfloat16 takes half the memory, 8bit (floating-point numbers
     in blocks that share an exponent) a quarter, and both need stochastic_rounding.
     """
+    gradient_precision: Literal["float32", "bfloat16"] = "float32"
+    """Data type of gradients that wait for the update; bfloat16 takes half the memory and traffic,
+    is rounded from float32 sums as they are stored, and needs stochastic_rounding.
+    """
     stochastic_rounding: bool = False
-    """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no
-    such rounding.
+    """Round 16-bit weights and moments at their updates, and 16-bit gradients, at random, without
+    bias; float32 needs no such rounding.
     """
     master_weights: bool | None = None
     """Keep weights in float32, and round them to the 16-bit precision for each phase; none: where
@@ -130,6 +140,16 @@ RULES = (
             and f"moment_precision: got {moment_precision} while stochastic_rounding is false; "
             "expected true, for what a step adds to a second moment is lost in rounding to the "
             "nearest. Give --stochastic_rounding."
+        )
+    ),
+    rule(
+        lambda gradient_precision, stochastic_rounding: (
+            gradient_precision != "float32"
+            and not stochastic_rounding
+            and f"gradient_precision: got {gradient_precision} while stochastic_rounding is false; "
+            "expected true, for gradients rounded to the nearest are off to one side. Give "
+            "--stochastic_rounding, and --master_weights true to keep weights in float32 beside "
+            "a 16-bit precision."
         )
     ),
     rule(

@@ -54,6 +54,7 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import best_in, checkpoin
 from popxl_gpt.execution.exchange.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.instances import check_instances, check_launch
+from popxl_gpt.execution.planning.axes import with_pieces
 from popxl_gpt.execution.planning.executing import executable, fastest, resolved
 from popxl_gpt.execution.planning.memory import ProcessMemory, check_fits, check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
@@ -167,7 +168,7 @@ def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Conf
     """
     is_leader = check_instances(config)
     if not options.auto:
-        return is_leader, config
+        return is_leader, with_pieces(config, given)
     return is_leader, resolved(config, given, options, *PROGRAMS)
 
 

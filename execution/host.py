@@ -203,7 +203,7 @@ def run_steps(
     counts = np.ones(steps)
     if config.training.masked_labels:
         counts = label_counts(labels, steps, config)
-        weights = np.repeat(label_weights(counts, config), config.runs_per_phase).tolist()
+        weights = np.repeat(label_weights(counts, config), config.runs_per_step).tolist()
         inputs[session.inputs.label_weight] = scalar_array(session, "label_weight", weights)
         inputs[session.inputs.label_count] = scalar_array(session, "label_count", counts.tolist())
     elif labels.min() < 0:
@@ -255,7 +255,7 @@ def label_weights(counts: np.ndarray, config: Config) -> np.ndarray:
     """One over the labels that count in each step's global batch, times the runs of the head that
     the batch takes: float64 [steps].
     """
-    runs = config.runs_per_phase * config.execution.data_parallel
+    runs = config.runs_per_step * config.execution.data_parallel
     weights: np.ndarray = runs / np.maximum(counts, 1)
     return weights
 

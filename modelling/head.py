@@ -53,12 +53,14 @@ class Head(Layer):
     def logits(self, x: Tensor, first: Tensor | None) -> Tensor:
         """[N, H/tp2] -> float32 [N, V/tp1], identical over tp2; padded classes at -inf."""
         x = enter(self.norm(x), self.layout.tp1)
-        matrix, cap = self.parameter(self.matrix), self.model.logit_softcap
-        y = leave(x @ matrix.transpose(), self.layout.tp2)  # [N, V/tp1], identical over tp2
+        matrix, cap = self.parts(self.matrix), self.model.logit_softcap
+        products = [x @ part.transpose() for part in matrix]
+        y = products[0] if len(products) == 1 else ops.concat(products, 1)
+        y = leave(y, self.layout.tp2)  # [N, V/tp1], identical over tp2
         y = ops.cast(y, popxl.float32)
         if cap:
             y = softcap(y, cap)
-        classes = matrix.shape[0]
+        classes = y.shape[1]
         if first is None or classes * self.layout.tp1.group_size == self.model.vocabulary_size:
             return y
         numbers = popxl.constant(np.arange(classes, dtype=np.int32), popxl.int32) + first
@@ -71,7 +73,7 @@ class Head(Layer):
         """Number of this replica's first class, int32 scalar; None where it has all of them."""
         if self.layout.tp1.group_size == 1:
             return None
-        shard_shape = self.table[self.matrix].shard_shape(
+        shard_shape = word_table(self.model).shard_shape(
             self.layout.tp1.group_size, self.layout.tp2.group_size
         )
         return self.position_in(self.layout.tp1, "tp1_position") * shard_shape[0]

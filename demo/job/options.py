@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from popxl_gpt.config.bounds import CountOrZero
+from popxl_gpt.config.bounds import CountOrZero, PathText
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.files.hub import hub_hint
@@ -11,8 +11,14 @@ from popxl_gpt.utils.files.hub import hub_hint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions(PlanOptions):
-    """What this program prints at the end, profiles on the way, or plans instead of running."""
+    """What this program takes over, prints at the end, profiles on the way, or plans instead of
+    running.
+    """
 
+    ipu_config: PathText | None = None
+    """What optimum-graphcore has written of how IPUs execute a model: ipu_config.json, or its
+    folder. It wins over --config, and flags over it.
+    """
     limit: bool = False
     """Plan the run at its start, in some seconds: progress tells the share of the machine's
     physical limit that it reaches, and the report what bounds each phase.

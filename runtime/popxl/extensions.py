@@ -25,6 +25,7 @@ from popxl.ops.elementwise import relu2
 from popxl.ops.host import begin_lap
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
+from popxl.ops.random import jump_seed
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
 from popxl.pickled import PickledFileError, PickledTensor
 from popxl.plan import Event, Machine, Move, Phase, PhaseTime, Plan, phase_time
@@ -107,6 +108,7 @@ __all__ = [
     "geglu",
     "host_memory",
     "host_needs",
+    "jump_seed",
     "keep_remote_memory_in_files",
     "keep_state_once",
     "leave_note",
@@ -133,6 +135,7 @@ __all__ = [
     "shard_count",
     "short_convolution",
     "softcap",
+    "split_into_phases",
     "stack_seeds",
     "swiglu",
     "timeline",
@@ -170,6 +173,18 @@ def stack_seeds(seeds: Sequence[Tensor]) -> Tensor:
     several micro-batches run as one with the masks that they have by themselves.
     """
     return concat([reshape(seed, (1, 2)) for seed in seeds])
+
+
+def split_into_phases(graph: Graph) -> None:
+    """Let plans, profiles and memory for moving rows take what the graph calls for phases, and not
+    the graph: one that goes through a part of a step, such as some of its micro-batches, and is
+    called or repeated by the main graph, or by a graph that a step is. The numbers are the same.
+
+    Raises:
+        RuntimeError: a Session was made of the Ir before.
+    """
+    graph._check_open("split_into_phases")
+    graph.is_split = True
 
 
 def profile(session: Session) -> AbstractContextManager[list[Profile]]:

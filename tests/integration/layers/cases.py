@@ -49,7 +49,8 @@ def turned(model: Model, t: Tensor) -> Tensor:
     """
     half = math.floor(model.rotary_fraction * model.head_width / 2)
     speeds = model.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds
+    slower = model.rotary_factor if model.rotary_scaling == "linear" else 1.0
+    angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds / slower
     pairs = torch.complex(t[:, :half], t[:, half : 2 * half])
     found = pairs * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([found.real, found.imag, t[:, 2 * half :]], dim=1)
