@@ -8,7 +8,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -87,7 +87,8 @@ class Leaf:
             if self.bound is not None:
                 words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
-            words = "a list of texts, none of them empty"
+            is_text = self.kind is str
+            words = "a list of texts, none of them empty" if is_text else f"several times {words}"
         words = " or ".join([words, *self.words])
         return f"{words}, or none" if self.optional else words
 
@@ -107,6 +108,9 @@ class Leaf:
         if isinstance(value, str) and value in self.words:
             return value
         is_several = self.is_list and isinstance(value, (list, tuple))
+        if is_several and self.kind is int:
+            one = replace(self, is_list=False)
+            return tuple(one.parse(str(item)) for item in value)
         if is_several and all(isinstance(item, str) and item for item in value):
             return tuple(self._checked_text(item) for item in value)
         if self.is_list or (isinstance(value, int) and abs(value) > LARGEST):
@@ -300,7 +304,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return " ".join(value) or "none"
+        return " ".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

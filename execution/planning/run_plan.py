@@ -48,6 +48,26 @@ class StepPlan:
         return sum(time.limit for time in self.times) / self.program.steps
 
     @property
+    def exposed(self) -> float:
+        """Seconds of one step that links add to computing and to moving rows."""
+        return self.seconds - self.limit
+
+    @property
+    def compute(self) -> float:
+        """Seconds of one step in which the device computes."""
+        return sum(time.compute for time in self.times) / self.program.steps
+
+    @property
+    def link(self) -> float:
+        """Seconds of one step in which links send."""
+        return sum(time.link for time in self.times) / self.program.steps
+
+    @property
+    def remote(self) -> float:
+        """Seconds of one step in which rows come and go."""
+        return sum(time.remote for time in self.times) / self.program.steps
+
+    @property
     def tokens_per_second(self) -> float:
         """Throughput of all replicas."""
         return self.config.tokens_per_step / self.seconds
