@@ -160,7 +160,7 @@ class Flags:
         if found:
             is_none = not leaf.is_free_text and found == ["none"]
             try:  # paths are checked with the configuration
-                checked = tuple(found) if leaf.is_path or is_none else leaf.check(found)
+                checked = tuple(found) if leaf.is_path or is_none else leaf.parse_list(found)
                 self.values[leaf.name] = () if is_none else checked
             except ValueError as error:
                 self.problems.append(f"--{error}")

@@ -7,9 +7,10 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
+from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -24,7 +25,14 @@ from popxl_gpt.config.bounds import (
 from popxl_gpt.config.numbers import KINDS
 from popxl_gpt.config.schema import Config
 from popxl_gpt.utils.files.bounded import shortened
-from popxl_gpt.utils.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
+from popxl_gpt.utils.texts import (
+    IsFreeText,
+    IsPath,
+    encoding_problem,
+    path_text,
+    text_of_path,
+    text_problem,
+)
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
@@ -88,7 +96,7 @@ class Leaf:
                 words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
             is_text = self.kind is str
-            words = "a list of texts, none of them empty" if is_text else f"several times {words}"
+            words = "a list of texts, none of them empty" if is_text else f"a list, of each {words}"
         words = " or ".join([words, *self.words])
         return f"{words}, or none" if self.optional else words
 
@@ -98,6 +106,8 @@ class Leaf:
         Raises:
             ValueError: if it is of another type or out of range; says what is given and expected.
         """
+        if self.is_path and isinstance(value, Path):
+            value = text_of_path(value)
         word = value.lower() if isinstance(value, str) else None
         if self.optional and (value is None or word in NONE_WORDS - {""}):
             return None
@@ -108,9 +118,9 @@ class Leaf:
         if isinstance(value, str) and value in self.words:
             return value
         is_several = self.is_list and isinstance(value, (list, tuple))
-        if is_several and self.kind is int:
-            one = replace(self, is_list=False)
-            return tuple(one.parse(str(item)) for item in value)
+        if is_several and self.kind is not str:
+            single = replace(self, is_list=False, optional=False)
+            return tuple(single.check(item) for item in value)
         if is_several and all(isinstance(item, str) and item for item in value):
             return tuple(self._checked_text(item) for item in value)
         if self.is_list or (isinstance(value, int) and abs(value) > LARGEST):
@@ -155,6 +165,13 @@ class Leaf:
         except (ValueError, OverflowError):
             raise self._refusal(text) from None
         return self.check(value)
+
+    def parse_list(self, words: Sequence[str]) -> tuple[Any, ...]:
+        """What several words stand for; raises as `check` does."""
+        if self.kind is str:
+            return tuple(self.check(words))
+        single = replace(self, is_list=False, optional=False)
+        return tuple(single.parse(word) for word in words)
 
     def _is_in_range(self, value: Any) -> bool:
         if self.kind is str:

@@ -237,8 +237,9 @@ def scaling_text(searches: Sequence[Search]) -> str:
         )
     return (
         f"the fastest layouts of {plans[0].config.name} over several numbers of devices\n\n"
-        f"{table(rows, numbers_from=2)}\n\nSeconds per step; exposed is what links add to it. "
-        "Efficiency is throughput of a device beside that of the first row. Memory is per device."
+        f"{table(rows, numbers_from=2)}\n\nSeconds per step; exposed are links while nothing is "
+        "computed. Efficiency is throughput of a device beside that of the first row.\nMemory is "
+        "per device."
     )
 
 

@@ -30,7 +30,7 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "8bit": 1}
 HOST_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 4, "8bit": 4}
 """Bytes of a number in an array of the host, which has no bfloat16, and in a checkpoint."""
 GRADIENT = 4
-"""Bytes of a parameter's gradient, float32."""
+"""Bytes of a parameter's gradient while a phase sums it up, float32."""
 LARGEST_STATE = 2**50
 """Bytes that not even files hold."""
 PROCESS = 200 * 2**20
@@ -106,7 +106,7 @@ def state_bytes(config: Config) -> int:
     model, training = config.model, config.training
     activations = (
         model.layers
-        * training.global_batch_size
+        * (training.global_batch_size // config.groups)
         * model.sequence_length
         * model.hidden_size
         * WIDTHS[model.precision]
@@ -116,7 +116,8 @@ def state_bytes(config: Config) -> int:
     precision = WIDTHS[model.precision]
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)
-    return weights + changed * state + max(changed * GRADIENT, activations)
+    gradients = changed * WIDTHS[training.gradient_precision]
+    return weights + changed * state + max(gradients, activations)
 
 
 def bytes_by_kind(config: Config) -> "dict[str, int]":
@@ -170,7 +171,7 @@ def copy_bytes(config: Config, instances: int) -> int:
 
 def activation_bytes(config: Config) -> int:
     """Bytes of activations that a replica keeps for the gradient where all blocks keep theirs, of
-    all micro-batches.
+    a group of micro-batches.
     """
     return config.model.layers * kept_bytes(config)
 
@@ -326,9 +327,9 @@ def too_little(config: Config, needed: int, parts: str) -> str:
     return (
         f"memory: got {bytes_text(left)} left, of the {bytes_text(total)} of {limited_by}; "
         f"expected at least {bytes_text(needed)} for {config.name}: {parts}. Choose a smaller "
-        "model or micro-batch, set --memmap_dir to a folder on a fast disk and --host_memory, "
-        "raise that limit, or start more processes on other machines; --plan shows where the "
-        "memory goes."
+        "model or micro-batch, run micro-batches in groups (--micro_batch_group), set --memmap_dir "
+        "to a folder on a fast disk and --host_memory, raise that limit, or start more processes "
+        "on other machines; --plan shows where the memory goes."
     )
 
 

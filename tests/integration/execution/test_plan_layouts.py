@@ -189,7 +189,7 @@ def test_of_several_numbers_the_fastest_layout_of_each_is_told(capsys, tmp_path)
     alone, both = (search(devices).shown[0] for devices in (1, 2))
     values = json.loads((tmp_path / "devices.json").read_text())
     assert [v["seconds"] for v in values] == [alone.seconds, both.seconds]
-    assert [v["exposed_seconds"] for v in values] == [0.0, both.seconds - both.limit]
+    assert [v["exposed_seconds"] for v in values] == [0.0, both.exposed]
     assert values[0]["efficiency"] == 1.0
     assert values[1]["efficiency"] == pytest.approx(alone.seconds / both.seconds / 2)
     assert re.findall(r"^(\d)  +\d x", capsys.readouterr().out, re.MULTILINE) == ["1", "2"]
