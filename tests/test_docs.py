@@ -105,6 +105,9 @@ SHORTER = {
     "--vocabulary_size 304",
     # Its runs are those of tests/same_numbers/.
     "python -m tests.same_numbers": "+ --help",
+    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan --devices ...": "+ --devices 1 2 4 8 "
+    "--layers 1 --hidden_size 64 --heads 8 --global_batch_size 8 --sequence_length 64 "
+    "--vocabulary_size 304",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
