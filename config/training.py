@@ -45,6 +45,8 @@ class Optimizer:
     """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
+    updates: bool = True
+    """Change weights after each step; false: forward and backward alone, to time or debug them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,21 @@ class Loss:
     masked_labels: bool = False
     """Leave labels out of the loss that the data mark, such as those of prompts; the mean is over
     all that count in the global batch."""
+
+    z_loss: PositiveOrZero = 0.0
+    """Weight of the z-loss, the mean square of the logarithm of the softmax's denominator, beside
+    the cross entropy: it keeps logits from drifting; 0: none.
+    """
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Weights of the losses whose sum is trained, by name."""
+        return {"cross_entropy": 1.0, **({"z_loss": self.z_loss} if self.z_loss else {})}
+
+    @property
+    def losses_apart(self) -> tuple[str, ...]:
+        """Names of the losses that are told beside their sum: all, where there are several."""
+        return tuple(self.losses) if len(self.losses) > 1 else ()
 
     @property
     def is_scaled_by_program(self) -> bool:

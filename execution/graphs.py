@@ -15,6 +15,7 @@ import popxl_addons as addons
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
+from popxl_addons.transforms.autodiff import COUNTER
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config.schema import Config
@@ -67,7 +68,9 @@ class Gradients:
     reduce: Reduce
     store: Store
     loads: Mapping[str, Load]
-    """The load of each of the layer's own parameters that are trained."""
+    """The load of each of them."""
+    per_group: int
+    """Gradients whose mean a group of micro-batches adds to the accumulators."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +135,35 @@ class TrainingGraphs(LayerGraphs):
         """The parameters that training changes."""
         return trained(self.table, self.config.model.lora_rank > 0)
 
-    def grad_zeros(self) -> NamedTensors:
-        """Fresh accumulators and their counter."""
-        return self.gradients.accumulators.init_zero()
+    def grad_begin(self, row: Row, group: Tensor | None) -> NamedTensors:
+        """Accumulators and their counter as a group of micro-batches begins with them: as groups
+        before it have left them, where these waited as they were; else zeros.
 
-    def grad_reduce(self, accumulators: NamedTensors) -> NamedTensors:
-        """Means over the data-parallel replicas, as shards, by parameter."""
-        return self.gradients.reduce(accumulators)
+        Args:
+            group: how many groups went before, int32 scalar; None: none did.
+        """
+        own = self.gradients
+        if group is None or own.reduce.graph is not None or not own.loads:
+            return own.accumulators.init_zero()
+        found = {f"accum.{name}": self.grad_load(name, row) for name in own.loads}
+        found[COUNTER] = ops.cast(group, popxl.float32) * float(own.per_group)
+        return NamedTensors.from_dict(found)
+
+    def grad_end(self, sums: NamedTensors, row: Row, group: Tensor | None) -> NamedTensors:
+        """The means over micro-batches of all groups so far, and over the data-parallel replicas,
+        as shards, by parameter.
+
+        Where replicas reduce theirs, each group's mean is added to that of the groups before it: a
+        sum of other parts than without groups, which differs by rounding.
+        """
+        means = self.gradients.reduce(summed(sums))
+        if group is None or self.gradients.reduce.graph is None:
+            return means
+        count, found = ops.cast(group, popxl.float32), {}
+        for name, mean in means.to_dict().items():
+            found[name] = self.grad_load(name, row)
+            ops.var_updates.accumulate_mean_(found[name], mean, count)
+        return NamedTensors.from_dict(found)
 
     def grad_norm_sq(self, gradients: NamedTensors) -> Tensor:
         """This replica's part of the layer's own squared gradient norm."""
@@ -155,7 +180,7 @@ class TrainingGraphs(LayerGraphs):
         self.gradients.store(gradients, row, rounding)
 
     def grad_load(self, name: str, row: Row) -> Tensor:
-        """The reduced gradient of one of the layer's own parameters, in float32."""
+        """A reduced gradient that waits in its buffer, in float32."""
         return self.gradients.loads[name](row)[name]
 
     def optim_fwd_load(self, name: str, row: Row) -> NamedTensors:

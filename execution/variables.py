@@ -24,7 +24,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraphs, TrainingStep
 from popxl_gpt.execution.state_folder import state_folder
-from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.modelling.gpt import in_program, model_table, of_program, program_table
 from popxl_gpt.utils.ahead import made_ahead
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import remove_files
@@ -154,11 +154,12 @@ def write_whole_weights(
     session: addons.TaskSession, config: Config, whole: Iterable[tuple[str, np.ndarray]]
 ) -> None:
     """Cut whole tensors for the layout and give them to a session, one at a time."""
-    table, execution = model_table(config.model), config.execution
-    variables = session.state.weights.to_dict()
+    model, execution = config.model, config.execution
+    table, variables = program_table(model, execution), session.state.weights.to_dict()
+    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
     for name, array in whole:
-        pieces = table[name].shard(array, execution.tensor_parallel_1, execution.tensor_parallel_2)
-        write(session, {variables[name]: pieces})
+        for part, own in in_program(name, array, model, execution).items():
+            write(session, {variables[part]: table[part].shard(own, tp1, tp2)})
 
 
 def write(session: addons.TaskSession, values: Mapping[Variable, np.ndarray]) -> None:
@@ -172,11 +173,13 @@ def whole_tensors(config: Config, pieces: Mapping[str, np.ndarray]) -> "dict[str
     """Whole tensors from host data of variables, by parameter name; works for weights and for
     gradients.
     """
-    table, execution = model_table(config.model), config.execution
+    model, execution = config.model, config.execution
+    table = program_table(model, execution)
     tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
-    return {
+    parts = {
         name: table[name].unshard(np.asarray(array), tp1, tp2) for name, array in pieces.items()
     }
+    return of_program(parts, model, execution)
 
 
 def read_weights(session: addons.TaskSession, config: Config) -> "dict[str, np.ndarray]":

@@ -35,9 +35,10 @@ from popxl_gpt.execution.checkpoints.damage import (
 from popxl_gpt.execution.checkpoints.fit import check_fits
 from popxl_gpt.execution.checkpoints.manifest import FORMAT, FORMATS, ManifestError, read_manifest
 from popxl_gpt.execution.checkpoints.saved_state import (
+    FileTensor,
     Position,
-    TensorCodec,
     file_of,
+    file_tensors,
     is_finite,
     layer_tensors,
     layers_of,
@@ -154,10 +155,12 @@ class SavedRun:
                 "the optimizer. Begin a run with it: --init_from instead of --checkpoint.load."
             )
         for layer, codecs in layer_tensors(session, self.config).items():
-            tensors, values = self._read(layer, set(codecs)), {}
-            for name, codec in codecs.items():
-                self._check_tensor(f"{self.folder / file_of(layer)}, {name}", codec, tensors[name])
-                values[codec.variable] = codec.pieces(tensors[name])
+            of_file = file_tensors(layer, codecs, self.config)
+            tensors, values = self._read(layer, set(of_file)), {}
+            for name, tensor in of_file.items():
+                self._check_tensor(f"{self.folder / file_of(layer)}, {name}", tensor, tensors[name])
+                for codec, part in zip(tensor.codecs, tensor.cut(tensors[name])):
+                    values[codec.variable] = codec.pieces(part)
             write(session, values)
         write(
             session,
@@ -228,11 +231,12 @@ class SavedRun:
             )
         return array
 
-    def _check_tensor(self, where: str, codec: TensorCodec, array: np.ndarray) -> None:
+    def _check_tensor(self, where: str, tensor: FileTensor, array: np.ndarray) -> None:
         """Refuse a tensor of another type or shape than saving writes, and numbers that are no
         weights of a model.
         """
-        _check_kind(where, array, codec.shape)
+        codec = tensor.codecs[0]
+        _check_kind(where, array, tensor.shape)
         if not is_finite(array):
             raise damaged(where, "numbers that are not finite", "finite ones")
         is_narrow = codec.variable.dtype is popxl.float16 or (

@@ -195,6 +195,14 @@ ACTIVATIONS = Axis(
     _activations_words,
 )
 """All kept or none: where those of all do not fit, those of some are kept (`Room.place`)."""
+GROUPS = Axis(
+    ("micro_batch_group",),
+    lambda config, known: ({},),
+    lambda config: (
+        f"groups of {config.execution.micro_batch_group} micro-batches" if config.groups > 1 else ""
+    ),
+)
+"""How many micro-batches run through all layers by themselves: as many as fit (`Room.place`)."""
 HEAD = Axis(
     ("head_serialisation",),
     _pieces,
@@ -210,7 +218,7 @@ ROWS = Axis(
     lambda config: "rows in files" if config.execution.memmap_dir is not None else "",
 )
 """The places of rows: `Room.place` says where they fit."""
-EXECUTION = (LAYOUT, SEQUENCES, HEAD, ACTIVATIONS, ROWS)
+EXECUTION = (LAYOUT, SEQUENCES, HEAD, ACTIVATIONS, GROUPS, ROWS)
 """Axes of the ways to execute a model: training comes to the same numbers, up to rounding."""
 EXECUTED = tuple(name for axis in EXECUTION for name in axis.settings)
 """Their settings."""

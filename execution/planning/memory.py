@@ -106,7 +106,7 @@ def state_bytes(config: Config) -> int:
     model, training = config.model, config.training
     activations = (
         model.layers
-        * training.global_batch_size
+        * (training.global_batch_size // config.groups)
         * model.sequence_length
         * model.hidden_size
         * WIDTHS[model.precision]
@@ -170,7 +170,7 @@ def copy_bytes(config: Config, instances: int) -> int:
 
 def activation_bytes(config: Config) -> int:
     """Bytes of activations that a replica keeps for the gradient where all blocks keep theirs, of
-    all micro-batches.
+    a group of micro-batches.
     """
     return config.model.layers * kept_bytes(config)
 
@@ -326,9 +326,9 @@ def too_little(config: Config, needed: int, parts: str) -> str:
     return (
         f"memory: got {bytes_text(left)} left, of the {bytes_text(total)} of {limited_by}; "
         f"expected at least {bytes_text(needed)} for {config.name}: {parts}. Choose a smaller "
-        "model or micro-batch, set --memmap_dir to a folder on a fast disk and --host_memory, "
-        "raise that limit, or start more processes on other machines; --plan shows where the "
-        "memory goes."
+        "model or micro-batch, run micro-batches in groups (--micro_batch_group), set --memmap_dir "
+        "to a folder on a fast disk and --host_memory, raise that limit, or start more processes "
+        "on other machines; --plan shows where the memory goes."
     )
 
 

@@ -14,7 +14,7 @@ from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.leaves import Leaf, field_docstrings, flatten, leaves, shown
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.saving import save
-from popxl_gpt.config.schema import Checkpoint, Data, Execution, Logging, Model, Training
+from popxl_gpt.config.schema import Checkpoint, Data, Execution, Inference, Logging, Model, Training
 from popxl_gpt.utils.errors import ConfigError, exit_on_user_error
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ micro-batches of 2 sequences.
 def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     value = other_value(leaf)
     word = shown(value)
-    extra = " --input_files x" if leaf.name == "validation_files" else ""
+    extra = " --input_files x" if leaf.name in ("validation_files", "train_samples") else ""
     if leaf.section == "execution" and leaf.name not in REPLACED:
         extra += " --global_batch_size 64"
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
@@ -291,6 +291,7 @@ def test_every_field_has_a_docstring_that_is_a_sentence():
         Training,
         Data,
         Execution,
+        Inference,
         Checkpoint,
         Logging,
     ):

@@ -5,6 +5,7 @@ Members of a group that live in other processes are reached through the fabric.
 """
 
 from collections.abc import Generator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from popxl.errors import GraphError
@@ -12,6 +13,7 @@ from popxl.errors import GraphError
 from popxl_engine.machine.arrival import Arrival, waits
 from popxl_engine.machine.communicator import Seat
 from popxl_engine.machine.fabric import Exchange, Fabric
+from popxl_engine.machine.laps import Laps
 from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
 
 Reductions = dict[tuple[Any, tuple[int, ...]], TreeReduction]
@@ -20,12 +22,15 @@ Reductions = dict[tuple[Any, tuple[int, ...]], TreeReduction]
 ReplicaRun = Generator[Arrival, Any, Any]
 
 
-def run_lockstep(programs: dict[int, ReplicaRun], fabric: Fabric | None = None) -> dict[int, Any]:
+def run_lockstep(
+    programs: dict[int, ReplicaRun], fabric: Fabric | None = None, laps: Laps | None = None
+) -> dict[int, Any]:
     """Run every replica's program to its end; returns their results by replica.
 
     Args:
         programs: of the replicas in this process.
         fabric: reaches the replicas of other processes.
+        laps: gets to know whose turn it is.
     Raises:
         GraphError: replicas wait at different collectives, or one ended while others wait for it.
     """
@@ -36,6 +41,8 @@ def run_lockstep(programs: dict[int, ReplicaRun], fabric: Fabric | None = None) 
     reductions: Reductions = {}
     while ready or waiting:
         for replica, value in list(ready.items()):
+            if laps is not None:
+                laps.resume(replica)
             try:
                 waiting[replica] = _next(programs[replica], replica, value)
                 _fold(waiting[replica], replica, reductions, fabric)
@@ -43,7 +50,8 @@ def run_lockstep(programs: dict[int, ReplicaRun], fabric: Fabric | None = None) 
                 results[replica] = end.value
         ready = _complete(waiting, abroad, reductions, fabric)
         if fabric is not None and abroad and not ready:
-            ready = fabric.finish(abroad)
+            with nullcontext() if laps is None else laps.waiting_for_others():
+                ready = fabric.finish(abroad)
         if waiting and not ready:
             raise GraphError(_deadlock(waiting, results))
         for replica in ready:
