@@ -39,6 +39,10 @@ class Execution:
     group; the same numbers up to rounding, the same bits without data_parallel and without sharding
     over replicas; none: all of a step.
     """
+    interleaving: SameNumbers[Annotated[Count, Largest(8)]] = 1
+    """Runs of a layer, at most, that alternate: links work for one while another is computed, for
+    the memory of all; as many as divide its runs in a step.
+    """
     data_parallel: ObjectCount = 1
     """Replicas that hold the same weights and see different sequences."""
     tensor_parallel_1: ObjectCount = 1

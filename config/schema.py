@@ -91,6 +91,12 @@ class Config:
         return self.runs_per_step // self.groups
 
     @property
+    def interleaved_runs(self) -> int:
+        """Runs of a layer that alternate."""
+        most = min(self.execution.interleaving, self.runs_per_phase)
+        return next(n for n in range(most, 0, -1) if self.runs_per_phase % n == 0)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens in one global batch."""
         return self.training.global_batch_size * self.model.sequence_length

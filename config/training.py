@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from popxl_gpt.config.batch import Batch
 from popxl_gpt.config.bounds import (
     Count,
+    CountOrZero,
     Fraction,
     Needs,
     Norm,
@@ -42,6 +43,11 @@ class Optimizer:
     weight_decay: PositiveOrZero = 0.1
     """Decoupled weight decay of matrices, times the learning rate per step; gains, biases and the
     factors of token shift and convolutions have none.
+    """
+    average_weights: CountOrZero = 0
+    """Horizon of a moving average of the weights, in steps: the mean of all steps at first, later
+    each step has one of so many parts. What is validated, evaluated, exported and writes texts is
+    the average; training goes on with the weights. 0: no average.
     """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""

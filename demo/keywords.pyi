@@ -70,21 +70,27 @@ class TrainSettings(TypedDict, total=False):
     decay_steps: int | None
     warmup_steps: int
     warmup_proportion: float | None
+    base_batch_size: int | None
+    batch_scaling: Literal["linear", "sqrt"]
     optimizer: Literal["adamw", "muon"]
     muon_momentum: float
     beta1: float
     beta2: float
     epsilon: float
     weight_decay: float
+    average_weights: int
     max_norm: float
+    updates: bool
     loss_scaling: float | Literal["auto"]
     loss_scaling_window: int
     max_skipped: int
     masked_labels: bool
+    z_loss: float
     on_spike: Literal["off", "skip", "stop"]
     spike_threshold: float
     spike_window: int
     moment_precision: Literal["float32", "bfloat16", "8bit"]
+    gradient_precision: Literal["float32", "bfloat16"]
     stochastic_rounding: bool
     master_weights: bool | None
     seed: int
@@ -95,11 +101,14 @@ class TrainSettings(TypedDict, total=False):
     input_files: str | Path | Sequence[str | Path]
     mix: str | Sequence[str]
     validation_files: str | Path | Sequence[str | Path]
+    train_samples: int | None
     skip_damaged: bool
     tokenizer: str | Path | None
     micro_batch_size: int
     gradient_accumulation_steps: int | None
     widening: int
+    micro_batch_group: int | None
+    interleaving: int
     data_parallel: int
     tensor_parallel_1: int
     tensor_parallel_2: int
@@ -107,6 +116,7 @@ class TrainSettings(TypedDict, total=False):
     recomputation: bool
     activation_memory: int | str | None
     head_serialisation: int
+    embedding_serialisation: int
     replicated_tensor_sharding: bool
     device: str
     device_memory: int | float | str | None
@@ -114,21 +124,30 @@ class TrainSettings(TypedDict, total=False):
     host_memory: int | str | None
     io_mode: Literal["compute", "io", "io_overlapped"]
     check_replicas: int
+    inference_data_parallel: int | None
+    inference_micro_batch_size: int | None
+    inference_device_iterations: int | None
+    inference_head_serialisation: int | None
     load: str | Path | None
     init_from: str | Path | None
     save: str | Path | None
     every: int
     every_minutes: float
+    every_validation: bool
     keep: int
     run_folder: str | Path
     log_every: int
+    norms_every: int
     log_level: Literal["debug", "info", "warning", "error"] | None
     tensorboard: bool
     wandb: bool
     wandb_name: str | None
     wandb_tags: str | Sequence[str]
     wandb_project: str
+    ipu_config: str | Path | None
     limit: bool
+    print_schedule: bool
+    profile_every: int
     samples: int
     sample_every: int
 
@@ -171,6 +190,8 @@ class PrepareSettings(TypedDict, total=False):
     vocabulary_size: int | None
     tokenizer: str | Path | None
     eos_token: str | None
+    min_tokens: int | None
+    stride: int | None
     tokenizer_bytes: int
     validation: float | None
     seed: int

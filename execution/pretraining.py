@@ -40,6 +40,7 @@ from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.utils.runtime import (
+    alternate_steps,
     before_reading,
     expect_session,
     keep_remote_memory_in_files,
@@ -95,6 +96,7 @@ def make_ir(config: Config) -> popxl.Ir:
     options = ir._pb_ir.getSessionOptions()
     options.numIOTiles = 32  # placement only; batch serialisation's io modes ask for some
     options.enableStochasticRounding = config.training.stochastic_rounding
+    alternate_steps(ir, config.execution.interleaving)
     if config.execution.host_memory is not None and config.execution.memmap_dir is not None:
         keep_remote_memory_in_files(ir, config.execution.memmap_dir, config.execution.host_memory)
     if config.execution.device_memory is not None:

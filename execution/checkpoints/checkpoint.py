@@ -24,6 +24,7 @@ from popxl.tensor import Variable
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.schema import Config, Model
 from popxl_gpt.data.special_tokens import END, as_list
+from popxl_gpt.execution.averaging import AVERAGE
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, NAME
 from popxl_gpt.execution.checkpoints.damage import (
     DamagedError,
@@ -218,11 +219,15 @@ class SavedRun:
     def _weight(
         self, tensors: "dict[str, np.ndarray]", layer: str, name: str, table: Table
     ) -> np.ndarray:
-        """A parameter's weight, of the tensors of its layer's file."""
-        path, key = self.folder / file_of(layer), f"weights.{name.removeprefix(f'{layer}.')}"
+        """A parameter's weight, or where there is one its average, of the tensors of its layer's
+        file.
+        """
+        path, own = self.folder / file_of(layer), name.removeprefix(f"{layer}.")
+        key, average = f"weights.{own}", f"optimizer.{own}.{AVERAGE}"
         if key not in tensors:
             raise damaged(path, f"tensors without {key}", "all weights")
-        array, where = tensors.pop(key), f"{path}, {key}"
+        last, key = tensors.pop(key), average if average in tensors else key
+        array, where = tensors.get(average, last), f"{path}, {key}"
         _check_kind(where, array, table[name].shape)
         if not is_finite(array):
             raise NotFiniteError(

@@ -12,6 +12,7 @@ import popxl_addons as addons
 from popxl.tensor import Variable
 
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.averaging import AVERAGED
 from popxl_gpt.execution.overflow import COUNTED, SEEDS
 from popxl_gpt.modelling.gpt import model_table, program_table
 from popxl_gpt.modelling.parameters import Parameter, cut, joined, part_number, whole_name
@@ -19,6 +20,10 @@ from popxl_gpt.utils.runtime import coded_moment, decoded_moment, shard_count
 
 BESIDE = ("metrics", "validation_loss", "validation_fingerprint", "schedule")
 """What a checkpoint's description has of a position beside step and data, where there is any."""
+
+
+COUNTERS = ("step", AVERAGED)
+"""Optimizer state of a parameter that is one number."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def layer_tensors(
         part = state[f"{kind}.{layer}"].to_dict() if f"{kind}.{layer}" in state else {}
         for name, variable in part.items():
             of, _, moment = (name, "", "") if kind == "weights" else name.rpartition(".")
-            parameter = None if moment == "step" else table[f"{layer}.{of}"]
+            parameter = None if moment in COUNTERS else table[f"{layer}.{of}"]
             codec = TensorCodec(f"{kind}.{name}", variable, parameter, config)
             found[layer][codec.name] = codec
     return found

@@ -5,7 +5,7 @@ take is known by planning them, which takes seconds, and is within 5 % of runs. 
 for layouts, `--auto`, `--minutes` and the run itself ask here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -112,24 +112,25 @@ def state_bytes(config: Config) -> int:
         * WIDTHS[model.precision]
     )
     changed = trained_count(model)
-    moments = _moments(training) * WIDTHS[training.moment_precision]
+    state = _optimizer_bytes(training, WIDTHS)
     precision = WIDTHS[model.precision]
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)
     gradients = changed * WIDTHS[training.gradient_precision]
-    return weights + changed * moments + max(gradients, activations)
+    return weights + changed * state + max(gradients, activations)
 
 
 def bytes_by_kind(config: Config) -> "dict[str, int]":
     """Bytes of a layer of each kind in a checkpoint: weights, and what the optimizer keeps."""
-    moments = _moments(config.training) * HOST_WIDTHS[config.training.moment_precision]
-    number = HOST_WIDTHS[config.weight_precision] + moments
+    number = HOST_WIDTHS[config.weight_precision] + _optimizer_bytes(config.training, HOST_WIDTHS)
     return {kind: number * count for kind, count in numbers_by_kind(config.model).items()}
 
 
-def _moments(training: Training) -> int:
-    """Numbers that the optimizer keeps of each parameter, at least."""
-    return 1 if training.optimizer == "muon" else 2
+def _optimizer_bytes(training: Training, widths: Mapping[str, int]) -> int:
+    """Bytes that the optimizer keeps of each parameter, at least: moments, and the average."""
+    moments = 1 if training.optimizer == "muon" else 2
+    average = widths["float32"] if training.average_weights else 0
+    return moments * widths[training.moment_precision] + average
 
 
 def least_rows(config: Config, instances: int) -> int:

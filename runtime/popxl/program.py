@@ -621,6 +621,8 @@ class Ir(ReplicatedProgram):
         """Whether the host's values are the device's, see `keep_state_once`."""
         self.remote_files: Any = None
         """`RemoteFiles` of a program whose remote memory is larger than the host's."""
+        self.alternating_steps = 1
+        """See `popxl_addons.transforms.serial_steps.alternate_steps`."""
         self.device_memory: None | int | float = None
         """What a program may take of a device's memory, see `limit_device_memory`."""
         self._pb_ir = IrInternals(self)

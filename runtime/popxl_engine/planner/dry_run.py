@@ -203,7 +203,7 @@ class DryCollective:
         results = tuple(empty(t.spec) for t in op.outputs)
         return results[0] if len(results) == 1 else results
 
-    donate = arrive
+    donate = begin = arrive
 
 
 def _run(mains: Sequence[Callable[..., Any]], are_generators: bool, together: bool) -> None:

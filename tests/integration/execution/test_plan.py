@@ -255,7 +255,7 @@ def test_a_step_takes_the_time_of_what_bounds_it():
     assert planned_work(config, link_gbps=1e-6).bound == "links"
     slow = planned_work(config, remote_gbps=1e-6)
     assert slow.bound == "remote" and slow.limit == pytest.approx(slow.seconds, rel=1e-3)
-    meanwhile = replace(alone, times=(PhaseTime(compute=3.0, link=2.0, remote=4.0),))
+    meanwhile = replace(alone, times=(PhaseTime(3.0, link=2.0, remote=4.0, exposed=2.0),))
     assert meanwhile.bound == "compute", "rows come while it computes"
 
 
