@@ -155,6 +155,8 @@ class Skipped:
 
 MICRO_BATCHES = "batch_serial_step"
 """Part of the names of graphs that run once for each micro-batch, or several that run as one."""
+GROUPS = "group_of_micro_batches"
+"""Name of the graph that runs once for each group of them after the first."""
 
 
 def name_the_first(
@@ -206,15 +208,18 @@ def layer_of_iteration(phase: str, number: int, config: Config) -> int:
 def _described(first: Any, config: Config) -> str:
     """What `popxl.extensions.NotFinite` says, in the words of the application."""
     widening = config.execution.widening
+    together = widening * config.interleaved_runs
     places = [f"phase {first.phase}"]
     if first.phase.startswith("decoder") and first.phase_runs is not None:
         places.append(f"layer {layer_of_iteration(first.phase, first.phase_runs, config)}")
     if MICRO_BATCHES in first.graph:
-        begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
+        run = next((count for name, count in first.loops if MICRO_BATCHES in name), 0)
+        groups = next((count + 1 for name, count in first.loops if name.startswith(GROUPS)), 0)
+        begin = groups * config.runs_per_phase * widening + run * together
         places.append(
             f"micro-batch {begin}"
-            if widening == 1
-            else f"micro-batches {begin} to {begin + widening - 1}"
+            if together == 1
+            else f"micro-batches {begin} to {begin + together - 1}"
         )
     where = f"replica {first.replica}, made at {first.where}"
     return f"{', '.join(places)}: tensor {first.tensor} ({first.value}), by {first.op} of {where}"

@@ -157,7 +157,7 @@ def _graphs(
             if same is None
             else same.weights
         )
-        table = layer.parameters(model)
+        table = layout.in_parts(layer.parameters(model))
         result.append(InferenceGraphs(table=table, rows=rows, weights=weights, fwd=fwd))
     embedding, *blocks, head = result
     runs = LayerRun.of(model.kinds, range(model.layers), dict(zip(kinds, blocks)))
@@ -280,6 +280,7 @@ class CachedModel:
     """
 
     def __init__(self, config: Config, texts: int, longest: int, tokens: int):
+        config = config.in_inference
         self.sizes = CacheSizes.of(config, texts, longest, tokens)
         batch = self.sizes.texts * config.execution.data_parallel
         self.config = override(

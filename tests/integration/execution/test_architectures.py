@@ -11,7 +11,6 @@ import torch
 from helpers.quick import cases
 
 from popxl_gpt.config.presets import override
-from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saved_state import Position
@@ -28,9 +27,10 @@ from popxl_gpt.modelling.parameters import Role
 from popxl_gpt.utils.errors import UserError
 from tests.integration.architectures import (
     MODELS,
+    check_logits_and_append,
     doubles,
     leaves,
-    logits_by_formula,
+    merged,
     small_model,
     token_losses_by_formula,
 )
@@ -92,21 +92,6 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
         SavedRun(place, small(heads=4, steps=2, optimizer="muon"))
     with pytest.raises(UserError, match="--init_from: got .* with .*, not"):
         initial_weights(place, small(heads=4))
-
-
-def check_logits_and_append(
-    config: Config,
-    weights: "dict[str, np.ndarray]",
-    texts: "list[list[int]]",
-    logits: np.ndarray,
-) -> None:
-    """Logits of what follows each text, by the formula; appends to each text the likeliest."""
-    for text, row in zip(texts, logits, strict=True):
-        sizes = {"sequence_length": len(text), "head_serialisation": 1}
-        single = override(config, **sizes, attention_serialisation=1)
-        expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
-        np.testing.assert_allclose(row, expected, atol=3e-5)
-        text.append(int(row.argmax()))
 
 
 @pytest.mark.slow
@@ -184,14 +169,10 @@ def test_adapters_have_the_gradients_of_what_they_add_to_each_projection():
     for name in list(MODELS)[1:]:
         config = small_model(name, **changes, **LAYOUTS["all"])
         weights = leaves(random_weights(config.model))
-        whole = dict(weights)
-        for n in weights:
-            if n.endswith("lora_a"):
-                n = n.removesuffix("lora_a")
-                added = weights[f"{n}lora_a"] @ weights[f"{n}lora_b"]
-                whole[f"{n}weight"] = weights[f"{n}weight"] + added * (5.0 / 3)
         loss, gradients, _ = own_gradients_of(config)
-        expected = token_losses_by_formula(config, whole, *random_batch(config)).mean()
+        expected = token_losses_by_formula(
+            config, merged(config, weights), *random_batch(config)
+        ).mean()
         expected.backward()
         assert loss == pytest.approx(expected.item(), rel=1e-5)
         assert gradients.keys() == {n for n in weights if "lora" in n}

@@ -37,6 +37,7 @@ LAYOUTS = [
     ({"data_parallel": 2, "recomputation": False}, "micro-batch 2"),  # of its replica
     ({**GRID, "micro_batch_size": 2}, "micro-batch 1"),
     ({"micro_batch_size": 8}, "micro-batch 0"),
+    ({"micro_batch_group": 2, "tied_head": False}, "micro-batch 5"),
 ]
 
 
@@ -68,9 +69,8 @@ def test_the_micro_batch_of_an_overflow_is_named(changes, micro_batch):
     config = override(HALF, **changes)
     session = session_of(config)
     weights = random_weights(config.model)
-    weights["embedding.word.weight"][TOKEN] = weights["embedding.position.weight"][POSITION] = (
-        60000.0
-    )
+    weights["embedding.word.weight"][TOKEN] = 65000.0
+    weights["embedding.position.weight"][POSITION] = 600.0
     write_whole_weights(session, config, weights.items())
     words, labels = random_batch(config)
     words[words == TOKEN] = 0
