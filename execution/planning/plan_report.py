@@ -236,7 +236,19 @@ def _totals(found: RunPlan) -> str:
             f"{duration(found.seconds * config.training.steps)}",
         ),
     )
-    return "\n".join(f"{name:<15}{text}" for name, text in lines)
+    return "\n".join(f"{name:<15}{text}" for name, text in [*lines, *_validation(found)])
+
+
+def _validation(found: RunPlan) -> list[tuple[str, str]]:
+    """What validation takes, where it is executed in a way of its own."""
+    if found.validation is None:
+        return []
+    own, program = found.config.in_inference, found.validation
+    text = (
+        f"{bytes_text(program.peak_bytes)} at peak, on dp x tp1 x tp2 = "
+        f"{layout_name(own.execution)}, {micro_batches(own)} per global batch"
+    )
+    return [("validation", text)]
 
 
 def plan_values(found: RunPlan) -> "dict[str, Any]":
@@ -290,6 +302,16 @@ def plan_values(found: RunPlan) -> "dict[str, Any]":
             "remote_bytes_total": program.total_remote_memory_bytes,
             "process": asdict(found.process) | {"resident": found.process.resident},
             "remote_buffers": program.buffers,
+            **_validation_values(found),
         },
         "phases": phases,
+    }
+
+
+def _validation_values(found: RunPlan) -> dict[str, int]:
+    if found.validation is None:
+        return {}
+    return {
+        "validation_peak_bytes": found.validation.peak_bytes,
+        "validation_remote_bytes_total": found.validation.total_remote_memory_bytes,
     }

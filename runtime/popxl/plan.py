@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from popxl.remote_buffer import RemoteBuffer
+
 PRODUCTS = ("matmul",)
 """Ops whose FLOPs count as matrix products."""
 
@@ -257,3 +259,19 @@ class Event:
     """The collective's op; the buffer's number for rows."""
     row: int = 0
     """The row of the buffer."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """An op that moves a tensor of a replica: a row, an element of a stream, or an operand of a
+    collective.
+    """
+
+    phase: str
+    op: str
+    times: int
+    """How often a run comes by."""
+    nbytes: int
+    """Bytes that it moves then."""
+    buffer: RemoteBuffer | None = None
+    """The buffer of a row."""

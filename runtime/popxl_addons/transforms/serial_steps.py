@@ -110,28 +110,26 @@ def repeat_steps(plan: SerialPlan) -> tuple[popxl.Graph, dict[Tensor, Tensor]]:
         remap = {t: input_like(plan.graph, t) for t in plan.passed}
         if plan.seed is not None and seed is not None:
             remap[plan.seed] = seed
-        first_slots = (
-            {key: _moved(row, offset) * plan.steps for key, offset in offsets.items()}
-            if plan.together == 1
-            else {None: row}
-        )
+        passed_on = [row]  # several steps that may alternate find their slots
+        if plan.together == 1:
+            passed_on = [_moved(row, offset) * plan.steps for offset in offsets.values()]
     with body:
         carried = [popxl.graph_input((), popxl.int32, "step")]
         if seed is not None:
             carried.append(popxl.graph_input(seed.shape, seed.dtype, "seed"))
         inputs = {t: input_like(plan.graph, t) for t in plan.passed}
-        firsts = {key: popxl.graph_input((), popxl.int32, "first_slot") for key in first_slots}
-        given = list(firsts.values())
+        given = [popxl.graph_input((), popxl.int32, "first_slot") for _ in passed_on]
+        own = given
         if plan.together > 1:
-            row = firsts.pop(None)
-            firsts = {key: _moved(row, offset) * plan.steps for key, offset in offsets.items()}
+            own = [_moved(given[0], offset) * plan.steps for offset in offsets.values()]
+        firsts = dict(zip(offsets, own))
         for _ in range(plan.together):
             carried = _one_step(plan, carried, inputs, firsts)
         for t in carried:
             popxl.graph_output(t)
     with outer:
         connections = {inputs[t]: remap[t] for t in plan.passed}
-        connections.update(zip(given, first_slots.values()))
+        connections.update(zip(given, passed_on))
         start = [popxl.constant(0, popxl.int32, "step"), *([seed] if seed is not None else [])]
         ops.repeat(body, plan.steps // plan.together, *start, inputs_dict=connections)
     return outer, remap

@@ -10,7 +10,7 @@ from popxl_engine.ir import Block, Instr, blocks_of
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.stochastic import HALF_DTYPES, UNROUNDED_EFFECTS
 
-KEPT_EFFECTS = frozenset({"host", "remote", "print"})
+KEPT_EFFECTS = frozenset({"host", "remote", "print", "clock"})
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class OpWriter:
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
             return
-        first = ["r"] if definition.effects & {"host", "remote"} else []
+        first = ["r"] if definition.effects & {"host", "remote", "clock"} else []
         arguments = (
             self._arguments(instr)
             if "remote" not in definition.effects

@@ -6,6 +6,7 @@ Members of a group that live in other processes are reached through the fabric.
 
 from collections import defaultdict
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from popxl.errors import GraphError
 from popxl_engine.machine.arrival import Arrival, waits
 from popxl_engine.machine.communicator import Seat
 from popxl_engine.machine.fabric import Exchange, Fabric
+from popxl_engine.machine.laps import Laps
 from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
 
 
@@ -37,23 +39,26 @@ meeting, which it yields where it needs the result.
 """
 
 
-def run_lockstep(programs: dict[int, ReplicaRun], fabric: Fabric | None = None) -> dict[int, Any]:
+def run_lockstep(
+    programs: dict[int, ReplicaRun], fabric: Fabric | None = None, laps: Laps | None = None
+) -> dict[int, Any]:
     """Run every replica's program to its end; returns their results by replica.
 
     Args:
         programs: of the replicas in this process.
         fabric: reaches the replicas of other processes.
+        laps: gets to know whose turn it is.
     Raises:
         GraphError: replicas wait at different collectives, or one ended while others wait for it.
     """
-    return _Lockstep(programs, fabric).run()
+    return _Lockstep(programs, fabric, laps).run()
 
 
 class _Lockstep:
     """Programs under way."""
 
-    def __init__(self, programs: dict[int, ReplicaRun], fabric: Fabric | None):
-        self._programs, self._fabric = programs, fabric
+    def __init__(self, programs: dict[int, ReplicaRun], fabric: Fabric | None, laps: Laps | None):
+        self._programs, self._fabric, self._laps = programs, fabric, laps
         self._waiting: dict[int, Meeting] = {}
         self._open: defaultdict[tuple[Any, tuple[int, ...]], list[Meeting]] = defaultdict(list)
         """Meetings that members of this process have still to come to, by site and group."""
@@ -64,6 +69,8 @@ class _Lockstep:
         ready: dict[int, Any] = dict.fromkeys(self._programs)
         while ready or self._waiting:
             for replica, value in ready.items():
+                if self._laps is not None:
+                    self._laps.resume(replica)
                 try:
                     self._waiting[replica] = self._next(replica, value)
                 except StopIteration as end:
@@ -104,7 +111,8 @@ class _Lockstep:
         if not abroad:
             return {}
         assert self._fabric is not None
-        exchange, results = self._fabric.finish(list(abroad))
+        with nullcontext() if self._laps is None else self._laps.waiting_for_others():
+            exchange, results = self._fabric.finish(list(abroad))
         abroad[exchange].results = results
         return self._ready()
 

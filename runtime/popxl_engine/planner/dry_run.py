@@ -38,7 +38,7 @@ from popxl_engine.planner.memoized import MemoizedKernel
 from popxl_engine.planner.phases import in_phases
 from popxl_engine.support import CollectiveSite, to_device
 
-NOT_MEMOIZED = {"host", "remote", "collective"}
+NOT_MEMOIZED = {"host", "remote", "collective", "clock"}
 """Effects of ops whose kernels are called with more than tensors and numbers."""
 ITERATIONS_RUN = 2
 """Iterations of a loop that are run."""
@@ -166,6 +166,9 @@ class DryReplica:
         return self._received(stream.shape, torch_dtype(stream.dtype))
 
     def host_store(self, stream: Stream, t: torch.Tensor) -> None:
+        """Nothing."""
+
+    def begin_lap(self, label: str) -> None:
         """Nothing."""
 
     def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:

@@ -91,4 +91,5 @@ def test_a_plan_shows_who_keeps_and_that_what_is_kept_is_within_the_budget():
 )
 def test_messages_name_the_layer_of_a_round(phase, layers):
     config = kept(TRAINED, 2)
-    assert [layer_of_iteration(phase, number, config) for number in range(len(layers))] == layers
+    numbers = range(2 * len(layers))  # of two steps
+    assert [layer_of_iteration(phase, number, config) for number in numbers] == 2 * layers

@@ -25,7 +25,7 @@ from helpers.plan_programs import (
 )
 from popxl import ops
 from popxl.errors import GraphError
-from popxl.extensions import compiled_once, host_needs
+from popxl.extensions import compiled_once, host_needs, split_into_phases
 from popxl.op_records import OPS
 from popxl.ops import collectives
 from popxl.plan import Event, Machine, PhaseTime, TimelineStep, phase_time
@@ -201,6 +201,37 @@ def test_phases_are_found_in_a_loop_of_steps_of_the_same_name():
     assert found.steps == 4
     amounts = {own_name(p.name): (p.runs, p.product_flops) for p in found.phases}
     assert amounts == {"main": (4, 0), "<lambda>": (8, 8 * K**3)}
+
+
+@pytest.mark.parametrize("later_steps", [0, 3])
+def test_phases_of_a_part_of_a_step_are_what_it_calls(later_steps: int):
+    ir = popxl.Ir()
+
+    def product_phase(x: popxl.Tensor) -> popxl.Tensor:
+        return ops.matmul(x, x)
+
+    def halved_phase(x: popxl.Tensor) -> popxl.Tensor:
+        return x * 0.5
+
+    with ir.main_graph, popxl.in_sequence(True):
+        x = ops.host_load(popxl.h2d_stream((K, K), popxl.float32))
+        product, halved = ir.create_graph(product_phase, x), ir.create_graph(halved_phase, x)
+        part = ir.create_graph(lambda x: ops.call(halved, *ops.repeat(product, 2, x)), x)
+        split_into_phases(part)
+
+        def step(x: popxl.Tensor) -> Any:
+            return ops.call(halved, *ops.repeat(part, 3, x))
+
+        (x,) = step(x)
+        if later_steps:
+            (x,) = ops.repeat(ir.create_graph(lambda x: step(x), x), later_steps, x)
+        ops.host_store(popxl.d2h_stream((K, K), popxl.float32), x)
+    found, steps = plan(ir), 1 + later_steps
+    assert found.steps == steps
+    amounts = {own_name(p.name): (p.runs, p.product_flops) for p in found.phases}
+    assert amounts["product_phase"] == (6 * steps, 6 * steps * 2 * K**3)
+    assert amounts["halved_phase"] == (4 * steps, 0)
+    assert amounts.keys() == {"main", "product_phase", "halved_phase"}
 
 
 def test_a_phase_that_calls_another_one_is_no_loop_of_steps():
