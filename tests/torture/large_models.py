@@ -71,7 +71,8 @@ def trial(case: int, shop: Workshop) -> str:
         "config": "mini", "init_from": make_folder(folder / "model"), "checkpoint__load": "none",
         "stochastic_rounding": "true", "moment_precision": "8bit", "sequence_length": 32,
         "global_batch_size": 1, "micro_batch_size": 1, "head_serialisation": 2, "steps": STEPS,
-        "warmup_steps": 0, "schedule": "constant", "learning_rate": 1e-5, "validate_every": 0,
+        "warmup_steps": 0, "schedule": "constant", "learning_rate": 1e-5,
+        "minimum_learning_rate": 0, "validate_every": 0,
         "checkpoint__every": 0, "samples": 0, "dropout": 0, "log_every": 1,
         **dict.fromkeys(("input_files", "validation_files", "hidden_size", "heads", "vocabulary_size")),
     }  # fmt: skip
