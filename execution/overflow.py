@@ -20,7 +20,7 @@ from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.host import StepResult, run_steps
-from popxl_gpt.execution.layer_graphs import kept_layers
+from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.utils.runtime import find_not_finite, gather
 
 COUNTERS = ("skipped", "skipped_in_a_row")
@@ -195,7 +195,8 @@ def name_the_first(
 def layer_of_iteration(phase: str, number: int, config: Config) -> int:
     """The layer of an iteration, counted from 0, of a phase of the decoder."""
     layers = config.model.layers
-    kept = kept_layers(config) % layers  # where all are alike, there is one phase for them
+    # the last ones, which keep more; where all are alike, there is one phase for them
+    kept = len(stretches(config)[-1].layers) % layers
     if "bwd" not in phase:
         return number + (layers - kept if "keeping" in phase else 0)
     # an update's phase has iterations for all layers; the backward pass begins with the last ones

@@ -38,11 +38,12 @@ from popxl.extensions import (
     swiglu,
 )
 from popxl_addons.memmap_files import remove_files
+from popxl_addons.transforms.recomputation import Recomputation
 
 from popxl_gpt.utils.errors import LostError, UserError
 
 __all__ = [
-    "PickledFileError", "PickledTensor",
+    "PickledFileError", "PickledTensor", "Recomputation",
     "accumulator_options", "attention", "before_reading", "coded_moment", "count_here", "data_type",
     "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
     "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes",
