@@ -6,8 +6,9 @@
     python benchmarks/gpu.py --plan 14b-22GiB       # what a case takes; needs no GPU
     python benchmarks/gpu.py --device cpu --small   # the same code on small shapes
 
-A group is 65,536 tokens, a global batch of 64 sequences of 1,024. Each case runs with one group,
-and some with two: CASE/1 and CASE/2, each in a process of its own. After a warm-up come the timed
+A group is 65,536 tokens, 64 sequences of 1,024, which go through all layers by themselves. Each
+case runs with a global batch of one group, and some with two: CASE/1 and CASE/2, each in a process
+of its own. After a warm-up come the timed
 steps, then one that is recorded, for the timeline and for idleness. Results are appended to a file
 of JSON lines; what is there is not run again.
 
@@ -131,17 +132,13 @@ CASES = (
     *both("8b", groups=(1,)),
     *both("0.6b"),
     Case(name="demo", model="demo", groups=(1,)),
+    Case(name="7b-22GiB-whole-step", model="7b", memory="22GiB", groups=(FULL_STEP // GROUP,)),
     Case(
-        name="7b-whole-step",
-        model="7b",
-        absent="groups of micro-batches (--micro_batch_group): all activations of 524,288 tokens "
-        "take more than the host's memory",
-    ),
-    Case(
-        name="14b-whole",
+        name="14b-22GiB-whole",
         model="14b",
-        absent="gradient rows in 16 bits (--gradient_precision): with float32 the rows of 48 "
-        "layers take more than the host's memory",
+        memory="22GiB",
+        groups=(1,),
+        settings={"micro_batch_group": 8},
     ),
     Case(name="7b-fp8-22GiB", model="7b", memory="22GiB", absent=EIGHT_BITS),
     Case(name="14b-fp8-22GiB", model="14b", memory="22GiB", absent=EIGHT_BITS),
@@ -173,12 +170,15 @@ class Run:
             heads = {"heads": 4, "key_value_heads": 2, "hidden_size": 32, "feed_forward_size": 48}
             model |= heads | {"layers": min(2, model["layers"]), "vocabulary_size": 96}
             model["sequence_length"] = 16
+        settings = dict(case.settings)
+        if self.groups > 1:
+            settings["micro_batch_group"] = batch // micro_batch
         timeline = f"timeline-{case.name}.json.gz" if self.groups == 1 else None
         return {
             **{"kind": case.kind, "model": model, "preset": case.model if is_preset else None},
             **{"batch": self.groups * batch, "micro_batch": micro_batch, "small": self.small},
             **{"device": arguments.device, "dtype": "bfloat16", "memory": case.memory},
-            **{"settings": case.settings, "layers": SHAPES.get(case.model, model).get("layers")},
+            **{"settings": settings, "layers": SHAPES.get(case.model, model).get("layers")},
             "timeline": str(arguments.timelines.resolve() / timeline) if timeline else None,
         }
 

@@ -205,6 +205,7 @@ def config_of(options: Figures) -> Config:
             schedule="constant",
             stochastic_rounding=True,
             moment_precision="8bit",
+            gradient_precision="bfloat16",
         ),
         execution=Execution(
             micro_batch_size=options["micro_batch"],

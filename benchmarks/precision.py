@@ -2,7 +2,7 @@
 
     python benchmarks/precision.py     # ../shared/data/tinyshakespeare.txt, 300 steps, three seeds
     python benchmarks/precision.py --text FILE --steps 50 --seeds 1 --picture curves.png
-    python benchmarks/precision.py --steps 2000 --modes 'moments in 8 bits'
+    python benchmarks/precision.py --steps 2000 --modes 'gradients in bfloat16'
 
 Model, batches and schedule are those of `shakespeare.py`; each mode begins with the same weights
 and sees the same batches. Validation loss is over the whole held-out tenth, by a forward program of
@@ -48,6 +48,7 @@ MODES: "dict[str, dict[str, Any]]" = {
     "float16, master weights, scaled": {"precision": "float16", "loss_scaling": "auto"},
     "moments in bfloat16": {"moment_precision": "bfloat16", "stochastic_rounding": True},
     "moments in 8 bits": {"moment_precision": "8bit", "stochastic_rounding": True},
+    "gradients in bfloat16": {"gradient_precision": "bfloat16", "stochastic_rounding": True},
 }
 """Settings of each mode."""
 

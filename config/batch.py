@@ -63,6 +63,36 @@ def _widening(
     )
 
 
+@rule
+def _groups(
+    micro_batch_group: int | None,
+    rampup_batch_size: int | None,
+    rampup_increment: int | None,
+    global_batch_size: int,
+    data_parallel: int,
+    micro_batch_size: int,
+    widening: int,
+) -> str | None:
+    if micro_batch_group is None:
+        return None
+    if micro_batch_group % widening:
+        return (
+            f"micro_batch_group: got {micro_batch_group}; expected a multiple of widening = "
+            f"{widening}, the micro-batches that run as one. Use "
+            f"{multiples(micro_batch_group, widening)}."
+        )
+    sizes = _sizes(rampup_batch_size, rampup_increment, global_batch_size)[:MOST_STAGES]
+    for size in (*sizes, global_batch_size):
+        count, rest = divmod(size, data_parallel * micro_batch_size)
+        if not rest and count > micro_batch_group and count % micro_batch_group:
+            return (
+                f"micro_batch_group: got {micro_batch_group}; expected a divisor of the "
+                f"micro-batches of a step of {size} sequences, {size} / (data_parallel * "
+                f"micro_batch_size) = {count}. Use {gcd(count, micro_batch_group)}."
+            )
+    return None
+
+
 def _of_ramp(name: str) -> Rule:
     """A setting that a ramp alone has."""
     return Rule(
@@ -127,6 +157,7 @@ RULES = (
         )
     ),
     _widening,
+    _groups,
     rule(
         lambda head_serialisation, widening, micro_batch_size, sequence_length: (
             (rows := widening * micro_batch_size * sequence_length) % head_serialisation

@@ -8,14 +8,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from popxl_gpt.config.configuration_files import read_configuration
 from popxl_gpt.config.flags import Flags
+from popxl_gpt.config.ipu_config import IpuConfigFile
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.presets import (
     build,
     from_sections,
+    merge,
     preset_mapping,
     preset_names,
 )
 from popxl_gpt.config.schema import Config
+from popxl_gpt.config.shorthands import without_replaced
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.files.plain import is_file
 from popxl_gpt.utils.texts import user_path
@@ -23,6 +26,8 @@ from popxl_gpt.utils.texts import user_path
 RUN_CONFIG, RUN_METRICS = "config.yml", "metrics.jsonl"
 """Files in a run's folder."""
 YAML = (".yml", ".yaml")
+IPU_CONFIG = "ipu_config"
+"""The flag of a program that takes such a file beside `--config`."""
 Record = TypeVar("Record")
 Sections = Callable[[dict[str, Any]], Mapping[str, Any]]
 Implied = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
@@ -35,7 +40,7 @@ class CommandLine(NamedTuple):
     options: Any
     """An instance of the program's dataclass of further flags; None without one."""
     given: frozenset[str]
-    """Names of what it says itself, `config` among them."""
+    """Names of what it says itself, `config` among them, and of what its `--ipu_config` says."""
 
 
 def parse_command_line(
@@ -104,6 +109,7 @@ def configured(
         SystemExit: with code 0 after printing the help.
     """
     flags.answer_help(default, defaults or {})
+    theirs = None
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in flags.values.items() if name not in own}
     try:
@@ -113,6 +119,9 @@ def configured(
             mapping: Mapping[str, Any] = (
                 preset_mapping(named) if file is None else read_configuration(file, entry)
             )
+            if flags.values.get(IPU_CONFIG) is not None:
+                theirs = IpuConfigFile(flags.values[IPU_CONFIG])
+                mapping = merge(without_replaced(mapping, theirs.sections), theirs.sections)
         else:
             flags.check()
             file, mapping = None, sections_of(flags.values)
@@ -129,8 +138,11 @@ def configured(
         problems=tuple(flags.problems),
         bad=frozenset(flags.bad),
     )
+    if theirs is not None:
+        theirs.check_layers(config.model.layers)
     record = options(**{n: v for n, v in flags.values.items() if n in own}) if options else None
-    return CommandLine(config, record, flags.given)
+    given = flags.given if theirs is None else flags.given | theirs.names
+    return CommandLine(config, record, given)
 
 
 def parse_options(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from popxl_gpt.config.bounds import PathText
+from popxl_gpt.config.bounds import Count, PathText
 from popxl_gpt.config.rules import rule
 from popxl_gpt.utils.texts import shown_text
 
@@ -23,6 +23,10 @@ class Data:
     """
     validation_files: tuple[PathText, ...] = ()
     """TFRecord files to validate on, as paths or glob patterns."""
+    train_samples: Count | None = None
+    """Samples of input_files that are trained on, the first ones, over and over, to overfit on
+    purpose; none: all.
+    """
     skip_damaged: bool = False
     """Leave out what is in records of TFRecord files whose checksum is wrong, and name each in the
     log.
@@ -73,4 +77,12 @@ RULES = (
         )
     ),
     _weights,
+    rule(
+        lambda train_samples, input_files: (
+            train_samples is not None
+            and not input_files
+            and f"train_samples: got {train_samples} while input_files is empty; expected files. "
+            "Give --input_files, or leave it out."
+        )
+    ),
 )

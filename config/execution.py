@@ -33,6 +33,16 @@ class Execution:
     """Micro-batches that run as one: larger matrix products for more memory; the same numbers up to
     rounding.
     """
+    micro_batch_group: Count | None = None
+    """Micro-batches that run through all layers, forward and backward, before the next ones do:
+    activations of that many are kept at a time, and weights and gradients are loaded once for each
+    group; the same numbers up to rounding, the same bits without data_parallel and without sharding
+    over replicas; none: all of a step.
+    """
+    interleaving: SameNumbers[Annotated[Count, Largest(8)]] = 1
+    """Runs of a layer, at most, that alternate: links work for one while another is computed, for
+    the memory of all; as many as divide its runs in a step.
+    """
     data_parallel: ObjectCount = 1
     """Replicas that hold the same weights and see different sequences."""
     tensor_parallel_1: ObjectCount = 1
@@ -55,6 +65,10 @@ class Execution:
     head_serialisation: Annotated[Count, Largest(2**10)] = 1
     """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
     gradient: only one piece's logits are held at once.
+    """
+    embedding_serialisation: Annotated[Count, Largest(2**10)] = 1
+    """Parts that the rows of the word embedding, and of the matrix of a head that is not tied, are
+    cut into: each has its own gradient and optimizer state, and is updated by itself.
     """
     replicated_tensor_sharding: bool = True
     """Split weights, gradients, optimizer state and stored activations over the replicas that would
@@ -92,6 +106,7 @@ class Execution:
 CALLS = (
     multiple_of("steps", "device_iterations"),
     multiple_of("validate_every", "device_iterations"),
+    multiple_of("norms_every", "device_iterations"),
     multiple_of("every", "device_iterations"),
 )
 """What happens between calls of the session alone."""
@@ -109,6 +124,14 @@ RULES = (
             and f"activation_memory: got {activation_memory} while recomputation is false, which "
             "keeps all there is; expected true, for what the memory does not hold. Give "
             "--recomputation, or leave --activation_memory out."
+        )
+    ),
+    rule(
+        lambda embedding_serialisation, vocabulary_size, tensor_parallel_1: (
+            embedding_serialisation > (rows := -(-vocabulary_size // tensor_parallel_1))
+            and f"embedding_serialisation: got {embedding_serialisation}; expected at most {rows}, "
+            "the rows of the embedding that a replica holds, vocabulary_size / tensor_parallel_1. "
+            "Lower it."
         )
     ),
     rule(

@@ -53,11 +53,24 @@ class LearningRate(Length):
     rate and falls linearly over the last decay_steps.
     """
     decay_steps: Count | None = None
-    """Last steps of the run, over which the schedule wsd falls; none: a fifth of steps."""
+    """Steps over which the learning rate falls: with wsd the last of the run, none: a fifth of all;
+    with linear and cosine those after warm-up, then it stays at minimum_learning_rate, none: all.
+    """
     warmup_steps: CountOrZero = 0
     """Steps over which the learning rate rises linearly to its highest value."""
     warmup_proportion: SameNumbers[Fraction | None] = None
     """Share of steps that warm up, in place of warmup_steps; none: warmup_steps."""
+    base_batch_size: Count | None = None
+    """Sequences per optimizer step that learning_rate is given for: all rates of the schedule are
+    scaled from it to global_batch_size; none: as they are given.
+    """
+    batch_scaling: Annotated[
+        Literal["linear", "sqrt"],
+        Needs("base_batch_size", "--base_batch_size", lambda value: value is not None),
+    ] = "sqrt"
+    """Factor on learning rates: global_batch_size / base_batch_size (linear, the rule for SGD), or
+    its square root (sqrt, the rule for Adam).
+    """
 
     @property
     def decay(self) -> int:
@@ -85,9 +98,9 @@ RULES = (
     rule(
         lambda decay_steps, schedule: (
             decay_steps is not None
-            and schedule != "wsd"
-            and f"decay_steps: got {decay_steps} with schedule {schedule}; expected schedule wsd, "
-            "which has them. Give --schedule wsd, or leave --decay_steps out."
+            and schedule == "constant"
+            and f"decay_steps: got {decay_steps} with schedule constant; expected linear, cosine "
+            "or wsd, which fall. Give --schedule, or leave --decay_steps out."
         )
     ),
     rule(

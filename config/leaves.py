@@ -8,8 +8,9 @@ import math
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
+from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -24,7 +25,14 @@ from popxl_gpt.config.bounds import (
 from popxl_gpt.config.numbers import KINDS
 from popxl_gpt.config.schema import Config
 from popxl_gpt.utils.files.bounded import shortened
-from popxl_gpt.utils.texts import IsFreeText, IsPath, encoding_problem, path_text, text_problem
+from popxl_gpt.utils.texts import (
+    IsFreeText,
+    IsPath,
+    encoding_problem,
+    path_text,
+    text_of_path,
+    text_problem,
+)
 
 TRUE_WORDS = {"true", "yes", "on", "1"}
 FALSE_WORDS = {"false", "no", "off", "0"}
@@ -87,7 +95,8 @@ class Leaf:
             if self.bound is not None:
                 words += f" {self.bound}" if isinstance(self.bound, Bytes) else f", {self.bound}"
         if self.is_list:
-            words = "a list of texts, none of them empty"
+            is_text = self.kind is str
+            words = "a list of texts, none of them empty" if is_text else f"a list, of each {words}"
         words = " or ".join([words, *self.words])
         return f"{words}, or none" if self.optional else words
 
@@ -97,6 +106,8 @@ class Leaf:
         Raises:
             ValueError: if it is of another type or out of range; says what is given and expected.
         """
+        if self.is_path and isinstance(value, Path):
+            value = text_of_path(value)
         word = value.lower() if isinstance(value, str) else None
         if self.optional and (value is None or word in NONE_WORDS - {""}):
             return None
@@ -107,6 +118,9 @@ class Leaf:
         if isinstance(value, str) and value in self.words:
             return value
         is_several = self.is_list and isinstance(value, (list, tuple))
+        if is_several and self.kind is not str:
+            single = replace(self, is_list=False, optional=False)
+            return tuple(single.check(item) for item in value)
         if is_several and all(isinstance(item, str) and item for item in value):
             return tuple(self._checked_text(item) for item in value)
         if self.is_list or (isinstance(value, int) and abs(value) > LARGEST):
@@ -300,7 +314,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return " ".join(value) or "none"
+        return " ".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

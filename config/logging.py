@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from popxl_gpt.config.bounds import Count, Needs, PathText
+from popxl_gpt.config.bounds import Count, CountOrZero, Needs, PathText, SameNumbers
 
 _NEEDS = Needs("wandb", "--wandb", bool)
 
@@ -18,6 +18,10 @@ class Logging:
     """
     log_every: Count = 1
     """Steps between progress lines."""
+    norms_every: SameNumbers[CountOrZero] = 0
+    """Steps between measures of the norms of weights, gradients and updates, by layer and role;
+    each takes another copy of the weights on the host; 0: never.
+    """
     log_level: Literal["debug", "info", "warning", "error"] | None = None
     """Least level of messages on standard error; none: MODEL_LOG_LEVEL, or info without it."""
     tensorboard: bool = False

@@ -44,6 +44,12 @@ class Preparation:
     """The given tokenizer's token that ends documents; none: the one that its model's files beside
     it name, or <|endoftext|>.
     """
+    min_tokens: int | None = None
+    """Leave out documents of fewer tokens than this, their end among them; none: none is."""
+    stride: int | None = None
+    """Tokens from the beginning of a sample that is trained on to that of the next, where they are
+    to overlap; none: the model's sequence length.
+    """
     tokenizer_bytes: int = 64 * 2**20
     """Bytes of text to train the tokenizer on."""
     validation: float | None = None

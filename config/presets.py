@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.config.leaves import assemble, flatten, leaves, records
+from popxl_gpt.config.other_programs import hint_of
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.shorthands import without_replaced, without_shorthands
 from popxl_gpt.config.validation import check_values, combination_problems
@@ -45,6 +46,30 @@ def override(config: Config, /, **values: Any) -> Config:
     `preset` does.
     """
     return build({}, values, base=config)
+
+
+def update_from_string(config: Config, text: str) -> Config:
+    """The same with the changes that a text says: `"layers=3,tied_head=false,betas=[a b]"`. Values
+    are written as on the command line, lists in brackets with spaces between.
+
+    Raises:
+        ConfigError: as `preset` does.
+    """
+    known = {leaf.name: leaf for leaf in leaves()}
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for change in text.split(","):
+        name, _, word = change.strip().partition("=")
+        leaf = known.get(name)
+        if leaf is None:
+            hint = hint_of(name, known) or did_you_mean(name, known)
+            problems.append(f"{shortened(change)}: expected NAME=VALUE of a setting. {hint}")
+            continue
+        try:
+            values[name] = word.strip("[]").split() if leaf.is_list else leaf.parse(word)
+        except ValueError as error:
+            problems.append(str(error))
+    return build({}, values, base=config, problems=tuple(problems))
 
 
 def from_mapping(mapping: Mapping[str, Any]) -> Config:

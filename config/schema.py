@@ -2,12 +2,22 @@
 its help text and its line in the reference.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from popxl_gpt.config import batch, data, execution, held_out, learning_rate, model, training
+from popxl_gpt.config import (
+    batch,
+    data,
+    execution,
+    held_out,
+    inference,
+    learning_rate,
+    model,
+    training,
+)
 from popxl_gpt.config.checkpoint import Checkpoint
 from popxl_gpt.config.data import Data
 from popxl_gpt.config.execution import Execution
+from popxl_gpt.config.inference import FOLLOWED, Inference
 from popxl_gpt.config.logging import Logging
 from popxl_gpt.config.model import Model
 from popxl_gpt.config.rules import rule
@@ -28,8 +38,22 @@ class Config:
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     execution: Execution = field(default_factory=Execution)
+    inference: Inference = field(default_factory=Inference)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     logging: Logging = field(default_factory=Logging)
+
+    @property
+    def in_inference(self) -> "Config":
+        """The same for programs that run forward between steps: with the fields of `inference` in
+        place of those of `execution`, and a global batch of whole runs that holds training's.
+        """
+        own = {name: getattr(self.inference, f"inference_{name}") for name in FOLLOWED}
+        own = {name: value for name, value in own.items() if value is not None}
+        execution = replace(self.execution, **own)
+        at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
+        batch = -(-self.training.global_batch_size // at_once) * at_once
+        training = replace(self.training, global_batch_size=batch)
+        return replace(self, training=training, execution=execution, inference=Inference())
 
     @property
     def has_master_weights(self) -> bool:
@@ -51,9 +75,26 @@ class Config:
         )
 
     @property
-    def runs_per_phase(self) -> int:
-        """Runs of a layer in a phase, each over `execution.widening` micro-batches."""
+    def groups(self) -> int:
+        """Groups of micro-batches, each of which runs through all layers by itself."""
+        count, group = self.gradient_accumulation, self.execution.micro_batch_group
+        return 1 if group is None else max(1, count // group)
+
+    @property
+    def runs_per_step(self) -> int:
+        """Runs of a layer in an optimizer step, each over `execution.widening` micro-batches."""
         return self.gradient_accumulation // self.execution.widening
+
+    @property
+    def runs_per_phase(self) -> int:
+        """Runs of a layer in a phase: those of a group."""
+        return self.runs_per_step // self.groups
+
+    @property
+    def interleaved_runs(self) -> int:
+        """Runs of a layer that alternate."""
+        most = min(self.execution.interleaving, self.runs_per_phase)
+        return next(n for n in range(most, 0, -1) if self.runs_per_phase % n == 0)
 
     @property
     def tokens_per_step(self) -> int:
@@ -84,5 +125,6 @@ RULES = (
     *held_out.RULES,
     *data.RULES,
     *execution.RULES,
+    *inference.RULES,
 )
 """All rules, in the order in which their problems are listed."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from popxl_gpt.config.batch import Batch
 from popxl_gpt.config.bounds import (
     Count,
+    CountOrZero,
     Fraction,
     Needs,
     Norm,
@@ -43,8 +44,15 @@ class Optimizer:
     """Decoupled weight decay of matrices, times the learning rate per step; gains, biases and the
     factors of token shift and convolutions have none.
     """
+    average_weights: CountOrZero = 0
+    """Horizon of a moving average of the weights, in steps: the mean of all steps at first, later
+    each step has one of so many parts. What is validated, evaluated, exported and writes texts is
+    the average; training goes on with the weights. 0: no average.
+    """
     max_norm: Norm = 1.0
     """Global gradient norm above which gradients are scaled down to it; 0: no clipping."""
+    updates: bool = True
+    """Change weights after each step; false: forward and backward alone, to time or debug them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,21 @@ class Loss:
     """Leave labels out of the loss that the data mark, such as those of prompts; the mean is over
     all that count in the global batch."""
 
+    z_loss: PositiveOrZero = 0.0
+    """Weight of the z-loss, the mean square of the logarithm of the softmax's denominator, beside
+    the cross entropy: it keeps logits from drifting; 0: none.
+    """
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Weights of the losses whose sum is trained, by name."""
+        return {"cross_entropy": 1.0, **({"z_loss": self.z_loss} if self.z_loss else {})}
+
+    @property
+    def losses_apart(self) -> tuple[str, ...]:
+        """Names of the losses that are told beside their sum: all, where there are several."""
+        return tuple(self.losses) if len(self.losses) > 1 else ()
+
     @property
     def is_scaled_by_program(self) -> bool:
         """Whether the program itself finds the loss scale."""
@@ -86,9 +109,13 @@ class Rounding:
     """Data type of Adam's two moments; bfloat16 takes half the memory, 8bit (floating-point numbers
     in blocks that share an exponent) a quarter, and both need stochastic_rounding.
     """
+    gradient_precision: Literal["float32", "bfloat16"] = "float32"
+    """Data type of gradients that wait for the update; bfloat16 takes half the memory and traffic,
+    is rounded from float32 sums as they are stored, and needs stochastic_rounding.
+    """
     stochastic_rounding: bool = False
-    """Round the updates of 16-bit weights and moments at random, without bias; float32 needs no
-    such rounding.
+    """Round 16-bit weights and moments at their updates, and 16-bit gradients, at random, without
+    bias; float32 needs no such rounding.
     """
     master_weights: bool | None = None
     """Keep weights in float32, and round them to the 16-bit precision for each phase; none: where
@@ -113,6 +140,16 @@ RULES = (
             and f"moment_precision: got {moment_precision} while stochastic_rounding is false; "
             "expected true, for what a step adds to a second moment is lost in rounding to the "
             "nearest. Give --stochastic_rounding."
+        )
+    ),
+    rule(
+        lambda gradient_precision, stochastic_rounding: (
+            gradient_precision != "float32"
+            and not stochastic_rounding
+            and f"gradient_precision: got {gradient_precision} while stochastic_rounding is false; "
+            "expected true, for gradients rounded to the nearest are off to one side. Give "
+            "--stochastic_rounding, and --master_weights true to keep weights in float32 beside "
+            "a 16-bit precision."
         )
     ),
     rule(

@@ -109,7 +109,8 @@ class TokenDataset(Dataset):
         vocabulary_size: the model's; ids must be smaller.
         instance, instances: which process of a run this is, and of how many.
         stride: tokens from a sample's beginning to the next one's, at most `sequence_length`; for
-            evaluation, where a text may be shorter than a sample, too. None: `sequence_length`.
+            evaluation, where a text may be shorter than a sample, too. None: as `dataset.json` says
+            of training data, or else `sequence_length`.
         skip_damaged: leave out samples that need a record whose checksum is wrong, and tell of each
             such record. The next sample takes the place of such a one; with a stride, its labels do
             not count. Files need an index, or damaged lengths hide what follows them.
@@ -257,16 +258,22 @@ class TokenDataset(Dataset):
             first, known = number, described[number]
             number += 1
             if known is None:
-                self._add_undescribed(first, stride)
+                self._add_undescribed(first, stride or self.sequence_length)
                 continue
             while number < len(described) and known.is_followed_by(described[number]):
                 known = described[number] or known
                 number += 1
             records = sum(len(file) for file in self.files[first:number])
             labels = records * known.per_record - known.missing
-            self._add_section(first, 0, 1, records, known.per_record, labels, stride)
+            wanted = min(stride or known.stride or self.sequence_length, self.sequence_length)
+            self._add_section(first, 0, 1, records, known.per_record, labels, wanted)
 
-    def _add_undescribed(self, number: int, stride: int | None) -> None:
+    @property
+    def _fewest(self) -> int:
+        """Labels that a text has at least."""
+        return 1 if self._is_evaluated else self.sequence_length
+
+    def _add_undescribed(self, number: int, stride: int) -> None:
         """Add the records of a file that nothing describes: all as long as the first, and the last
         may be shorter.
         """
@@ -276,7 +283,7 @@ class TokenDataset(Dataset):
         self._add_section(number, 0, alike, 1, first, first, stride)
         if alike == records:
             return
-        if last >= (self.sequence_length if stride is None else 1):
+        if last >= self._fewest:
             self._add_section(number, alike, 1, 1, last, last, stride)
         else:
             _LOG.warning(
@@ -294,14 +301,14 @@ class TokenDataset(Dataset):
         per_run: int,
         per_record: int,
         labels: int,
-        stride: int | None,
+        stride: int,
     ) -> None:
         """Add runs of so many labels that begin with a record of file `number`."""
-        if labels < (self.sequence_length if stride is None else 1):
+        if labels < self._fewest:
             raise self._too_short(number, labels)
         before = self._sample_ends[-1] if self._sample_ends else 0
         records = int(self._record_ends[number]) - len(self.files[number]) + record
-        windows = Windows(labels, self.sequence_length, stride or self.sequence_length)
+        windows = Windows(labels, self.sequence_length, stride)
         self._sections.append(_Section(before, records, per_run, per_record, windows))
         self._sample_ends.append(before + runs * windows.count)
 

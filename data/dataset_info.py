@@ -55,7 +55,7 @@ def _check_info(info: dict[str, Any]) -> None:
         raise TypeError
     counts = [
         info["vocabulary_size"],
-        *(info[name] for name in ("sequence_length",) if name in info),
+        *(info[name] for name in ("sequence_length", "stride") if name in info),
     ]
     names = [info["tokenizer"]] if isinstance(info.get("tokenizer"), str) else []
     for split in splits.values():
@@ -90,6 +90,8 @@ class Described:
     """Labels of a record."""
     missing: int
     """Labels that the file's last record has fewer."""
+    stride: int | None
+    """Tokens from one sample to the next, where samples are to overlap."""
 
     def is_followed_by(self, other: "Described | None") -> bool:
         """Whether the text of this file goes on in another."""
@@ -118,7 +120,9 @@ def describe(path: Path, info: dict[str, Any] | None) -> Described | None:
             if number == len(files) - 1 and {"records", "tokens"} <= facts.keys():
                 # before format 2 what did not fill a record was left out
                 missing = max(0, facts["records"] * per_record - (facts["tokens"] - 1))
-            return Described(path.parent, split, number, file["records"], per_record, missing)
+            stride = info.get("stride") if split == "train" else None
+            records = file["records"]
+            return Described(path.parent, split, number, records, per_record, missing, stride)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Samples without files: of one text in memory, or of random numbers."""
+"""Samples without files of their own: of a text in memory, random numbers, the first of others."""
 
 import hashlib
 import json
@@ -84,3 +84,28 @@ class SyntheticDataset(Dataset):
     def counted(self, samples: np.ndarray) -> np.ndarray:
         """All labels of every sample, int64 [n, 2]."""
         return np.tile(np.array([[0, self.sequence_length]], np.int64), (len(samples), 1))
+
+
+class FirstSamples(Dataset):
+    """The first samples of other data, at most as many as those have."""
+
+    def __init__(self, data: Dataset, samples: int) -> None:
+        self.sequence_length, self.vocabulary_size = data.sequence_length, data.vocabulary_size
+        self.info, self.tokenizers, self.is_masked = data.info, data.tokenizers, data.is_masked
+        self._data, self._samples = data, samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the data, and how many of their samples these are."""
+        return f"{self._data.fingerprint}-{self._samples}"
+
+    def read(self, samples: np.ndarray) -> np.ndarray:
+        """Samples, as of `Dataset`."""
+        return self._data.read(samples)
+
+    def counted(self, samples: np.ndarray) -> np.ndarray:
+        """The labels that count, as of `Dataset`."""
+        return self._data.counted(samples)

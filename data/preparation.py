@@ -6,7 +6,8 @@ The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfi
 `chat_template.jinja`, and `generation_config.json` where several tokens end a text. Documents are
 shuffled, each ends with that token, and a split is their concatenation, cut into records of
 `sequence_length + 1` tokens: each begins with the last token of the one before, so that every token
-is once a label. The last record is shorter where tokens are left.
+is once a label. The last record is shorter where tokens are left. A `stride` is noted in
+`dataset.json`: whoever reads samples to train on begins one so many tokens after the other.
 """
 
 import hashlib
@@ -77,6 +78,10 @@ class Settings:
     """Make a token of each character."""
     eos_token: str | None = None
     """The token of `tokenizer` that ends documents; None: as of `TextTokenizer`."""
+    min_tokens: int | None = None
+    """Documents of fewer tokens are left out; None: none is."""
+    stride: int | None = None
+    """Tokens from a sample to train on to the next one; None: no samples overlap."""
     tokenizer_bytes: int = Preparation.tokenizer_bytes
     """Text that the tokenizer is trained on, from the first document on, bytes."""
     validation: float = 0.05
@@ -101,7 +106,7 @@ class Settings:
             "shard_bytes": 1,
             "seed": 0,
         }
-        limits["vocabulary_size"] = SMALLEST_VOCABULARY
+        limits |= {"vocabulary_size": SMALLEST_VOCABULARY, "min_tokens": 1, "stride": 1}
         problems = []
         for name, least in limits.items():
             value = getattr(self, name)
@@ -159,6 +164,11 @@ def prepare(
         raise DataError(
             f"workers: got {workers}; expected 1 to {MOST_WORKERS}. Use as many as there are cores."
         )
+    if source.is_masked and settings.stride is not None:
+        raise DataError(
+            f"stride: got {settings.stride} for conversations; expected text, whose samples may "
+            "overlap. Leave it out."
+        )
     if validation is not None and settings.validation:
         raise AssertionError("a share is held out, or what is given")
     request = _request(source, settings)
@@ -191,6 +201,7 @@ def prepare(
             "end_of_text": tokenizer.end,
             "tokenizer": "tokenizer.json",
             **({"masked": True} if source.is_masked else {}),
+            **({} if settings.stride is None else {"stride": settings.stride}),
             "splits": splits,
             "hash": _hash(tokenizer, splits),
             "request": request,
@@ -226,6 +237,9 @@ def _request(source: Source, settings: Settings) -> dict[str, Any]:
     """Return what decides the result, as JSON gives it back."""
     chosen = asdict(settings)
     del chosen["eos_token"]
+    for name in ("min_tokens", "stride"):
+        if chosen[name] is None:  # folders from before these settings are as asked for
+            del chosen[name]
     if settings.tokenizer is not None:
         found = load_tokenizer(settings.tokenizer, settings.eos_token)
         if found.config is not None:
@@ -343,9 +357,13 @@ class _Job:
         with Throughput(self.report, size, shuffle.tokens) as throughput:
             every = throughput.counted(_limited(source, limit))
             documents = itertools.islice(every, shuffle.added, None)
+            least = self.settings.min_tokens or 0
             for tokens in tokenise(documents, self.tokenizer, source.clean, self.workers):
-                shuffle.add(tokens)
+                shuffle.add(tokens if tokens.size >= least else tokens[:0])
                 throughput.show(shuffle.documents, shuffle.tokens)
+        if least and shuffle.added > shuffle.documents:
+            few = counted(shuffle.added - shuffle.documents, "document")
+            self.report(f"{few} left out, of fewer than {counted(least, 'token')}.")
         return shuffle
 
 

@@ -103,6 +103,8 @@ def _settings(options: Preparation) -> Settings:
         tokenizer=_tokenizer_file(options.tokenizer),
         characters=options.tokenizer == CHARACTERS,
         eos_token=options.eos_token,
+        min_tokens=options.min_tokens,
+        stride=options.stride,
         tokenizer_bytes=options.tokenizer_bytes,
         validation=share,
         seed=options.seed,

@@ -22,6 +22,7 @@ from popxl_gpt.config.command_line import (
     read_flags,
 )
 from popxl_gpt.config.flags import Flags
+from popxl_gpt.config.inference import AS_IN_TRAINING
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.data.dataset_info import implied_settings
@@ -40,8 +41,9 @@ LAYOUT = (
 """Settings of training that say where a trained model runs."""
 ONE_REPLICA = {
     "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1, "micro_batch_size": 1,
-    "device_iterations": 1, "replicated_tensor_sharding": False, "device": "auto",
-    "device_memory": None, "memmap_dir": None, "host_memory": None, "io_mode": "io",
+    "device_iterations": 1, "embedding_serialisation": 1, "replicated_tensor_sharding": False,
+    "device": "auto", "device_memory": None, "memmap_dir": None, "host_memory": None,
+    "io_mode": "io",
 }  # fmt: skip
 """How a trained model runs unless it is told otherwise, whatever trained it."""
 
@@ -167,7 +169,7 @@ class Export(Conversion):
     """Type of the weights; none: as in the checkpoint, which holds bfloat16 as float32."""
     family: str | None = None
     """What the model is to be there, such as mistral, where it may be several things: model_type of
-    config.json; none: the first of gpt2, llama, mistral, qwen2, qwen3, popxl_gpt that it is.
+    config.json; none: the first of the families that are known here that it is.
     """
 
 
@@ -190,6 +192,7 @@ CONVERSIONS: "dict[str, tuple[str, type[Conversion]]]" = {
     "from_nanogpt": ("FILE OUT: make a checkpoint of nanoGPT's ckpt.pt", Conversion),
     "to_hugging_face": ("CHECKPOINT OUT: make a model that transformers loads", Export),
     "to_peft": ("CHECKPOINT OUT: make adapters that peft loads", Conversion),
+    "to_ipu_config": ("RUN OUT: make what optimum-graphcore reads of its execution", Conversion),
     "to_gguf": ("CHECKPOINT FILE: make a file that llama.cpp and Ollama run", GgufExport),
 }
 """The ways to convert: what each does, and what it takes."""
@@ -253,7 +256,7 @@ GENERATE = TrainedModelCommand(
     about="text that a trained model writes",
     options=GenerateOptions,
     used=("precision", "seed", "tokenizer", "log_level", *LAYOUT),
-    defaults={**ONE_REPLICA, "widening": 1, "head_serialisation": 1},
+    defaults={**ONE_REPLICA, **AS_IN_TRAINING, "widening": 1, "head_serialisation": 1},
 )
 
 
@@ -323,6 +326,13 @@ def parse_training(arguments: Sequence[str]) -> CommandLine:
     given, waiting = flags.given, {}
     if not chooses_model(given):
         line = configured(flags, TrainOptions, default="demo", implied=implied_by_model)
+    elif "ipu_config" in given:
+        raise ConfigError(
+            [
+                "--ipu_config: got it with --minutes, which chooses how a model is executed; "
+                "expected one of them. Leave it out, or say with --config what is trained."
+            ]
+        )
     elif "gradient_accumulation_steps" in given:
         raise ConfigError(
             [

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from popxl_gpt.config.command_line import RUN_CONFIG
-from popxl_gpt.config.saving import save
+from popxl_gpt.config.ipu_config import write_ipu_config
+from popxl_gpt.config.saving import load, save
 from popxl_gpt.config.schema import Config, Model, Training
 from popxl_gpt.data.chat_template import TEMPLATE
 from popxl_gpt.data.special_tokens import END
@@ -56,7 +57,7 @@ from popxl_gpt.utils.errors import UserError, reason_of, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.folders import check_replaceable, partial_folder, publish
 from popxl_gpt.utils.files.hub import MAKE_TOKENIZER, SENTENCEPIECE
-from popxl_gpt.utils.files.plain import open_plain, real_path, write_plain
+from popxl_gpt.utils.files.plain import is_folder, open_plain, real_path, write_plain
 from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.units import counted, si
 
@@ -80,6 +81,7 @@ CHECKPOINT = Made(
     (r"config\.yml", r"checkpoints/step_0+/checkpoint\.json"),
 )
 PEFT = Made(r"adapter_(config\.json|model\.safetensors)", (r"adapter_config\.json",))
+IPU_CONFIG = Made(r"ipu_config\.json", (r"ipu_config\.json",))
 HUGGING_FACE = Made(OWN_FILES, (r"config\.json", r"model.*\.safetensors"))
 
 
@@ -213,6 +215,16 @@ def to_peft(options: Conversion) -> int:
     return 0
 
 
+def to_ipu_config(options: Conversion) -> int:
+    """Make a folder with what optimum-graphcore reads of how a run is executed."""
+    source, out = options.folders()
+    config = load(source / RUN_CONFIG if is_folder(source) else source)
+    with _made(out, IPU_CONFIG, options.overwrite) as folder:
+        file = write_ipu_config(config, folder)
+    print(f"{out / file.name}: how {config.name} is executed")
+    return 0
+
+
 def to_gguf(options: GgufExport) -> int:
     """Make a GGUF file of a checkpoint, and a Modelfile beside it."""
     source, out = options.folders()
@@ -334,6 +346,7 @@ COMMANDS: "dict[str, Callable[[Any], int]]" = {
     "from_nanogpt": from_nanogpt,
     "to_hugging_face": to_hugging_face,
     "to_peft": to_peft,
+    "to_ipu_config": to_ipu_config,
     "to_gguf": to_gguf,
 }
 

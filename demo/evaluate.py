@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,6 +44,11 @@ from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.texts import several, user_path
 from popxl_gpt.utils.units import duration
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from popxl_gpt.demo.keywords import EvaluateSettings
 
 REPORT_SECONDS = 10.0
 """Seconds between lines that say how far it is."""
@@ -104,7 +109,7 @@ def evaluate(
     *,
     text: "str | Path | Sequence[str | Path]" = (),
     stride: int | None = None,
-    **settings: Any,
+    **settings: "Unpack[EvaluateSettings]",
 ) -> Result:
     """Measure a trained model on token files or on text, every token once.
 
@@ -119,10 +124,11 @@ def evaluate(
         UserError: something given cannot be used.
         NotFiniteError: a weight or the loss is not finite.
     """
+    given: dict[str, Any] = {**settings}
     if input_files:
-        settings["input_files"] = tuple(map(str, several(input_files)))
+        given["input_files"] = tuple(map(str, several(input_files)))
     options = Options(text=tuple(map(str, several(text))), stride=stride)
-    saved, config = _opened(checkpoint, {**settings, "text": options.text}, settings)
+    saved, config = _opened(checkpoint, {**given, "text": options.text}, given)
     return _measure(saved, config, options)
 
 
@@ -208,7 +214,7 @@ def evaluate_tasks(
     *,
     num_fewshot: int | None = None,
     limit: int | None = None,
-    **settings: Any,
+    **settings: "Unpack[EvaluateSettings]",
 ) -> "dict[str, Any]":
     """Measure a trained model on tasks of EleutherAI's lm-evaluation-harness.
 
@@ -267,6 +273,7 @@ def _sections(saved: TrainedModel, values: Mapping[str, Any]) -> "dict[str, Any]
         **NO_RAMPUP,
     }
     execution.update(ONE_REPLICA)
+    mapping["inference"] = {}
     sequence = values.get("sequence_length", saved.config.model.sequence_length)
     if isinstance(sequence, int) and sequence > saved.config.model.positions:
         raise UserError(

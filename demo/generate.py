@@ -16,7 +16,7 @@ if __name__ == "__main__":
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import popdist
 
@@ -42,6 +42,11 @@ from popxl_gpt.utils.escaping import as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.texts import encoding_problem, several, user_path
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from popxl_gpt.demo.keywords import GenerateSettings
 
 PROMPT_BYTES = 2**26
 """The bytes of a file with a prompt, at most."""
@@ -123,7 +128,7 @@ def generate(
     chat: bool = False,
     system: str | None = None,
     on_text: OnText = lambda number, text: None,
-    **settings: Any,
+    **settings: "Unpack[GenerateSettings]",
 ) -> "list[str]":
     """Texts that a trained model writes, `samples` after each prompt.
 

@@ -54,11 +54,14 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import best_in, checkpoin
 from popxl_gpt.execution.exchange.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.instances import check_instances, check_launch
+from popxl_gpt.execution.planning.axes import with_pieces
 from popxl_gpt.execution.planning.executing import executable, fastest, resolved
 from popxl_gpt.execution.planning.memory import ProcessMemory, check_fits, check_memory
 from popxl_gpt.execution.planning.model_size import parameter_count, trained_count
+from popxl_gpt.execution.planning.parameter_groups import parameter_groups, parameter_text
 from popxl_gpt.execution.planning.plan_report import plan_and_show, write_plan
 from popxl_gpt.execution.planning.run_plan import make_run_plan
+from popxl_gpt.execution.planning.schedule import schedule_text
 from popxl_gpt.execution.planning.sizing import as_it_is, chosen
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.profile.report import step_profiler
@@ -113,6 +116,11 @@ def run(line: CommandLine, on_folder: OnFolder = _tell_nobody) -> int:
         config = executable(config, given)
         if not is_plan:
             check_files(config)
+    if options.print_schedule:
+        is_leader, config = begun(config, options, given)
+        if is_leader:
+            print(schedule_text(config))
+        return 0
     if is_plan:
         _, config = begun(config, options, given)
         plan_and_show(training_program, config, options, evaluation_program)
@@ -160,7 +168,7 @@ def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Conf
     """
     is_leader = check_instances(config)
     if not options.auto:
-        return is_leader, config
+        return is_leader, with_pieces(config, given)
     return is_leader, resolved(config, given, options, *PROGRAMS)
 
 
@@ -225,7 +233,7 @@ def run_to_the_end(run: TrainingRun, job: Job, kept: WarningsFile) -> int | None
     folder, saved = job.folder, job.saved
     kept.begin(run, folder.warnings if job.is_leader else None)
     if job.is_leader:
-        describe(folder, job.config, job.data, job.validation_data)
+        describe(folder, job.config, job.data, job.validation_data, run.built)
         if saved is not None:
             saved.set_aside_passed_over()
     try:
@@ -368,6 +376,7 @@ def show_start(config: Config, folder: RunFolder, saved: SavedRun | None, given:
     rank = config.model.lora_rank
     trained = f", {si(trained_count(config.model))} of them trained" if rank else ""
     print(f"{si(parameter_count(config.model))} parameters{trained}, run folder {folder.path}")
+    print(parameter_text(parameter_groups(config)))
     if saved is not None:
         seen = si(saved.position.tokens or 0, "tokens")
         print(f"continuing after step {saved.position.step}, {seen}, from {saved.folder}")

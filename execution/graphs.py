@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
 
+import popxl
 import popxl_addons as addons
-from popxl import Tensor
+from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
+from popxl_addons.transforms.autodiff import COUNTER
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.batch_serialisation import LayerIO
 from popxl_gpt.execution.optimizer import Optimizer, grad_norm_sq
-from popxl_gpt.execution.train_state import TrainState
+from popxl_gpt.execution.train_state import Rounding, TrainState
 from popxl_gpt.execution.transfers import Gather, Load, Reduce, Row, Store
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Table, trained
@@ -57,6 +59,8 @@ class Gradients:
     """Sums over micro-batches (`accum.<name>`) and their counter, for everything that the layer's
     graphs name.
     """
+    factories: NamedVariableFactories
+    """The rows of the layer's own gradients: sums, in the type in which they wait."""
     buffers: NamedRemoteBuffers
     """A buffer for each gradient, tied weights included; none where the gradient never leaves the
     phase.
@@ -64,7 +68,9 @@ class Gradients:
     reduce: Reduce
     store: Store
     loads: Mapping[str, Load]
-    """The load of each of the layer's own parameters that are trained."""
+    """The load of each of them."""
+    per_group: int
+    """Gradients whose mean a group of micro-batches adds to the accumulators."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,24 +135,52 @@ class TrainingGraphs(LayerGraphs):
         """The parameters that training changes."""
         return trained(self.table, self.config.model.lora_rank > 0)
 
-    def grad_zeros(self) -> NamedTensors:
-        """Fresh accumulators and their counter."""
-        return self.gradients.accumulators.init_zero()
+    def grad_begin(self, row: Row, group: Tensor | None) -> NamedTensors:
+        """Accumulators and their counter as a group of micro-batches begins with them: as groups
+        before it have left them, where these waited as they were; else zeros.
 
-    def grad_reduce(self, accumulators: NamedTensors) -> NamedTensors:
-        """Means over the data-parallel replicas, as shards, by parameter."""
-        return self.gradients.reduce(accumulators)
+        Args:
+            group: how many groups went before, int32 scalar; None: none did.
+        """
+        own = self.gradients
+        if group is None or own.reduce.graph is not None or not own.loads:
+            return own.accumulators.init_zero()
+        found = {f"accum.{name}": self.grad_load(name, row) for name in own.loads}
+        found[COUNTER] = ops.cast(group, popxl.float32) * float(own.per_group)
+        return NamedTensors.from_dict(found)
+
+    def grad_end(self, sums: NamedTensors, row: Row, group: Tensor | None) -> NamedTensors:
+        """The means over micro-batches of all groups so far, and over the data-parallel replicas,
+        as shards, by parameter.
+
+        Where replicas reduce theirs, each group's mean is added to that of the groups before it: a
+        sum of other parts than without groups, which differs by rounding.
+        """
+        means = self.gradients.reduce(summed(sums))
+        if group is None or self.gradients.reduce.graph is None:
+            return means
+        count, found = ops.cast(group, popxl.float32), {}
+        for name, mean in means.to_dict().items():
+            found[name] = self.grad_load(name, row)
+            ops.var_updates.accumulate_mean_(found[name], mean, count)
+        return NamedTensors.from_dict(found)
 
     def grad_norm_sq(self, gradients: NamedTensors) -> Tensor:
         """This replica's part of the layer's own squared gradient norm."""
         return grad_norm_sq(self.trained, gradients, self.layout, self.config.training)
 
-    def grad_store(self, gradients: NamedTensors, row: Row) -> None:
-        """Store reduced gradients until the update."""
-        self.gradients.store(gradients, row)
+    def grad_store(self, gradients: NamedTensors, row: Tensor, rounding: Rounding) -> None:
+        """Store reduced gradients until the update.
+
+        Args:
+            rounding: of the layer's kind; each row draws from a seed of its own.
+        """
+        if isinstance(rounding, Tensor):
+            rounding = rounding + ops.cast(row, popxl.uint32)
+        self.gradients.store(gradients, row, rounding)
 
     def grad_load(self, name: str, row: Row) -> Tensor:
-        """The reduced gradient of one of the layer's own parameters."""
+        """A reduced gradient that waits in its buffer, in float32."""
         return self.gradients.loads[name](row)[name]
 
     def optim_fwd_load(self, name: str, row: Row) -> NamedTensors:

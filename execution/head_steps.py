@@ -37,9 +37,9 @@ class HeadStep(addons.Module):
         head: LossHead,
         loss_scaling: float | None,
         pieces: int,
-    ) -> tuple[Tensor, Tensor]:
-        """[N, H/tp2], int32 [N] -> loss, float32 scalar, and the gradient of the scaled loss by x,
-        [N, H/tp2].
+    ) -> tuple[Tensor, ...]:
+        """[N, H/tp2], int32 [N] -> what the head gives, float32 scalars, the loss first, and the
+        gradient of the scaled loss by x, [N, H/tp2].
 
         Args:
             weight: of `MaskedLossHead`.
@@ -49,6 +49,7 @@ class HeadStep(addons.Module):
         shared = () if weight is None else (weight if pieces == 1 else weight * pieces,)
         inputs = [(*rows, *shared) for rows in _rows_in_pieces((x, labels), pieces)]
         factories, fwd = head.create_graph(*inputs[0])
+        told = len(fwd.graph.outputs)  # the gradient adds what it needs
         accumulators, grad = layer_gradient(fwd, factories, head, required=1)
         weights = self.add_variable_inputs("fwd", factories)
         sums = self.add_variable_inputs("grad", accumulators)
@@ -56,18 +57,19 @@ class HeadStep(addons.Module):
             scale = self.add_variable_input(LOSS_SCALE, lambda: np.ones(()), popxl.float32)
         else:
             scale = popxl.constant(loss_scaling, popxl.float32, "loss_scaling")
-        losses: list[Tensor] = []
+        losses: list[tuple[Tensor, ...]] = []
         gradients: list[Tensor] = []
         with popxl.in_sequence():  # one piece after the other
             for piece in inputs:
                 site = fwd.bind(weights).call_with_info(*piece)
-                losses.append(site.outputs[0])
+                losses.append(site.outputs[:told])
                 at_site = grad.grad_graph_info.inputs_dict(site)
                 gradients += grad.bind(sums).call(scale, args=at_site)
         if pieces == 1:
-            return losses[0], gradients[0]
+            return (*losses[0], gradients[0])
         # each is of a mean over a piece's rows, and what is asked for of that over all rows
-        return ops.sum(_stacked(losses)) * (1 / pieces), ops.concat(gradients) * (1 / pieces)
+        means = [ops.sum(_stacked(of_pieces)) * (1 / pieces) for of_pieces in zip(*losses)]
+        return (*means, ops.concat(gradients) * (1 / pieces))
 
 
 def forward_head(

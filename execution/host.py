@@ -1,8 +1,8 @@
 """Host arrays of streams: what a run is given, and what it gives back."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import popdist
@@ -143,7 +143,9 @@ class StepResult:
     """What one optimizer step gives back."""
 
     loss: float
-    """Mean over the global batch; nan where none of its labels counts."""
+    """Mean over the global batch, of the sum that is trained; nan where none of its labels
+    counts.
+    """
     gradient_norm: float
     """Global L2 norm before clipping."""
 
@@ -155,6 +157,9 @@ class StepResult:
 
     has_labels: bool = True
     """Whether a label of the global batch counts: else the step changed nothing."""
+
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Means over the global batch of the losses whose sum is trained, where there are several."""
 
     @property
     def is_spike(self) -> bool:
@@ -198,7 +203,7 @@ def run_steps(
     counts = np.ones(steps)
     if config.training.masked_labels:
         counts = label_counts(labels, steps, config)
-        weights = np.repeat(label_weights(counts, config), config.runs_per_phase).tolist()
+        weights = np.repeat(label_weights(counts, config), config.runs_per_step).tolist()
         inputs[session.inputs.label_weight] = scalar_array(session, "label_weight", weights)
         inputs[session.inputs.label_count] = scalar_array(session, "label_count", counts.tolist())
     elif labels.min() < 0:
@@ -207,9 +212,8 @@ def run_steps(
             "false; expected true. Give --masked_labels."
         )
     outputs = session.run(inputs)
-    loss = all_replicas(session, session.outputs.loss, outputs[session.outputs.loss])
-    losses = loss.reshape(steps, -1).mean(axis=1, dtype=np.float64)
-    losses[counts == 0] = np.nan
+    apart = config.training.losses_apart
+    losses = [_means(session, outputs, name, counts) for name in ("loss", *apart)]
     norms = _per_step(session, outputs[session.outputs.gradient_norm], steps)
     scales: Sequence[float | None] = [None] * steps
     limits: Sequence[float | None] = [None] * steps
@@ -217,8 +221,24 @@ def run_steps(
         scales = _per_step(session, outputs[session.outputs.loss_scale], steps)
     if config.training.looks_for_spikes:
         limits = _per_step(session, outputs[session.outputs.norm_limit], steps)
-    found = zip(losses.tolist(), norms, scales, limits, (counts > 0).tolist())
+    each = [dict(zip(apart, values)) for values in zip(*losses[1:])] or [{}] * steps
+    found = zip(losses[0], norms, scales, limits, (counts > 0).tolist(), each)
     return [StepResult(*values) for values in found]
+
+
+def _means(
+    session: addons.TaskSession,
+    outputs: Mapping[DeviceToHostStream, np.ndarray],
+    name: str,
+    counts: np.ndarray,
+) -> "list[float]":
+    """A loss of each step, over its runs of the head and replicas; nan where no label counts."""
+    stream = session.outputs[name]
+    values = all_replicas(session, stream, outputs[stream])
+    means = values.reshape(len(counts), -1).mean(axis=1, dtype=np.float64)
+    means[counts == 0] = np.nan
+    found: list[float] = means.tolist()
+    return found
 
 
 def label_counts(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
@@ -235,7 +255,7 @@ def label_weights(counts: np.ndarray, config: Config) -> np.ndarray:
     """One over the labels that count in each step's global batch, times the runs of the head that
     the batch takes: float64 [steps].
     """
-    runs = config.runs_per_phase * config.execution.data_parallel
+    runs = config.runs_per_step * config.execution.data_parallel
     weights: np.ndarray = runs / np.maximum(counts, 1)
     return weights
 

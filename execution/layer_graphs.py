@@ -128,7 +128,7 @@ def embedding_graphs(
     seed, (positions, _) = seed_spec(config.execution.widening), _beside_specs(config)
     factories, fwd = layer.create_graph(words_spec(config), seed, positions)
     plan = embedding_plan(config.model)
-    table = Embedding.parameters(config.model)
+    table = layout.in_parts(Embedding.parameters(config.model))
     if config.model.lora_rank:
         weights = layer_weights(config, layout, factories, 1, None)
         return InferenceGraphs(table=table, rows=1, weights=weights, fwd=serialise(fwd, plan, io))
@@ -302,8 +302,8 @@ def head_graphs(
     embedding: TrainingGraphs | InferenceGraphs,
 ) -> TrainingGraphs:
     """The head's part of a training step: forward and backward pass in one graph."""
-    is_masked = config.training.masked_labels
-    head = (MaskedLossHead if is_masked else LossHead)(config.model, layout)
+    is_masked, losses = config.training.masked_labels, config.training.losses
+    head = (MaskedLossHead if is_masked else LossHead)(config.model, layout, losses)
     weight = TensorSpec((), popxl.float32) if is_masked else None
     scaling = None if config.training.is_scaled_by_program else config.training.fixed_scale
     pieces = config.execution.head_serialisation
@@ -314,10 +314,9 @@ def head_graphs(
     args.update(both.args.grad)
     if scaling is None:
         args.insert(LOSS_SCALE, both.args[LOSS_SCALE])
-    graph = serialise(
-        addons.GraphWithNamedArgs(both.graph, args), head_plan(config.model.layers, is_masked), io
-    )
-    table = Head.parameters(config.model)
+    plan = head_plan(config.model.layers, is_masked, config.training.losses_apart)
+    graph = serialise(addons.GraphWithNamedArgs(both.graph, args), plan, io)
+    table = layout.in_parts(Head.parameters(config.model))
     return _training_graphs(
         config,
         layout,
@@ -327,6 +326,7 @@ def head_graphs(
         factories.grad,
         graph,
         tied_to=embedding if config.model.tied_head else None,
+        pieces=pieces,
     )
 
 
@@ -358,7 +358,7 @@ def fwd_graphs(
     embedding = Embedding(model, layout)
     factories, fwd = embedding.create_graph(words_spec(config), None, positions)
     first = InferenceGraphs(
-        table=Embedding.parameters(model),
+        table=layout.in_parts(Embedding.parameters(model)),
         rows=1,
         weights=layer_weights(config, layout, factories, 1, None),
         fwd=serialise(fwd, without_seed(embedding_plan(model)), io),
@@ -377,7 +377,7 @@ def fwd_graphs(
     factories, fwd = forward_head(head(model, layout), x, labels, pieces)
     tied_to = first if TIED in factories else None
     last = InferenceGraphs(
-        table=Head.parameters(model),
+        table=layout.in_parts(Head.parameters(model)),
         rows=1,
         weights=layer_weights(config, layout, factories, 1, tied_to),
         fwd=serialise(fwd, HEADS[head](model.layers), io),
@@ -434,17 +434,31 @@ def _training_graphs(
     accumulators: NamedVariableFactories,
     grad: addons.GraphWithNamedArgs,
     tied_to: None | TrainingGraphs | InferenceGraphs = None,
+    pieces: int = 1,
 ) -> TrainingGraphs:
+    """The graphs of a layer's backward pass and update.
+
+    Args:
+        pieces: gradients that its accumulators get in each run.
+    """
     changed = trained(table, config.model.lora_rank > 0)
     weights = layer_weights(config, layout, factories, rows, tied_to, changed)
     sums = summed(accumulators)
     groups = _shard_groups(config, layout, sums)
-    own_sums, has_tied = sums.copy(), isinstance(tied_to, TrainingGraphs)
-    if has_tied:
+    own_sums = sums.copy()
+    # a tied gradient waits where the embedding's is added to it, unless both wait for other groups
+    shared = tied_to.gradients.buffers if isinstance(tied_to, TrainingGraphs) else None
+    if shared is not None and config.groups == 1:
         own_sums.pop(TIED)
+    precision = config.training.gradient_precision
+    own_sums = _in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
     buffers = _buffers(own_sums, rows, groups)
-    loads = {name: Load.of(selected(buffers, (name,)), rows) for name in changed}
-    own = NamedTensors.pack(list(changed), [load.results[name] for name, load in loads.items()])
+    if shared is not None and config.groups == 1:
+        buffers.insert(TIED, shared[TIED], overwrite=True)
+    waiting = tuple(buffers.to_dict())
+    wide = dict.fromkeys(waiting, popxl.float32)
+    loads = {name: Load.in_types(selected(buffers, (name,)), wide) for name in waiting}
+    own = NamedTensors.pack(list(changed), [loads[name].results[name] for name in changed])
     specs = {
         name: TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape)
         for name, b in weights.buffers.to_dict().items()
@@ -455,8 +469,6 @@ def _training_graphs(
         name: NamedRemoteBuffers(weight=weights.buffers[name], state=state[name])
         for name in changed
     }
-    if isinstance(tied_to, TrainingGraphs):
-        buffers.insert(TIED, tied_to.gradients.buffers[TIED], overwrite=True)
     return TrainingGraphs(
         table=table,
         rows=rows,
@@ -466,10 +478,12 @@ def _training_graphs(
         grad=grad,
         gradients=Gradients(
             accumulators,
+            own_sums,
             buffers,
             Reduce.of(summed(grad.args), groups, layout.dp),
-            Store.of(buffers, rows),
+            Store.of(buffers, rows) if precision == "float32" else Store.rounding(buffers),
             loads,
+            config.runs_per_phase * pieces,
         ),
         optimizer_state=OptimizerState(
             optimizer,

@@ -5,6 +5,7 @@ row 0 upwards, and `dx`, filled from the last row downwards. Rows of a plan coun
 own number n.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -101,14 +102,14 @@ def decoder_plan(model: Model) -> LayerPlan:
     )
 
 
-def head_plan(layers: int, is_masked: bool) -> LayerPlan:
+def head_plan(layers: int, is_masked: bool, losses: Sequence[str]) -> LayerPlan:
     """The last row of x and the labels to the loss; its gradient to the last row of dx. With masked
-    labels there is the weight of those that count.
+    labels there is the weight of those that count, and `losses` are those that are told apart.
     """
     weight = _if(is_masked, FromStream("label_weight"))
     return LayerPlan(
         inputs=(FromBuffer("x", layers), FromStream("labels"), *weight),
-        outputs=(ToStream("loss"), ToBuffer("dx", layers)),
+        outputs=(ToStream("loss"), *map(ToStream, losses), ToBuffer("dx", layers)),
     )
 
 

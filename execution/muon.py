@@ -11,11 +11,11 @@ import itertools
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl import ReplicaGrouping, Tensor, TensorByRef, ops
 
+from popxl_gpt.execution.sharded_state import add_zeros
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter
 from popxl_gpt.utils.runtime import newton_schulz
@@ -57,7 +57,8 @@ class MuonStep(addons.Module):
         update_if: Tensor,
     ) -> None:
         """One step. Arguments as of `AdamOptimizerStep`; ``var`` may be a shard."""
-        first = self._momentum(var, moment_dtype)
+        holders = self.layout.holders(self.parameter)
+        first = add_zeros(self, "first_order", var, moment_dtype, holders)
         scale = popxl.constant(1 - momentum, popxl.float32) / loss_scaling
         if global_norm is not None and global_norm_max is not None:
             limit = popxl.constant(global_norm_max, popxl.float32)
@@ -75,23 +76,6 @@ class MuonStep(addons.Module):
             kept = ops.where(update_if, one - lr * weight_decay, one)
         # zero times a rate below zero is -0.0: added to a weight, it changes no bit
         ops.scaled_add_(var, update, a=kept, b=lr * (-RMS * math.sqrt(self._longest())))
-
-    def _momentum(self, var: Tensor, dtype: popxl.dtype) -> Tensor:
-        """Zeros, sharded as the variable is."""
-        shape, holders = var.meta_shape or var.shape, self.layout.holders(self.parameter)
-        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
-        if not var.meta_shape:
-            return self.add_variable_input(
-                "first_order", lambda: zeros, dtype, by_ref=True, replica_grouping=holders
-            )
-        return self.add_replica_sharded_variable_input(
-            "first_order",
-            lambda: zeros,
-            dtype,
-            by_ref=True,
-            replica_grouping=holders,
-            shard_over=holders.group_size,
-        )
 
     def _splits(self) -> Iterator[tuple[int, ReplicaGrouping, bool]]:
         """Axes over which the parameter is cut, over which replicas, and whether block by block."""

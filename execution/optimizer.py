@@ -18,13 +18,14 @@ from popxl_addons.optimizers.adam import AdamOptimizerStep
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.execution.averaging import AverageStep
 from popxl_gpt.execution.muon import MuonStep
 from popxl_gpt.execution.train_state import TrainState
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
 from popxl_gpt.utils.runtime import data_type, moment_options, update_condition
 
-SCALAR = TensorSpec((), popxl.float32)
+SCALAR, UPDATE_IF = TensorSpec((), popxl.float32), TensorSpec((), popxl.bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,8 @@ class Optimizer:
     rate_multipliers: Mapping[str, float]
     """Learning rates of parameters over that of the step."""
     is_clipped: bool
+    averages: dict[str, addons.GraphWithNamedArgs]
+    """The graph of each parameter's average, where weights are averaged."""
     conditional: frozenset[str]
     """Parameters whose graphs have the condition of an update as an input; with AdamW none in plain
     PopXL."""
@@ -55,6 +58,7 @@ class Optimizer:
         the optimizer.
         """
         graphs, factories, multipliers, conditional = {}, NamedVariableFactories(), {}, set()
+        averages = {}
         for name, parameter in table.items():
             tensors = weights[name], gradients[name].spec
             is_matrix = is_by_muon(config.training, parameter)
@@ -66,9 +70,14 @@ class Optimizer:
                 conditional.add(name)
             graphs[name] = graph
             multipliers[name] = rate_multiplier(config.training, parameter)
+            if config.training.average_weights:
+                own, averages[name] = AverageStep(config.training.average_weights).create_graph(
+                    weights[name], UPDATE_IF, holders=layout.holders(parameter)
+                )
+                state.update(own)
             factories.insert(name, state, overwrite=True)
         is_clipped = config.training.max_norm > 0
-        return cls(graphs, factories, multipliers, is_clipped, frozenset(conditional))
+        return cls(graphs, factories, multipliers, is_clipped, averages, frozenset(conditional))
 
     def __call__(
         self,
@@ -78,11 +87,24 @@ class Optimizer:
         moments: NamedTensors,
         state: TrainState,
     ) -> None:
-        """Change a parameter's weight, moments and step in place, unless the step is left out.
+        """Change a parameter's weight, and the state that it has, in place, unless the step is left
+        out.
 
         Args:
             gradient: of the scaled loss.
         """
+        self._update(name, weight, gradient, moments, state)
+        if name in self.averages:
+            self.averages[name].bind(moments).call(weight, state.is_applied)
+
+    def _update(
+        self,
+        name: str,
+        weight: Tensor,
+        gradient: Tensor,
+        moments: NamedTensors,
+        state: TrainState,
+    ) -> None:
         rate, multiplier = state.learning_rate, self.rate_multipliers[name]
         scalars = [rate if multiplier == 1.0 else rate * multiplier]
         if isinstance(state.loss_scale, Tensor):
@@ -157,7 +179,7 @@ def _muon(
         momentum=config.training.muon_momentum,
         moment_dtype=data_type(config.training.moment_precision),
         **_common(parameter, config.training),
-        update_if=TensorSpec((), popxl.bool),
+        update_if=UPDATE_IF,
     )
 
 

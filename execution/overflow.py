@@ -155,6 +155,8 @@ class Skipped:
 
 MICRO_BATCHES = "batch_serial_step"
 """Part of the names of graphs that run once for each micro-batch, or several that run as one."""
+GROUPS = "group_of_micro_batches"
+"""Name of the graph that runs once for each group of them after the first."""
 
 
 def name_the_first(
@@ -193,31 +195,32 @@ def name_the_first(
 
 
 def layer_of_iteration(phase: str, number: int, config: Config) -> int:
-    """The layer of an iteration, counted from 0, of a phase of the decoder."""
+    """The layer of an iteration, counted from 0 over all steps, of a phase of the decoder."""
     layers = config.model.layers
     # the last ones, which keep more; where all are alike, there is one phase for them
     kept = len(stretches(config)[-1].layers) % layers
-    if "bwd" not in phase:
-        return number + (layers - kept if "keeping" in phase else 0)
-    # an update's phase has iterations for all layers; the backward pass begins with the last ones
-    return layers - 1 - number - (0 if "keeping" in phase else kept)
+    if "fwd" not in phase and "bwd" not in phase:  # an update's has iterations for all layers
+        return number % layers
+    first, count = (layers - kept, kept) if "keeping" in phase else (0, layers - kept)
+    number %= count
+    return first + (number if "fwd" in phase else count - 1 - number)
 
 
 def _described(first: Any, config: Config) -> str:
     """What `popxl.extensions.NotFinite` says, in the words of the application."""
-    widening, iterations = config.execution.widening, dict(first.loops)
+    widening = config.execution.widening
+    together = widening * config.interleaved_runs
     places = [f"phase {first.phase}"]
-    # layers of several kinds are run by several loops, which what is found does not tell apart
-    if first.phase.startswith("decoder") and len({*config.model.kinds}) == 1:
-        places.append(
-            f"layer {layer_of_iteration(first.phase, iterations.get(first.phase, 0), config)}"
-        )
+    if first.phase.startswith("decoder") and first.phase_runs is not None:
+        places.append(f"layer {layer_of_iteration(first.phase, first.phase_runs, config)}")
     if MICRO_BATCHES in first.graph:
-        begin = next((count for name, count in first.loops if MICRO_BATCHES in name), 0) * widening
+        run = next((count for name, count in first.loops if MICRO_BATCHES in name), 0)
+        groups = next((count + 1 for name, count in first.loops if name.startswith(GROUPS)), 0)
+        begin = groups * config.runs_per_phase * widening + run * together
         places.append(
             f"micro-batch {begin}"
-            if widening == 1
-            else f"micro-batches {begin} to {begin + widening - 1}"
+            if together == 1
+            else f"micro-batches {begin} to {begin + together - 1}"
         )
     where = f"replica {first.replica}, made at {first.where}"
     return f"{', '.join(places)}: tensor {first.tensor} ({first.value}), by {first.op} of {where}"

@@ -3,6 +3,7 @@
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a script: the packages are beside this folder, not in it
@@ -39,15 +40,19 @@ from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.utils.runtime import (
+    alternate_steps,
     before_reading,
     expect_session,
     keep_remote_memory_in_files,
     keep_state_once,
     limit_device_memory,
     session_device,
+    split_into_phases,
 )
 
 SCALAR = TensorSpec((), popxl.float32)
+NEAREST: Sequence[Rounding] = ("nearest",) * 3
+"""The rounding of decoder, embedding and head, where none is at random."""
 
 
 def pretraining(config: Config) -> addons.TaskSession:
@@ -77,7 +82,7 @@ def training_program(config: Config) -> "tuple[popxl.Ir, LayerIO, NamedTensors]"
         kept = make_kept(step, state)
         with popxl.in_sequence(True):
             run_phases(step, kept)
-    ir.num_host_transfers = config.execution.device_iterations * config.runs_per_phase
+    ir.num_host_transfers = config.execution.device_iterations * config.runs_per_step
     return ir, step.io, state
 
 
@@ -91,6 +96,7 @@ def make_ir(config: Config) -> popxl.Ir:
     options = ir._pb_ir.getSessionOptions()
     options.numIOTiles = 32  # placement only; batch serialisation's io modes ask for some
     options.enableStochasticRounding = config.training.stochastic_rounding
+    alternate_steps(ir, config.execution.interleaving)
     if config.execution.host_memory is not None and config.execution.memmap_dir is not None:
         keep_remote_memory_in_files(ir, config.execution.memmap_dir, config.execution.host_memory)
     if config.execution.device_memory is not None:
@@ -105,6 +111,7 @@ def training_step(config: Config, ir: popxl.Ir) -> TrainingStep:
     layout = Layout.of(ir, config.execution)
     outputs = [
         "loss",
+        *config.training.losses_apart,
         "gradient_norm",
         *(["loss_scale"] if config.training.is_scaled_by_program else []),
         *(["norm_limit"] if config.training.looks_for_spikes else []),
@@ -198,7 +205,8 @@ def waiting_step(
 def optimizer_step(
     pending: list[Tensor], variables: list[TensorByRef], run: PhaseGraphs
 ) -> list[Tensor]:
-    """One optimizer step: the seven phases of `docs/imgs/phases.png`, in order.
+    """One optimizer step: the seven phases of `docs/imgs/phases.png`, in order, those of the two
+    passes once for each group of micro-batches.
 
     Args:
         pending: what the decoder's update of the step before needs; empty in the first step.
@@ -211,15 +219,15 @@ def optimizer_step(
     rate, scale = ops.host_load(step.io.inputs.learning_rate), loss_scale(training, kept)
     limit = norm_limit(training, kept) if training.looks_for_spikes else None
     has_labels = host_has_labels(step)
-    decoder, embedding, head = rounding_by_kind(training, kept)
+    (decoder, embedding, head), stored = rounding_by_kind(training, kept)
 
-    seed = run.once(phases.embedding_fwd_phase, kept.seed)
-    run_decoder_fwd(run, seed, pending)
-    grad_norm_sq = run.once(phases.head_phase, scale)
-    grad_norm_sq = run_decoder_bwd(run, grad_norm_sq)
+    grad_norm_sq = run_group(kept.seed, scale, stored, pending, None, run)
+    if (others := step.config.groups - 1) > 0:
+        grad_norm_sq = run_other_groups(kept.seed, scale, stored, run, others)
     if isinstance(step.embedding, TwoPassGraphs):
+        rounding = embedding, stored[1]
         norm, is_applied = run.once(
-            phases.embedding_bwd_phase, grad_norm_sq, rate, scale, embedding, limit, has_labels
+            phases.embedding_bwd_phase, grad_norm_sq, rate, scale, *rounding, limit, has_labels
         )
         run.once(phases.head_optim_phase, TrainState(rate, norm, is_applied, scale, head))
     else:  # adapters alone are trained, and only the decoder has some
@@ -232,6 +240,62 @@ def optimizer_step(
     return pending
 
 
+def run_other_groups(
+    seed: Tensor, scale: LossScale, stored: Sequence[Rounding], run: PhaseGraphs, count: int
+) -> Tensor:
+    """The groups of micro-batches after the first one. Returns the squared norm after all."""
+    number = popxl.constant(1, popxl.int32, "group")
+    norm = popxl.constant(0.0, popxl.float32)
+    scales = [scale] if isinstance(scale, Tensor) else []
+    seeds = [rounding for rounding in stored if isinstance(rounding, Tensor)]
+    graph = popxl.gir().create_graph(group_of_micro_batches, number, norm, seed, scales, seeds, run)
+    split_into_phases(graph)
+    return ops.repeat(graph, count, number, norm, seed, *scales, *seeds)[1]
+
+
+def group_of_micro_batches(
+    number: Tensor,
+    norm: Tensor,
+    seed: Tensor,
+    scales: list[Tensor],
+    seeds: list[Tensor],
+    run: PhaseGraphs,
+) -> tuple[Tensor, Tensor]:
+    """A group after so many others. Returns the next one's number, and the squared norm."""
+    scale = scales[0] if scales else run.step.config.training.fixed_scale
+    stored: Sequence[Rounding] = [ops.create_random_seed(each, number) for each in seeds]
+    return number + 1, run_group(seed, scale, stored or NEAREST, [], number, run)
+
+
+def run_group(
+    seed: Tensor,
+    scale: LossScale,
+    stored: Sequence[Rounding],
+    pending: list[Tensor],
+    group: Tensor | None,
+    run: PhaseGraphs,
+) -> Tensor:
+    """Forward and backward of one group of micro-batches, through all layers; the embedding's
+    gradient is left to the phase of its update, where there is one group.
+
+    Args:
+        stored: how gradients of decoder, embedding and head are rounded.
+        pending: what the decoder's update needs, as `optimizer_step` gets it; empty if none is
+            pending.
+        group: how many groups went before; None in the first one.
+    Returns:
+        The squared norm of what was found of the gradients so far.
+    """
+    decoder, embedding, head = stored
+    seed = run.once(phases.embedding_fwd_phase, seed, group)
+    run_decoder_fwd(run, seed, pending, group)
+    grad_norm_sq = run.once(phases.head_phase, scale, head, group)
+    grad_norm_sq = run_decoder_bwd(run, grad_norm_sq, decoder, group)
+    if run.step.config.groups > 1 and isinstance(run.step.embedding, TwoPassGraphs):
+        run.once(phases.embedding_group_bwd_phase, embedding, group)
+    return grad_norm_sq
+
+
 def host_has_labels(step: TrainingStep) -> Tensor | None:
     """Whether a label of this step's global batch counts, bool scalar, as the host says; None where
     all labels count.
@@ -242,27 +306,33 @@ def host_has_labels(step: TrainingStep) -> Tensor | None:
     return ops.greater(count, popxl.constant(0.0, popxl.float32))
 
 
-def run_decoder_fwd(run: PhaseGraphs, seed: Tensor, pending: list[Tensor]) -> None:
+def run_decoder_fwd(
+    run: PhaseGraphs, seed: Tensor, pending: list[Tensor], group: Tensor | None
+) -> None:
     """The decoder's forward pass. Each layer is updated before it, if an update is pending."""
     alone = phases.decoder_fwd_phase, phases.decoder_fwd_keeping_phase
     updating = phases.decoder_optim_fwd_phase, phases.decoder_optim_fwd_keeping_phase
     for each in run.step.layers:
         graphs, layers = each.graphs, each.layers
         if not pending:
-            seed = run.per_layer(alone[each.keeps], seed, graphs, layers=layers)
+            seed = run.per_layer(alone[each.keeps], seed, graphs, group, layers=layers)
             continue
         found = run.per_layer(updating[each.keeps], seed, pending, graphs, layers=layers)
         seed, *rounding = found if isinstance(found, tuple) else (found,)
         pending = [*rounding, *pending[len(rounding) :]]
 
 
-def run_decoder_bwd(run: PhaseGraphs, grad_norm_sq: Tensor) -> Tensor:
+def run_decoder_bwd(
+    run: PhaseGraphs, grad_norm_sq: Tensor, rounding: Rounding, group: Tensor | None
+) -> Tensor:
     """The decoder's backward pass. Returns the squared norm so far."""
     backward = phases.decoder_bwd_phase, phases.decoder_bwd_keeping_phase
     norm = grad_norm_sq
     for each in reversed(run.step.layers):
         phase = backward[each.keeps]
-        norm = run.per_layer_backwards(phase, norm, each.graphs, layers=each.layers)
+        norm = run.per_layer_backwards(
+            phase, norm, each.graphs, rounding, group, layers=each.layers
+        )
     return norm
 
 
@@ -271,12 +341,16 @@ def loss_scale(training: Training, kept: NamedTensors) -> LossScale:
     return ops.identity(kept.loss_scale) if training.is_scaled_by_program else training.fixed_scale
 
 
-def rounding_by_kind(training: Training, kept: NamedTensors) -> tuple[Rounding, Rounding, Rounding]:
-    """How updates of decoder, embedding and head are rounded."""
+def rounding_by_kind(
+    training: Training, kept: NamedTensors
+) -> tuple[Sequence[Rounding], Sequence[Rounding]]:
+    """How updates of decoder, embedding and head are rounded, and gradients that wait for them."""
     if not training.stochastic_rounding:
-        return "nearest", "nearest", "nearest"
-    decoder, embedding, head = ops.split_random_seed(kept.rounding_seed, 3)
-    return decoder, embedding, head
+        return NEAREST, NEAREST
+    if training.gradient_precision == "float32":
+        return ops.split_random_seed(kept.rounding_seed, 3), NEAREST
+    found = ops.split_random_seed(kept.rounding_seed, 6)
+    return found[:3], found[3:]
 
 
 def finish_step(

@@ -13,6 +13,9 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.rts import all_gather_replica_sharded_graph
 
+from popxl_gpt.execution.train_state import Rounding
+from popxl_gpt.utils.runtime import round_from
+
 Row = int | Tensor
 
 
@@ -56,15 +59,47 @@ class Store:
     """Stores tensors to one row of the buffers of the same names."""
 
     graph: addons.GraphWithNamedArgs
+    """Called with the row, and with a seed where it rounds."""
 
     @classmethod
     def of(cls, buffers: NamedRemoteBuffers, rows: int) -> "Store":
         """Stores to these buffers, which have at least that many rows."""
         return cls(addons.store_remote_graph(buffers, rows))
 
-    def __call__(self, tensors: NamedTensors, row: Row) -> None:
-        """Store the tensors for which there are buffers; others are left out."""
-        self.graph.bind(tensors).call(row)
+    @classmethod
+    def rounding(cls, buffers: NamedRemoteBuffers) -> "Store":
+        """Stores float32 tensors to these buffers of 16 bits, each rounded at random, without bias.
+
+        The bits follow from the seed, the buffer's place among the others, and the element's index
+        in the tensor that shards are cut from. So they are the same whether rows are sharded or
+        not, for all data-parallel replicas, and however replicas are spread over processes. A
+        replica of a tensor-parallel group counts from the first element of its own part.
+        """
+        names, found = buffers.unpack()
+        graph = popxl.gir().create_empty_graph("rounding_store")
+        inputs: list[Tensor] = []
+        with graph:
+            row = popxl.graph_input((), popxl.int32, "store_index")
+            seed = popxl.graph_input((2,), popxl.uint32, "seed")
+            round_from(graph, seed)
+            for name, buffer in zip(names, found):
+                t = popxl.graph_input(
+                    buffer.tensor_shape, popxl.float32, name, meta_shape=buffer.meta_shape or None
+                )
+                inputs.append(t)
+                # a cast is to the nearest, and what an update writes is rounded at random
+                narrow = ops.cast(t, buffer.tensor_dtype)
+                ops.remote_store(buffer, row, ops.var_updates.copy_var_update_(narrow, t))
+        return cls(addons.GraphWithNamedArgs(graph, NamedTensors.pack(names, inputs)))
+
+    def __call__(self, tensors: NamedTensors, row: Row, rounding: Rounding = "nearest") -> None:
+        """Store the tensors for which there are buffers; others are left out.
+
+        Args:
+            rounding: the seed where it rounds; each row of a buffer draws from another one.
+        """
+        seed = [rounding] if isinstance(rounding, Tensor) else []
+        self.graph.bind(tensors).call(row, *seed)
 
 
 @dataclass(frozen=True, eq=False)

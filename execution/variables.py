@@ -22,9 +22,10 @@ from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.averaging import AVERAGE
 from popxl_gpt.execution.graphs import ForwardGraphs, LayerGraphs, TrainingGraphs, TrainingStep
 from popxl_gpt.execution.state_folder import state_folder
-from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.modelling.gpt import in_program, model_table, of_program, program_table
 from popxl_gpt.utils.ahead import made_ahead
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.runtime import remove_files
@@ -47,8 +48,8 @@ def make_variables(step: TrainingStep) -> NamedTensors:
         own, gradients = graphs.optimizer_state, graphs.gradients
         moments = _remote(own.optimizer.factories, own.buffers, "optimizer", *place)
         _put(state["optimizer"], name, moments)
-        sums = gradients.accumulators.accum.filter_keys(graphs.trained)
-        _remote(sums, gradients.buffers, "gradients", *place)
+        waiting = gradients.factories.filter_keys(graphs.trained)
+        _remote(waiting, gradients.buffers, "gradients", *place)
     return NamedTensors.from_dict(state)
 
 
@@ -153,12 +154,26 @@ def fresh_weights(config: Config) -> "Iterator[Iterator[tuple[str, np.ndarray]]]
 def write_whole_weights(
     session: addons.TaskSession, config: Config, whole: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Cut whole tensors for the layout and give them to a session, one at a time."""
-    table, execution = model_table(config.model), config.execution
-    variables = session.state.weights.to_dict()
+    """Cut whole tensors for the layout and give them to a session, one at a time: weights, and the
+    averages that begin with them.
+    """
+    model, execution = config.model, config.execution
+    places = (session.state.weights.to_dict(), averages(session))
+    table = program_table(model, execution)
+    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
     for name, array in whole:
-        pieces = table[name].shard(array, execution.tensor_parallel_1, execution.tensor_parallel_2)
-        write(session, {variables[name]: pieces})
+        for part, own in in_program(name, array, model, execution).items():
+            pieces = table[part].shard(own, tp1, tp2)
+            for variables in places:
+                if part in variables:
+                    write(session, {variables[part]: pieces})
+
+
+def averages(session: addons.TaskSession) -> "dict[str, Variable]":
+    """The averages of a session's weights by parameter name, where weights are averaged."""
+    state = session.state.optimizer.to_dict() if "optimizer" in session.state else {}
+    suffix = f".{AVERAGE}"
+    return {name.removesuffix(suffix): v for name, v in state.items() if name.endswith(suffix)}
 
 
 def write(session: addons.TaskSession, values: Mapping[Variable, np.ndarray]) -> None:
@@ -172,11 +187,13 @@ def whole_tensors(config: Config, pieces: Mapping[str, np.ndarray]) -> "dict[str
     """Whole tensors from host data of variables, by parameter name; works for weights and for
     gradients.
     """
-    table, execution = model_table(config.model), config.execution
+    model, execution = config.model, config.execution
+    table = program_table(model, execution)
     tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
-    return {
+    parts = {
         name: table[name].unshard(np.asarray(array), tp1, tp2) for name, array in pieces.items()
     }
+    return of_program(parts, model, execution)
 
 
 def read_weights(session: addons.TaskSession, config: Config) -> "dict[str, np.ndarray]":
@@ -202,7 +219,9 @@ def read_gradients(
 
 
 def copy_weights(source: addons.TaskSession, target: addons.TaskSession) -> None:
-    """Give a session the weights of another, one tensor at a time, rounded to its types."""
-    theirs = source.state.weights.to_dict()
+    """Give a session the weights of another, or their averages, one tensor at a time, rounded to
+    its types.
+    """
+    theirs = source.state.weights.to_dict() | averages(source)
     for name, variable in target.state.weights.to_dict().items():
         write(target, {variable: source.get_tensor_data(theirs[name])})

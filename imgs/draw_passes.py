@@ -128,7 +128,8 @@ def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
 
 def described(fn: "Callable[[Block], Block]") -> str:
     """What a pass's function says of itself, a line a paragraph."""
-    inner = getattr(fn, "keywords", {}).get("rewrite") or getattr(fn, "func", fn)
+    inner = getattr(fn, "keywords", {}).get("rewrite", fn)
+    inner = getattr(inner, "func", inner)
     words = (inspect.getdoc(inner) or "").split("Args:")[0].split("Raises:")[0].strip()
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in words.split("\n\n"))
 

@@ -16,12 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import popxl  # noqa: E402
-from popxl_addons.named_tensors import NamedTensors  # noqa: E402
 
 from popxl_gpt.config.presets import preset  # noqa: E402
-from popxl_gpt.config.schema import Config  # noqa: E402
 from popxl_gpt.execution.graphs import TrainingStep  # noqa: E402
-from popxl_gpt.execution.pretraining import make_ir, make_kept, run_phases, training_step  # noqa: E402
+from popxl_gpt.execution.planning.schedule import contents, step_program  # noqa: E402
 
 LOAD, STORE, INK, BOX = "#2b6cb0", "#c05621", "#1a202c", "#edf2f7"
 LANES = (
@@ -35,33 +33,18 @@ LANES = (
 )
 HOST, WEIGHTS, X, KEPT, DX, GRADIENTS, STATE = LANES
 
+HELD = X, DX, WEIGHTS, GRADIENTS, STATE
+
 Moves = dict[tuple[str, str], bool]
 """(lane, "load" or "store") that a phase makes."""
-
-
-def program(config: Config) -> tuple[popxl.Ir, TrainingStep]:
-    """The main graph of one optimizer step, without a session."""
-    ir = make_ir(config)
-    with ir.main_graph:
-        step = training_step(config, ir)
-        run_phases(step, make_kept(step, NamedTensors()))
-    return ir, step
 
 
 def lanes_of(step: TrainingStep) -> dict[Any, str]:
     """The lane of each remote buffer of the step, but those that keep words and seeds for the
     backward pass.
     """
-    lanes: dict[Any, str] = {step.io.buffers["x"]: X, step.io.buffers["dx"]: DX}
-    for layer in (step.embedding, step.decoder, step.head):
-        for tree, lane in (
-            (layer.weights.buffers, WEIGHTS),
-            (layer.gradients.buffers, GRADIENTS),
-            (layer.optimizer_state.buffers, STATE),
-        ):
-            for buffer in tree.values_flat():
-                lanes.setdefault(buffer, lane)
-    return lanes
+    lanes = dict(zip(("x", "dx", "weights", "gradients", "optimizer state"), HELD))
+    return {buffer: lanes[what] for buffer, what in contents(step).items()}
 
 
 def transfers(graph: popxl.Graph, lanes: dict[Any, str]) -> set[tuple[str, str]]:
@@ -182,7 +165,7 @@ def draw(found: list[tuple[str, int, set[tuple[str, str]]]], layers: int, file: 
 def main(file: Path = ROOT / "docs" / "imgs" / "phases.png") -> None:
     """Draw the picture of the smallest preset, which has the phases of all."""
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
-    ir, step = program(config)
+    ir, step = step_program(config)
     draw(phases(ir, step), config.model.layers, file)
 
 

@@ -1,4 +1,5 @@
-"""The generated parts of pages in docs/: they are written anew from the code.
+"""The generated parts of pages in docs/, and the types of the commands' settings: they are written
+anew from the code.
 
     python imgs/write_tables.py
 
@@ -19,16 +20,29 @@ sys.path.insert(0, str(ROOT))
 
 from popxl.extensions import plan  # noqa: E402
 
-from popxl_gpt.config.leaves import leaves, sections, shown  # noqa: E402
+from popxl_gpt.config.bounds import Bytes  # noqa: E402
+from popxl_gpt.config.ipu_config import (  # noqa: E402
+    DEPRECATED,
+    NOT_HERE,
+    IpuConfig,
+    setting_of,
+)
+from popxl_gpt.config.leaves import Leaf, leaves, sections, shown  # noqa: E402
+from popxl_gpt.config.preparing import COMMANDS  # noqa: E402
 from popxl_gpt.config.presets import override, preset, preset_names  # noqa: E402
+from popxl_gpt.demo.commands import CONVERSIONS, EVALUATE, GENERATE  # noqa: E402
+from popxl_gpt.demo.job.options import TrainOptions  # noqa: E402
 from popxl_gpt.execution.exchange.hugging_face_config import model_in  # noqa: E402
 from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
+from popxl_gpt.execution.planning.options import PlanOptions  # noqa: E402
 from popxl_gpt.execution.pretraining import training_program  # noqa: E402
 from popxl_gpt.utils.errors import UserError, exit_on_user_error  # noqa: E402
 from popxl_gpt.utils.units import si  # noqa: E402
 
 SETTINGS = ROOT / "docs" / "settings.md"
 MODELS = ROOT / "docs" / "models.md"
+KEYWORDS = ROOT / "demo" / "keywords.pyi"
+"""The settings that Python gives by keyword, for editors and type checkers."""
 API = ROOT / "runtime" / "tests" / "helpers" / "public_names.json"
 """The names of the original API, by module."""
 _PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -78,6 +92,19 @@ def reference() -> str:
         ]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def ipu_table() -> str:
+    """The keys of optimum-graphcore's `ipu_config.json` as a Markdown table."""
+    lines = ["| key | default there | here | meaning |", "|---|---|---|---|"]
+    for key in leaves(IpuConfig):
+        setting = setting_of(key)
+        here = "–" if setting is None else f"`--{setting.name}`"
+        cells = [f"`{key.name}`", shown(key.default), here, " ".join(key.doc.split())]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [f"| `{name}` | – | deprecated | {told} |" for name, told in DEPRECATED.items()]
+    lines += [f"| `{name}` | none | refused | {told}. |" for name, told in NOT_HERE.items()]
+    return "\n".join(lines) + "\n"
 
 
 def missing_names() -> dict[str, list[str]]:
@@ -186,8 +213,68 @@ def sizes_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def keywords() -> str:
+    """The settings that each function of `popxl_gpt.api` takes by keyword, as types."""
+    plans, config = {leaf.name for leaf in leaves(PlanOptions)}, leaves()
+    training = [leaf for leaf in leaves(TrainOptions) if leaf.name not in plans]
+    kinds = {
+        "TrainSettings": {"config": "str | Path", **_types(*config, *training)},
+        "EvaluateSettings": _types(
+            *(leaf for leaf in config if leaf.name in {*EVALUATE.used} - {"input_files"})
+        ),
+        "GenerateSettings": _types(*(leaf for leaf in config if leaf.name in GENERATE.used)),
+        "PrepareSettings": _types(
+            *(
+                leaf
+                for command in COMMANDS.values()
+                for leaf in leaves(command.options)
+                if leaf.name != command.words
+            )
+        ),
+        "ConvertSettings": _types(
+            *(
+                leaf
+                for _, options in CONVERSIONS.values()
+                for leaf in leaves(options)
+                if leaf.name != "paths"
+            )
+        ),
+    }
+    lines = [
+        "# Written by imgs/write_tables.py: the settings of the commands, by keyword.",
+        "from collections.abc import Sequence",
+        "from pathlib import Path",
+        "from typing import Literal, TypedDict",
+    ]
+    for name, types in kinds.items():
+        lines += ["", f"class {name}(TypedDict, total=False):"]
+        lines += [f"    {setting}: {kind}" for setting, kind in types.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _types(*settings: Leaf) -> "dict[str, str]":
+    """The types of settings by name; all of one that several commands have."""
+    found: dict[str, dict[str, None]] = {}
+    for leaf in settings:
+        found.setdefault(leaf.name, {}).update(dict.fromkeys(_parts(leaf)))
+    return {name: " | ".join(sorted(parts, key="None".__eq__)) for name, parts in found.items()}
+
+
+def _parts(leaf: Leaf) -> "list[str]":
+    """What a setting may be."""
+    texts = ", ".join(f'"{text}"' for text in leaf.choices or leaf.words)
+    parts = [] if leaf.choices else [leaf.kind.__name__]
+    parts += ["Path"] if leaf.is_path else []
+    if isinstance(leaf.bound, Bytes):
+        parts += ["float", "str"] if leaf.bound.or_share else ["str"]
+    parts += [f"Literal[{texts}]"] if texts else []
+    if leaf.is_list:
+        parts.append(f"Sequence[{' | '.join(parts)}]")
+    return [*dict.fromkeys(parts), *(["None"] if leaf.optional else [])]
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    SETTINGS: {"presets": presets_table, "settings": reference},
+    SETTINGS: {"presets": presets_table, "settings": reference, "ipu config": ipu_table},
     ROOT / "docs" / "popxl.md": {"missing names": missing_table},
     MODELS: {"sizes": sizes_table},
 }
@@ -210,10 +297,10 @@ def with_generated_parts(text: str, page: Path) -> str:
 
 
 def main() -> None:
-    """Rewrite the pages that are out of date."""
-    for page in PAGES:
+    """Rewrite what is out of date."""
+    for page in (*PAGES, KEYWORDS):
         before = page.read_text(encoding="utf-8")
-        after = with_generated_parts(before, page)
+        after = keywords() if page == KEYWORDS else with_generated_parts(before, page)
         if after != before:
             page.write_text(after, encoding="utf-8")
         print(f"{page.relative_to(ROOT)}: {'written' if after != before else 'up to date'}")

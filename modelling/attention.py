@@ -213,8 +213,8 @@ class Attention(Layer):
 class CachedAttention(Attention):
     """Attention of some tokens of each sequence over those before, whose keys and values are kept.
 
-    C tokens of each sequence come at a time, P columns are kept: column c of a sequence has its
-    c-th key and value.
+    C tokens of each sequence come at a time, R rows of each are kept, and K keys are seen: those of
+    the rows, or beside these the tokens' own.
     """
 
     convolution_type = CachedShortConvolution
@@ -226,6 +226,8 @@ class CachedAttention(Attention):
         values: TensorByRef,
         mask: Tensor,
         first: Tensor,
+        rows: Tensor,
+        columns: int,
         words: Tensor | None = None,
         positions: Tensor | None = None,
         before: tuple[TensorByRef, ...] = (),
@@ -233,27 +235,39 @@ class CachedAttention(Attention):
         """[B*C, H/tp2] -> [B*C, H/tp2], identical over tp1. Writes the tokens' own keys and values.
 
         Args:
-            keys, values: [B, k, P, D], identical over tp2.
-            mask: what is added to scores, [B, 1, C, P].
+            keys, values: [B, k, R, D], identical over tp2.
+            mask: what is added to scores, [B, 1, C, K].
             first: the first token's column, int32 scalar.
+            rows: of the first token's key, int32 [1]; or, where K = R + C, of all keys the R that
+                are kept.
+            columns: of a sequence, at most.
             words: the tokens, int32 [B*C], for value embeddings.
             positions, before: where the model has convolutions, as of `CachedShortConvolution`.
         """
         column, tokens = first.reshape((1,)), mask.shape[2]
-        tables = self._rotary_tables(mask.shape[3])
+        tables = self._rotary_tables(columns)
         if tables is not None:
             sin, cos = (ops.dynamic_slice(t, column, [0], [tokens], True) for t in tables)
             tables = sin, cos
         # [B, h, C, D] and twice [B, k, C, D]
         query, key, value = self._query_key_value(x, tokens, tables, words, positions, *before)
-        keys = ops.dynamic_update_(keys, column, key, [2], [tokens], True)
-        values = ops.dynamic_update_(values, column, value, [2], [tokens], True)
+        pairs = ((keys, key), (values, value))
+        keys, values = (_with_own(kept, own, rows, mask.shape[3]) for kept, own in pairs)
         # queries that share a key stand one after the other: keys are read as they are
         batch, heads, shared = query.shape[0], keys.shape[1], query.shape[1] // keys.shape[1]
         queries = query.reshape((batch, heads, shared * tokens, query.shape[3]))
         mask = mask if shared == 1 else ops.concat([mask] * shared, axis=2)
         y = attention(queries, keys, values, mask=mask, **_scores(self.model))
         return self._join_heads(y.reshape(query.shape))
+
+
+def _with_own(kept: TensorByRef, own: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Keys or values that are seen, so many, of those kept and the tokens' own, which are kept."""
+    if kept.shape[2] == count:
+        return ops.dynamic_update_(kept, rows, own, [2], [own.shape[2]], True)
+    every = ops.concat([kept, own], axis=2)
+    ops.var_updates.copy_var_update_(kept, ops.gather(every, rows, axis=2))
+    return every
 
 
 def _repeated(t: Tensor, heads: int) -> Tensor:

@@ -125,6 +125,8 @@ class CachedDecoderBlock(DecoderBlock):
         values: TensorByRef,
         mask: Tensor,
         first: Tensor,
+        rows: Tensor,
+        columns: int,
         words: Tensor | None = None,
         positions: Tensor | None = None,
         before: tuple[TensorByRef, ...] = (),
@@ -135,7 +137,8 @@ class CachedDecoderBlock(DecoderBlock):
             positions, before: of `CONVOLUTIONS`, as of `CachedShortConvolution`.
         """
         y = self._into("attention", x, positions, *before[:1])
-        y = self.attention(y, keys, values, mask, first, words, positions, before[1:2])
+        cached = (keys, values, mask, first, rows, columns)
+        y = self.attention(y, *cached, words, positions, before[1:2])
         attended = x + self._added("attention", y)
         y = self._into("feed_forward", self._input(x, attended), positions, *before[2:])
         return attended + self._added("feed_forward", self.feed_forward(y))

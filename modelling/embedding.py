@@ -70,7 +70,7 @@ class Embedding(Layer):
         if self.model.embedding_scale != 1.0:
             x = x * popxl.constant(self.model.embedding_scale, x.dtype, "scale")
         if self.model.has_position_table:
-            position, numbers = self.parameter("position.weight"), positions
+            position, numbers = self.parts("position.weight"), positions
             if numbers is None:
                 count = np.arange(self.model.sequence_length, dtype=np.int32)
                 numbers = popxl.constant(count, popxl.int32, "positions")
@@ -86,7 +86,7 @@ class Embedding(Layer):
 
     def _words(self, words: Tensor, shard: Tensor | None, before: Tensor | None) -> Tensor:
         """The vectors of words, [N, H/tp2], partial sums over tp1."""
-        table = self.parameter("word.weight")
+        table = self.parts("word.weight")
         if before is None:
             return _gathered(table, words, shard)
         both = _gathered(table, ops.concat([words, before]), shard, zero_OOR=True)
@@ -112,15 +112,22 @@ def none_before_first(before: Tensor, positions: Tensor) -> Tensor:
 
 
 def _gathered(
-    table: Tensor, numbers: Tensor, shard: Tensor | None, zero_OOR: bool = False
+    parts: list[Tensor], numbers: Tensor, shard: Tensor | None, zero_OOR: bool = False
 ) -> Tensor:
-    """Rows of a table, of which this replica has the shard of this number, int32 scalar; none: all.
-    Zeros for others' rows.
+    """Rows of a table in parts, of which this replica has the shard of this number, int32 scalar;
+    none: all. Zeros for others' rows.
     """
-    if shard is None:
-        return ops.gather(table, numbers, zero_OOR=zero_OOR)
-    # rows count from this replica's first; others' rows are out of range
-    return ops.gather(table, numbers - shard * table.shape[0], zero_OOR=True)
+    if shard is not None:
+        # rows count from this replica's first; others' rows are out of range
+        numbers, zero_OOR = numbers - shard * sum(part.shape[0] for part in parts), True
+    first, *others = parts
+    x = ops.gather(first, numbers, zero_OOR=zero_OOR or bool(others))
+    begin = first.shape[0]
+    for part in others:  # each row is of one part, and zero in the others
+        own = numbers - popxl.constant(begin, popxl.int32)
+        x = x + ops.gather(part, own, zero_OOR=True)
+        begin += part.shape[0]
+    return x
 
 
 def word_table(model: Model) -> Parameter:
@@ -131,4 +138,5 @@ def word_table(model: Model) -> Parameter:
         tp1_axis=0,
         tp2_axis=1,
         std=model.initial_std,
+        is_in_parts=True,
     )

@@ -13,7 +13,7 @@ from popxl_gpt.config.schema import Execution, Model
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.embedding import Embedding
 from popxl_gpt.modelling.head import Head
-from popxl_gpt.modelling.parameters import Role, Table
+from popxl_gpt.modelling.parameters import Role, Table, cut, in_parts, joined
 
 
 def layer_tables(model: Model) -> "dict[str, Table]":
@@ -53,6 +53,36 @@ def model_table(model: Model) -> Table:
         for prefix, table in blocks
         for name, parameter in table.items()
     }
+
+
+def program_table(model: Model, execution: Execution) -> Table:
+    """Parameters of the whole model as a program has them, in their parts."""
+    return in_parts(
+        model_table(model), execution.embedding_serialisation, execution.tensor_parallel_1
+    )
+
+
+def in_program(
+    name: str, whole: np.ndarray, model: Model, execution: Execution
+) -> "dict[str, np.ndarray]":
+    """A whole tensor as a program has it, in its parts, by their names."""
+    count, tp1 = execution.embedding_serialisation, execution.tensor_parallel_1
+    parameter = model_table(model)[name]
+    names = in_parts({name: parameter}, count, tp1)
+    return dict(zip(names, cut(parameter, whole, count, tp1)))
+
+
+def of_program(
+    parts: Mapping[str, np.ndarray], model: Model, execution: Execution
+) -> "dict[str, np.ndarray]":
+    """The inverse for several tensors."""
+    count, tp1 = execution.embedding_serialisation, execution.tensor_parallel_1
+    found = {}
+    for name, parameter in model_table(model).items():
+        own = [parts[part] for part in in_parts({name: parameter}, count, tp1) if part in parts]
+        if own:
+            found[name] = joined(parameter, own, tp1)
+    return found
 
 
 def shard_weights(

@@ -3,7 +3,9 @@
 N rows (micro_batch * sequence), H hidden size, V vocabulary. tp1, tp2: replica groups.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -17,7 +19,7 @@ from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.norm import Norm
 from popxl_gpt.modelling.parameters import Role, Table, nested
-from popxl_gpt.utils.runtime import softcap
+from popxl_gpt.utils.runtime import normaliser_and_logit, reduced_loss, softcap
 
 IGNORED = -100
 """A label that counts for nothing, as in PyTorch and Hugging Face."""
@@ -51,12 +53,14 @@ class Head(Layer):
     def logits(self, x: Tensor, first: Tensor | None) -> Tensor:
         """[N, H/tp2] -> float32 [N, V/tp1], identical over tp2; padded classes at -inf."""
         x = enter(self.norm(x), self.layout.tp1)
-        matrix, cap = self.parameter(self.matrix), self.model.logit_softcap
-        y = leave(x @ matrix.transpose(), self.layout.tp2)  # [N, V/tp1], identical over tp2
+        matrix, cap = self.parts(self.matrix), self.model.logit_softcap
+        products = [x @ part.transpose() for part in matrix]
+        y = products[0] if len(products) == 1 else ops.concat(products, 1)
+        y = leave(y, self.layout.tp2)  # [N, V/tp1], identical over tp2
         y = ops.cast(y, popxl.float32)
         if cap:
             y = softcap(y, cap)
-        classes = matrix.shape[0]
+        classes = y.shape[1]
         if first is None or classes * self.layout.tp1.group_size == self.model.vocabulary_size:
             return y
         numbers = popxl.constant(np.arange(classes, dtype=np.int32), popxl.int32) + first
@@ -69,21 +73,34 @@ class Head(Layer):
         """Number of this replica's first class, int32 scalar; None where it has all of them."""
         if self.layout.tp1.group_size == 1:
             return None
-        shard_shape = self.table[self.matrix].shard_shape(
+        shard_shape = word_table(self.model).shard_shape(
             self.layout.tp1.group_size, self.layout.tp2.group_size
         )
         return self.position_in(self.layout.tp1, "tp1_position") * shard_shape[0]
 
 
+CROSS_ENTROPY = MappingProxyType({"cross_entropy": 1.0})
+"""The losses of a head, with their weights, where nothing else is said."""
+
+
 class LossHead(Head):
-    """Cross entropy of the next words, without the whole vocabulary's logits on any replica."""
+    """Losses of the next words, without the whole vocabulary's logits on any replica.
+
+    Args:
+        weights: of the losses whose sum is trained, by name.
+    Source of the z-loss: Chowdhery et al. 2022, "PaLM", arXiv:2204.02311, section 5.
+    """
+
+    def __init__(self, model: Model, layout: Layout, weights: Mapping[str, float] = CROSS_ENTROPY):
+        super().__init__(model, layout)
+        self.weights = weights
 
     # [N, H/tp2] identical over tp1, int32 [N]
-    def build(self, x: Tensor, labels: Tensor) -> Tensor:
-        """[N, H/tp2], int32 [N] -> float32 scalar: mean over the rows, identical over tp1 and
-        tp2.
+    def build(self, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """[N, H/tp2], int32 [N] -> float32 scalars, identical over tp1 and tp2: the sum of the
+        losses, of which each is a mean over the rows, and where there are several, each by itself.
         """
-        return self.losses(x, labels, "mean")
+        return self.summed(self.losses(x, labels, "mean"))
 
     def losses(
         self,
@@ -91,8 +108,8 @@ class LossHead(Head):
         labels: Tensor,
         reduction: Literal["mean", "sum", "none"],
         ignored: int | None = None,
-    ) -> Tensor:
-        """[N, H/tp2], int32 [N] -> float32, of each row, or their mean or sum.
+    ) -> list[Tensor]:
+        """[N, H/tp2], int32 [N] -> float32 of each loss: of each row, or their mean or sum.
 
         Args:
             ignored: a label whose rows count zero.
@@ -104,40 +121,53 @@ class LossHead(Head):
             labels = labels - first
             if ignored is not None:
                 ignored_here = popxl.constant(ignored, popxl.int32) - first
-        return cross_entropy_sharded_loss(
-            logits, labels, ignored_here, replica_grouping=self.layout.tp1, reduction=reduction
+        normaliser, picked = normaliser_and_logit(logits, labels, self.layout.tp1)
+        rows = {"cross_entropy": normaliser - picked}
+        if "z_loss" in self.weights:
+            rows["z_loss"] = normaliser * normaliser
+        return [reduced_loss(rows[name], labels, ignored_here, reduction) for name in self.weights]
+
+    def summed(self, losses: list[Tensor]) -> tuple[Tensor, ...]:
+        """The losses' sum by their weights, and where there are several, each by itself."""
+        total, *others = (
+            loss if weight == 1.0 else loss * weight
+            for loss, weight in zip(losses, self.weights.values())
         )
+        for other in others:
+            total = total + other
+        return (total, *losses) if others else (total,)
 
 
 class MaskedLossHead(LossHead):
-    """Cross entropy of the next words that count; labels of the others are `IGNORED`."""
+    """Losses of the next words that count; labels of the others are `IGNORED`."""
 
     # [N, H/tp2] identical over tp1, int32 [N], float32 scalar
-    def build(self, x: Tensor, labels: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
-        """[N, H/tp2], int32 [N] -> float32 scalar: the rows' sum times a weight, identical over tp1
-        and tp2.
+    def build(  # type: ignore[override]
+        self, x: Tensor, labels: Tensor, weight: Tensor
+    ) -> tuple[Tensor, ...]:
+        """[N, H/tp2], int32 [N] -> as of `LossHead`, but of each the rows' sum times a weight.
 
         Args:
             weight: one over the rows that count, float32 scalar. Of those of the global batch over
                 its runs of the head, so that the mean over these is the batch's.
         """
-        return self.losses(x, labels, "sum", IGNORED) * weight
+        return self.summed([loss * weight for loss in self.losses(x, labels, "sum", IGNORED)])
 
 
 class TokenLossHead(LossHead):
     """Cross entropy of each next word by itself, for evaluation."""
 
     # [N, H/tp2] identical over tp1, int32 [N]
-    def build(self, x: Tensor, labels: Tensor) -> Tensor:
+    def build(self, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """[N, H/tp2], int32 [N] -> float32 [N], identical over tp1 and tp2."""
-        return self.losses(x, labels, "none")
+        return self.summed(self.losses(x, labels, "none"))
 
 
 class ScoreHead(LossHead):
     """Cross entropy of each next word, and whether it is the likeliest one."""
 
     # [N, H/tp2] identical over tp1, int32 [N]
-    def build(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def build(self, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """[N, H/tp2], int32 [N] -> float32 [N], int32 [N] of ones and zeros, both identical over
         tp1 and tp2.
         """

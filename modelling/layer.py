@@ -18,7 +18,7 @@ from popxl_addons.ops.replicated_all_reduce_TP import (
 
 from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.modelling.parameters import Table
+from popxl_gpt.modelling.parameters import Table, whole_name
 from popxl_gpt.utils.runtime import data_type
 
 
@@ -33,7 +33,7 @@ class Layer(addons.Module):
         super().__init__()
         self.model = model
         self.layout = layout
-        self.table = table
+        self.table = layout.in_parts(table)
         self.dtype = data_type(model.precision)
 
     def parameter(self, name: str) -> Tensor:
@@ -45,6 +45,10 @@ class Layer(addons.Module):
         zeros = np.broadcast_to(np.zeros((), self.dtype.as_numpy()), shape)
         group = self.layout.holders(entry)
         return self.add_variable_input(name, lambda: zeros, self.dtype, replica_grouping=group)
+
+    def parts(self, name: str) -> list[Tensor]:
+        """This replica's piece of a parameter in its parts, in order."""
+        return [self.parameter(each) for each in self.table if whole_name(each) == name]
 
     def position_in(self, group: ReplicaGrouping, name: str) -> Tensor:
         """This replica's number within its group, int32 scalar, as a further input of the graph."""

@@ -10,7 +10,7 @@ import popxl
 from popxl import ReplicaGrouping
 
 from popxl_gpt.config.schema import Execution
-from popxl_gpt.modelling.parameters import Parameter
+from popxl_gpt.modelling.parameters import Parameter, Table, in_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,8 @@ class Layout:
     """All replicas in one group."""
     alone: ReplicaGrouping
     """A group of its own for each replica."""
+    parts: int = 1
+    """Parts of the word embedding's rows."""
 
     @classmethod
     def of(cls, ir: popxl.Ir, execution: Execution) -> "Layout":
@@ -41,7 +43,12 @@ class Layout:
             tp=ir.replica_grouping(stride=1, group_size=tp1 * tp2),
             everyone=ir.replica_grouping(),
             alone=ir.replica_grouping(group_size=1),
+            parts=execution.embedding_serialisation,
         )
+
+    def in_parts(self, table: Table) -> Table:
+        """The table of a program with this layout, see `parameters.in_parts`."""
+        return in_parts(table, self.parts, self.tp1.group_size)
 
     def holders(self, parameter: Parameter) -> ReplicaGrouping:
         """The replicas that hold the same piece of a parameter: the transpose of the group over

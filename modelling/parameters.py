@@ -7,8 +7,9 @@ here.
 
 import enum
 import itertools
+import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,6 +48,8 @@ class Parameter:
     """Standard deviation of fresh values; 0: all are the mean."""
     rate: float = 1.0
     """Learning rate over that of others of its role."""
+    is_in_parts: bool = False
+    """Whether `embedding_serialisation` cuts its rows, which are split over tp1, into parts."""
 
     @property
     def decays(self) -> bool:
@@ -137,6 +140,61 @@ class Parameter:
 
 Table = dict[str, Parameter]
 """Parameters of a layer by dotted name."""
+
+
+_PART = re.compile(r"(?<=\.weight)\.[0-9]+(?=\.|$)")
+
+
+def whole_name(name: str) -> str:
+    """The name of the parameter that a part is of, `word.weight` for `word.weight.3`; other names,
+    also those of what is kept for parameters, stay as they are but for that.
+    """
+    return _PART.sub("", name)
+
+
+def part_number(name: str) -> int:
+    """The number of the part that has this name; 0 where the parameter is in one."""
+    found = _PART.search(name)
+    return int(found[0][1:]) if found else 0
+
+
+def in_parts(table: Table, count: int, tp1: int) -> Table:
+    """The table of a program, in which parameters are in so many parts. A part has some rows of the
+    piece of every tp1 replica: the parts on a replica, one after the other, are its piece.
+    """
+    found: Table = {}
+    for name, parameter in table.items():
+        if count == 1 or not parameter.is_in_parts:
+            found[name] = parameter
+            continue
+        for number, rows in enumerate(np.array_split(np.arange(_rows(parameter, tp1)), count)):
+            shape = (len(rows) * tp1, *parameter.shape[1:])
+            found[f"{name}.{number}"] = replace(parameter, shape=shape, is_in_parts=False)
+    return found
+
+
+def _rows(parameter: Parameter, tp1: int) -> int:
+    """Rows of a tp1 replica's piece."""
+    return parameter.padded_shape(tp1, 1)[0] // tp1
+
+
+def cut(parameter: Parameter, whole: np.ndarray, count: int, tp1: int) -> "list[np.ndarray]":
+    """A whole tensor as its parts are: those of `in_parts`, in order. Padding is zero."""
+    if count == 1 or not parameter.is_in_parts:
+        return [whole]
+    rows, rest = _rows(parameter, tp1), parameter.shape[1:]
+    whole = np.pad(whole, [(0, tp1 * rows - len(whole)), *((0, 0) for _ in rest)])
+    parts = np.array_split(whole.reshape(tp1, rows, *rest), count, axis=1)
+    return [np.ascontiguousarray(part).reshape(-1, *rest) for part in parts]
+
+
+def joined(parameter: Parameter, parts: "list[np.ndarray]", tp1: int) -> np.ndarray:
+    """The inverse of `cut`; padding is dropped."""
+    if len(parts) == 1:
+        return parts[0]
+    rest = parameter.shape[1:]
+    whole = np.concatenate([part.reshape(tp1, -1, *rest) for part in parts], axis=1)
+    return np.ascontiguousarray(whole.reshape(-1, *rest)[: parameter.shape[0]])
 
 
 def trained(table: Table, has_adapters: bool) -> Table:

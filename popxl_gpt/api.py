@@ -1,18 +1,19 @@
 """What the commands do, for programs and notebooks: `from popxl_gpt import api`.
 
 Settings are those of the commands, by keyword: `--learning_rate 1e-3` is `learning_rate=1e-3`. One
-that is wrong raises UserError with the words of the command.
+that is wrong raises UserError with the words of the command. `demo/keywords.pyi` tells editors and
+type checkers which there are.
 """
 
 import io
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from popxl_gpt.data import prepare as preparation
 from popxl_gpt.data.dataset_info import read_info
@@ -24,6 +25,11 @@ from popxl_gpt.demo.generate import generate
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.reports.metrics import read_metrics
 from popxl_gpt.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from popxl_gpt.demo.keywords import ConvertSettings, PrepareSettings, TrainSettings
 
 __all__ = [
     "Result",
@@ -59,7 +65,9 @@ class Run:
         return found[-1] if found else None
 
 
-def prepare(kind: str, *inputs: "str | Path", **settings: Any) -> "dict[str, Any]":
+def prepare(
+    kind: str, *inputs: "str | Path", **settings: "Unpack[PrepareSettings]"
+) -> "dict[str, Any]":
     """Prepare text, as `data/prepare.py KIND INPUTS` does. Returns what dataset.json says.
 
     Raises:
@@ -70,7 +78,7 @@ def prepare(kind: str, *inputs: "str | Path", **settings: Any) -> "dict[str, Any
     return read_info(Path(options.output)) or {} if hasattr(options, "output") else {}
 
 
-def train(**settings: Any) -> Run:
+def train(**settings: "Unpack[TrainSettings]") -> Run:
     """Train, as `demo/pretraining.py` does; `config` names a preset or a file. Call it on the main
     thread.
 
@@ -95,7 +103,9 @@ def train(**settings: Any) -> Run:
     return Run(folder, read_metrics(folder / "metrics.jsonl"))
 
 
-def convert(kind: str, source: "str | Path", out: "str | Path", **settings: Any) -> Path:
+def convert(
+    kind: str, source: "str | Path", out: "str | Path", **settings: "Unpack[ConvertSettings]"
+) -> Path:
     """Convert a model, as `demo/convert.py KIND SOURCE OUT` does. Returns the folder made.
 
     Raises:
@@ -105,7 +115,7 @@ def convert(kind: str, source: "str | Path", out: "str | Path", **settings: Any)
     return Path(out)
 
 
-def _words(settings: "dict[str, Any]") -> "list[str]":
+def _words(settings: "Mapping[str, Any]") -> "list[str]":
     """Settings as a command line has them."""
     return [word for name, value in settings.items() for word in _flag(name, value)]
 

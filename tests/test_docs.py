@@ -103,6 +103,8 @@ SHORTER = {
     "python demo/pretraining.py --config gpt3_175B_pod256 --plan --devices ...": "+ --devices 1 "
     "--layers 1 --hidden_size 64 --heads 8 --global_batch_size 8 --sequence_length 64 "
     "--vocabulary_size 304",
+    # Its runs are those of tests/same_numbers/.
+    "python -m tests.same_numbers": "+ --help",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",

@@ -15,10 +15,13 @@ from popxl.context import _execution_context
 from popxl.extensions import (
     PickledFileError,
     PickledTensor,
+    begin_lap,
+    compile_seconds,
     count_here,
     expect_replicas,
     file_traffic,
     geglu,
+    jump_seed,
     keep_remote_memory_in_files,
     keep_state_once,
     leave_note,
@@ -32,27 +35,33 @@ from popxl.extensions import (
     rms_norm,
     rotary,
     round_from,
+    run_times,
     shard_count,
     short_convolution,
     softcap,
+    split_into_phases,
     swiglu,
 )
 from popxl_addons.memmap_files import remove_files
+from popxl_addons.ops.cross_entropy_sharded_loss import normaliser_and_logit, reduced_loss
 from popxl_addons.transforms.recomputation import Recomputation
+from popxl_addons.transforms.serial_steps import alternate_steps
 
 from popxl_gpt.utils.errors import LostError, UserError
 
 __all__ = [
-    "PickledFileError", "PickledTensor", "Recomputation",
-    "accumulator_options", "attention", "before_reading", "coded_moment", "count_here", "data_type",
+    "PickledFileError", "PickledTensor", "Recomputation", "accumulator_options", "alternate_steps",
+    "attention", "before_reading", "begin_lap", "coded_moment", "compile_seconds", "count_here",
+    "data_type",
     "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
-    "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes",
+    "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes", "jump_seed",
     "keep_remote_memory_in_files", "keep_state_once", "leave_note", "limit_device_memory",
     "moment_options", "multiplies_bfloat16", "multiply_ceiling", "newton_schulz",
-    "open_pickled", "planner", "profile", "read_note", "release_freed_memory", "relu2",
-    "remove_files", "replica_digests", "rms_norm", "rotary", "round_from",
-    "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
-    "softcap", "swiglu", "update_condition",
+    "normaliser_and_logit", "open_pickled", "planner", "profile", "read_note", "reduced_loss",
+    "release_freed_memory", "relu2", "remove_files", "replica_digests", "rms_norm", "rotary",
+    "round_from", "run_times", "runs_on_gpu", "runtime_errors_are_told", "seed_spec",
+    "session_device", "shard_count", "short_convolution", "softcap", "split_into_phases", "swiglu",
+    "update_condition",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 
@@ -211,6 +220,11 @@ def has_device(device: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def runs_on_gpu(device: str) -> bool:
+    """Whether a configuration's device is a GPU, there or planned for."""
+    return device.startswith("cuda") or (device == "auto" and has_device("cuda"))
 
 
 @contextmanager

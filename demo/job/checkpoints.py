@@ -62,14 +62,20 @@ class Checkpoints(Part):
 
     def after(self) -> None:
         """Note whether a step's checkpoint is due."""
-        self.run.wants_save |= self.run.has_passed(self.run.config.checkpoint.every)
+        wanted = self.run.config.checkpoint
+        self.run.wants_save |= self.run.has_passed(wanted.every)
+        self.run.wants_save |= wanted.every_validation and self._is_validated
+
+    @property
+    def _is_validated(self) -> bool:
+        return self.run.fields().get("validation_loss") is not None
 
     def _is_late(self) -> bool:
         """Whether a checkpoint is due by the clock: one of a validated step, that can be the best,
         is worth more.
         """
         minutes = self.run.config.checkpoint.every_minutes
-        share = 0.5 if self.run.fields().get("validation_loss") is not None else 1.0
+        share = 0.5 if self._is_validated else 1.0
         return 0 < 60 * minutes * share <= time.monotonic() - self._saved_at
 
     def _save(self, *, is_last: bool = False) -> None:

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +19,7 @@ from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.mixture import MixedDataset
 from popxl_gpt.demo.job.run_folder import RunFolder
 from popxl_gpt.execution.planning.model_size import flops_per_step, parameter_count
+from popxl_gpt.execution.planning.parameter_groups import parameter_groups
 from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.runtime import host_bytes
 
@@ -26,10 +28,18 @@ _LOG = logging.getLogger(__name__)
 
 
 def describe(
-    folder: RunFolder, config: Config, data: Dataset, validation_data: Dataset | None
+    folder: RunFolder,
+    config: Config,
+    data: Dataset,
+    validation_data: Dataset | None,
+    seconds: "Mapping[str, float] | None" = None,
 ) -> None:
-    """Write the file; training goes on where the disk does not take it."""
-    values = {
+    """Write the file; training goes on where the disk does not take it.
+
+    Args:
+        seconds: that the program took before the first step, by what for.
+    """
+    values: dict[str, Any] = {
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "command": sys.argv,
         "model": {
@@ -37,6 +47,8 @@ def describe(
             "flops_per_step": round(flops_per_step(config)),
             "tokens_per_step": config.tokens_per_step,
         },
+        "parameters": [asdict(group) for group in parameter_groups(config)],
+        **({} if seconds is None else {"program": seconds}),
         "training_data": _data(data, config.data.input_files, config.data.mixed()),
         **(
             {"validation_data": _data(validation_data, config.data.validation_files)}

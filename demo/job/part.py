@@ -1,6 +1,7 @@
 """What a run is made of: its state, which all parts see, and what a part of it may do."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from popxl_gpt.execution.host import StepResult
 from popxl_gpt.execution.overflow import Skipped
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.reports.profile.report import StepProfiler
+from popxl_gpt.utils.runtime import compile_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,20 @@ class Step:
     """Whether its call ended with it: the session has its weights."""
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """What is told of some numbers."""
+
+    norm: float
+    """The root of the sum of their squares."""
+    count: int
+    total: float = 0.0
+    """Their sum, where there is a histogram."""
+    edges: "Sequence[float]" = ()
+    """Limits of a histogram's bars, one more than bars."""
+    counts: "Sequence[int]" = ()
+
+
 class RunState:
     """The state of a run, from its first step, or from a checkpoint, to its last."""
 
@@ -118,7 +134,12 @@ class RunState:
         """Make the program of the steps from here on, with the state that was saved."""
         self.stage = stage_of(self.config, self.tokens)
         """The configuration of the steps from here on, which a batch that grows changes."""
+        begin = time.perf_counter()
         self.session = pretraining(self.stage)
+        compiled = compile_seconds(self.session)
+        took = time.perf_counter() - begin - compiled
+        self.built = {"build_seconds": round(took, 3), "compile_seconds": round(compiled, 3)}
+        """Seconds that the program took: to be built, with its weights, and to be compiled."""
         if saved is not None:
             saved.restore(self.session)
 
@@ -232,6 +253,9 @@ class Part:
 
     def wrote(self, texts: "Sequence[tuple[str, str]]") -> None:
         """Runs when the model has written: prompts, and what it made of them."""
+
+    def measured(self, found: "Mapping[str, Distribution]") -> None:
+        """Runs when norms are measured, by `kind/layer/role`."""
 
     def settle(self) -> None:
         """Complete what goes on beside training."""

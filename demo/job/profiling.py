@@ -1,10 +1,14 @@
-"""`--profile`: one call of the session is recorded."""
+"""Calls of the session that are recorded: one (`--profile`), or one of each so many steps
+(`--profile_every`).
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from popxl_gpt.demo.job.part import Call, Job, Part, RunState
 from popxl_gpt.demo.job.progress_line import line_away
+from popxl_gpt.execution.reports.profile.report import FILES, WARM_UP, StepProfiler
+from popxl_gpt.utils.files.whole import write_whole
 
 
 class Profiling(Part):
@@ -32,3 +36,48 @@ class Profiling(Part):
     def stage_begins(self) -> None:
         """Count calls of the new program."""
         self._profiler.begin_again(self.run.stage)
+
+
+class RegularProfiles(Part):
+    """Records the calls that end with a multiple of so many steps, each after others with probes,
+    which fill caches.
+    """
+
+    _profiler: StepProfiler | None = None
+
+    def __init__(self, run: RunState, job: Job):
+        super().__init__(run, job)
+        self._options = job.options
+
+    @classmethod
+    def is_wanted(cls, job: Job) -> bool:
+        """Whether they are asked for."""
+        return job.options.profile_every > 0
+
+    @contextmanager
+    def around(self, call: Call) -> Iterator[None]:
+        """Record the call, where it is due, or run it with probes, where one is due soon."""
+        run, every, steps = self.run, self._options.profile_every, len(call.rates)
+        ahead = run.step + (WARM_UP + 1) * steps
+        if ahead // every == run.step // every:
+            yield
+            return
+        due = (run.step // every + 1) * every
+        folder = run.folder.path / "profiles" / f"step_{due:08}"
+        is_due = run.step + steps >= due
+        if is_due and run.is_leader:
+            folder.mkdir(parents=True, exist_ok=True)
+        if self._profiler is None:
+            self._profiler = StepProfiler(run.stage, self._options, folder)
+        with ExitStack() as shown, line_away(), self._profiler.around(run.session, is_due):
+            yield
+            shown.enter_context(run.aside())  # what comes now is no part of the next step
+        if not is_due:
+            return
+        self._profiler = None
+        for name in FILES if run.is_leader else ():
+            write_whole(run.folder.path / name, (folder / name).read_bytes())
+
+    def stage_begins(self) -> None:
+        """Leave what was begun with the program before."""
+        self._profiler = None

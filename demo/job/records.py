@@ -11,8 +11,9 @@ from popxl_gpt.execution.reports.metrics import MetricsFile
 
 _LOG = logging.getLogger(__name__)
 FIRST = (
-    "step", "tokens", "seconds", "step_seconds", "data_seconds", "mfu", "memory_bytes", "loss",
-    "validation_loss", "learning_rate", "gradient_norm",
+    "step", "tokens", "seconds", "step_seconds", "data_seconds", "forward_seconds",
+    "backward_seconds", "update_seconds", "rows_seconds", "others_seconds", "mfu", "memory_bytes",
+    "loss", "validation_loss", "learning_rate", "gradient_norm",
 )  # fmt: skip
 """Fields that a line begins with; others follow by name."""
 
@@ -77,6 +78,7 @@ class Records(Part):
             "validation_loss": None,
             "learning_rate": step.rate,
             "gradient_norm": result.gradient_norm,
+            **result.losses,
             **run.fields(),
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
         }

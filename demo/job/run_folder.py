@@ -24,6 +24,7 @@ from popxl_gpt.execution.exchange.kept_files import KEPT, keep
 from popxl_gpt.execution.exchange.trained import came_with
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
+    NORMS,
     REPORT,
     SAMPLES,
     WARNINGS,
@@ -84,6 +85,11 @@ class RunFolder:
     def samples(self) -> Path:
         """One JSON object per text that the model wrote."""
         return self.path / SAMPLES
+
+    @property
+    def norms(self) -> Path:
+        """One JSON object per step after which norms were measured."""
+        return self.path / NORMS
 
     @property
     def warnings(self) -> Path:

@@ -14,7 +14,7 @@ from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.job.part import Job, Part, RunState
 from popxl_gpt.demo.job.progress_line import line_away
-from popxl_gpt.demo.job.samples_file import drop_later_samples, keep_samples
+from popxl_gpt.demo.job.step_lines import append_lines, drop_later_lines
 from popxl_gpt.demo.job.text import MARK, SampleWriter, whole_lines
 from popxl_gpt.utils.errors import LostError, NotFiniteError, UserError, outside_message
 from popxl_gpt.utils.runtime import (
@@ -36,7 +36,7 @@ class Samples(Part):
         self._tokenizer, self._data = job.tokenizer, job.validation_data or job.data
         self._count, self._every = job.options.samples, job.options.sample_every
         if run.is_leader:
-            drop_later_samples(run.folder.samples, run.step)
+            drop_later_lines(run.folder.samples, run.step, "texts")
 
     def after(self) -> None:
         """Write where that is due: not after the last step, at which it comes anyway."""
@@ -65,7 +65,8 @@ class Samples(Part):
         if problem is None:
             found, problem = _agreed(found.write)
         if run.is_leader and problem is None:
-            keep_samples(run.folder.samples, run.step, found)
+            texts = ({"step": run.step, "prompt": prompt, "text": text} for prompt, text in found)
+            append_lines(run.folder.samples, [*texts])
             run.each("wrote", found)
             _print(found)
         elif run.is_leader:

@@ -1,9 +1,9 @@
 """The services that show a run: Weights & Biases (`--wandb`) and TensorBoard (`--tensorboard`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from popxl_gpt.demo.job.part import Job, Part, RunState
+from popxl_gpt.demo.job.part import Distribution, Job, Part, RunState
 from popxl_gpt.demo.job.tensorboard_log import TensorboardLog
 from popxl_gpt.demo.job.wandb_log import WandbLog
 
@@ -27,6 +27,10 @@ class Wandb(Part):
     def recorded(self, values: "dict[str, Any]") -> None:
         """Send it."""
         self._log.log(values)
+
+    def measured(self, found: "Mapping[str, Distribution]") -> None:
+        """Send the histograms."""
+        self._log.log_histograms(self.run.step, found)
 
     def wrote(self, texts: "Sequence[tuple[str, str]]") -> None:
         """Send it at the end."""
@@ -56,6 +60,10 @@ class Tensorboard(Part):
     def recorded(self, values: "dict[str, Any]") -> None:
         """Write it."""
         self._log.log(values)
+
+    def measured(self, found: "Mapping[str, Distribution]") -> None:
+        """Write norms, and histograms."""
+        self._log.log_histograms(self.run.step, found)
 
     def close(self) -> None:
         """Write what waits."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from popxl_gpt.demo.job.options import no_tensorboard
+from popxl_gpt.demo.job.part import Distribution
 from popxl_gpt.utils.errors import reason_of
 
 _LOG = logging.getLogger(__name__)
@@ -27,12 +28,13 @@ class TensorboardLog:
         """
         try:  # slow to import, and few runs need it
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise no_tensorboard(error) from error
 
         self._event, self._summary, self._writer = Event, Summary, None
+        self._histogram = HistogramProto
         self._has_failed = False
         try:
             self._writer = EventFileWriter(str(folder), max_queue_size=QUEUE, flush_secs=10)
@@ -48,6 +50,25 @@ class TensorboardLog:
             if name != "step" and isinstance(value, (int, float)) and math.isfinite(value)
         ]
         self._add(values["step"], summary=self._summary(value=found))
+
+    def log_histograms(self, step: int, found: "Mapping[str, Distribution]") -> None:
+        """Write norms, and histograms where numbers are finite, later."""
+        values = []
+        for name, each in found.items():
+            if math.isfinite(each.norm):
+                values.append(self._summary.Value(tag=f"norms/{name}", simple_value=each.norm))
+            if each.counts:
+                histogram = self._histogram(
+                    min=each.edges[0],
+                    max=each.edges[-1],
+                    num=each.count,
+                    sum=each.total,
+                    sum_squares=each.norm**2,
+                    bucket_limit=each.edges[1:],
+                    bucket=each.counts,
+                )
+                values.append(self._summary.Value(tag=name, histo=histogram))
+        self._add(step, summary=self._summary(value=values))
 
     def close(self) -> None:
         """Write what waits."""

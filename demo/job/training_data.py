@@ -13,7 +13,7 @@ from popxl_gpt.config.schedules import tokens_ahead
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset, TokenDataset
 from popxl_gpt.data.dataset_info import training_files
-from popxl_gpt.data.in_memory import SyntheticDataset
+from popxl_gpt.data.in_memory import FirstSamples, SyntheticDataset
 from popxl_gpt.data.mixture import MixedDataset
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
@@ -55,7 +55,8 @@ def in_steps(config: Config) -> Config:
             "--steps."
         )
     with contextlib.closing(_token_data(config, config.data.input_files)) as data:
-        wanted = math.ceil(round(epochs * len(data), 6)) * config.model.sequence_length
+        samples = len(_first_samples(config, data))
+        wanted = math.ceil(round(epochs * samples, 6)) * config.model.sequence_length
     iterations = config.execution.device_iterations
     calls = bisect_left(
         range(wanted), wanted, key=lambda calls: tokens_ahead(config, 0, calls * iterations)
@@ -73,7 +74,26 @@ def _training_data(config: Config) -> Dataset:
         data = _token_data(config, files)
         _check_fits(config, data, files[0], "--mix" if mixed else "--input_files")
         sources.append(data)
-    return sources[0] if not mixed else MixedDataset(sources, [weight for _, weight in parts])
+    if not mixed:
+        return _first_samples(config, sources[0])
+    return MixedDataset(sources, [weight for _, weight in parts])
+
+
+def _first_samples(config: Config, data: Dataset) -> Dataset:
+    """The samples that are trained on: all, or the first ones.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    wanted = config.data.train_samples
+    if wanted is None:
+        return data
+    if wanted > len(data):
+        raise UserError(
+            f"--train_samples: got {wanted}; expected at most the {len(data)} of the data. Lower "
+            "it, or leave it out."
+        )
+    return FirstSamples(data, wanted)
 
 
 def _token_data(config: Config, files: Sequence[str], *, stride: int | None = None) -> TokenDataset:

@@ -8,14 +8,17 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.description import machine, versions
+from popxl_gpt.demo.job.part import Distribution
 from popxl_gpt.utils.escaping import as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.whole import write_whole
@@ -50,6 +53,11 @@ class WandbLog:
             self._queue.put_nowait(values)
         except queue.Full:
             self._fail("its queue is full; the connection is too slow")
+
+    def log_histograms(self, step: int, found: "Mapping[str, Distribution]") -> None:
+        """Send norms, and histograms where numbers are finite, later."""
+        norms = {f"norms/{name}": each.norm for name, each in found.items()}
+        self.log({"step": step, **norms, **{n: each for n, each in found.items() if each.counts}})
 
     def log_samples(self, step: int, texts: "Sequence[tuple[str, str]]") -> None:
         """Send prompts and what the model made of them, as a table, when the run is closed."""
@@ -88,10 +96,12 @@ class WandbLog:
             run.define_metric("validation_loss", summary="min")
             run.define_metric("tokens", summary="max")
             while (values := self._queue.get()) is not None:
-                run.log(
-                    {key: value for key, value in values.items() if value is not None},
-                    step=values["step"],
-                )
+                told = {key: value for key, value in values.items() if value is not None}
+                for key, value in told.items():
+                    if isinstance(value, Distribution):
+                        bars = np.asarray(value.counts), np.asarray(value.edges)
+                        told[key] = wandb.Histogram(np_histogram=bars)
+                run.log(told, step=values["step"])
             if self._samples:
                 names: list[str | int] = ["step", "prompt", "text"]
                 run.log({"samples": wandb.Table(names, [list(row) for row in self._samples])})

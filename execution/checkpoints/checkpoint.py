@@ -24,6 +24,7 @@ from popxl.tensor import Variable
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.schema import Config, Model
 from popxl_gpt.data.special_tokens import END, as_list
+from popxl_gpt.execution.averaging import AVERAGE
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, NAME
 from popxl_gpt.execution.checkpoints.damage import (
     DamagedError,
@@ -35,9 +36,10 @@ from popxl_gpt.execution.checkpoints.damage import (
 from popxl_gpt.execution.checkpoints.fit import check_fits
 from popxl_gpt.execution.checkpoints.manifest import FORMAT, FORMATS, ManifestError, read_manifest
 from popxl_gpt.execution.checkpoints.saved_state import (
+    FileTensor,
     Position,
-    TensorCodec,
     file_of,
+    file_tensors,
     is_finite,
     layer_tensors,
     layers_of,
@@ -154,10 +156,12 @@ class SavedRun:
                 "the optimizer. Begin a run with it: --init_from instead of --checkpoint.load."
             )
         for layer, codecs in layer_tensors(session, self.config).items():
-            tensors, values = self._read(layer, set(codecs)), {}
-            for name, codec in codecs.items():
-                self._check_tensor(f"{self.folder / file_of(layer)}, {name}", codec, tensors[name])
-                values[codec.variable] = codec.pieces(tensors[name])
+            of_file = file_tensors(layer, codecs, self.config)
+            tensors, values = self._read(layer, set(of_file)), {}
+            for name, tensor in of_file.items():
+                self._check_tensor(f"{self.folder / file_of(layer)}, {name}", tensor, tensors[name])
+                for codec, part in zip(tensor.codecs, tensor.cut(tensors[name])):
+                    values[codec.variable] = codec.pieces(part)
             write(session, values)
         write(
             session,
@@ -215,11 +219,15 @@ class SavedRun:
     def _weight(
         self, tensors: "dict[str, np.ndarray]", layer: str, name: str, table: Table
     ) -> np.ndarray:
-        """A parameter's weight, of the tensors of its layer's file."""
-        path, key = self.folder / file_of(layer), f"weights.{name.removeprefix(f'{layer}.')}"
+        """A parameter's weight, or where there is one its average, of the tensors of its layer's
+        file.
+        """
+        path, own = self.folder / file_of(layer), name.removeprefix(f"{layer}.")
+        key, average = f"weights.{own}", f"optimizer.{own}.{AVERAGE}"
         if key not in tensors:
             raise damaged(path, f"tensors without {key}", "all weights")
-        array, where = tensors.pop(key), f"{path}, {key}"
+        last, key = tensors.pop(key), average if average in tensors else key
+        array, where = tensors.get(average, last), f"{path}, {key}"
         _check_kind(where, array, table[name].shape)
         if not is_finite(array):
             raise NotFiniteError(
@@ -228,11 +236,12 @@ class SavedRun:
             )
         return array
 
-    def _check_tensor(self, where: str, codec: TensorCodec, array: np.ndarray) -> None:
+    def _check_tensor(self, where: str, tensor: FileTensor, array: np.ndarray) -> None:
         """Refuse a tensor of another type or shape than saving writes, and numbers that are no
         weights of a model.
         """
-        _check_kind(where, array, codec.shape)
+        codec = tensor.codecs[0]
+        _check_kind(where, array, tensor.shape)
         if not is_finite(array):
             raise damaged(where, "numbers that are not finite", "finite ones")
         is_narrow = codec.variable.dtype is popxl.float16 or (

@@ -40,6 +40,11 @@ def check_fits(folder: Path, manifest: "dict[str, Any]", config: Config) -> None
         problems.append(
             f"moment_precision {old_moments}, not {moments}, which would lose some of it"
         )
+    if bool(old("training", "average_weights")) != bool(config.training.average_weights):
+        problems.append(
+            f"average_weights {old('training', 'average_weights')}, not "
+            f"{config.training.average_weights}"
+        )
     if problems:
         raise UserError(
             f"{folder}: got a checkpoint with {'; '.join(problems)}. Train with the checkpoint's "

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,18 @@ import popxl_addons as addons
 from popxl.tensor import Variable
 
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.averaging import AVERAGED
 from popxl_gpt.execution.overflow import COUNTED, SEEDS
-from popxl_gpt.modelling.gpt import model_table
-from popxl_gpt.modelling.parameters import Parameter
+from popxl_gpt.modelling.gpt import model_table, program_table
+from popxl_gpt.modelling.parameters import Parameter, cut, joined, part_number, whole_name
 from popxl_gpt.utils.runtime import coded_moment, decoded_moment, shard_count
 
 BESIDE = ("metrics", "validation_loss", "validation_fingerprint", "schedule")
 """What a checkpoint's description has of a position beside step and data, where there is any."""
+
+
+COUNTERS = ("step", AVERAGED)
+"""Optimizer state of a parameter that is one number."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +74,64 @@ def file_of(layer: str) -> str:
 def layer_tensors(
     session: addons.TaskSession, config: Config
 ) -> "dict[str, dict[str, TensorCodec]]":
-    """The tensors of the state by layer and by name in the layer's file."""
-    table, state = model_table(config.model), session.state
+    """The tensors of the state by layer and by name. Of what is in parts each has a tensor; in the
+    layer's file they are one, of the name that `whole_name` gives.
+    """
+    table, state = program_table(config.model, config.execution), session.state
     found: dict[str, dict[str, TensorCodec]] = {layer: {} for layer in layers_of(config)}
     for layer, kind in itertools.product(found, ("weights", "optimizer")):
         part = state[f"{kind}.{layer}"].to_dict() if f"{kind}.{layer}" in state else {}
         for name, variable in part.items():
             of, _, moment = (name, "", "") if kind == "weights" else name.rpartition(".")
-            parameter = None if moment == "step" else table[f"{layer}.{of}"]
+            parameter = None if moment in COUNTERS else table[f"{layer}.{of}"]
             codec = TensorCodec(f"{kind}.{name}", variable, parameter, config)
             found[layer][codec.name] = codec
+    return found
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a layer's file, and what holds it: one variable, or one for each part."""
+
+    parameter: Parameter | None
+    """What the whole is laid out like; none for scalars, which all parts have alike."""
+    codecs: "tuple[TensorCodec, ...]"
+    config: Config
+
+    @property
+    def shape(self) -> "tuple[int, ...]":
+        """Shape of the whole."""
+        return () if self.parameter is None else self.parameter.shape
+
+    def joined(self, parts: "Mapping[str, np.ndarray]") -> np.ndarray:
+        """The tensor, from its parts by their codecs' names."""
+        arrays = [parts[codec.name] for codec in self.codecs]
+        if self.parameter is None:
+            return arrays[0]
+        return joined(self.parameter, arrays, self.config.execution.tensor_parallel_1)
+
+    def cut(self, whole: np.ndarray) -> "list[np.ndarray]":
+        """The inverse: what each codec takes."""
+        if self.parameter is None:
+            return [whole] * len(self.codecs)
+        tp1 = self.config.execution.tensor_parallel_1
+        return cut(self.parameter, whole, len(self.codecs), tp1)
+
+
+def file_tensors(
+    layer: str, codecs: "Mapping[str, TensorCodec]", config: Config
+) -> "dict[str, FileTensor]":
+    """The tensors of a layer's file by name, of the codecs of its state."""
+    groups: dict[str, list[TensorCodec]] = {}
+    for name, codec in codecs.items():
+        groups.setdefault(whole_name(name), []).append(codec)
+    table, found = model_table(config.model), {}
+    for name, group in groups.items():
+        kind, _, of = name.partition(".")
+        of = of if kind == "weights" else of.rpartition(".")[0]
+        parameter = None if group[0].parameter is None else table[f"{layer}.{of}"]
+        in_order = sorted(group, key=lambda codec: part_number(codec.name))
+        found[name] = FileTensor(parameter, tuple(in_order), config)
     return found
 
 

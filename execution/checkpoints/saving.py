@@ -32,6 +32,7 @@ from popxl_gpt.execution.checkpoints.saved_state import (
     Position,
     TensorCodec,
     file_of,
+    file_tensors,
     is_finite,
     layer_tensors,
     layers_of,
@@ -249,7 +250,9 @@ class Saving:
                     f"{self.target.parent} stay. Continue from the last one with a lower learning "
                     "rate."
                 )
-        return _write_file(partial, layer, tensors)
+        of_file = file_tensors(layer, self._codecs[layer], self._config)
+        whole = {name: tensor.joined(tensors) for name, tensor in of_file.items()}
+        return _write_file(partial, layer, whole)
 
     def _publish(self, partial: Path, files: "list[dict[str, Any]]") -> None:
         """Instance 0 completes the folder, gives it its name, and deletes old ones."""

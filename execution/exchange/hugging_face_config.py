@@ -9,6 +9,7 @@ from popxl_gpt.config.schema import Model
 from popxl_gpt.data.special_tokens import BEGIN, END, as_list
 from popxl_gpt.execution.exchange.families.family import Family, TheirConfig, Values
 from popxl_gpt.execution.exchange.families.known import FAMILIES
+from popxl_gpt.execution.exchange.families.unknown import refuse_unknown
 from popxl_gpt.utils.errors import UserError
 
 QUANTIZED = "quantization_config"
@@ -16,7 +17,10 @@ QUANTIZED = "quantization_config"
 
 
 def family_in(file: Path, values: Values) -> Family:
-    """The family that a configuration names. UserError for one that is not known."""
+    """The family that a configuration names. UserError for one that is not known, and where another
+    setting says that the model is none of it.
+    """
+    refuse_unknown(TheirConfig(file, values))
     found = values.get("model_type")
     family = FAMILIES.get(found) if isinstance(found, str) else None
     if family is None:

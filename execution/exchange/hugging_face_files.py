@@ -156,7 +156,7 @@ class TensorFiles:
         """Take the tensors of a file."""
         for name, place in places.items():
             bare = name.removeprefix(family.prefix)
-            full = name if name == family.head_matrix else f"{family.prefix}{bare}"
+            full = family.head_matrix if family.is_head(name) else f"{family.prefix}{bare}"
             if full in self.found:
                 raise UserError(
                     f"{place.file}: got {shown(name)}, which {self.found[full].file.name} has, "

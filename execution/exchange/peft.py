@@ -9,7 +9,7 @@ import numpy as np
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
 from popxl_gpt.execution.exchange.families.family import Family
-from popxl_gpt.execution.exchange.families.known import family_of
+from popxl_gpt.execution.exchange.families.known import ALL, family_of
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.linear import DOWN, UP
 from popxl_gpt.utils.errors import UserError
@@ -37,8 +37,9 @@ def write_peft(
     family, table, tensors = family_of(model), model_table(model), {}
     if family.code is not None:
         raise UserError(
-            "to_peft: got adapters of a model of ours alone; expected one of GPT-2, Llama or "
-            "another that transformers has. Export it with its adapters merged: to_hugging_face."
+            "to_peft: got adapters of a model of ours alone; expected one of a family that "
+            f"transformers has: {', '.join(f.model_type for f in ALL if f.code is None)}. Export "
+            "it with its adapters merged: to_hugging_face."
         )
     for name, array in adapters:
         layer, _, part = name.rpartition(".")

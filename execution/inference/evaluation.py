@@ -14,7 +14,7 @@ from popxl_gpt.data.dataset import Dataset
 from popxl_gpt.data.masking import IGNORED, ids_of, labels_of
 from popxl_gpt.data.sampling import permute
 from popxl_gpt.execution.host import own_samples
-from popxl_gpt.execution.inference.inference import token_losses
+from popxl_gpt.execution.inference.inference import samples_per_run, token_losses
 from popxl_gpt.utils.errors import DataError
 
 ORDER = 0x5DEECE66D
@@ -70,6 +70,7 @@ class Evaluation:
     ) -> None:
         self.session = session
         self.config = config
+        self._size = samples_per_run(config)
         self.dataset = dataset
         self.token_bytes = token_bytes
         most = len(dataset) if batches is None else batches * config.training.global_batch_size
@@ -131,16 +132,15 @@ class Evaluation:
         )
 
     def _batches(self) -> Iterator[np.ndarray]:
-        size = self.config.training.global_batch_size
+        size = self._size
         for start in range(0, len(self.samples), size):
             yield self.samples[start : start + size]
 
     def _read(self, numbers: np.ndarray) -> np.ndarray | DataError:
-        """Tokens of a batch of samples, or why they cannot be read. One that is not full is filled
+        """Tokens of a run's samples, or why they cannot be read. One that is not full is filled
         with samples that do not count.
         """
-        size = self.config.training.global_batch_size
-        filled = np.concatenate([numbers, np.repeat(numbers[:1], size - len(numbers))])
+        filled = np.concatenate([numbers, np.repeat(numbers[:1], self._size - len(numbers))])
         try:
             # every process needs to know which labels count: all of them
             return self.dataset.read(filled)
@@ -154,7 +154,7 @@ class Evaluation:
         for, NaN where that is not known.
         """
         words, labels = ids_of(tokens[:, :-1]), labels_of(tokens[:, 1:])
-        own = (own_samples(array, self.config) for array in (words, labels))
+        own = (self._own(array) for array in (words, labels))
         losses = token_losses(self.session, self.config, *own)[: len(numbers)]
         labels = labels[: len(numbers)]
         is_counted = self._is_counted(numbers, labels)
@@ -162,6 +162,12 @@ class Evaluation:
         if self.token_bytes is not None:
             found_bytes = float(self.token_bytes[labels[is_counted]].sum())
         return losses, is_counted, found_bytes
+
+    def _own(self, samples: np.ndarray) -> np.ndarray:
+        """This process's samples of a run."""
+        config = self.config.in_inference
+        batches = np.split(samples, config.execution.device_iterations)
+        return np.concatenate([own_samples(batch, config) for batch in batches])
 
     def _is_counted(self, numbers: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Whether each label of samples counts, and is in no sample before, bool [n, sequence]."""

@@ -4,7 +4,7 @@ a model's work is counted.
 
 import popxl
 import popxl_addons as addons
-from popxl import Tensor
+from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config.schema import Config, Execution, Model, Training
@@ -17,6 +17,7 @@ from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.execution.variables import make_weights
 from popxl_gpt.modelling.head import Head, TokenLossHead
 from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.utils.runtime import split_into_phases
 
 Description = tuple[tuple[int, ...], popxl.dtype]
 """Shape and type of one transfer of a stream."""
@@ -62,13 +63,25 @@ def build_forward(
         step = ForwardPass(config, *fwd_graphs(config, layout, io, head, rows), io)
         state = make_weights(step, "evaluation" if rows is None else "generation")
         run = PhaseGraphs(step, config.model.layers)
+        iterations = config.execution.device_iterations
         with popxl.in_sequence(True):
-            run.once(embedding_fwd_phase)
-            for each in step.layers:
-                run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
-            run.once(head_fwd_phase)
-    ir.num_host_transfers = config.runs_per_phase
+            if iterations * config.groups == 1:
+                run_phases(run)
+            else:
+                graph = ir.create_graph(run_phases, run)
+                split_into_phases(graph)
+                ops.repeat(graph, iterations * config.groups)
+    ir.num_host_transfers = iterations * config.runs_per_step
     return io, state
+
+
+def run_phases(run: PhaseGraphs) -> None:
+    """The forward pass of a group of micro-batches through all layers."""
+    with popxl.in_sequence(True):
+        run.once(embedding_fwd_phase)
+        for each in run.step.layers:
+            run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
+        run.once(head_fwd_phase)
 
 
 def embedding_fwd_phase(step: ForwardPass) -> None:

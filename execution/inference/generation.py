@@ -1,8 +1,7 @@
 """A program that extends texts by one token a run, with the keys and values of tokens before kept.
 
-A batch has so many texts per replica. Their last tokens stand in one column of the cache: a shorter
-text has padding before it, which nothing attends to. A run takes either the tokens of a prompt, so
-many at a time, or one token of each text. Both branches of the program use the same rows of remote
+A run takes either the tokens of a prompt, so many at a time, or one token of each text. Nothing
+attends to the padding before a text. Both branches of the program use the same rows of remote
 memory in the same order, so that weights that do not fit come as in training.
 """
 
@@ -19,15 +18,23 @@ from popxl import Tensor, TensorSpec, ops
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schedules import NO_RAMPUP
-from popxl_gpt.config.schema import Config, Model
+from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.graphs import ForwardGraphs, InferenceGraphs, LayerRun
 from popxl_gpt.execution.host import own_samples, token_array
+from popxl_gpt.execution.inference.cache import (
+    CacheSizes,
+    LayersCache,
+    kept_specs,
+    make_cache,
+    mask_and_rows,
+    seen_keys_and_rows,
+)
 from popxl_gpt.execution.layer_graphs import layer_weights
 from popxl_gpt.execution.phase_graphs import PhaseGraphs
 from popxl_gpt.execution.pretraining import make_ir
 from popxl_gpt.execution.transfers import first_row
 from popxl_gpt.execution.variables import make_weights, write
-from popxl_gpt.modelling.decoder import CONVOLUTIONS, CachedDecoderBlock, DecoderBlock
+from popxl_gpt.modelling.decoder import CachedDecoderBlock
 from popxl_gpt.modelling.embedding import Embedding, none_before_first
 from popxl_gpt.modelling.head import TIED, LogitsHead
 from popxl_gpt.modelling.layout import Layout
@@ -39,34 +46,6 @@ from popxl_gpt.utils.runtime import (
     session_device,
 )
 
-PROMPT_TOKENS = 256
-"""Tokens of each text, at most, that a run takes of its prompt: bounds the memory for scores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheSizes:
-    """What a program is made for."""
-
-    texts: int
-    """Texts per data-parallel replica."""
-    prompt: int
-    """Tokens of each text that a run takes of a prompt."""
-    columns: int
-    """Tokens of each text whose keys and values are kept."""
-
-    @classmethod
-    def of(cls, config: Config, texts: int, longest: int, tokens: int) -> "CacheSizes":
-        """The sizes for prompts of up to so many tokens, and so many tokens more."""
-        positions = config.model.positions
-        whole = min(longest, positions)
-        prompt = -(-whole // -(-whole // PROMPT_TOKENS))
-        columns = -(-whole // prompt) * prompt + tokens
-        if longest + tokens > positions:  # prompts are read again, and may be as long as that
-            columns = -(-positions // prompt) * prompt
-        return cls(
-            texts=-(-texts // config.execution.data_parallel), prompt=prompt, columns=columns
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class CachedPass(ForwardGraphs):
@@ -75,10 +54,8 @@ class CachedPass(ForwardGraphs):
     layout: Layout
     sizes: CacheSizes
     tokens: int
-    cache: Mapping[str, popxl.RemoteBuffer]
-    """What each layer keeps: keys, values, and by the name of each convolution the rows before the
-    next.
-    """
+    caches: Mapping[int | None, LayersCache]
+    """What layers keep, by the size of their rings."""
     words: popxl.HostToDeviceStream
     """The stream of words: of each text the word before, and so many more."""
     logits: popxl.DeviceToHostStream
@@ -99,8 +76,8 @@ def cached_session(config: Config, sizes: CacheSizes) -> addons.TaskSession:
         )
         outputs = addons.OutputStreams(logits=((sizes.texts, vocabulary), popxl.float32))
         layout = Layout.of(ir, config.execution)
-        cache, kept = _cache(_kept_specs(config, sizes), config.model.layers)
-        word, prompt = _passes(config, layout, sizes, cache, inputs, outputs)
+        caches, kept = make_cache(config, sizes)
+        word, prompt = _passes(config, layout, sizes, caches, inputs, outputs)
         state = make_weights(word, "generation")
         state.cache = kept
         with popxl.in_sequence(True):
@@ -120,7 +97,7 @@ def _passes(
     config: Config,
     layout: Layout,
     sizes: CacheSizes,
-    cache: Mapping[str, popxl.RemoteBuffer],
+    caches: Mapping[int | None, LayersCache],
     inputs: addons.InputStreams,
     outputs: addons.OutputStreams,
 ) -> tuple[CachedPass, CachedPass]:
@@ -131,39 +108,11 @@ def _passes(
     for tokens, stream in ((1, inputs["words"]), (sizes.prompt, inputs["prompt"])):
         graphs = _graphs(config, layout, sizes, tokens, word)
         passed = CachedPass(
-            config, *graphs, layout, sizes, tokens, cache, stream, outputs["logits"]
+            config, *graphs, layout, sizes, tokens, caches, stream, outputs["logits"]
         )
         word, prompt = word or passed, passed
     assert word is not None
     return word, prompt
-
-
-def _kept_specs(config: Config, sizes: CacheSizes) -> dict[str, TensorSpec]:
-    """What one layer keeps on a replica, by name, in the order in which its block takes them."""
-    model, execution = config.model, config.execution
-    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
-    column = (model.key_value // tp1, sizes.columns, model.head_width)
-    shapes: dict[str, tuple[int, ...]] = {"keys": column, "values": column}
-    if model.has_convolutions:
-        table = DecoderBlock.parameters(model)
-        shapes |= {name: table[f"{name}.weight"].shard_shape(tp1, tp2) for name in CONVOLUTIONS}
-    dtype = data_type(model.precision)
-    return {name: TensorSpec((sizes.texts, *shape), dtype) for name, shape in shapes.items()}
-
-
-def _cache(
-    specs: Mapping[str, TensorSpec], layers: int
-) -> tuple[dict[str, popxl.RemoteBuffer], addons.NamedTensors]:
-    """A buffer of each kind, with a row for each layer, and the rows. They are zeros at first: what
-    is hidden has no weight, but NaN has.
-    """
-    buffers, rows = {}, {}
-    for name, spec in specs.items():
-        buffers[name] = addons.create_remote_buffer(spec, layers)
-        zeros = np.broadcast_to(np.zeros((), spec.dtype.as_numpy()), spec.shape)
-        for n in range(layers):
-            rows[f"{name}.{n}"] = popxl.remote_variable(zeros, buffers[name], n, spec.dtype)
-    return buffers, addons.NamedTensors.from_dict(rows)
 
 
 def _graphs(
@@ -177,25 +126,23 @@ def _graphs(
     Args:
         other: a pass whose weights they share.
     """
-    model, texts, kept = config.model, sizes.texts, _kept_specs(config, sizes)
-    keys, values, *rows_before = kept.values()
-    dtype, width = keys.dtype, model.hidden_size // config.execution.tensor_parallel_2
-    words = TensorSpec((texts * tokens,), popxl.int32)
-    x = TensorSpec((texts * tokens, width), dtype)
-    mask = TensorSpec((texts, 1, tokens, sizes.columns), dtype)
-    last, column = TensorSpec((texts,), popxl.int32), TensorSpec((), popxl.int32)
+    model, texts = config.model, sizes.texts
+    width = model.hidden_size // config.execution.tensor_parallel_2
+    words, last = (TensorSpec((count,), popxl.int32) for count in (texts * tokens, texts))
+    x = TensorSpec((texts * tokens, width), data_type(model.precision))
     positions = words if model.has_position_table else None
     before = words if model.token_shift else None
-    of_block = (
-        *(x, keys, values, mask, column),
-        words if model.value_embeddings else None,
-        words if model.has_convolutions else None,
-        tuple(rows_before),
-    )
     kinds = tuple(dict.fromkeys(model.kinds))
     layers: tuple[tuple[Any, int, Sequence[Any]], ...] = (
         (Embedding(model, layout), 1, (words, None, positions, before)),
-        *((CachedDecoderBlock(model.of_kind(k), layout), model.layers, of_block) for k in kinds),
+        *(
+            (
+                CachedDecoderBlock(model.of_kind(kind), layout),
+                model.layers,
+                _of_block(config, sizes, sizes.ring(model, kind), x, words),
+            )
+            for kind in kinds
+        ),
         (LogitsHead(model, layout), 1, (x, last)),
     )
     shared = (other.embedding, *(other.decoder,) * len(kinds), other.head) if other else ()
@@ -210,11 +157,27 @@ def _graphs(
             if same is None
             else same.weights
         )
-        table = layer.parameters(model)
+        table = layout.in_parts(layer.parameters(model))
         result.append(InferenceGraphs(table=table, rows=rows, weights=weights, fwd=fwd))
     embedding, *blocks, head = result
     runs = LayerRun.of(model.kinds, range(model.layers), dict(zip(kinds, blocks)))
     return embedding, blocks[0], head, runs
+
+
+def _of_block(
+    config: Config, sizes: CacheSizes, ring: int | None, x: TensorSpec, words: TensorSpec
+) -> tuple[Any, ...]:
+    """What a `CachedDecoderBlock` is made for."""
+    model, tokens = config.model, words.shape[0] // sizes.texts
+    keys, values, *rows_before = kept_specs(config, sizes, ring).values()
+    count, rows = seen_keys_and_rows(sizes, ring, tokens)
+    return (
+        *(x, keys, values, TensorSpec((sizes.texts, 1, tokens, count), x.dtype)),
+        *(TensorSpec((), popxl.int32), TensorSpec((rows,), popxl.int32), sizes.columns),
+        words if model.value_embeddings else None,
+        words if model.has_convolutions else None,
+        tuple(rows_before),
+    )
 
 
 def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
@@ -228,30 +191,25 @@ def extend(step: CachedPass, column: Tensor, padding: Tensor) -> None:
     with popxl.in_sequence(True):
         rows = ops.host_load(step.words).reshape((step.sizes.texts, step.tokens + 1))
         words, before = (t.reshape((-1,)) for t in (rows[:, 1:], rows[:, :-1]))
-        x, positions, *masks = run.once(embedding_phase, words, before, column, padding)
+        x, positions, *found = run.once(embedding_phase, words, before, column, padding)
         model = step.config.model
-        mask_of = dict(zip(windows(model), masks, strict=True))
+        masks_and_rows = dict(zip(step.caches, zip(found[::2], found[1::2]), strict=True))
         beside = [words] if model.value_embeddings else []
         beside += [positions] if model.has_convolutions else []
         for each in step.layers:
-            mask = mask_of[model.of_kind(model.kinds[each.layers.start]).window]
-            x = run.per_layer(
-                decoder_phase, x, mask, column, beside, each.graphs, layers=each.layers
-            )
+            ring = step.sizes.ring(model, model.kinds[each.layers.start])
+            cache, (mask, rows) = step.caches[ring], masks_and_rows[ring]
+            row = popxl.constant(cache.row_before(each.layers.start), popxl.int32)
+            inputs = (x, row, mask, column, rows, beside, each.graphs, cache)
+            x = run.per_layer(decoder_phase, *inputs, layers=each.layers)
         run.once(head_phase, x)
-
-
-def windows(model: Model) -> tuple[int | None, ...]:
-    """The windows of a model's layers, each once; none: all that is before."""
-    return tuple(dict.fromkeys(model.of_kind(kind).window for kind in model.kinds))
 
 
 def embedding_phase(
     step: CachedPass, words: Tensor, before: Tensor, column: Tensor, padding: Tensor
 ) -> tuple[Tensor, ...]:
     """Words, and the word before each, to activations [texts * tokens, H/tp2], positions in the
-    texts, int32 [texts * tokens], and for each of the `windows` what attention adds to its scores,
-    [texts, 1, tokens, columns].
+    texts, int32 [texts * tokens], and for each of the caches what `mask_and_rows` gives.
     """
     graphs, sizes, model = step.embedding, step.sizes, step.config.model
     own = popxl.constant(np.arange(step.tokens, dtype=np.int32), popxl.int32) + column
@@ -264,44 +222,36 @@ def embedding_phase(
         beside.append(none_before_first(before, numbers))
     x, *_ = graphs.fwd.bind(weights).call(words, *beside)
 
-    # A token of the padding sees itself, so that its softmax has something to sum.
-    columns = popxl.constant(np.arange(sizes.columns, dtype=np.int32), popxl.int32)
-    first = own - positions  # [texts, tokens]
-    shape = (sizes.texts, 1, step.tokens, 1)
-    hidden, seen = (popxl.constant(value, x.dtype) for value in (-np.inf, 0.0))
-    masks = []
-    for window in windows(model):
-        lowest = first
-        if window is not None:
-            lowest = ops.maximum(first, own - popxl.constant(window - 1, popxl.int32))
-        is_hidden = ops.logical_or(
-            ops.greater(columns, own.reshape((1, 1, step.tokens, 1))),
-            ops.greater(lowest.reshape(shape), columns),
-        )
-        masks.append(ops.where(is_hidden, hidden, seen))
-    return (x, numbers, *masks)
+    seen = (mask_and_rows(sizes, ring, own, own - positions, x.dtype) for ring in step.caches)
+    return (x, numbers, *(tensor for pair in seen for tensor in pair))
 
 
 def decoder_phase(
     step: CachedPass,
     n: Tensor,
     x: Tensor,
+    row: Tensor,
     mask: Tensor,
     column: Tensor,
+    rows: Tensor,
     beside: list[Tensor],
     graphs: InferenceGraphs,
+    cache: LayersCache,
 ) -> tuple[Tensor, Tensor]:
     """Layer n, whose cache comes and goes with its weights. Returns n + 1 and its result.
 
     Args:
+        row: what to add to n for the layer's row in the cache, int32 scalar.
+        mask, rows: of `mask_and_rows`.
         beside: the words, for value embeddings, and positions, for convolutions.
     """
-    weights = graphs.fwd_all_gather(graphs.fwd_load(n))
-    kept = [ops.remote_load(buffer, n) for buffer in step.cache.values()]
+    weights, row = graphs.fwd_all_gather(graphs.fwd_load(n)), n + row
+    kept = [ops.remote_load(buffer, row) for buffer in cache.buffers.values()]
     keys, values, *rows_before = kept
-    (x,) = graphs.fwd.bind(weights).call(x, keys, values, mask, column, *beside, *rows_before)
-    for buffer, tensor in zip(step.cache.values(), kept):
-        ops.remote_store(buffer, n, tensor)
+    seen = (keys, values, mask, column, rows, *beside, *rows_before)
+    (x,) = graphs.fwd.bind(weights).call(x, *seen)
+    for buffer, tensor in zip(cache.buffers.values(), kept):
+        ops.remote_store(buffer, row, tensor)
     return n + 1, x
 
 
@@ -330,6 +280,7 @@ class CachedModel:
     """
 
     def __init__(self, config: Config, texts: int, longest: int, tokens: int):
+        config = config.in_inference
         self.sizes = CacheSizes.of(config, texts, longest, tokens)
         batch = self.sizes.texts * config.execution.data_parallel
         self.config = override(

@@ -22,12 +22,15 @@ from popxl_gpt.utils.runtime import session_device
 
 
 def evaluation(config: Config) -> addons.TaskSession:
-    """A session whose run gives the loss of each token of one global batch; see `token_losses`."""
+    """A session whose run gives the loss of each token of `samples_per_run` samples; see
+    `token_losses`.
+    """
     return _session(config, *evaluation_program(config))
 
 
 def evaluation_program(config: Config) -> "tuple[popxl.Ir, LayerIO, addons.NamedTensors]":
     """The program of `evaluation`, its streams and its weights."""
+    config = config.in_inference
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
     return _program(config, inputs, {"loss": (words[0], popxl.float32)}, TokenLossHead)
@@ -35,20 +38,27 @@ def evaluation_program(config: Config) -> "tuple[popxl.Ir, LayerIO, addons.Named
 
 def scoring(config: Config) -> addons.TaskSession:
     """Same as `evaluation`, and whether each token is the likeliest one; see `token_scores`."""
+    config = config.in_inference
     words = (words_spec(config).shape, popxl.int32)
     inputs: dict[str, Description] = {"words": words, "labels": words}
     outputs: dict[str, Description] = {"loss": (words[0], popxl.float32), "is_likeliest": words}
     return _session(config, *_program(config, inputs, outputs, ScoreHead))
 
 
+def samples_per_run(config: Config) -> int:
+    """Samples of a run of such a session: the device iterations' global batches."""
+    own = config.in_inference
+    return own.execution.device_iterations * own.training.global_batch_size
+
+
 def token_losses(
     session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Loss of each label of one global batch in nats, float32 [global_batch_size, sequence], the
-    same in every process.
+    """Loss of each label of a run in nats, float32 [samples_per_run, sequence], the same in every
+    process.
 
     Args:
-        words, labels: int [global_batch_size, sequence]; over several processes this one's share,
+        words, labels: int [samples_per_run, sequence]; over several processes this one's share,
             as in `run_steps`.
     """
     (losses,) = _by_sample(session, config, words, labels, ("loss",))
@@ -72,9 +82,10 @@ def _by_sample(
     labels: np.ndarray,
     names: "tuple[str, ...]",
 ) -> "list[np.ndarray]":
-    """Run one global batch. For each of these streams, what it gives for every token,
-    [global_batch_size, sequence].
+    """Run the session once. For each of these streams, what it gives for every token,
+    [samples_per_run, sequence].
     """
+    config = config.in_inference
     outputs = session.run(
         {
             **word_arrays(session, words, config),
@@ -97,7 +108,7 @@ def _by_sample(
 def evaluate(
     session: addons.TaskSession, config: Config, words: np.ndarray, labels: np.ndarray
 ) -> float:
-    """Mean loss of one global batch; as `token_losses`."""
+    """Mean loss of a run; as `token_losses`."""
     return float(token_losses(session, config, words, labels).mean(dtype=np.float64))
 
 
@@ -150,8 +161,10 @@ def logits(
 
 
 def _one_by_one(config: Config) -> Config:
-    """The same configuration without widening."""
-    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, widening=1))
+    """The same configuration without widening, and one global batch a run."""
+    config = config.in_inference
+    execution = dataclasses.replace(config.execution, widening=1, device_iterations=1)
+    return dataclasses.replace(config, execution=execution)
 
 
 def token_rows(session: addons.TaskSession, rows: np.ndarray, config: Config) -> np.ndarray:

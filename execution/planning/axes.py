@@ -22,7 +22,7 @@ from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.execution.planning.text import layout_name
 from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.errors import ConfigError
-from popxl_gpt.utils.runtime import multiplies_bfloat16
+from popxl_gpt.utils.runtime import multiplies_bfloat16, runs_on_gpu
 
 Values = Mapping[str, Any]
 
@@ -90,6 +90,19 @@ def _combinations(config: Config, axes: tuple[Axis, ...], known: Known) -> Itera
 MOST_TOKENS = 16384
 """Tokens of a replica that run as one: products of more are no faster, and take more memory."""
 
+LOGIT = 4
+"""Bytes that a logit takes with its gradient, in 16 bits each, or alone in 32."""
+LOGITS = 2**31
+"""Bytes of logits that a GPU holds at a time, at most: no more than its memory says where that is
+unknown, so that a run does not depend on whose memory is free.
+"""
+LOGITS_SHARE = 16
+"""Part of the device memory that is given, which they are at most. Each piece reads and writes the
+gradient of the head's matrix once more, so more pieces than needed take time.
+"""
+MOST_PIECES = 2**10
+"""The largest number of pieces that can be given."""
+
 
 def splits(devices: int) -> list[tuple[int, int, int]]:
     """All (data parallel, tensor parallel 1, tensor parallel 2) over a number of devices."""
@@ -149,6 +162,22 @@ def _activations_words(config: Config) -> str:
     return f"activations: {stretches_text(stretches(config))}"
 
 
+def _pieces(config: Config, known: Known) -> Iterator[Values]:
+    """The fewest pieces of the head's rows of which none has logits beyond a limit, on a GPU. A
+    number of pieces that is not the usual one stays.
+    """
+    execution, model = config.execution, config.model
+    memory = execution.device_memory
+    limit = memory // LOGITS_SHARE if isinstance(memory, int) else LOGITS
+    rows = execution.micro_batch_size * execution.widening * model.sequence_length
+    nbytes = rows * LOGIT * model.vocabulary_size // execution.tensor_parallel_1
+    values: Values = {}
+    if execution.head_serialisation == 1 and nbytes > limit and runs_on_gpu(execution.device):
+        fits = (n for n in range(2, MOST_PIECES + 1) if rows % n == 0 and nbytes <= n * limit)
+        values = {"head_serialisation": next(fits, math.gcd(rows, MOST_PIECES))}
+    yield values
+
+
 LAYOUT = Axis(
     ("data_parallel", "tensor_parallel_1", "tensor_parallel_2"),
     _layouts,
@@ -167,13 +196,30 @@ ACTIVATIONS = Axis(
     _activations_words,
 )
 """All kept or none: where those of all do not fit, those of some are kept (`Room.place`)."""
+GROUPS = Axis(
+    ("micro_batch_group",),
+    lambda config, known: ({},),
+    lambda config: (
+        f"groups of {config.execution.micro_batch_group} micro-batches" if config.groups > 1 else ""
+    ),
+)
+"""How many micro-batches run through all layers by themselves: as many as fit (`Room.place`)."""
+HEAD = Axis(
+    ("head_serialisation",),
+    _pieces,
+    lambda config: (
+        f"head in {config.execution.head_serialisation} pieces"
+        if config.execution.head_serialisation > 1
+        else ""
+    ),
+)
 ROWS = Axis(
     ("memmap_dir", "host_memory"),
     lambda config, known: ({},),
     lambda config: "rows in files" if config.execution.memmap_dir is not None else "",
 )
 """The places of rows: `Room.place` says where they fit."""
-EXECUTION = (LAYOUT, SEQUENCES, ACTIVATIONS, ROWS)
+EXECUTION = (LAYOUT, SEQUENCES, HEAD, ACTIVATIONS, GROUPS, ROWS)
 """Axes of the ways to execute a model: training comes to the same numbers, up to rounding."""
 EXECUTED = tuple(name for axis in EXECUTION for name in axis.settings)
 """Their settings."""
@@ -217,6 +263,11 @@ def ways(config: Config, given: Iterable[str]) -> list[Config]:
             *(told or fixed),
         ]
     )
+
+
+def with_pieces(config: Config, given: Iterable[str]) -> Config:
+    """The configuration with as many pieces of the head as its logits need; all else stays."""
+    return next(candidates(config, (HEAD,), Known(given=frozenset(given)), []))
 
 
 def in_words(config: Config) -> str:

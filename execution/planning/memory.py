@@ -5,7 +5,7 @@ take is known by planning them, which takes seconds, and is within 5 % of runs. 
 for layouts, `--auto`, `--minutes` and the run itself ask here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,7 +30,7 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "8bit": 1}
 HOST_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 4, "8bit": 4}
 """Bytes of a number in an array of the host, which has no bfloat16, and in a checkpoint."""
 GRADIENT = 4
-"""Bytes of a parameter's gradient, float32."""
+"""Bytes of a parameter's gradient while a phase sums it up, float32."""
 LARGEST_STATE = 2**50
 """Bytes that not even files hold."""
 PROCESS = 200 * 2**20
@@ -106,29 +106,31 @@ def state_bytes(config: Config) -> int:
     model, training = config.model, config.training
     activations = (
         model.layers
-        * training.global_batch_size
+        * (training.global_batch_size // config.groups)
         * model.sequence_length
         * model.hidden_size
         * WIDTHS[model.precision]
     )
     changed = trained_count(model)
-    moments = _moments(training) * WIDTHS[training.moment_precision]
+    state = _optimizer_bytes(training, WIDTHS)
     precision = WIDTHS[model.precision]
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)
-    return weights + changed * moments + max(changed * GRADIENT, activations)
+    gradients = changed * WIDTHS[training.gradient_precision]
+    return weights + changed * state + max(gradients, activations)
 
 
 def bytes_by_kind(config: Config) -> "dict[str, int]":
     """Bytes of a layer of each kind in a checkpoint: weights, and what the optimizer keeps."""
-    moments = _moments(config.training) * HOST_WIDTHS[config.training.moment_precision]
-    number = HOST_WIDTHS[config.weight_precision] + moments
+    number = HOST_WIDTHS[config.weight_precision] + _optimizer_bytes(config.training, HOST_WIDTHS)
     return {kind: number * count for kind, count in numbers_by_kind(config.model).items()}
 
 
-def _moments(training: Training) -> int:
-    """Numbers that the optimizer keeps of each parameter, at least."""
-    return 1 if training.optimizer == "muon" else 2
+def _optimizer_bytes(training: Training, widths: Mapping[str, int]) -> int:
+    """Bytes that the optimizer keeps of each parameter, at least: moments, and the average."""
+    moments = 1 if training.optimizer == "muon" else 2
+    average = widths["float32"] if training.average_weights else 0
+    return moments * widths[training.moment_precision] + average
 
 
 def least_rows(config: Config, instances: int) -> int:
@@ -169,7 +171,7 @@ def copy_bytes(config: Config, instances: int) -> int:
 
 def activation_bytes(config: Config) -> int:
     """Bytes of activations that a replica keeps for the gradient where all blocks keep theirs, of
-    all micro-batches.
+    a group of micro-batches.
     """
     return config.model.layers * kept_bytes(config)
 
@@ -325,9 +327,9 @@ def too_little(config: Config, needed: int, parts: str) -> str:
     return (
         f"memory: got {bytes_text(left)} left, of the {bytes_text(total)} of {limited_by}; "
         f"expected at least {bytes_text(needed)} for {config.name}: {parts}. Choose a smaller "
-        "model or micro-batch, set --memmap_dir to a folder on a fast disk and --host_memory, "
-        "raise that limit, or start more processes on other machines; --plan shows where the "
-        "memory goes."
+        "model or micro-batch, run micro-batches in groups (--micro_batch_group), set --memmap_dir "
+        "to a folder on a fast disk and --host_memory, raise that limit, or start more processes "
+        "on other machines; --plan shows where the memory goes."
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from popxl_gpt.execution.planning.memory import (
     Build,
     ProcessMemory,
     file_bytes,
+    is_paged,
     least_rows,
     own_bytes,
     process_memory,
     programs_of,
 )
 from popxl_gpt.execution.recomputation import stretches_text
+from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import gather, host_bytes
 from popxl_gpt.utils.units import bytes_text
@@ -31,6 +34,12 @@ from popxl_gpt.utils.units import bytes_text
 KEPT_FREE = 0.1
 """Share of the free memory that no run is planned to take: plans are within 5 % of runs, and other
 programs need some.
+"""
+
+LEAST_TOKENS = 65536
+"""Tokens of a group of micro-batches at least, over all replicas, where weights come and go: it
+moves twice 2 bytes of each, and twice 4 of its gradient: at 50 GB/s that takes as long as 8
+operations of 18,000 tokens at 600 TFLOP/s.
 """
 
 
@@ -68,8 +77,9 @@ class Room:
         return cls(build, validation, given, own, room)
 
     def place(self, config: Config) -> Placed | str:
-        """The configuration with a place for its rows; else why it does not fit. One that keeps the
-        activations of all blocks, and more than fits, keeps those of as many as fit.
+        """The configuration with a place for its rows; else why it does not fit. One whose
+        activations do not fit runs in groups of micro-batches; else one that keeps the activations
+        of all blocks keeps those of as many as fit.
         """
         in_memory = not any(name in self.given for name in ROWS.settings)
         if in_memory:
@@ -77,11 +87,35 @@ class Room:
         memory = self._memory(config)
         if memory.needed <= self.nbytes:
             return Placed(config, memory, f"fits: {bytes_text(memory.needed)} of {self._told}")
-        if (found := self._keeping_some(config, memory)) is not None:
-            return found
+        for smaller in (self._in_groups, self._keeping_some):
+            if (found := smaller(config, memory)) is not None:
+                return found
         if not in_memory:
             return self._too_large(memory)
         return self._in_files(config, memory)
+
+    def _in_groups(self, config: Config, memory: ProcessMemory) -> Placed | None:
+        """The configuration with the largest groups of micro-batches that fit."""
+        if "micro_batch_group" in self.given:
+            return None
+        ways = _grouped(config)
+        if not ways or (least := self._memory(ways[-1])).needed > self.nbytes:
+            return None
+        fewest = ways[-1].runs_per_phase
+        of_a_run = (memory.needed - least.needed) / (config.runs_per_phase - fewest)
+        for way in ways[:-1]:
+            if least.needed + of_a_run * (way.runs_per_phase - fewest) <= self.nbytes:
+                found = self._memory(way)
+                if found.needed <= self.nbytes:
+                    return self._of_groups(way, found, memory)
+        return self._of_groups(ways[-1], least, memory)
+
+    def _of_groups(self, way: Config, found: ProcessMemory, whole: ProcessMemory) -> Placed:
+        why = (
+            f"fits in {way.groups} groups of micro-batches, as {bytes_text(whole.needed)} for all "
+            f"of them at once do not fit {self._told}"
+        )
+        return Placed(way, found, why)
 
     def _keeping_some(self, config: Config, memory: ProcessMemory) -> Placed | None:
         """The configuration with activations of as many blocks kept as fit, if it keeps those of
@@ -146,6 +180,21 @@ class Room:
         return programs_of(config, self.build, self.validation)
 
 
+def _grouped(config: Config) -> list[Config]:
+    """The configuration in groups of micro-batches, the largest first. Where weights come and go
+    no group is so small that they take longer than what is computed with them.
+    """
+    count, tokens = config.gradient_accumulation, config.tokens_per_step
+    ways = []
+    for groups in range(2, count + 1):
+        if is_paged(config.execution) and tokens // groups < LEAST_TOKENS:
+            break
+        if count % groups == 0:
+            with suppress(ConfigError):  # stages of a batch that grows, say, are no whole groups
+                ways.append(override(config, micro_batch_group=count // groups))
+    return ways
+
+
 def placed_together(room: Room, config: Config) -> Placed | str:
     """What `Room.place` finds in all processes of a run."""
     found, instances = room.place(config), popdist.getNumInstances()
@@ -155,13 +204,15 @@ def placed_together(room: Room, config: Config) -> Placed | str:
     assert isinstance(found, Placed)
     execution = found.config.execution
     kept = execution.activation_memory or (0 if execution.recomputation else math.inf)
-    mine = (execution.host_memory or 0, kept)
-    rows, budgets = zip(*gather(mine, instances, patiently=True))
+    mine = (execution.host_memory or 0, kept, found.config.runs_per_phase)
+    rows, budgets, runs = zip(*gather(mine, instances, patiently=True))
     shared = {}
     if min(rows) != max(rows):
         shared["host_memory"] = min(rows)
     if min(budgets) != max(budgets):
         shared |= {"recomputation": True, "activation_memory": min(budgets)}
+    if min(runs) != max(runs):
+        shared["micro_batch_group"] = min(runs) * execution.widening
     if shared.get("host_memory") == 0:
         return "fits the memory of some processes only"
     return replace(found, config=override(found.config, **shared))

@@ -1,7 +1,7 @@
 """`--plan`: what a run would need of memory, traffic and time, as text and as JSON."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
 ASSUMPTIONS = (
     "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and "
-    "go while the device computes; collectives are waited for.\nPeak memory: of a device with "
+    "go while the device computes, and messages as far as\nnothing needs them: each replica has a "
+    "process; exposed is what is waited for.\nPeak memory: of a device with "
     "memory of its own; a CPU uses remote rows where they lie. Remote memory: of the buffers "
     "that a phase reaches.\nA ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an "
     "all-gather's or a reduce-scatter's, padded.\nPhysical limit of a phase: the larger of FLOPs "
@@ -104,6 +105,7 @@ def _phases(found: RunPlan) -> str:
         "sent",
         "compute",
         "links",
+        "exposed",
         "remote",
     )
     rows, steps = [(*heads, "bound")], found.program.steps
@@ -120,6 +122,7 @@ def _phases(found: RunPlan) -> str:
                 bytes_text(phase.sent_bytes / steps),
                 duration(time.compute / steps),
                 duration(time.link / steps),
+                duration(time.exposed / steps),
                 duration(time.remote / steps),
                 time.bound if time.seconds else "-",
             )
@@ -137,6 +140,7 @@ def _phases(found: RunPlan) -> str:
             bytes_text(sum(p.sent_bytes for p in phases) / steps),
             duration(sum(t.compute for t in times) / steps),
             duration(sum(t.link for t in times) / steps),
+            duration(sum(t.exposed for t in times) / steps),
             duration(sum(t.remote for t in times) / steps),
             found.bound,
         )
@@ -236,7 +240,19 @@ def _totals(found: RunPlan) -> str:
             f"{duration(found.seconds * config.training.steps)}",
         ),
     )
-    return "\n".join(f"{name:<15}{text}" for name, text in lines)
+    return "\n".join(f"{name:<15}{text}" for name, text in [*lines, *_validation(found)])
+
+
+def _validation(found: RunPlan) -> list[tuple[str, str]]:
+    """What validation takes, where it is executed in a way of its own."""
+    if found.validation is None:
+        return []
+    own, program = found.config.in_inference, found.validation
+    text = (
+        f"{bytes_text(program.peak_bytes)} at peak, on dp x tp1 x tp2 = "
+        f"{layout_name(own.execution)}, {micro_batches(own)} per global batch"
+    )
+    return [("validation", text)]
 
 
 def plan_values(found: RunPlan) -> "dict[str, Any]":
@@ -247,12 +263,17 @@ def plan_values(found: RunPlan) -> "dict[str, Any]":
     steps = program.steps
     phases = []
     for phase, time in zip(program.phases, found.times):
-        values = asdict(phase) | {"flops": phase.flops, "product_flops": phase.product_flops}
+        values = asdict(replace(phase, timeline=())) | {
+            "flops": phase.flops,
+            "product_flops": phase.product_flops,
+        }
+        del values["timeline"]
         values["remote_memory_bytes_total"] = phase.remote_memory_bytes * program.replicas
         values |= {
             "sent_bytes": phase.sent_bytes,
             "compute_seconds": time.compute,
             "link_seconds": time.link,
+            "exposed_seconds": time.exposed,
         }
         values |= {
             "remote_seconds": time.remote,
@@ -285,6 +306,16 @@ def plan_values(found: RunPlan) -> "dict[str, Any]":
             "remote_bytes_total": program.total_remote_memory_bytes,
             "process": asdict(found.process) | {"resident": found.process.resident},
             "remote_buffers": program.buffers,
+            **_validation_values(found),
         },
         "phases": phases,
+    }
+
+
+def _validation_values(found: RunPlan) -> dict[str, int]:
+    if found.validation is None:
+        return {}
+    return {
+        "validation_peak_bytes": found.validation.peak_bytes,
+        "validation_remote_bytes_total": found.validation.total_remote_memory_bytes,
     }

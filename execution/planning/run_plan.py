@@ -5,6 +5,7 @@ from typing import Any
 
 import popxl
 
+from popxl_gpt.config.inference import Inference
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.machine import speeds
 from popxl_gpt.execution.planning.memory import (
@@ -75,6 +76,8 @@ class RunPlan(StepPlan):
 
     process: ProcessMemory
     """Memory of the host, as this process would take it."""
+    validation: Any = None
+    """The runtime's plan of validation, where that is executed in a way of its own."""
 
 
 def plan_step(
@@ -107,7 +110,10 @@ def make_run_plan(
     with planner().compiled_once(programs[0]):
         step = _timed(config, programs[0], *speeds(config, options))
         process = process_memory(config, programs, itself)
-    return RunPlan(**vars(step), process=process)
+    own = None
+    if len(programs) > 1 and config.inference != Inference():
+        own = planner().plan(programs[1], device=kind_of_device(config.execution))
+    return RunPlan(**vars(step), process=process, validation=own)
 
 
 def _timed(

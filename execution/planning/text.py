@@ -9,7 +9,8 @@ def micro_batches(config: Config) -> str:
     """How many there are, and how many of them run as one."""
     count, widening = config.gradient_accumulation, config.execution.widening
     together = f" ({widening} at a time)" if widening > 1 else ""
-    return f"{count} micro-batch{'es' * (count > 1)}{together}"
+    groups = f" in {config.groups} groups" if config.groups > 1 else ""
+    return f"{count} micro-batch{'es' * (count > 1)}{together}{groups}"
 
 
 def layout_name(execution: Execution) -> str:

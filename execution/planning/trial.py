@@ -62,7 +62,7 @@ class Trials:
         if config.execution.activation_memory is None:
             return self._of_equal_blocks(config)
         recomputing = override(config, activation_memory=None)
-        seconds, runs = self._of_equal_blocks(recomputing), config.runs_per_phase
+        seconds, runs = self._of_equal_blocks(recomputing), config.runs_per_step
         if seconds <= WHOLE_SECONDS:
             return self._measured(config, config.model.layers, runs)
         keeping = override(recomputing, recomputation=False)
@@ -76,7 +76,7 @@ class Trials:
 
     def _of_equal_blocks(self, config: Config) -> float:
         """`seconds` of a model all of whose blocks keep their activations, or none does."""
-        layers, runs = config.model.layers, config.runs_per_phase
+        layers, runs = config.model.layers, config.runs_per_step
         depths = DEPTHS if layers > DEPTHS[-1] else (layers,)
         at_once = runs if runs <= RUNS[-1] else RUNS[0]
         first = self._measured(config, depths[0], at_once)
@@ -91,7 +91,7 @@ class Trials:
         self, config: Config, depths: tuple[int, ...], at_once: int, first: float
     ) -> float:
         """Seconds by trials of so many layers and runs, of which the first is made."""
-        layers, runs = config.model.layers, config.runs_per_phase
+        layers, runs = config.model.layers, config.runs_per_step
         one = (first, *(self._measured(config, depth, at_once) for depth in depths[1:]))
         if runs == at_once:
             return at(one, depths, layers)
@@ -117,7 +117,7 @@ class Trials:
         """
         execution = config.execution
         at_once = execution.data_parallel * execution.micro_batch_size * execution.widening
-        is_whole = layers == config.model.layers and runs == config.runs_per_phase
+        is_whole = layers == config.model.layers and runs == config.runs_per_step
         small = override(
             config,
             layers=layers,
@@ -126,6 +126,7 @@ class Trials:
             device_iterations=1,
             # few layers and runs would all fit in: time at most
             activation_memory=execution.activation_memory if is_whole else None,
+            micro_batch_group=execution.micro_batch_group if is_whole else None,
         )
         if execution.host_memory is not None:
             share = execution.host_memory * state_bytes(small) // state_bytes(config)

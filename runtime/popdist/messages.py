@@ -10,6 +10,7 @@ Everything has a fixed form: a header, and as many bytes as it says. Where the t
 about a message's size, it fails.
 """
 
+import math
 import mmap
 import selectors
 import socket
@@ -362,6 +363,10 @@ class Messages:
             return not left
 
         self._wait(are_done, lambda: sum(transfer.moved for transfer in left) - len(left), seconds)
+
+    def move(self, is_over: Callable[[], bool]) -> None:
+        """Move messages until something holds: for a thread beside those that wait."""
+        self._wait(is_over, lambda: 0, math.inf)
 
     def post(self, instance: int, tag: int, content: bytes) -> None:
         """Send a parcel. ValueError: it is too large. It is kept here until it can be sent."""

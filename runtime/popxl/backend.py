@@ -21,8 +21,8 @@ from popxl.collection import without_collection
 from popxl.dtypes import dtype
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
-from popxl.plan import Event, Machine, Plan
-from popxl.profile import Profile
+from popxl.plan import Event, Machine, Move, Plan
+from popxl.profile import Profile, RunTimes
 from popxl.remote_files import DeviceNeeds, FileTraffic, HostNeeds
 from popxl.streams import Stream
 from popxl.tensor import Variable
@@ -76,6 +76,8 @@ class Engine(DeviceValues, Protocol):
     """Runs so far; stochastic rounding draws from it, so that a resumed program goes on as if it
     had not stopped.
     """
+    compile_seconds: float
+    """Seconds that the compiler took."""
 
     def run(
         self, inputs: Mapping[Stream, np.ndarray], outputs: Mapping[Stream, np.ndarray]
@@ -90,6 +92,9 @@ class Engine(DeviceValues, Protocol):
 
     def file_traffic(self) -> FileTraffic | None:
         """See `popxl.extensions.file_traffic`."""
+
+    def run_times(self) -> RunTimes:
+        """See `popxl.extensions.run_times`."""
 
 
 class Backend(Protocol):
@@ -127,6 +132,9 @@ class Backend(Protocol):
 
     def sequence(self, ir: Ir, replica: int) -> Iterator[Event]:
         """See `popxl.planning.sequence`."""
+
+    def moves(self, ir: Ir) -> Iterator[Move]:
+        """See `popxl.planning.moves`."""
 
     def measure(self, data_type: dtype, device: str) -> Machine:
         """See `popxl.planning.measure`."""

@@ -22,21 +22,34 @@ from popxl.ops import concat, reshape
 from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
+from popxl.ops.host import begin_lap
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
+from popxl.ops.random import jump_seed
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
 from popxl.pickled import PickledFileError, PickledTensor
-from popxl.plan import Event, Machine, Phase, PhaseTime, Plan, phase_time
+from popxl.plan import Event, Machine, Move, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import (
     kind_of_device,
     measure,
+    moves,
     multiplies_bfloat16,
     multiply_ceiling,
     plan,
     sequence,
 )
 from popxl.printer import to_text
-from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work, timeline
+from popxl.profile import (
+    FILES,
+    LANES,
+    PHASES,
+    PhaseProfile,
+    Profile,
+    RunTimes,
+    Span,
+    Work,
+    timeline,
+)
 from popxl.remote_files import (
     DeviceNeeds,
     FileTraffic,
@@ -63,6 +76,7 @@ __all__ = [
     "HostNeeds",
     "InstanceError",
     "Machine",
+    "Move",
     "NotFinite",
     "Phase",
     "PhaseProfile",
@@ -72,13 +86,16 @@ __all__ = [
     "Plan",
     "Profile",
     "RemoteMemoryError",
+    "RunTimes",
     "Span",
     "Work",
     "adamw_8bit_",
     "attention",
+    "begin_lap",
     "bfloat16",
     "check_device",
     "coded_length",
+    "compile_seconds",
     "compiled_once",
     "count_here",
     "device_needs",
@@ -91,11 +108,13 @@ __all__ = [
     "geglu",
     "host_memory",
     "host_needs",
+    "jump_seed",
     "keep_remote_memory_in_files",
     "keep_state_once",
     "leave_note",
     "limit_device_memory",
     "measure",
+    "moves",
     "multiplies_bfloat16",
     "multiply_ceiling",
     "newton_schulz",
@@ -110,11 +129,13 @@ __all__ = [
     "rotary",
     "round_from",
     "run_count",
+    "run_times",
     "sequence",
     "set_run_count",
     "shard_count",
     "short_convolution",
     "softcap",
+    "split_into_phases",
     "stack_seeds",
     "swiglu",
     "timeline",
@@ -152,6 +173,18 @@ def stack_seeds(seeds: Sequence[Tensor]) -> Tensor:
     several micro-batches run as one with the masks that they have by themselves.
     """
     return concat([reshape(seed, (1, 2)) for seed in seeds])
+
+
+def split_into_phases(graph: Graph) -> None:
+    """Let plans, profiles and memory for moving rows take what the graph calls for phases, and not
+    the graph: one that goes through a part of a step, such as some of its micro-batches, and is
+    called or repeated by the main graph, or by a graph that a step is. The numbers are the same.
+
+    Raises:
+        RuntimeError: a Session was made of the Ir before.
+    """
+    graph._check_open("split_into_phases")
+    graph.is_split = True
 
 
 def profile(session: Session) -> AbstractContextManager[list[Profile]]:
@@ -280,6 +313,18 @@ def file_traffic(session: Session) -> FileTraffic | None:
     In a program over several processes each counts what its own replicas move.
     """
     return session._engine.file_traffic()
+
+
+def run_times(session: Session) -> RunTimes:
+    """The times of a session's last run, by the laps that its program begins (`begin_lap`). In a
+    program over several processes each tells of its own replicas.
+    """
+    return session._engine.run_times()
+
+
+def compile_seconds(session: Session) -> float:
+    """Seconds that a session's program took to be compiled; 0 where it is interpreted."""
+    return session._engine.compile_seconds
 
 
 def run_count(session: Session) -> int:

@@ -56,6 +56,13 @@ def child_seed(seed: np.ndarray, modifier: Any) -> np.ndarray:
     return np.array([first, murmur32(before) ^ (keys >> 32)], np.uint32)
 
 
+def jumped_seed(seed: np.ndarray, count: Any) -> np.ndarray:
+    """The second child of the second child, so many times: what splits of a seed in two leave."""
+    for _ in range(int(np.asarray(count).item())):
+        seed = child_seed(seed, 1)
+    return seed
+
+
 def squares64(counter: np.ndarray, key: int) -> np.ndarray:
     """Squares64's output for counters, uint64."""
     half = np.uint64(32)

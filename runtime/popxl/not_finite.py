@@ -12,6 +12,8 @@ class NotFinite:
     replica: int
     phase: str
     """The graph that the main graph calls or repeats, or that a loop of steps does."""
+    phase_runs: int | None
+    """How often the run had gone through phases of this name before; none: not known."""
     graph: str
     """Names of the graphs it is in, outermost first, with slashes between."""
     loops: tuple[tuple[str, int], ...]

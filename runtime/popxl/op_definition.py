@@ -9,7 +9,7 @@ from typing import Any, get_origin
 from popxl.spec import TensorSpec
 
 Specs = TensorSpec | Sequence[TensorSpec] | None
-EFFECTS = frozenset({"host", "remote", "collective", "control", "print"})
+EFFECTS = frozenset({"host", "remote", "collective", "control", "print", "clock"})
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class OpDefinition:
     its like).
     host: ``(arrays as the op's arguments) -> array(s)``, evaluation on numpy for small integers;
     None if there is none.
-    effects: what it does beyond its results: "host", "remote", "collective", "control", "print".
+    effects: what it does beyond its results: "host", "remote", "collective", "control", "print",
+        "clock".
     random: whether the result depends on a seed operand.
     across: whether its operands may be on different virtual devices and tile sets.
     residuals: whether its results but the last are there for its gradient rule alone, and have no

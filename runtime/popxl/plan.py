@@ -7,8 +7,11 @@ phases again. Everything is per replica and for one run of a session, all repeat
 together, unless its name says otherwise.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from popxl.remote_buffer import RemoteBuffer
 
 PRODUCTS = ("matmul",)
 """Ops whose FLOPs count as matrix products."""
@@ -29,6 +32,28 @@ class Collective:
     """Bytes that this replica sends in a ring of n members: 2 (n-1)/n of an all-reduce's operand,
     (n-1)/n of a reduce-scatter's operand or an all-gather's result, padding of their shards
     included."""
+
+
+@dataclass(frozen=True)
+class TimelineStep:
+    """Something that a replica does after another: it computes, a collective begins or ends, or
+    steps are done several times.
+    """
+
+    flops: int = 0
+    begins: str = ""
+    """Name of the collective that begins."""
+    sent_bytes: int = 0
+    """Bytes that it sends."""
+    ends: str = ""
+    """Name of the collective that ends: what follows needs its result."""
+    times: int = 1
+    steps: "tuple[TimelineStep, ...]" = ()
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether it only computes."""
+        return not (self.begins or self.ends or self.steps)
 
 
 @dataclass(frozen=True)
@@ -55,6 +80,10 @@ class Phase:
     remote_memory_bytes: int
     """Remote memory, on one replica, of the buffers that the phase loads from or stores to."""
     collectives: tuple[Collective, ...]
+    timeline: tuple[TimelineStep, ...] = field(default=(), repr=False)
+    """The order of what processors and links do, where each replica has a process of its own; none:
+    collectives are waited for.
+    """
 
     @property
     def flops(self) -> int:
@@ -143,13 +172,15 @@ class PhaseTime:
     compute: float
     link: float
     remote: float
+    exposed: float
+    """Of the links' seconds those in which nothing is computed."""
 
     @property
     def seconds(self) -> float:
-        """Rows come and go while the device computes; products wait for the collectives between
+        """Rows come and go while the device computes, and so do messages as far as nothing needs
         them.
         """
-        return max(self.compute + self.link, self.remote)
+        return max(self.compute + self.exposed, self.remote)
 
     @property
     def limit(self) -> float:
@@ -161,11 +192,11 @@ class PhaseTime:
     @property
     def parts(self) -> dict[str, float]:
         """What the seconds are made of: rows alone where they take longer than all else, or else
-        "compute" and "links".
+        "compute" and, as far as they are exposed, "links".
         """
-        if self.remote > self.compute + self.link:
+        if self.remote > self.compute + self.exposed:
             return {"remote": self.remote}
-        return {"compute": self.compute, "links": self.link}
+        return {"compute": self.compute, "links": self.exposed}
 
     @property
     def bound(self) -> str:
@@ -175,11 +206,46 @@ class PhaseTime:
 
 def phase_time(phase: Amounts, machine: Machine) -> PhaseTime:
     """The times of a phase, or of some other work, on a machine."""
-    return PhaseTime(
-        phase.flops / machine.flops,
-        phase.sent_bytes / machine.link,
-        phase.remote_bytes / machine.remote,
-    )
+    compute, link = phase.flops / machine.flops, phase.sent_bytes / machine.link
+    timeline = phase.timeline if isinstance(phase, Phase) else ()
+    exposed = _Clock(machine).waited(timeline) if timeline else link
+    return PhaseTime(compute, link, phase.remote_bytes / machine.remote, exposed)
+
+
+class _Clock:
+    """Follows a timeline: one processor, and one link, which sends one message after the other."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+        self._now, self._link_is_free = 0.0, 0.0
+        self._ends: dict[str, float] = {}
+
+    def waited(self, steps: Iterable[TimelineStep]) -> float:
+        """Go through steps. Returns the seconds in which the processor waited."""
+        return sum(map(self._do, steps))
+
+    def _do(self, step: TimelineStep) -> float:
+        if step.steps:
+            first = self.waited(step.steps)
+            return first if step.times == 1 else first + self._again(step)
+        self._now += step.flops / self._machine.flops
+        if step.begins:
+            begin = max(self._now, self._link_is_free)
+            self._link_is_free = begin + step.sent_bytes / self._machine.link
+            self._ends[step.begins] = self._link_is_free
+        wait = max(0.0, self._ends[step.ends] - self._now) if step.ends else 0.0
+        self._now += wait
+        return wait
+
+    def _again(self, step: TimelineStep) -> float:
+        """A second time, and then as often as it takes with all as it was then."""
+        before = self._now
+        waited, more = self.waited(step.steps), step.times - 2
+        passed = more * (self._now - before)
+        self._now += passed
+        self._link_is_free += passed
+        self._ends = {name: end + passed for name, end in self._ends.items()}
+        return (more + 1) * waited
 
 
 @dataclass(frozen=True)
@@ -193,3 +259,19 @@ class Event:
     """The collective's op; the buffer's number for rows."""
     row: int = 0
     """The row of the buffer."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """An op that moves a tensor of a replica: a row, an element of a stream, or an operand of a
+    collective.
+    """
+
+    phase: str
+    op: str
+    times: int
+    """How often a run comes by."""
+    nbytes: int
+    """Bytes that it moves then."""
+    buffer: RemoteBuffer | None = None
+    """The buffer of a row."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from popxl.backend import backend
 from popxl.dtypes import dtype, float32
 from popxl.ir import Ir
-from popxl.plan import Event, Machine, Plan
+from popxl.plan import Event, Machine, Move, Plan
 
 KINDS = ("cpu", "cuda")
 
@@ -60,6 +60,13 @@ def sequence(ir: Ir, replica: int = 0) -> Iterator[Event]:
             on the device.
     """
     return backend().sequence(ir, replica)
+
+
+def moves(ir: Ir) -> Iterator[Move]:
+    """Every op of a program that moves rows, elements of streams or operands of collectives, in the
+    order in which the program says it. Of a conditional both branches count.
+    """
+    return backend().moves(ir)
 
 
 def measure(data_type: dtype = float32, device: str = "cpu") -> Machine:

@@ -21,6 +21,20 @@ ROWS = (PHASES, *LANES, *FILES)
 
 
 @dataclass(frozen=True)
+class RunTimes:
+    """Seconds of a run, in one process."""
+
+    laps: dict[str, float]
+    """The time of each lap, by its label."""
+    waited_for_rows: float
+    """Waited, in laps, for rows of remote memory that were still on their way."""
+    waited_for_others: float
+    """Waited, in laps, for replicas of other processes, and for what they send; on a GPU the time
+    is in the laps alone.
+    """
+
+
+@dataclass(frozen=True)
 class Work:
     """What was to be done."""
 

@@ -394,6 +394,8 @@ class Graph(Unpicklable):
     """Ops anywhere in the Ir that call this graph; a plain call gains this graph's new outputs."""
     rounding_seed: Tensor | None
     """The input that stochastic rounding draws from, see `popxl.extensions.round_from`."""
+    is_split: bool
+    """Whether its phases are what it calls, see `popxl.extensions.split_into_phases`."""
     needs_own_gradient: bool
     """Whether autodiff of a graph that calls this one has to be given its gradient, as that is not
     the derived one.
@@ -414,7 +416,7 @@ class Graph(Unpicklable):
         self._inputs, self._outputs, self._by_ref_inputs, self._activations = [], [], set(), set()
         self._constants, self._variables, self._ops, self._call_sites = [], [], [], []
         self.retained, self.rounding_seed, self._hooks = [], None, Hooks()
-        self.needs_own_gradient = False
+        self.is_split = self.needs_own_gradient = False
         return self
 
     @property
@@ -619,6 +621,8 @@ class Ir(ReplicatedProgram):
         """Whether the host's values are the device's, see `keep_state_once`."""
         self.remote_files: Any = None
         """`RemoteFiles` of a program whose remote memory is larger than the host's."""
+        self.alternating_steps = 1
+        """See `popxl_addons.transforms.serial_steps.alternate_steps`."""
         self.device_memory: None | int | float = None
         """What a program may take of a device's memory, see `limit_device_memory`."""
         self._pb_ir = IrInternals(self)

@@ -9,7 +9,7 @@ from popxl_engine.machine.allocator import release_freed_memory
 from popxl_engine.machine.device import device_named
 from popxl_engine.native.instruction_sets import multiplies_bfloat16
 from popxl_engine.pickled import open_pickled
-from popxl_engine.planner import make_plan, measure, multiply_ceiling, sequence
+from popxl_engine.planner import make_plan, measure, moves, multiply_ceiling, sequence
 from popxl_engine.residency import device_needs
 
 
@@ -22,6 +22,7 @@ class TorchBackend:
     host_needs = staticmethod(host_needs)
     make_plan = staticmethod(make_plan)
     sequence = staticmethod(sequence)
+    moves = staticmethod(moves)
     measure = staticmethod(measure)
     multiply_ceiling = staticmethod(multiply_ceiling)
     multiplies_bfloat16 = staticmethod(multiplies_bfloat16)

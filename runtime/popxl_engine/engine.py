@@ -4,6 +4,7 @@ it.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -14,7 +15,7 @@ from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.opdef import Op
 from popxl.printer import to_text
-from popxl.profile import Profile
+from popxl.profile import Profile, RunTimes
 from popxl.remote_files import FileTraffic
 from popxl.streams import Stream
 from popxl.tensor import Variable
@@ -28,12 +29,14 @@ from popxl_engine.machine import rng_path
 from popxl_engine.machine.allocator import keep_freed_memory, keep_tensors_together
 from popxl_engine.machine.device import PROCESSOR, Device, device_named
 from popxl_engine.machine.fabric import Fabric
+from popxl_engine.machine.laps import Laps
 from popxl_engine.machine.lockstep import ReplicaRun, run_lockstep
 from popxl_engine.machine.machine import Machine
 from popxl_engine.machine.memory import copy_apart
 from popxl_engine.machine.replica import Replica, as_tensor
 from popxl_engine.passes import Pass, enabled_passes
 from popxl_engine.profiler import Recorder
+from popxl_engine.profiler.clock import clock_of
 from popxl_engine.program import Program
 from popxl_engine.residency import lifetimes_of, paging_of
 from popxl_engine.shards import shardings
@@ -71,8 +74,14 @@ class Engine:
         self._recorder: Recorder | None = None
         self._parts, self._is_uploaded = compiler.ops_by_run(ir), True
 
+        self.compile_seconds = 0.0
+        """Seconds that the compiler took, from the graphs to code."""
+
         def compiled(ops: frozenset[Op]) -> Program:
-            return Program(compiler.compile(ir, device.where, passes, ops))
+            begin = time.perf_counter()
+            program = Program(compiler.compile(ir, device.where, passes, ops))
+            self.compile_seconds += time.perf_counter() - begin
+            return program
 
         parts, is_compiled = self._parts, passes is not None
         self.program = compiled(parts.run) if is_compiled else None
@@ -97,6 +106,9 @@ class Engine:
         self.machine = Machine(ir.remote_buffers, replicas, self.fabric, paging, device, lifetimes)
         if self.fabric is not None:
             check_same_program(ir, passes)
+        self.laps = Laps(clock_of(device.where), self._rows_waited)
+        for replica in self.machine.replicas:
+            replica.laps = self.laps
         for tensor in ir.main_graph.retained:
             self.machine.keep(tensor)
         for variable in ir.main_graph.variables if fill else ():
@@ -135,8 +147,8 @@ class Engine:
         with torch.no_grad(), self._on_device(), self.machine.turn():
             if after_upload:  # not in a run, whose rows come in an order that is known
                 run_lockstep(after_upload, self.fabric)
-            with self.machine.run(), self._around_run():
-                run_lockstep(programs, self.fabric)
+            with self.laps.run(), self.machine.run(), self._around_run():
+                run_lockstep(programs, self.fabric, self.laps)
         self._is_uploaded = False
         for array, on_device in received:
             copy_apart(array, on_device)
@@ -255,6 +267,14 @@ class Engine:
         for cache in self.machine.caches:
             total.add(cache.transfers.traffic)
         return total
+
+    def _rows_waited(self) -> float:
+        return sum(cache.transfers.traffic.waited for cache in self.machine.caches)
+
+    def run_times(self) -> RunTimes:
+        """See `popxl.extensions.run_times`."""
+        laps = self.laps
+        return RunTimes(laps.seconds(), laps.waited_for_rows, laps.waited_for_others)
 
     def is_file(self, variable: Variable) -> bool:
         """Whether a memory-mapped variable's file is the memory that runs work on."""

@@ -211,7 +211,7 @@ class Interpreter:
         run = kernel_for(op.definition)
         if "collective" in op.definition.effects:
             result = yield from self.collective(op, run, args, kwargs)
-        elif op.definition.effects & {"host", "remote"}:
+        elif op.definition.effects & {"host", "remote", "clock"}:
             result = run(self.replica, *args, **kwargs)
         else:
             with self.rounding(op, env):

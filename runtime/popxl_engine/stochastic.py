@@ -12,7 +12,7 @@ from popxl_engine.kernels.rounding import Updates
 from popxl_engine.machine.rng_path import as_seed
 
 HALF_DTYPES = (dtypes.float16, dtypes.bfloat16)
-UNROUNDED_EFFECTS = frozenset({"collective", "remote", "host"})
+UNROUNDED_EFFECTS = frozenset({"collective", "remote", "host", "clock"})
 """Effects of ops that write what they received, unrounded."""
 
 

@@ -123,6 +123,12 @@ class CollectiveSite:
             self, members, operands, combine, self.apart, self.describe, self.site_index, reads
         )
 
+    def begin(self, replica: Any, operands: Sequence[torch.Tensor], combine: Any) -> Arrival:
+        """The arrival of a replica that goes on: it is given what it waits for at the end."""
+        arrival = self.arrive(replica, operands, combine)
+        arrival.goes_on = True
+        return arrival
+
     def donate(self, replica: Any, operands: list[torch.Tensor], combine: Any) -> Arrival:
         """The same, where the replica holds its operand in that list alone."""
         arrival = self.arrive(replica, operands, combine)

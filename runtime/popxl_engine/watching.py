@@ -6,21 +6,25 @@ as masks are, and what follows from them. Operands are looked at before the op, 
 them.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from popxl.graph import called_first
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 
 from popxl_engine.codegen import BlockWriter, SourceGenerator
 from popxl_engine.ir import Block, Instr
+from popxl_engine.planner.phases import calls_of
 from popxl_engine.profiler.probes import Probe
 from popxl_engine.profiler.sites import Sites
 from popxl_engine.program import Program
 
-Find = tuple[int, int, str, dict[Block, int]]
-"""Operations before, index of the watched instruction, what is in its result, iterations of loops.
+Find = tuple[int, int, str, dict[Block, int], Counter[int]]
+"""Operations before, index of the watched instruction, what is in its result, iterations of loops,
+and how often each instruction was done before.
 """
 
 
@@ -30,15 +34,17 @@ class Watch:
     def __init__(self) -> None:
         self.first: dict[int, Find] = {}
         self._counts: dict[int, int] = {}
-        self._iterations: dict[int, dict[Block, int]] = {}
+        self.iterations: dict[int, dict[Block, int]] = {}
+        self.done: dict[int, Counter[int]] = {}
+        """How often each replica did each watched instruction."""
 
     def loop(self, replica: int, body: Block, first: int) -> None:
         """A loop begins."""
-        self._iterations.setdefault(replica, {})[body] = first - 1
+        self.iterations.setdefault(replica, {})[body] = first - 1
 
     def iteration(self, replica: int, body: Block) -> None:
         """A loop's body begins."""
-        iterations = self._iterations.setdefault(replica, {})
+        iterations = self.iterations.setdefault(replica, {})
         iterations[body] = iterations.get(body, -1) + 1
 
     def are_finite(self, replica: int, operands: Sequence[Any]) -> bool:
@@ -50,8 +56,11 @@ class Watch:
     def look(self, replica: int, index: int, were_finite: bool, results: Sequence[Any]) -> None:
         """Look at an instruction's results."""
         count = self._counts[replica] = self._counts.get(replica, 0) + 1
+        done = self.done.setdefault(replica, Counter())
         if were_finite and (kind := next(filter(None, map(kind_of, results)), "")):
-            self.first[replica] = count, index, kind, dict(self._iterations.get(replica, {}))
+            iterations = dict(self.iterations.get(replica, {}))
+            self.first[replica] = count, index, kind, iterations, done.copy()
+        done[index] += 1
 
 
 def kind_of(t: Any) -> str:
@@ -123,7 +132,7 @@ class Watcher:
         """What the last run met first on each replica, in the order in which they met it."""
         sites = Sites(self._ir, self.program.block)
         result = []
-        for replica, (order, index, kind, iterations) in self.watch.first.items():
+        for replica, (order, index, kind, iterations, before) in self.watch.first.items():
             instr, block = self._generator.watched[index]
             site = sites.of(Probe("done", instr, block))
             bodies = [frame for frame in site.frames if isinstance(frame, Block)]
@@ -131,18 +140,45 @@ class Watcher:
                 (body.name.rsplit("/", 1)[-1], iterations.get(body, 0)) for body in bodies
             )
             assert instr.source is not None, "only copies have none"
-            name = instr.source.outputs[0].name
-            found = (
-                order,
-                replica,
-                # code that several calls share has its phase in the names of its graphs
-                next((part for part in site.graph.split("/") if part in sites.runs), site.phase),
-                site.graph,
-                loops,
-                name,
-                kind,
-                site.name,
-                site.op,
+            # code that several calls share has its phase in the names of its graphs
+            phase = next((part for part in site.graph.split("/") if part in sites.runs), site.phase)
+            found = NotFinite(
+                order=order,
+                replica=replica,
+                phase=phase,
+                phase_runs=self._phase_runs(phase, instr, replica, before),
+                graph=site.graph,
+                loops=loops,
+                tensor=instr.source.outputs[0].name,
+                value=kind,
+                op=site.name,
+                where=site.op,
             )
-            result.append(NotFinite(*found))
-        return sorted(result)
+            result.append(found)
+        return sorted(result, key=lambda found: (found.order, found.replica))
+
+    def _phase_runs(
+        self, phase: str, instr: Instr, replica: int, before: Counter[int]
+    ) -> int | None:
+        """How often runs had gone through a phase when a replica came to an instruction, which it
+        does equally often in each of the phase's graphs that have it.
+
+        Args:
+            before: how often each watched instruction was done.
+        """
+        source, runs = instr.source, self.watch.iterations[replica][self.program.block] + 1
+        assert source is not None, "only copies have none"
+        graphs = [g for g, times in calls_of(self._ir, phase) for _ in range(times)] * runs
+        having = {graph for graph in {*graphs} if source.graph in called_first(graph)}
+        numbers = [number for number, graph in enumerate(graphs) if graph in having]
+        same = [
+            index
+            for index, (other, _) in enumerate(self._generator.watched)
+            if other.source is source and phase in other.path.split("/")
+        ]
+        earlier, total = (
+            sum(done[index] for index in same) for done in (before, self.watch.done[replica])
+        )
+        if not numbers or total % len(numbers):
+            return None
+        return numbers[earlier * len(numbers) // total]

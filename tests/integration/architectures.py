@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config, Model
 from tests.integration.gpt_oracle import small
 from tests.integration.layers import cases as formulas
@@ -129,3 +130,27 @@ def doubles(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
 
 def leaves(weights: "dict[str, np.ndarray]") -> "dict[str, torch.Tensor]":
     return {n: w.requires_grad_() for n, w in doubles(weights).items()}
+
+
+def merged(config: Config, weights: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """The weights with what adapters add to them."""
+    model, whole = config.model, dict(weights)
+    for n in (n.removesuffix("lora_a") for n in weights if n.endswith("lora_a")):
+        added = whole.pop(f"{n}lora_a") @ whole.pop(f"{n}lora_b")
+        whole[f"{n}weight"] = weights[f"{n}weight"] + added * (model.lora_alpha / model.lora_rank)
+    return whole
+
+
+def check_logits_and_append(
+    config: Config,
+    weights: "dict[str, np.ndarray]",
+    texts: "list[list[int]]",
+    logits: np.ndarray,
+) -> None:
+    """Logits of what follows each text, by the formula; appends to each text the likeliest."""
+    for text, row in zip(texts, logits, strict=True):
+        sizes = {"sequence_length": len(text), "head_serialisation": 1}
+        single = override(config, **sizes, attention_serialisation=1)
+        expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
+        np.testing.assert_allclose(row, expected, atol=3e-5)
+        text.append(int(row.argmax()))

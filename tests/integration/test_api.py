@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import mypy.api
 import pytest
 
 from popxl_gpt import api
@@ -67,6 +68,35 @@ def test_a_wrong_setting_is_told_as_the_command_tells_it(name, capsys):
     given, words = WRONG[name]
     with pytest.raises(api.UserError, match=words):
         api.train(config="tiny", **given)
+
+
+CALLED = """
+from pathlib import Path
+from popxl_gpt import api
+api.train(config="tiny", steps=3, memmap_dir=Path("rows"), input_files=["data"], host_memory="1GiB")
+api.prepare("text", "file", sequence_length=64, tokenizer=None)
+api.convert("to_hugging_face", "run", "out", precision="bfloat16")
+api.evaluate("run", "data", data_parallel=2)
+api.generate("run", "a", device="cpu")
+"""
+CALLED_WRONG = """
+api.train(stps=3)
+api.train(steps="many")
+api.convert("to_gguf", "run", "out", type="f31")
+api.prepare("text", "file", plan=True)
+api.evaluate("run", learning_rate=1e-3)
+api.generate("run", precision="int8")
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_settings_of_each_function(tmp_path):
+    program = tmp_path / "calls.py"
+    program.write_text(CALLED + CALLED_WRONG)
+    first = len(CALLED.splitlines()) + 1
+    out, told, _ = mypy.api.run(["--follow-imports=silent", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache"), str(program)])  # fmt: skip
+    lines = {int(number) for number in re.findall(r"calls.py:(\d+): error", out)}
+    assert lines == {*range(first + 1, first + 7)}, (out, told)
 
 
 def test_another_thread_is_refused(tmp_path):

@@ -43,7 +43,7 @@ PROGRAMS = {
     "data": ["prepare"],
     "execution": ["pretraining"],
 }
-VOLATILE = ("seconds", "step_seconds", "data_seconds", "mfu", "memory_bytes")
+VOLATILE = re.compile(r"(\w+_)?seconds|mfu|memory_bytes")
 """Fields of a metrics line that say how fast the machine was, and how much memory there is."""
 PLACE = re.compile(r"(, \S+\.py:\d+)+$", re.M)
 """The source line of an op, in the comments of generated code."""
@@ -129,7 +129,7 @@ def run(work: Path, name: str, flags: str) -> Record:
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     return {
         "metrics": {
-            str(line["step"]): {key: line[key] for key in line if key not in VOLATILE}
+            str(line["step"]): {key: line[key] for key in line if not VOLATILE.fullmatch(key)}
             for line in lines
         },
         "files": {

@@ -14,7 +14,7 @@ from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.leaves import Leaf, field_docstrings, flatten, leaves, shown
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.saving import save
-from popxl_gpt.config.schema import Checkpoint, Data, Execution, Logging, Model, Training
+from popxl_gpt.config.schema import Checkpoint, Data, Execution, Inference, Logging, Model, Training
 from popxl_gpt.utils.errors import ConfigError, exit_on_user_error
 
 ROOT = Path(__file__).parents[2]
@@ -86,11 +86,12 @@ micro-batches of 2 sequences.
 def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     value = other_value(leaf)
     word = shown(value)
-    extra = " --input_files x" if leaf.name == "validation_files" else ""
+    extra = " --input_files x" if leaf.name in ("validation_files", "train_samples") else ""
     if leaf.section == "execution" and leaf.name not in REPLACED:
         extra += " --global_batch_size 64"
     extra += " --memmap_dir there" if leaf.name == "host_memory" else ""
-    extra += " --stochastic_rounding" if leaf.name == "moment_precision" else ""
+    is_rounded = leaf.name in ("moment_precision", "gradient_precision")
+    extra += " --stochastic_rounding" if is_rounded else ""
     extra += " --precision bfloat16" if leaf.name == "master_weights" else ""
     extra += " --norm rms_norm" if leaf.name == "zero_centered_gains" else ""
     extra += " --window 4" if leaf.name == "layer_pattern" else ""
@@ -290,6 +291,7 @@ def test_every_field_has_a_docstring_that_is_a_sentence():
         Training,
         Data,
         Execution,
+        Inference,
         Checkpoint,
         Logging,
     ):

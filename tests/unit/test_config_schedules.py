@@ -53,6 +53,23 @@ def test_cosine_is_half_a_cosine_to_the_lowest_rate():
         assert learning_rate(training("cosine"), step) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("steps", [60, 200])
+def test_a_rate_falls_over_its_own_steps_however_long_the_run_is(schedule, steps):
+    settings = training(schedule, steps=steps, decay_steps=STEPS - WARMUP)
+    rates = [learning_rate(settings, step) for step in range(steps)]
+    whole = [learning_rate(training(schedule), step) for step in range(STEPS)]
+    assert rates == [*whole, *[LOW] * 100][:steps]
+
+
+@pytest.mark.parametrize("rule, factor", [("linear", 16), ("sqrt", 4)])
+def test_rates_are_scaled_with_the_batch_by_the_rule(rule, factor):
+    settings = training("cosine", global_batch_size=64, base_batch_size=4, batch_scaling=rule)
+    for step in range(STEPS):
+        expected = factor * learning_rate(training("cosine"), step)
+        assert learning_rate(settings, step) == pytest.approx(expected, rel=1e-12)
+
+
 def test_wsd_stays_and_falls_in_a_straight_line_over_its_last_steps():
     rates = [learning_rate(training("wsd", decay_steps=40), step) for step in range(STEPS + 1)]
     assert rates[WARMUP:61] == [HIGH] * 51  # Hu et al. 2024, section 4: warm-up, stable, decay

@@ -86,16 +86,27 @@ REFUSALS = [
         ),
     ),
     (
+        {"gradient_precision": "bfloat16"},
+        (
+            "gradient_precision: got bfloat16 while stochastic_rounding is false; expected true, "
+            "for gradients rounded"
+        ),
+    ),
+    (
         {"moment_precision": "8bit", "stochastic_rounding": True, "optimizer": "muon"},
         "moment_precision: got 8bit with optimizer muon; expected float32 or bfloat16",
     ),
     (
         {"decay_steps": 5},
-        "decay_steps: got 5 with schedule constant; expected schedule wsd, which has them. Give",
+        "decay_steps: got 5 with schedule constant; expected linear, cosine or wsd, which fall. Give",
     ),
     (
         {"schedule": "wsd", "steps": 20, "warmup_steps": 10, "decay_steps": 11},
         "decay_steps: got 11; expected at most steps - warmup_steps = 10. Lower it.",
+    ),
+    (
+        {"train_samples": 5},
+        "train_samples: got 5 while input_files is empty; expected files. Give --input_files, or",
     ),
     ({"name": "a/b"}, "name: got 'a/b'; expected a name for a folder."),
     ({"name": ".."}, "name: got '..'; expected a name for a folder."),
@@ -162,6 +173,19 @@ REFUSALS = [
     (
         {"feed_forward_size": 66, "tensor_parallel_1": 4},
         "feed_forward_size: got 66; expected a multiple of tensor_parallel_1 = 4. Use tensor_parallel_1 = 3, or",
+    ),
+    (
+        {
+            "inference_micro_batch_size": 3,
+            "head_serialisation": 8,
+            "inference_head_serialisation": 5,
+        },
+        "inference_head_serialisation: got 5; expected a divisor of the rows of a run of the head, widening "
+        "* inference_micro_batch_size * sequence_length = 24. Use 1.",
+    ),
+    (
+        {"vocabulary_size": 7, "tensor_parallel_1": 4, "embedding_serialisation": 3},
+        "embedding_serialisation: got 3; expected at most 2, the rows of the embedding that a replica holds",
     ),
     (
         {"attention_serialisation": 3},
@@ -383,6 +407,14 @@ def test_the_number_of_replicas_that_were_started_must_fit():
     assert "(poprun --num-replicas 4; with torchrun set POPDIST_NUM_TOTAL_REPLICAS=4)" in str(
         caught.value
     )
+
+
+def test_processes_keep_their_replicas_in_inference():
+    found = preset("tiny", inference_data_parallel=3)
+    validate(found)
+    with pytest.raises(ConfigError, match="inference_data_parallel: got 3 with a launcher; expec"):
+        validate(found, replicas=8)
+    validate(preset("tiny", inference_data_parallel=2), replicas=8)
 
 
 def test_configurations_built_in_python_are_checked_too():

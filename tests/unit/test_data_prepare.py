@@ -115,6 +115,38 @@ def run(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
 
 
+def test_short_documents_are_left_out_and_told(tmp_path):
+    source, told = text_source([str(write_documents(tmp_path / "text"))]), []
+    asked = settings(validation=0.0, min_tokens=12)
+    info = prepare(source, tmp_path / "out", asked, report=told.append)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))
+    long = [text for text in documents(60) if len(tokenizer.encode(text).ids) + 1 >= 12]
+    assert 0 < len(long) < 60
+    found = texts_of(read_split(tmp_path / "out", "train")[0], tokenizer)
+    assert sorted(found) == sorted(long)
+    assert info["splits"]["train"]["documents"] == len(long)
+    assert f"{60 - len(long)} documents left out, of fewer than 12 tokens." in told
+
+
+def test_samples_to_train_on_overlap_by_the_stride_of_preparation(tmp_path):
+    source = text_source([str(write_documents(tmp_path / "text"))])
+    prepare(source, tmp_path / "out", settings(stride=3), report=quiet)
+    for split, stride in (("train", 3), ("validation", 8)):
+        tokens, _ = read_split(tmp_path / "out", split)
+        data = TokenDataset(str(tmp_path / f"out/{split}-*.tfrecord"), 8, 300)
+        last = len(tokens) - 9
+        begins = [min(stride * n, last) for n in range(1 + -(-last // stride))]
+        expected = [tokens[begin : begin + 9] for begin in begins]
+        np.testing.assert_array_equal(data.read(np.arange(len(data))), expected)
+
+
+def test_conversations_have_no_stride(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    source = conversation_source([str(tmp_path / "a.jsonl")])
+    with pytest.raises(DataError, match="stride: got 3 for conversations; expected text, whose"):
+        prepare(source, tmp_path / "out", settings(stride=3), report=quiet)
+
+
 def test_prepared_documents_are_the_given_ones_shuffled_and_held_out_once(tmp_path):
     source = text_source([str(write_documents(tmp_path / "text"))])
     info = prepare(source, tmp_path / "out", settings(), report=quiet)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.known import FAMILIES, family_of
 from popxl_gpt.execution.exchange.hugging_face_config import config_of, model_in
+from popxl_gpt.execution.exchange.peft import write_peft
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.utils.errors import UserError
 
@@ -123,6 +125,12 @@ def test_a_model_with_a_setting_that_no_family_has_is_refused_by_its_name(name):
         family_of(Model(**{name: NEW[name]}))
 
 
+def test_adapters_of_a_model_of_ours_alone_are_refused_with_the_families_that_have_some(tmp_path):
+    others = "gpt2, llama, mistral, .*, gemma3_text, gpt_neox, phi3"
+    with pytest.raises(UserError, match=f"expected one of a family that .* has: {others}. Export"):
+        write_peft(tmp_path, Model(convolution_size=2, lora_rank=4), [], None)
+
+
 PLAIN = {
     **dict(zip(SIZES, (37, 24, 40, 2, 4, 2), strict=True)),
     **{"max_position_embeddings": 16, "head_dim": 6, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
@@ -131,6 +139,36 @@ PLAIN = {
     **{"partial_rotary_factor": None, "original_max_position_embeddings": None},
     **{"tie_word_embeddings": False, "attention_bias": False, "eos_token_id": 1},
 }
+UNKNOWN = (
+    ("num_local_experts", 8, "a mixture of experts; expected one feed-forward layer"),  # Mixtral
+    ("num_experts", 128, "a mixture of experts; expected one feed-forward layer"),  # Qwen3
+    ("n_routed_experts", 256, "a mixture of experts; expected one feed-forward layer"),  # DeepSeek
+    ("moe_num_experts", 64, "a mixture of experts; expected one feed-forward layer"),  # Ernie
+    ("kv_lora_rank", 512, "latent attention; expected keys and values that are projected"),
+    ("q_lora_rank", 1536, "latent attention; expected keys and values that are projected"),
+    ("layer_types", ["linear_attention", "full_attention"], "linear attention; expected softmax"),
+    ("linear_attn_config", {"num_heads": 32}, "linear attention; expected softmax attention"),
+    ("linear_conv_kernel_dim", 4, "linear attention; expected softmax attention"),  # Qwen3-Next
+    ("mamba_d_state", 16, "state spaces; expected softmax attention"),
+    ("is_encoder_decoder", True, "cross attention; expected decoders alone"),
+    ("add_cross_attention", True, "cross attention; expected decoders alone"),
+    ("cross_attention_layers", [3, 8], "cross attention; expected decoders alone"),
+    ("vision_config", {"hidden_size": 1152}, "a vision tower; expected text alone"),
+    ("audio_config", {"hidden_size": 1152}, "an audio tower; expected text alone"),
+)
+
+
+@pytest.mark.parametrize("name, value, words", UNKNOWN, ids=[name for name, *_ in UNKNOWN])
+def test_an_architecture_that_no_family_has_is_refused_by_its_setting(name, value, words):
+    told = "linear_attention" if name == "layer_types" else value
+    problem = f"config.json: got {name} {told}, which is {words}"
+    for kind in (*FAMILIES, "another", None):
+        with pytest.raises(UserError, match=re.escape(problem)):
+            model_in(FILE, {**PLAIN, "model_type": kind, name: value})
+    for none in (None, 0, False, [], {}):
+        assert model_in(FILE, {**PLAIN, "model_type": "llama", name: none}).layers == 2
+
+
 VALUES = (
     *(None, True, False, 0, 1, -1, 3, 3.5, 10**400, float("inf"), float("nan"), "8", ""),
     *([], [1], [[1]], ["sliding_attention"], {}, {"a": 1}, {"rope_type": [1]}),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import popxl
 import pytest
 
-from imgs.write_tables import PAGES, SETTINGS, with_generated_parts
+from imgs.write_tables import KEYWORDS, PAGES, SETTINGS, keywords, with_generated_parts
 from popxl_gpt.utils import runtime
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.log import set_up_logging
@@ -75,6 +75,10 @@ def test_sessions_on_processors_are_expected(monkeypatch):
 def test_generated_parts_of_pages_are_up_to_date(page):
     text = page.read_text(encoding="utf-8")
     assert with_generated_parts(text, page) == text, "run: make docs"
+
+
+def test_the_types_of_settings_by_keyword_are_up_to_date():
+    assert keywords() == KEYWORDS.read_text(encoding="utf-8"), "run: make docs"
 
 
 def test_a_lost_mark_in_a_page_is_named():

@@ -98,6 +98,12 @@ class Family:
         """The head's matrix; of a tied one a second name for the word embedding."""
         return f"{self.head}.weight"
 
+    def is_head(self, name: str) -> bool:
+        """Whether a tensor is the head's matrix, be it by the name that most have for it, as
+        transformers from 5 on has for all in its classes.
+        """
+        return name in (self.head_matrix, f"{OUTSIDE}.weight")
+
     def fits(self, model: Model) -> bool:
         """Whether a model of ours is one of the family."""
         return not self.foreign(model) and self.is_loaded(model)

@@ -22,6 +22,8 @@ from popxl_gpt.utils.runtime import gather, planner, profile
 WARM_UP = 2
 """Runs of a session, with probes as well, before the one whose record counts: they fill caches."""
 FLAG = "--profile_folder"
+FILES = ("timeline.json", "profile.json")
+"""What a profile leaves."""
 
 
 class StepProfiler:
@@ -75,8 +77,8 @@ class StepProfiler:
         timeline = json.dumps(planner().timeline(records), separators=(",", ":"))
         values = json.dumps(profile_values(found), indent=2)
         with written_to(self.folder, FLAG):
-            write_whole(self.folder / "timeline.json", timeline + "\n")
-            write_whole(self.folder / "profile.json", values + "\n")
+            for name, content in zip(FILES, (timeline, values)):
+                write_whole(self.folder / name, content + "\n")
         print(
             f"\nwritten to {self.folder}: timeline.json, profile.json; open the timeline at "
             "ui.perfetto.dev\n",

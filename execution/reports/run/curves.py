@@ -15,6 +15,8 @@ POINTS = 1000
 AXES = ("step", "tokens", "seconds")
 COLUMNS = (
     "loss",
+    "cross_entropy",
+    "z_loss",
     "validation_loss",
     "validation_standard_error",
     "validation_bits_per_byte",
@@ -24,6 +26,11 @@ COLUMNS = (
     "gradient_norm",
     "step_seconds",
     "data_seconds",
+    "forward_seconds",
+    "backward_seconds",
+    "update_seconds",
+    "rows_seconds",
+    "others_seconds",
     "mfu",
     "memory_bytes",
     "loss_scale",

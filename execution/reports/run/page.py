@@ -15,6 +15,7 @@ from typing import Any
 
 from popxl_gpt.config.saving import changes, to_mapping, to_yaml
 from popxl_gpt.execution.reports.run.charts import charts
+from popxl_gpt.execution.reports.run.heat_maps import heat_maps
 from popxl_gpt.execution.reports.run.run_files import SHOWN, RunFiles
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
 
@@ -74,6 +75,8 @@ def _sections(runs: "Sequence[RunFiles]") -> Iterator[str]:
     for title, show in (
         ("Warnings", _warnings),
         ("Phases of a step", lambda run: _phases(run, is_alone=len(runs) == 1)),
+        ("Parameters", _parameters),
+        ("Norms", lambda run: heat_maps(run.norms, ("weights", "gradients", "updates"))),
         ("Samples", _samples),
         ("Checkpoints", _checkpoints),
     ):
@@ -230,6 +233,20 @@ def _float(value: Any) -> float:
     return float(value)
 
 
+def _parameters(run: RunFiles) -> str:
+    """What training does to each group of parameters."""
+    groups = run.about.get("parameters")
+    names = ("role", "optimizer", "rate_multiplier", "weight_decay", "tensors", "parameters")
+    rows = [
+        [(name.replace("_", " "), "" if place < 2 else "n") for place, name in enumerate(names)]
+    ]
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, dict):
+            cells = (text(group.get(name)) for name in names)
+            rows.append([(cell, "" if n < 2 else "n") for n, cell in enumerate(cells)])
+    return _table(rows) if len(rows) > 1 else ""
+
+
 def _samples(run: RunFiles) -> str:
     """What the model wrote, the newest first; those of one step are numbered."""
     of_step = Counter(str(sample.get("step")) for sample in run.samples)
@@ -300,6 +317,8 @@ def _about(run: RunFiles) -> str:
     shown: dict[str, str] = {}
     deep: dict[str, str] = {}
     for name, values in run.about.items():
+        if name == "parameters":
+            continue  # a table of its own
         inside = values if isinstance(values, dict) else {}
         below = {key: value for key, value in inside.items() if isinstance(value, dict)}
         flat = {key: value for key, value in inside.items() if key not in below} or values

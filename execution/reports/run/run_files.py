@@ -21,6 +21,7 @@ from popxl_gpt.utils.files.plain import real_path
 ABOUT = "run.json"
 """What a run was when it last started: program, data, machine."""
 SAMPLES = "samples.jsonl"
+NORMS = "norms.jsonl"
 WARNINGS = "warnings.jsonl"
 REPORT = "report.html"
 LARGEST_FILE = 2**24
@@ -51,6 +52,7 @@ class RunFiles:
     profile: "dict[str, Any]" = field(default_factory=dict)
     plan: "dict[str, Any]" = field(default_factory=dict)
     samples: "list[dict[str, Any]]" = field(default_factory=list)
+    norms: "list[dict[str, Any]]" = field(default_factory=list)
     warnings: "list[dict[str, Any]]" = field(default_factory=list)
     checkpoints: "list[Checkpoint]" = field(default_factory=list)
 
@@ -78,8 +80,9 @@ class RunFiles:
         self.about = _object(self.folder / ABOUT)
         self.profile = _object(self.folder / "profile.json")
         self.plan = _object(self.folder / "plan.json")
-        self.samples = _lines(self.folder / SAMPLES)
-        self.warnings = _lines(self.folder / WARNINGS)
+        self.samples = _lines(self.folder / SAMPLES)[-SHOWN:]
+        self.norms = _lines(self.folder / NORMS)
+        self.warnings = _lines(self.folder / WARNINGS)[-SHOWN:]
         named = self.config.checkpoint.save
         self.checkpoints = _checkpoints(Path(named) if named else self.folder / "checkpoints")
 
@@ -110,13 +113,13 @@ def _object(path: Path) -> "dict[str, Any]":
 
 
 def _lines(path: Path) -> "list[dict[str, Any]]":
-    """The newest of a file's objects."""
+    """A file's objects."""
     try:
         lines = read_bounded(path, LARGEST_FILE).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     found = []
-    for line in lines[-SHOWN:]:
+    for line in lines:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):

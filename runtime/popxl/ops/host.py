@@ -1,4 +1,4 @@
-"""Transfers between host and device, over streams."""
+"""Transfers between host and device, over streams, and what the host learns beside them."""
 
 from popxl.errors import ShapeError
 from popxl.opdef import Cost, op
@@ -60,3 +60,18 @@ def host_load_cost(y: Tensor, h2d_stream: HostToDeviceStream, name: str | None) 
 def host_store_cost(y: object, d2h_stream: DeviceToHostStream, t: Tensor) -> Cost:
     """Bytes that go to the host."""
     return Cost(bytes=t.spec.nbytes)
+
+
+@op(effects=("clock",), differentiable=False)
+def begin_lap(label: str) -> None:
+    """Count the time of a run to a label, from here on until another lap begins.
+
+    Each replica has its own laps. `popxl.extensions.run_times` tells of them after a run. Programs
+    call it by `popxl.extensions`.
+    """
+
+
+@begin_lap.cost
+def begin_lap_cost(y: object, label: str) -> Cost:
+    """Nothing."""
+    return Cost()

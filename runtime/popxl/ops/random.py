@@ -239,6 +239,27 @@ def split_random_seed(seed: Tensor, n: int = 2) -> tuple[TensorSpec, ...]:
     return (seed.spec,) * n
 
 
+@op(differentiable=False, host=generator.jumped_seed)
+def jump_seed(seed: Tensor, count: Tensor) -> TensorSpec:
+    """The seed that is left after so many others were split off: `_, seed =
+    ops.split_random_seed(seed)`, `count` times.
+
+    Shapes: seed [2], uint32, and count, one integer of 0 or more -> [2], uint32.
+    Raises:
+        ValueError: a seed of another shape or dtype, or a count that is not one integer.
+    """
+    check_seeds("jump_seed", "seed", seed)
+    if count.nelms != 1 or not count.dtype.is_int:
+        raise ShapeError(f"jump_seed: got count {count.spec}; expected one integer.")
+    return seed.spec
+
+
+@jump_seed.cost
+def jump_seed_cost(y: Tensor, seed: Tensor, count: Tensor) -> Cost:
+    """Negligible."""
+    return Cost()
+
+
 @create_random_seed.cost
 def create_random_seed_cost(y: Tensor, seed: Tensor, modifier: Tensor) -> Cost:
     """Negligible."""

@@ -10,7 +10,7 @@ from popxl.tensor import Tensor, Variable
 TRANSFERS = frozenset({"host", "remote"})
 """Effects of ops that give another result, or do harm, when they run once more."""
 
-LASTING = TRANSFERS | {"print"}
+LASTING = TRANSFERS | {"print", "clock"}
 """Effects that count even where nothing reads the result."""
 
 

@@ -59,6 +59,12 @@ class SerialPlan:
     use_io_tiles: bool
 
     @property
+    def together(self) -> int:
+        """Steps that an iteration does."""
+        most = min(self.graph.ir.alternating_steps, self.steps)
+        return next(count for count in range(most, 0, -1) if self.steps % count == 0)
+
+    @property
     def handles(self) -> list[RemoteHandle]:
         """Every remote handle."""
         loads = [handle for handle in self.loads.values() if isinstance(handle, RemoteHandle)]
@@ -70,9 +76,25 @@ class SerialPlan:
         return [t for t in self.graph.inputs if t not in self.loads and t != self.seed]
 
 
+def alternate_steps(ir: popxl.Ir, together: int) -> None:
+    """Let loops over steps do at most so many in an iteration, as many as divide the steps.
+
+    Their collectives go on beside each other's computation, where replicas are in several
+    processes. The numbers are the same.
+
+    Raises:
+        ValueError: less than one.
+    """
+    if together < 1:
+        raise ValueError(f"alternate_steps: got {together}; expected at least 1.")
+    ir._check_open("alternate_steps")
+    ir.alternating_steps = together
+
+
 def repeat_steps(plan: SerialPlan) -> tuple[popxl.Graph, dict[Tensor, Tensor]]:
     """The outer graph, and {original input: its input}. It finds each handle's first slot, then
-    repeats one step.
+    repeats one step, or several that may alternate: these find their slots by themselves, so that
+    it can be seen that no two are the same.
     """
     ir, name = plan.graph.ir, plan.graph.name
     outer = ir.create_empty_graph(suffix_graph_name(name, "batch_serial"))
@@ -88,20 +110,28 @@ def repeat_steps(plan: SerialPlan) -> tuple[popxl.Graph, dict[Tensor, Tensor]]:
         remap = {t: input_like(plan.graph, t) for t in plan.passed}
         if plan.seed is not None and seed is not None:
             remap[plan.seed] = seed
-        first_slots = {key: _moved(row, offset) * plan.steps for key, offset in offsets.items()}
+        passed_on = [row]  # several steps that may alternate find their slots
+        if plan.together == 1:
+            passed_on = [_moved(row, offset) * plan.steps for offset in offsets.values()]
     with body:
         carried = [popxl.graph_input((), popxl.int32, "step")]
         if seed is not None:
             carried.append(popxl.graph_input(seed.shape, seed.dtype, "seed"))
         inputs = {t: input_like(plan.graph, t) for t in plan.passed}
-        firsts = {key: popxl.graph_input((), popxl.int32, "first_slot") for key in first_slots}
-        for t in _one_step(plan, carried, inputs, firsts):
+        given = [popxl.graph_input((), popxl.int32, "first_slot") for _ in passed_on]
+        own = given
+        if plan.together > 1:
+            own = [_moved(given[0], offset) * plan.steps for offset in offsets.values()]
+        firsts = dict(zip(offsets, own))
+        for _ in range(plan.together):
+            carried = _one_step(plan, carried, inputs, firsts)
+        for t in carried:
             popxl.graph_output(t)
     with outer:
         connections = {inputs[t]: remap[t] for t in plan.passed}
-        connections.update({firsts[key]: slot for key, slot in first_slots.items()})
+        connections.update(zip(given, passed_on))
         start = [popxl.constant(0, popxl.int32, "step"), *([seed] if seed is not None else [])]
-        ops.repeat(body, plan.steps, *start, inputs_dict=connections)
+        ops.repeat(body, plan.steps // plan.together, *start, inputs_dict=connections)
     return outer, remap
 
 

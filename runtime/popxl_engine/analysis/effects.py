@@ -7,9 +7,10 @@ from typing import Any
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.ir import Block, Instr, blocks_of
+from popxl_engine.kernels.collectives import READS
 from popxl_engine.stochastic import HALF_DTYPES, UNROUNDED_EFFECTS
 
-KEPT_EFFECTS = frozenset({"host", "remote", "print"})
+KEPT_EFFECTS = frozenset({"host", "remote", "print", "clock"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def effects_of_instr(instr: Instr) -> Effects:
     """What an instruction does."""
     if instr.bodies:
         return _joined(map(effects_of, instr.bodies))
-    return _of_op(instr) if instr.kind == "op" else NOTHING
+    return _of_op(instr) if instr.definition is not None else NOTHING
 
 
 def _of_op(instr: Instr) -> Effects:
@@ -91,6 +92,13 @@ def synchronizes(instr: Instr) -> bool:
     group: ReplicaGrouping | None = instr.arguments.get("group")
     assert instr.source is not None
     return (group.group_size if group is not None else instr.source.graph.ir.replication_factor) > 1
+
+
+def is_exchange(instr: Instr) -> bool:
+    """Whether an instruction is a whole collective whose results depend on what others bring."""
+    if instr.kind != "op" or not synchronizes(instr):
+        return False
+    return instr.definition is not None and READS.get(instr.definition.name) != "own"
 
 
 def draws_noise(instr: Instr) -> bool:

@@ -139,6 +139,8 @@ class BlockWriter(OpWriter):
             yield from self._repeat(instr)
         elif instr.kind == "conditional":
             yield from self._conditional(instr)
+        elif instr.kind == "end":
+            yield from self._end(instr)
         elif instr.host:
             yield from self._host(instr)
         else:

@@ -168,7 +168,7 @@ class OpWriter:
         if "collective" in definition.effects:
             yield from self._collective(instr, kernel)
             return
-        first = ["r"] if definition.effects & {"host", "remote"} else []
+        first = ["r"] if definition.effects & {"host", "remote", "clock"} else []
         arguments = (
             self._arguments(instr)
             if "remote" not in definition.effects
@@ -280,6 +280,11 @@ class OpWriter:
         source = next(values_in([instr.arguments[p] for p in instr.definition.views]))
         return f"{self.source.bind('viewed', viewed)}({expression}, {self.python[source]})"
 
+    def _end(self, instr: Instr) -> Iterator[str]:
+        """Wait for the results of a collective that has begun."""
+        call = f"(yield {self.python[instr.arguments['begun']]})"
+        yield f"{self.python[instr.outputs[0]]} = {self._finished(instr, call)}"
+
     def _collective(self, instr: Instr, kernel: str) -> Iterator[str]:
         assert instr.definition is not None and instr.source is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)
@@ -304,15 +309,17 @@ class OpWriter:
             site = self.source.bind(
                 "site", CollectiveSite(instr.source, self.source.collective_sites)
             )
+            arrived = f"(r, ({''.join(f'{o}, ' for o in operands)}), {combine})"
+            if instr.kind == "begin":
+                yield f"{self.python[instr.outputs[0]]} = (yield {site}.begin{arrived})"
+                return
             if may_donate(instr) and operands[0] in self.last_uses:
                 held = f"held_{self.source.collective_sites}"
                 yield f"{held} = [{operands[0]}]; del {operands[0]}"
                 self.last_uses = [held, *(n for n in self.last_uses if n != operands[0])]
                 call = f"(yield {site}.donate(r, {held}, {combine}))"
             else:
-                call = (
-                    f"(yield {site}.arrive(r, ({''.join(f'{o}, ' for o in operands)}), {combine}))"
-                )
+                call = f"(yield {site}.arrive{arrived})"
         names = [self.python[v] for v in instr.outputs]
         written = instr.definition.writes
         if written:

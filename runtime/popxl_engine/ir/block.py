@@ -72,9 +72,11 @@ class RngPath:
 
 @dataclass(frozen=True, eq=False)
 class Instr:
-    """One instruction: kind "op", "copy", "call", "repeat" or "conditional".
+    """One instruction: kind "op", "copy", "call", "repeat" or "conditional"; or the "begin" or the
+    "end" of a collective (`passes.overlap_collectives`).
 
-    In the block of a single graph, before calls are inlined, all are of kind "op".
+    In the block of a single graph, before calls are inlined, all are of kind "op". An end has the
+    begin's arguments, and ``begun``, which that gave.
     """
 
     kind: str

@@ -32,6 +32,8 @@ def _typed(value: Value) -> str:
 def instr_text(instr: Instr) -> str:
     """One instruction as text."""
     name = instr.definition.name if instr.definition is not None else instr.kind
+    if instr.kind in ("begin", "end"):
+        name = f"{instr.kind} {name}"
     arguments = ", ".join(f"{n}={_argument(a)}" for n, a in instr.arguments.items())
     bodies = "".join(f" @{body.name}" for body in instr.bodies)
     flags = "".join(f" !{flag}" for flag in _FLAGS if getattr(instr, flag))

@@ -13,7 +13,7 @@ from popxl_engine.kernels.cross_entropy import losses, pick, row_chunks
 from popxl_engine.kernels.normalisation import gain
 from popxl_engine.kernels.random import by_seed, threshold
 from popxl_engine.kernels.registry import KERNELS, kernel
-from popxl_engine.kernels.rounding import as_float32
+from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, Updates, as_float32, update_noise
 from popxl_engine.kernels.var_updates import mean_factors
 from popxl_engine.native import library as native
 
@@ -278,6 +278,20 @@ def accumulate_mean_(t: torch.Tensor, X: torch.Tensor, step: Any) -> torch.Tenso
     if t.dtype != torch.float32 or t.shape != X.shape or not native.takes(t, X):
         return KERNELS["accumulate_mean_"](t, X, step)
     native.call("accumulate", (X.dtype,), t, X, *mean_factors(step), t.numel())
+    return t
+
+
+@kernel("copy_var_update_", device="cpu")
+def copy_var_update_(t: torch.Tensor, X: torch.Tensor) -> torch.Tensor:
+    """Float32 rounded at random to 16 bits."""
+    is_random = Updates.next_seed is not None and t.dtype in TORCH_HALF_DTYPES
+    noise = None
+    if is_random and X.dtype == torch.float32 and native.updates(t, X):
+        noise = update_noise(t)
+    if noise is None:
+        return KERNELS["copy_var_update_"](t, X)
+    code, key = native.CODES[t.dtype], noise.key
+    native.call("round_at_random", (), t, code, X, key, noise.start, t.numel())
     return t
 
 

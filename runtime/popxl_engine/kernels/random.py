@@ -105,6 +105,15 @@ def split_random_seed(seed: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
     return tuple(_child_seed(seed, torch.full((), i, device=seed.device)) for i in range(n))
 
 
+@kernel("jump_seed")
+def jump_seed(seed: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """One child after the other, on the host: a chain of two words is no work for tensors."""
+    if seed.is_meta:
+        return torch.empty_like(seed)
+    left = on_host.jumped_seed(seed.numpy(force=True), int(count))
+    return torch.from_numpy(left).to(seed.device)
+
+
 def _child_seed(seed: torch.Tensor, modifier: torch.Tensor) -> torch.Tensor:
     """A seed made on the host in numbers of Python, a tenth of the time: two words are no work for
     tensors.

@@ -15,6 +15,7 @@ class Arrival:
     program this is. site_index: that of the site, the same in every process. reads: what a member's
     result depends on, see `Reads`. pair: two operands as one, for a reduction whose operand the
     replica has given up, so that ``operands``, a list, alone holds it; see `TreeReduction`.
+    goes_on: the replica does not wait here, but where it yields the `lockstep.Meeting` it gets.
     """
 
     site: Any
@@ -26,6 +27,7 @@ class Arrival:
     site_index: int = 0
     reads: str = "all"
     pair: Callable[[Any, Any], Any] | None = None
+    goes_on: bool = False
 
 
 Reads = ("all", "elements", "shard", "own")

@@ -7,12 +7,15 @@ not depend on which process a replica lives in.
 
 Messages go from process to process, are posted as soon as a group's replicas in a process have
 arrived, and carry the collective's site and the group as their tag. So nobody waits for anything
-but the members of its own group.
+but the members of its own group. Where replicas go on meanwhile, a thread moves them (`mover`), and
+devices do on a stream of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ from popdist.messages import Transfer, TransferError
 
 from popxl_engine.machine.arrival import Arrival, waits
 from popxl_engine.machine.communicator import Communicator, as_bytes, make_communicators
+from popxl_engine.machine.mover import mover
+from popxl_engine.machine.side_stream import SideStream
 
 HOST = torch.device("cpu")
 TAGS = 2**31
@@ -47,8 +52,13 @@ class Exchange:
     """Messages, and the parts of operands that each fills, as bytes."""
     transfers: list[Transfer] = field(default_factory=list)
     """Transfers that must end."""
+    second: "Exchange | None" = None
+    """The other half of a large reduction, once this process has reduced its range."""
+    ends: dict[int, Callable[[], Any]] = field(default_factory=dict)
+    """What waits for the results that a stream makes, by replica."""
     done: "Future[dict[int, Any]] | None" = None
     """The results, where a thread waits for them."""
+    _lock: Lock = field(default_factory=Lock)
 
     @property
     def first(self) -> Arrival:
@@ -79,6 +89,11 @@ class Exchange:
                 for target, part in zip(targets, message.split([t.numel() for t in targets])):
                     target.copy_(part)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether nothing more moves by itself, be it that another process is gone."""
+        return all(t.is_done or t.link.problem is not None for t in self.transfers)
+
 
 class Fabric:
     """This process's way to the replicas of the others.
@@ -102,6 +117,7 @@ class Fabric:
         self.communicators = make_communicators(device, local, groups)
         """The communicators of replicas that each have a device of their own."""
         self._pool: ThreadPoolExecutor | None = None
+        self._side = SideStream(device) if self.communicators is not None else None
 
     def instance_of(self, replica: int) -> int:
         """The process that a replica lives in."""
@@ -118,7 +134,7 @@ class Fabric:
         """
         first = next(iter(arrivals.values()))
         if self.communicators is not None:
-            return Exchange(arrivals, [], {})
+            return self._begin_communicated(Exchange(arrivals, [], {}))
         operands = [
             {m: a.operands[i].to(HOST).contiguous() for m, a in arrivals.items()}
             for i in range(len(first.operands))
@@ -143,6 +159,20 @@ class Fabric:
                     self._send(
                         collective, other, pieces[0] if len(pieces) == 1 else torch.cat(pieces)
                     )
+        if any(arrival.goes_on for arrival in arrivals.values()):
+            mover().move(collective, self._advance)
+        return collective
+
+    def _begin_communicated(self, collective: Exchange) -> Exchange:
+        """Where a replica goes on, have a stream beside its own do it."""
+        first = collective.first
+        if first.goes_on and self._side is not None and self.communicators is not None:
+            team = self.communicators[first.members]
+            with exchange.reaching_others(f"at {first.describe}", TransferError):
+                collective.ends = {
+                    m: self._side.begin(partial(_apart, team, a), a.operands)
+                    for m, a in collective.arrivals.items()
+                }
         return collective
 
     def _homes(self, arrival: Arrival) -> dict[int, list[int]]:
@@ -203,27 +233,28 @@ class Fabric:
             )
         return tag
 
-    def finish(self, abroad: dict[tuple[int, ...], Exchange]) -> dict[int, Any]:
-        """Wait for one of the exchanges, take it out, and return its results by replica.
+    def finish(self, exchanges: Sequence[Exchange]) -> tuple[Exchange, dict[int, Any]]:
+        """Wait for one of the exchanges, and return it with its results by replica.
 
         Where all are at one site of the program, the order is that of their groups; else the first
         that is done.
         """
-        exchanges = list(abroad.values())
         with exchange.reaching_others(lambda: _waits(exchanges), TransferError):
             sites = {collective.first.site_index for collective in exchanges}
-            members = min(abroad) if len(sites) == 1 else self._first_done(abroad)
-            collective = abroad[members]
-            results = (
-                self._results(collective) if collective.done is None else collective.done.result()
+            found = (
+                min(exchanges, key=lambda collective: collective.first.members)
+                if len(sites) == 1
+                else self._first_done(exchanges)
             )
-        del abroad[members]
-        return results
+            return found, self._results(found) if found.done is None else found.done.result()
 
     def _results(self, collective: Exchange) -> dict[int, Any]:
         """Wait for an exchange and combine: results of the members in this process."""
         if self.communicators is not None:
-            return self._communicated(collective, self.communicators[collective.first.members])
+            if collective.ends:
+                return {m: end() for m, end in collective.ends.items()}
+            communicator = self.communicators[collective.first.members]
+            return {m: _apart(communicator, a) for m, a in collective.arrivals.items()}
         collective.wait()
         first, members = collective.first, collective.first.members
         if collective.ranges:
@@ -231,16 +262,25 @@ class Fabric:
         results = first.combine(*([operand[m] for m in members] for operand in collective.operands))
         return {m: results[members.index(m)].to(self.device) for m in collective.arrivals}
 
-    @staticmethod
-    def _communicated(collective: Exchange, communicator: Communicator) -> dict[int, Any]:
-        """Let the devices do it. There is one member in each process."""
-        try:
-            return {m: a.apart(communicator, *a.operands) for m, a in collective.arrivals.items()}
-        except RuntimeError as error:
-            raise TransferError(str(error)) from None
-
     def _joined(self, collective: Exchange) -> dict[int, Any]:
-        """Reduce this process's range of the elements, give it to the others, and take theirs."""
+        """The results of a large reduction, of which each process reduces a range."""
+        second = self._advance(collective)
+        assert second is not None
+        second.wait()
+        (whole,) = second.operands[0].values()
+        return dict.fromkeys(collective.arrivals, whole.to(self.device))
+
+    def _advance(self, collective: Exchange) -> Exchange | None:
+        """Reduce this process's range of the elements of a large reduction, begin to give it to the
+        others and to take theirs; once. None where nothing follows.
+        """
+        with collective._lock:
+            if collective.ranges and collective.second is None:
+                collective.wait()
+                collective.second = self._begin_second(collective)
+            return collective.second
+
+    def _begin_second(self, collective: Exchange) -> Exchange:
         operand, members, (begin, end) = (
             collective.operands[0],
             collective.first.members,
@@ -252,26 +292,26 @@ class Fabric:
         flat = whole.reshape(-1)
         flat[begin:end] = collective.first.combine(pieces)[members.index(own)]
         second = Exchange(collective.arrivals, [{own: whole}], collective.ranges)
-        with exchange.reaching_others(f"at {collective.first.describe}", TransferError):
-            for other in collective.ranges.keys() - {self.instance}:
-                self._receive(second, other, *second.parts(whole, other, ()))
-            for other in collective.ranges.keys() - {self.instance}:
-                self._send(second, other, *second.parts(whole, self.instance, ()))
-        second.wait()
-        return dict.fromkeys(collective.arrivals, whole.to(self.device))
+        for other in collective.ranges.keys() - {self.instance}:
+            self._receive(second, other, *second.parts(whole, other, ()))
+        for other in collective.ranges.keys() - {self.instance}:
+            self._send(second, other, *second.parts(whole, self.instance, ()))
+        return second
 
-    def _first_done(self, abroad: dict[tuple[int, ...], Exchange]) -> tuple[int, ...]:
+    def _first_done(self, exchanges: Sequence[Exchange]) -> Exchange:
         """Replicas here that took different branches: one group's end may be what another waits
         for, elsewhere.
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self.local), thread_name_prefix="fabric")
         waits_of = {}
-        for members, collective in abroad.items():
+        for collective in exchanges:
             collective.done = collective.done or self._pool.submit(self._results, collective)
-            waits_of[collective.done] = members
+            waits_of[collective.done] = collective
         done, _ = wait(waits_of, return_when=FIRST_COMPLETED)
-        return min(waits_of[future] for future in done)
+        return min(
+            (waits_of[future] for future in done), key=lambda collective: collective.first.members
+        )
 
     def broadcast(
         self, value: torch.Tensor | None, like: torch.Tensor, replica: int
@@ -286,6 +326,14 @@ class Fabric:
             flat = as_bytes(whole.detach()).numpy()
             exchange.broadcast(flat, self.instance_of(replica), "reading variables")
         return whole
+
+
+def _apart(communicator: Communicator, arrival: Arrival) -> Any:
+    """What a member gets by its device's collective."""
+    try:
+        return arrival.apart(communicator, *arrival.operands)
+    except RuntimeError as error:
+        raise TransferError(str(error)) from None
 
 
 def _waits(exchanges: Sequence[Exchange]) -> str:

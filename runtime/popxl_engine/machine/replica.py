@@ -15,6 +15,7 @@ from popxl.tensor import Tensor
 from popxl.utils import is_uniform
 
 from popxl_engine.kernels.dtypes import from_numpy
+from popxl_engine.machine.laps import Laps
 from popxl_engine.machine.lifetimes import Lifetimes, RowId
 from popxl_engine.machine.memory import Rows
 from popxl_engine.machine.paging import PagedBuffer
@@ -57,6 +58,7 @@ class Replica:
         that it is in.
         """
         self.traffic = Traffic()
+        self.laps: Laps | None = None
         self._inputs: Arrays = {}
         self._outputs: Arrays = {}
         self._position: dict[Stream, int] = {}
@@ -90,6 +92,11 @@ class Replica:
     def host_store(self, stream: Stream, t: torch.Tensor) -> None:
         """Fill the next slot of an output stream."""
         self._next(stream, self._outputs).copy_(t)
+
+    def begin_lap(self, label: str) -> None:
+        """Count time to a label from here on, where a run's is taken."""
+        if self.laps is not None:
+            self.laps.begin(self.index, label)
 
     def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
         """Row ``offset`` itself; whoever needs it unchanged copies."""

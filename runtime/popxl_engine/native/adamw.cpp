@@ -42,12 +42,13 @@ struct Noise {
   }
 };
 
-// The noises of three tensors, with bits of elements up to `end`. They stay until this thread asks
-// again.
-static void draw_noises(const uint64_t* keys, int64_t end, int threads, Noise* noises) {
+// The noises of at most three tensors, with bits of elements up to `end`. They stay until this
+// thread asks again.
+static void draw_noises(const uint64_t* keys, int64_t end, int threads, Noise* noises,
+                        int tensors = 3) {
   static thread_local std::vector<uint64_t> kept[3];
   const int64_t count = (std::min(end, PERIOD) + 3) / 4;
-  for (int n = 0; n < 3; ++n) {
+  for (int n = 0; n < tensors; ++n) {
     if (keys[n] == 0) continue;
     if (int64_t(kept[n].size()) < count) kept[n].resize(std::size_t(count));
     draw(kept[n].data(), keys[n], 0, count, threads);
@@ -117,6 +118,13 @@ struct Stochastic {
     return wide(to);
   }
 };
+
+template <class T>
+static void round_apart(const float* from, T* to, int64_t count, const Drawn& drawn) {
+  const Stochastic rounding(drawn);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) rounding.store(from[i], to[i], i);
+}
 
 template <class T>
 static void round_block(float* block, T* to, int64_t count, const Drawn& drawn) {
@@ -334,6 +342,24 @@ struct CodedUpdate {
 }  // namespace
 
 extern "C" {
+
+// Rounds numbers at random, with the bits of a key's elements from `offset` on.
+void round_at_random(void* to, int64_t type, const void* from, uint64_t key, int64_t offset,
+                     int64_t count, int threads) {
+  Noise noise;
+  draw_noises(&key, offset + count, threads, &noise, 1);
+  in_pieces(count, PIECE, threads, [&](int64_t first, int64_t end) {
+    for (int64_t start = first, stop; start < end; start = stop) {  // up to the end of a period
+      stop = std::min(end, start + PERIOD - (offset + start) % PERIOD);
+      const Drawn drawn(noise, offset + start);
+      const float* x = static_cast<const float*>(from) + start;
+      if (type == BFLOAT16)
+        round_apart(x, static_cast<bfloat16*>(to) + start, stop - start, drawn);
+      else
+        round_apart(x, static_cast<float16*>(to) + start, stop - start, drawn);
+    }
+  });
+}
 
 // As `adamw`, with moments of 8 bits.
 void adamw_8bit(void* weight, int64_t weight_type, void* gradient, int64_t gradient_type,

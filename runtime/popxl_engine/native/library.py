@@ -44,6 +44,7 @@ SIGNATURES = {
     "softcap_logsumexp_grad": ("pnpppppnfnn", 1),
     "adamw": ("pnpnpnpn" + "nnnn" + "dddddddn", 0),
     "adamw_8bit": ("pnpnpp" + "nnnn" + "dddddddn", 0),
+    "round_at_random": ("pnpnnn", 0),
     "newton_schulz": ("pppnnnffffnn", 1),
     "newton_schulz_scratch": ("nn", 1),
     "random_words": ("pnnn", 0),
@@ -106,7 +107,7 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 
 def updates(*tensors: torch.Tensor) -> bool:
-    """Whether `adamw` can work on these."""
+    """Whether `adamw` and `round_at_random` can work on these."""
     if all(_is_here(t) and t.dtype in CODES and t.is_contiguous() for t in tensors):
         return library() is not None
     return False

@@ -38,6 +38,7 @@ from popxl_engine.passes.gemm import fuse_gemm_bias, fuse_masked_scores, tile_ge
 from popxl_engine.passes.hide_by_attributes import hide_by_attributes
 from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
 from popxl_engine.passes.narrow_logits import narrow_logits
+from popxl_engine.passes.overlap_collectives import leaves_process, overlapped
 from popxl_engine.passes.pack_qkv_grads import pack_qkv_grads
 from popxl_engine.passes.reuse_dropout import recompute_probs, reuse_dropout
 from popxl_engine.passes.scalar_cse import scalar_cse
@@ -46,7 +47,7 @@ from popxl_engine.passes.separate_operands import separate_operands
 CPU = torch.device("cpu")
 
 
-def _anywhere(device: torch.device) -> bool:
+def _anywhere(_: object) -> bool:
     return True
 
 
@@ -98,6 +99,13 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("scalar_cse", _in_each(scalar_cse)),
 )
 
+OVERLAP, OVERLAP_ALL = (
+    Pass("overlap_collectives", _in_each(partial(overlapped, is_split=is_split)))
+    for is_split in (leaves_process, _anywhere)
+)
+"""What orders a program for links that work while processors do, before copies are decided about:
+where collectives leave this process, or as if all did.
+"""
 
 LEGALIZATION: tuple[Pass, ...] = (
     Pass("emulate_views", emulate_views, leaves_dead_code=True, is_optional=False),
@@ -106,7 +114,7 @@ LEGALIZATION: tuple[Pass, ...] = (
 )
 """What makes a program one that code can be generated for."""
 
-PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, *LEGALIZATION)
+PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, OVERLAP, *LEGALIZATION)
 
 
 def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:

@@ -312,7 +312,9 @@ class _Elision:
 
 def is_of_all_members(instr: Instr) -> bool:
     """Whether an instruction's result is other replicas' result, too."""
-    return instr.definition is not None and instr.definition.name in SHARED and synchronizes(instr)
+    if instr.definition is None or instr.kind == "begin":
+        return False
+    return instr.definition.name in SHARED and synchronizes(instr)
 
 
 def view_source(instr: Instr) -> Any:
@@ -326,7 +328,7 @@ def view_source(instr: Instr) -> Any:
     if instr.kind == "copy":
         return instr.arguments["t"]
     definition = instr.definition
-    if definition is None or definition.alias:
+    if definition is None or definition.alias or instr.kind == "begin":
         return None
     if definition.name == "remote_load":
         return instr.arguments["remote_buffer"]

@@ -11,10 +11,9 @@ from popxl.ir import Ir
 from popxl.op_records import Op, op_cost
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.analysis.effects import synchronizes
+from popxl_engine.analysis.effects import is_exchange
 from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.ir import Block, Instr, Value, blocks_of
-from popxl_engine.kernels.collectives import READS
 from popxl_engine.ops.definition import declared_cost
 from popxl_engine.passes import LEGALIZATION
 
@@ -80,7 +79,7 @@ class CostCounter:
                 assert instr.source is not None
                 self.is_first_costlier[instr.source] = then.weight >= other.weight
                 costs.add(then if self.is_first_costlier[instr.source] else other)
-            elif instr.kind == "op":
+            elif instr.kind in ("op", "begin"):
                 self._add_op(costs, instr)
         return costs
 
@@ -113,7 +112,7 @@ class CostCounter:
                 costs.stores, costs.stored_bytes = costs.stores + 1, costs.stored_bytes + cost.bytes
         elif "host" in definition.effects:
             costs.host_bytes += cost.bytes
-        elif synchronizes(instr) and READS.get(definition.name) != "own":
+        elif instr.kind == "begin" or is_exchange(instr):
             brought = sum(t.spec.nbytes for t in op.inputs)
             costs.add(Costs(collectives={_group(op): (1, brought, cost.bytes)}))
 

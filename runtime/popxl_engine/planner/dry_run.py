@@ -38,7 +38,7 @@ from popxl_engine.planner.memoized import MemoizedKernel
 from popxl_engine.planner.phases import in_phases
 from popxl_engine.support import CollectiveSite, to_device
 
-NOT_MEMOIZED = {"host", "remote", "collective"}
+NOT_MEMOIZED = {"host", "remote", "collective", "clock"}
 """Effects of ops whose kernels are called with more than tensors and numbers."""
 ITERATIONS_RUN = 2
 """Iterations of a loop that are run."""
@@ -168,6 +168,9 @@ class DryReplica:
     def host_store(self, stream: Stream, t: torch.Tensor) -> None:
         """Nothing."""
 
+    def begin_lap(self, label: str) -> None:
+        """Nothing."""
+
     def remote_load(self, buffer: RemoteBuffer, offset: int) -> torch.Tensor:
         """A row."""
         return self._received(buffer.tensor_shape, torch_dtype(buffer.tensor_dtype))
@@ -200,7 +203,7 @@ class DryCollective:
         results = tuple(empty(t.spec) for t in op.outputs)
         return results[0] if len(results) == 1 else results
 
-    donate = arrive
+    donate = begin = arrive
 
 
 def _run(mains: Sequence[Callable[..., Any]], are_generators: bool, together: bool) -> None:

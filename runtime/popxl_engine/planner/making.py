@@ -4,16 +4,19 @@ from collections import defaultdict
 
 import torch
 from popxl.ir import Ir
-from popxl.plan import Collective, Phase, Plan
+from popxl.plan import Collective, Phase, Plan, TimelineStep
 from popxl.remote_buffer import RemoteBuffer
 
 from popxl_engine.analysis.effects import effects_of_instr
 from popxl_engine.checks import check_executable
-from popxl_engine.compiler import compile_unfused
+from popxl_engine.compiler import compile  # noqa: A004
+from popxl_engine.ir import Block
 from popxl_engine.machine.paging.paged_buffer import nbytes_of
+from popxl_engine.passes import LEGALIZATION, OVERLAP, OVERLAP_ALL, enabled_passes
 from popxl_engine.planner.costs import CostCounter, Costs
 from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
+from popxl_engine.planner.timeline import timelines
 
 
 def make_plan(
@@ -25,8 +28,8 @@ def make_plan(
 ) -> Plan:
     """See `popxl.planning.plan`."""
     check_executable(ir)
-    # work and traffic are those of the program, before any fusion
-    block = compile_unfused(ir).block
+    # work and traffic are those of the program, before any fusion, as if each replica had a process
+    block = compile(ir, passes=(OVERLAP_ALL, *LEGALIZATION)).block
     counter = CostCounter(block)
     costs: defaultdict[str, Costs] = defaultdict(Costs)
     reached: defaultdict[str, set[RemoteBuffer]] = defaultdict(set)
@@ -34,12 +37,13 @@ def make_plan(
         costs[name].add(counter.count([instr]), times)
         effects = effects_of_instr(instr)
         reached[name] |= effects.loaded_buffers | effects.stored_buffers
+    timeline = timelines(ir, block, counter)
     where = torch.device(device)
-    peaks = (
-        peak_bytes(ir, borrows_rows, together, counter.is_first_costlier.__getitem__, where)
-        if with_peaks
-        else {}
-    )
+    peaks: dict[str, int] = {}
+    if with_peaks:
+        apart = None if together or ir.replication_factor == 1 else _apart(ir, where)
+        takes_first = counter.is_first_costlier.__getitem__
+        peaks = peak_bytes(ir, borrows_rows, together, takes_first, where, apart)
     runs = runs_of(ir)
     buffers = {b: nbytes_of(b) * b.entries for b in ir.remote_buffers}
     return Plan(
@@ -52,6 +56,7 @@ def make_plan(
                 costs[name],
                 peaks.get(name, 0),
                 sum(buffers[b] for b in reached[name]),
+                timeline.get(name, ()),
             )
             for name in costs
         ),
@@ -64,7 +69,20 @@ def make_plan(
     )
 
 
-def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase:
+def _apart(ir: Ir, device: torch.device) -> Block:
+    """A program as it is compiled where each replica has a process."""
+    passes = [OVERLAP_ALL if each is OVERLAP else each for each in enabled_passes(device)]
+    return compile(ir, device, passes).block
+
+
+def _phase(
+    name: str,
+    runs: int,
+    costs: Costs,
+    peak: int,
+    reached: int,
+    timeline: tuple[TimelineStep, ...],
+) -> Phase:
     collectives: list[tuple[tuple[str, int, int], tuple[int, int, int]]] = sorted(
         costs.collectives.items()
     )
@@ -80,4 +98,5 @@ def _phase(name: str, runs: int, costs: Costs, peak: int, reached: int) -> Phase
         peak_bytes=peak,
         remote_memory_bytes=reached,
         collectives=tuple(Collective(*group, *numbers) for group, numbers in collectives),
+        timeline=timeline,
     )

@@ -2,7 +2,7 @@
 
 A phase is a graph that the main graph calls or repeats. A graph whose iterations are steps is none,
 but what it calls: all that a main graph does, or a graph that calls several of the main graph's
-phases again.
+phases again. Nor is one that `popxl.extensions.split_into_phases` names.
 """
 
 from collections.abc import Iterator
@@ -27,20 +27,30 @@ def _run_in(graph: Graph) -> list[Op]:
 
 def loops_of_steps(main: Graph) -> set[Op]:
     """The repeats in a graph, and in what these repeat, whose iterations are steps."""
+    return _around_phases(main)[0]
+
+
+def _around_phases(main: Graph) -> tuple[set[Op], set[Op]]:
+    """The repeats whose iterations are steps, and other ops whose graphs are no phases."""
     found: set[Op] = set()
+    others: set[Op] = set()
     graphs = [main]
     for graph in graphs:  # it grows
         ops = _run_in(graph)
         called = {inner for op in ops for inner, _ in op.called()}
         for op in ops:
-            if op.definition.name != "repeat":
+            split = [inner for inner, _ in op.called() if inner.is_split]
+            if split:
+                others.add(op)
+                graphs += [inner for inner in split if inner not in graphs]
+            if split or op.definition.name != "repeat":
                 continue
             body: Graph = op.arguments["graph"]
             if len(ops) == 1 or len(called.intersection(body.called_graphs)) > 1:
                 found.add(op)
                 if body not in graphs:
                     graphs.append(body)
-    return found
+    return found, others
 
 
 def steps_of_run(ir: Ir) -> int:
@@ -63,26 +73,46 @@ def steps_of_run(ir: Ir) -> int:
 def runs_of(ir: Ir) -> dict[str, int]:
     """How often a run goes through each phase, repeats included."""
     runs = {MAIN: steps_of_run(ir)}
-    for _, name, times in _called(ir.main_graph, loops_of_steps(ir.main_graph)):
+    loops = set().union(*_around_phases(ir.main_graph))
+    for _, name, times in _called(ir.main_graph, loops):
         runs[name] = runs.get(name, 0) + times
     return runs
+
+
+def calls_of(ir: Ir, phase: str) -> list[tuple[Graph, int]]:
+    """The calls of a phase in a run, in order: a graph of its name, and how often it runs."""
+    loops = loops_of_steps(ir.main_graph)
+
+    def of(graph: Graph) -> list[tuple[Graph, int]]:
+        found = []
+        for op in _run_in(graph):
+            times = op.arguments.get("repeat_count", 1)
+            for called, _ in op.called():
+                if op in loops:
+                    found += of(called) * times
+                elif short_name(called) == phase:
+                    found.append((called, times))
+        return found
+
+    return of(ir.main_graph)
 
 
 def in_phases(ir: Ir, block: Block) -> Iterator[tuple[str, Instr, int]]:
     """The instructions that phases are made of, in order: each with its phase, and how often a run
     comes by.
 
-    Loops of steps are left out, what they repeat is not. Copies go with what is before them.
+    Loops around phases are left out, what they repeat is not. Copies go with what is before them.
     """
-    loops = loops_of_steps(ir.main_graph)
+    loops = set().union(*_around_phases(ir.main_graph))
     names = {path: name for path, name, _ in _called(ir.main_graph, loops)}
     phases = sorted(names.items(), key=lambda found: -len(found[0]))
 
     def of(block: Block, times: int) -> Iterator[tuple[str, Instr, int]]:
         phase = MAIN
         for instr in block.instrs:
-            if instr.kind == "repeat" and instr.source in loops:
-                yield from of(instr.bodies[0], times * instr.arguments["repeat_count"])
+            if instr.bodies and instr.source in loops:
+                iterations = instr.arguments.get("repeat_count", 1)
+                yield from of(instr.bodies[0], times * iterations)
                 phase = MAIN
                 continue
             if instr.kind != "copy":

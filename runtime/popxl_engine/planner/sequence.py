@@ -16,10 +16,9 @@ from popxl.ir import Ir
 from popxl.op_records import call_arguments
 from popxl.plan import Event
 
-from popxl_engine.analysis.effects import effects_of, instrs_of, synchronizes
+from popxl_engine.analysis.effects import effects_of, instrs_of, is_exchange
 from popxl_engine.compiler import compile_unfused
 from popxl_engine.ir import Block, Instr, Value, filled
-from popxl_engine.kernels.collectives import READS
 from popxl_engine.planner.phases import MAIN, in_phases
 
 Scalars = dict[Value, np.ndarray]
@@ -230,9 +229,7 @@ def _moves(instr: Instr) -> bool:
     definition = instr.definition
     if definition is None:
         return False
-    return "remote" in definition.effects or (
-        synchronizes(instr) and READS.get(definition.name) != "own"
-    )
+    return "remote" in definition.effects or is_exchange(instr) or instr.kind == "begin"
 
 
 def _copying(instr: Instr) -> Action:

@@ -108,7 +108,7 @@ class ProbedWriter(BlockWriter):
 
 
 def is_free(instr: Instr) -> bool:
-    """Whether an instruction only counts, or gives a value another name: its time goes to what
-    follows.
+    """Whether an instruction only counts, begins a lap, or gives a value another name: its time
+    goes to what follows.
     """
-    return instr.host or (instr.kind == "copy" and not instr.needs_copy)
+    return instr.host or "clock" in instr.effects or (instr.kind == "copy" and not instr.needs_copy)

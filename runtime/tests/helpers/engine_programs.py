@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 from helpers.random_programs import KINDS, Built, Step, build
 from popxl_engine.engine import Engine
-from popxl_engine.passes import LEGALIZATION, Pass
+from popxl_engine.passes import LEGALIZATION, OVERLAP_ALL, Pass
 from popxl_engine.passes.elide_copies import RULES as COPY_RULES
 from popxl_engine.passes.emulate_views import RULES as VIEW_RULES
 
@@ -23,9 +23,13 @@ ALL_RULES = COPY_RULES | VIEW_RULES | {"operands_apart"}
 """What keeps copies; one of them is a pass of its own."""
 
 
-def legalization(rules: frozenset[str]) -> list[Pass]:
-    """The passes without which no code can be generated, with some of their rules."""
-    return [
+def legalization(rules: frozenset[str], overlaps: bool = False) -> list[Pass]:
+    """The passes without which no code can be generated, with some of their rules.
+
+    Args:
+        overlaps: let collectives begin early and end late, too.
+    """
+    return [OVERLAP_ALL] * overlaps + [
         replace(each, fn=partial(each.fn, rules=rules)) if each.name in RULED else each
         for each in LEGALIZATION
         if each.name in RULED or "operands_apart" in rules
@@ -33,13 +37,13 @@ def legalization(rules: frozenset[str]) -> list[Pass]:
 
 
 def observe(
-    built: Built, interpret: bool, rules: frozenset[str] = ALL_RULES
+    built: Built, interpret: bool, rules: frozenset[str] = ALL_RULES, overlaps: bool = False
 ) -> list[dict[str, np.ndarray]]:
     """Every output and every variable after each of some runs, and the inputs, which nothing may
     change.
     """
     replicas = built.ir.replication_factor
-    engine = Engine(built.ir, range(replicas), None if interpret else legalization(rules))
+    engine = Engine(built.ir, range(replicas), None if interpret else legalization(rules, overlaps))
     streams = sorted(built.ir.get_all_d2h_streams(), key=lambda s: s.tensor_id)
     inputs = {s: a.copy() for s, a in built.inputs.items()}
     seen = []
@@ -59,10 +63,11 @@ def differences(
     rules: frozenset[str] = ALL_RULES,
     replicas: int = 1,
     dtype: popxl.dtype = popxl.float32,
+    overlaps: bool = False,
 ) -> list[str]:
     """Names of values that differ between engine and interpreter."""
     expected = observe(build(steps, graphs, replicas, dtype), interpret=True)
-    found = observe(build(steps, graphs, replicas, dtype), interpret=False, rules=rules)
+    found = observe(build(steps, graphs, replicas, dtype), False, rules, overlaps)
     pairs = ((i, n, a[n], b[n]) for i, (a, b) in enumerate(zip(expected, found)) for n in a)
     return [f"run {i}: {n}" for i, n, a, b in pairs if not np.array_equal(a, b, equal_nan=True)]
 

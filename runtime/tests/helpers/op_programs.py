@@ -19,7 +19,7 @@ from popxl import ops
 from popxl.op_records import OPS
 from popxl.tensor import Tensor
 
-ELSEWHERE = frozenset({"control", "host", "remote", "collective", "print"})
+ELSEWHERE = frozenset({"control", "host", "remote", "collective", "print", "clock"})
 """Effects of ops that random_programs has kinds for, and printing."""
 FLOAT8 = (popxl.float8_143, popxl.float8_152)
 JOINING = "concat_"

@@ -205,6 +205,18 @@ def with_views(v: popxl.Tensor, seed: popxl.Tensor) -> None:
     ops.call(seeded(viewing, like(v), seed_spec()), v, seed)
 
 
+@popxl.in_sequence()
+def narrowed(v: popxl.Tensor, seed: popxl.Tensor) -> None:
+    """A wide tensor rounded into a fresh one, as an update of what a cast gives."""
+
+    def outer(x: popxl.TensorByRef, wide: popxl.Tensor, seed: popxl.Tensor) -> None:
+        narrow = ops.cast(wide, x.dtype)
+        var_updates.copy_var_update_(x, var_updates.copy_var_update_(narrow, wide))
+
+    wide = popxl.constant(np.full(v.shape, 1 + SMALL, np.float32))
+    ops.call(seeded(outer, like(v), wide.spec, seed_spec()), v, wide, seed)
+
+
 def on_the_device(seed: popxl.Tensor) -> popxl.Tensor:
     """A seed that only the device can compute."""
     words = ops.cast(ops.cast(seed, popxl.int32), popxl.float32)
@@ -261,6 +273,7 @@ PROGRAMS = [
     branching,
     of_which_the_seed_changes,
     with_views,
+    narrowed,
     from_the_device,
     of_which_a_seed_on_the_device_changes,
     beside_others,

@@ -45,6 +45,7 @@ def test_engine_equals_interpreter_on_integers_that_live_on_the_host(program: An
 @given(programs(KINDS + COLLECTIVES * 2))
 def test_engine_equals_interpreter_on_four_replicas(program: Any) -> None:
     assert differences(*program, replicas=4) == []
+    assert differences(*program, replicas=4, overlaps=True) == []
 
 
 @pytest.mark.slow

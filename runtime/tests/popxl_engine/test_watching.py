@@ -65,6 +65,23 @@ def test_the_round_of_every_loop_around_the_op_is_told():
     assert found.where.rsplit(":", 1)[0].endswith("test_watching.py")
 
 
+def by_factor(n: popxl.Tensor, x: popxl.Tensor, factor: float) -> Any:
+    return n + 1, ops.mul(x, popxl.constant(np.float32(factor)))
+
+
+@pytest.mark.parametrize("power, run", [(37, 1), (36, 2), (35, 4), (34, 6), (33, 7)])
+def test_how_often_a_run_had_gone_through_phases_of_one_name_is_told(power, run):
+    def build(ir):
+        n, x = popxl.constant(0, popxl.int32), popxl.variable(np.float32(10.0**power))
+        ten, one = (ir.create_graph(by_factor, n, x.spec, factor) for factor in (10.0, 1.0))
+        for graph, times in ((ten, 3), (one, 1), (ten, 1), (one, 1), (ten, 2)):
+            n, x = ops.repeat(graph, times, n, x)
+        return [x]
+
+    (found,) = found_in(build)
+    assert (found.phase, found.phase_runs) == ("by_factor", run)
+
+
 def test_finite_numbers_and_masks_are_left_alone():
     def build(ir):
         x = popxl.variable(np.array([1.0, 2.0, 3.0], np.float32))

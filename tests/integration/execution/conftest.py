@@ -33,9 +33,9 @@ def poisoned(monkeypatch):
         return gradients
 
     def embedding_bwd_phase(
-        step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit, has_labels
+        step, norm_sq, learning_rate, loss_scale, rounding, stored, norm_limit, has_labels
     ):
-        inputs = step, grad_norm_sq, learning_rate, loss_scale, rounding, norm_limit, has_labels
+        inputs = step, norm_sq, learning_rate, loss_scale, rounding, stored, norm_limit, has_labels
         given.append(learning_rate)
         try:
             return phase(*inputs)

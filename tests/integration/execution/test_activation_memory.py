@@ -141,4 +141,5 @@ def test_a_plan_shows_what_is_kept_within_the_budget_and_what_it_spares():
     ],
 )
 def test_messages_name_the_layer_of_a_round(phase, layers):
-    assert [layer_of_iteration(phase, number, MIDDLE) for number in range(len(layers))] == layers
+    numbers = range(2 * len(layers))  # of two steps
+    assert [layer_of_iteration(phase, number, MIDDLE) for number in numbers] == 2 * layers

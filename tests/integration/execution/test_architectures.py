@@ -11,7 +11,6 @@ import torch
 from helpers.quick import cases
 
 from popxl_gpt.config.presets import override
-from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.checkpoints.saved_state import Position
@@ -28,9 +27,10 @@ from popxl_gpt.modelling.parameters import Role
 from popxl_gpt.utils.errors import UserError
 from tests.integration.architectures import (
     MODELS,
+    check_logits_and_append,
     doubles,
     leaves,
-    logits_by_formula,
+    merged,
     small_model,
     token_losses_by_formula,
 )
@@ -94,26 +94,11 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
         initial_weights(place, small(heads=4))
 
 
-def check_logits_and_append(
-    config: Config,
-    weights: "dict[str, np.ndarray]",
-    texts: "list[list[int]]",
-    logits: np.ndarray,
-) -> None:
-    """Logits of what follows each text, by the formula; appends to each text the likeliest."""
-    for text, row in zip(texts, logits, strict=True):
-        sizes = {"sequence_length": len(text), "head_serialisation": 1}
-        single = override(config, **sizes, attention_serialisation=1)
-        expected = logits_by_formula(single, doubles(weights), np.array(text))[-1]
-        np.testing.assert_allclose(row, expected, atol=3e-5)
-        text.append(int(row.argmax()))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, layout, monkeypatch):
-    monkeypatch.setattr("popxl_gpt.execution.inference.generation.PROMPT_TOKENS", 4)
+    monkeypatch.setattr("popxl_gpt.execution.inference.cache.PROMPT_TOKENS", 4)
     config = small_model(name, **LAYOUTS[layout])
     weights = random_weights(config.model)
     texts = [list(text) for text in np.random.default_rng(2).integers(0, 37, (3, 7))]
@@ -128,10 +113,19 @@ def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, lay
 
 
 @pytest.mark.slow
-def test_a_text_beyond_the_positions_is_read_again_without_what_convolutions_kept():
-    config = small_model("rotary, qk_norm, untied head", max_positions=16)
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("rotary, qk_norm, untied head", {}),  # without what convolutions kept
+        ("layers of three kinds", {"window": 6, "convolution_size": 3}),  # and rings
+    ],
+)
+def test_a_text_beyond_the_positions_is_read_again(name, changes, monkeypatch):
+    monkeypatch.setattr("popxl_gpt.execution.inference.cache.PROMPT_TOKENS", 4)
+    config = small_model(name, max_positions=16, **changes)
     weights = random_weights(config.model)
     seen = [list(text) for text in np.random.default_rng(2).integers(0, 37, (2, 16))]
+    seen[1] = seen[1][:11]
     model = CachedModel(config, 2, 16, 20)
     write_whole_weights(model.session, model.config, weights.items())
     with model.session:
@@ -175,14 +169,10 @@ def test_adapters_have_the_gradients_of_what_they_add_to_each_projection():
     for name in list(MODELS)[1:]:
         config = small_model(name, **changes, **LAYOUTS["all"])
         weights = leaves(random_weights(config.model))
-        whole = dict(weights)
-        for n in weights:
-            if n.endswith("lora_a"):
-                n = n.removesuffix("lora_a")
-                added = weights[f"{n}lora_a"] @ weights[f"{n}lora_b"]
-                whole[f"{n}weight"] = weights[f"{n}weight"] + added * (5.0 / 3)
         loss, gradients, _ = own_gradients_of(config)
-        expected = token_losses_by_formula(config, whole, *random_batch(config)).mean()
+        expected = token_losses_by_formula(
+            config, merged(config, weights), *random_batch(config)
+        ).mean()
         expected.backward()
         assert loss == pytest.approx(expected.item(), rel=1e-5)
         assert gradients.keys() == {n for n in weights if "lora" in n}

@@ -72,6 +72,13 @@ def losses(folder: Path) -> "dict[int, float]":
     }
 
 
+def test_each_step_that_is_validated_is_saved(tmp_path):
+    flags = "--steps", 5, "--validate_every", 2, "--checkpoint.keep", 9
+    train(tmp_path, *flags, "--every_validation")
+    saved = [path.name for path in checkpoints_in(tmp_path / "run/checkpoints")]
+    assert saved == [f"step_{step:08}" for step in (2, 4, 5)]
+
+
 def described(folder: Path) -> "list[dict]":
     """What the checkpoints of a run say about themselves, but for where the run is."""
     found = [read_manifest(path / "checkpoint.json") for path in checkpoints_in(folder)]

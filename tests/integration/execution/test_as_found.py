@@ -7,11 +7,15 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.quick import Later
 from safetensors.torch import load_file, save_file
 
+from popxl_gpt.data.dataset import TokenDataset
+from popxl_gpt.data.masking import ids_of
+from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.tokenisation import train_tokenizer
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.convert import main as convert
@@ -240,3 +244,54 @@ def test_adapters_in_the_form_of_peft_make_the_merged_model(tmp_path):
         UserError, match="step_00000000, which has no adapters; expected those of a"
     ):
         convert(["to_peft", str(tmp_path / "plain"), str(tmp_path / "none")])
+
+
+CHAT = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content | trim + eos_token + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_model_that_learned_conversations_goes_out_with_its_template(tmp_path, place):
+    theirs = llama(tmp_path / "theirs", max_position_embeddings=64)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(theirs / "tokenizer.json"),
+        eos_token="<|endoftext|>",
+        chat_template=CHAT,
+    )
+    (theirs / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(theirs, save_jinja_files=place.endswith("jinja"))
+    settings = {"eos_token_id": [0, 7], "do_sample": True, "temperature": 0.3, "top_k": 5}
+    transformers.GenerationConfig(**settings).save_pretrained(theirs)
+    asked = [{"role": "user", "content": " return 1? "}]
+    told = [*asked, {"role": "assistant", "content": "def f(): return 1"}]
+    (tmp_path / "told.jsonl").write_text(json.dumps({"messages": told}) + "\n")
+    prepare([
+        "conversations", str(tmp_path / "told.jsonl"), "--tokenizer", str(theirs), "--output",
+        str(tmp_path / "data"), "--sequence_length", "64", "--workers", "1", "--validation", "0",
+    ])  # fmt: skip
+    (record,) = ids_of(TokenDataset(str(tmp_path / "data/train-*"), 64, 300).read(np.arange(1)))
+    expected = tokenizer.apply_chat_template(told)["input_ids"]
+    assert record[: len(expected)].tolist() == expected
+    run_job(
+        "--config", "tiny", "--init_from", theirs, "--input_files", tmp_path / "data",
+        "--sequence_length", 64, "--global_batch_size", 2, "--micro_batch_size", 1, "--steps", 2,
+        "--tensor_parallel_1", 1, "--tensor_parallel_2", 1, "--warmup_steps", 0, "--validate_every",
+        0, "--masked_labels", "--run_folder", tmp_path, "--name", "run", "--samples", 0,
+    )  # fmt: skip
+    convert(["to_hugging_face", str(tmp_path / "run"), str(tmp_path / "back")])
+    beside = {path.name for path in theirs.iterdir()} - {WEIGHTS}
+    assert {place, "generation_config.json"} <= beside
+    for name in beside:
+        assert (tmp_path / "back" / name).read_bytes() == (theirs / name).read_bytes(), name
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    for messages, prompted in ((told, False), (asked, True)):
+        texts = (
+            t.apply_chat_template(messages, add_generation_prompt=prompted)["input_ids"]
+            for t in (tokenizer, again)
+        )
+        assert next(texts) == next(texts)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert model.generation_config.to_diff_dict().items() >= settings.items()
+    assert not torch.equal(model.lm_head.weight, state(theirs)["lm_head.weight"])

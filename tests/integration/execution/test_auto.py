@@ -67,6 +67,33 @@ def test_settings_that_are_given_are_not_searched():
     assert ways(override(wide, dropout=0.1), "widening", "recomputation") == [(1, 2, True)]
 
 
+def pieces(config, *given):
+    return axes.with_pieces(config, frozenset(given)).execution.head_serialisation
+
+
+def test_a_gpu_computes_the_head_in_pieces_of_few_enough_logits(monkeypatch):
+    """16,384 rows of 151,936 logits, four bytes each, take 9.3 GiB."""
+    rows = {"micro_batch_size": 8, "widening": 2, "global_batch_size": 16}
+    sizes = {"sequence_length": 1024, "max_positions": 1024, "vocabulary_size": 151_936}
+    config = small(**rows, **sizes, device="cuda")
+    assert pieces(config) == 8  # five pieces of 2 GiB, of which 16,384 rows are no multiple
+    assert pieces(override(config, tensor_parallel_1=2)) == 4
+    assert pieces(override(config, device_memory=2**36)) == 4
+    assert pieces(override(config, device_memory=0.5)) == 8, "no number of bytes"
+    assert pieces(override(config, head_serialisation=2)) == 2
+    assert pieces(config, "head_serialisation") == pieces(override(config, device="cpu")) == 1
+    assert pieces(small(device="cuda")) == 1
+    there = override(config, device="auto")
+    for is_there in (True, False):
+        monkeypatch.setattr("popxl_gpt.utils.runtime.has_device", lambda name: is_there)
+        assert pieces(there) == (8 if is_there else 1)
+    found = axes.ways(override(config, precision="bfloat16"), {"micro_batch_size"})
+    assert {(c.execution.widening, c.execution.head_serialisation) for c in found} == {
+        (1, 4), (2, 8),
+    }  # fmt: skip
+    assert "head in 8 pieces" in axes.in_words(found[-1])
+
+
 def test_layouts_are_those_of_the_replicas_that_flags_ask_for():
     config = small(tensor_parallel_1=2)
     found = axes.ways(config, {"tensor_parallel_1", "recomputation"})
@@ -337,7 +364,9 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
     ours = small(memmap_dir=str(tmp_path), host_memory=100)
     reason, rows = theirs
     monkeypatch.setattr(
-        placing, "gather", lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0)]
+        placing,
+        "gather",
+        lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0, 4)],
     )
     monkeypatch.setattr(Room, "place", lambda self, c: Placed(ours, memory(), "in files"))
     found = placing.placed_together(room_of(1 << 30), ours)
@@ -360,7 +389,9 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
 def test_processes_keep_the_activations_that_fit_all_of_them(ours, theirs, expected, monkeypatch):
     placed = Placed(small(**ours), memory(), "fits")
     monkeypatch.setattr(
-        placing, "gather", lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs)]
+        placing,
+        "gather",
+        lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs, v[2])],
     )
     monkeypatch.setattr(Room, "place", lambda self, c: placed)
     found = placing.placed_together(room_of(1 << 30), placed.config)
@@ -423,6 +454,27 @@ def test_activations_are_kept_as_far_as_they_fit(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_micro_batches_run_in_the_largest_groups_that_fit(recomputes):
+    config = small(
+        layers=6, hidden_size=64, sequence_length=64, micro_batch_size=1, global_batch_size=32,
+        recomputation=recomputes,
+    )  # fmt: skip
+    needs = {
+        group: room_of(1 << 40).place(override(config, micro_batch_group=group)).memory.needed
+        for group in (None, 16, 8, 1)
+    }
+    for room, group in ((needs[None], None), (needs[None] - 1, 16), (needs[8] + 1, 8)):
+        found = room_of(room).place(config)
+        assert isinstance(found, Placed) and found.memory.needed <= room
+        assert found.config.execution.micro_batch_group == group
+        assert found.config.execution.memmap_dir is None
+    assert "groups of 8 micro-batches" in axes.in_words(found.config) and "4 groups" in found.why
+    given = room_of(needs[8], "micro_batch_group", "recomputation").place(config)
+    assert not isinstance(given, Placed) or given.config.execution.memmap_dir is not None
+
+
+@pytest.mark.slow
 def test_a_place_for_rows_that_is_given_is_not_changed(tmp_path):
     config = small(run_folder=str(tmp_path))
     found = room_of(101 << 20, "host_memory", "memmap_dir").place(config)
@@ -434,8 +486,9 @@ def test_rows_that_mapped_files_hold_take_no_memory(tmp_path):
     config = small(hidden_size=256, memmap_dir=str(tmp_path))
     need = room_of(1 << 40, "memmap_dir").place(config).memory
     assert need.mapped > 0.5 * need.rows
-    assert isinstance(room_of(need.needed, "memmap_dir").place(config), Placed)
-    assert "needs" in room_of(need.needed - 1, "memmap_dir").place(config)
+    given = "memmap_dir", "micro_batch_group"
+    assert isinstance(room_of(need.needed, *given).place(config), Placed)
+    assert "needs" in room_of(need.needed - 1, *given).place(config)
 
 
 def rows_of(build, config):

@@ -43,7 +43,11 @@ RESTORED = [
     {"precision": "bfloat16", "stochastic_rounding": True},
     {"precision": "float16", "stochastic_rounding": True, "loss_scaling": 16.0},
     {"precision": "float16", "master_weights": True, "loss_scaling": "auto"},
-    {"moment_precision": "bfloat16", "stochastic_rounding": True},
+    {
+        "moment_precision": "bfloat16",
+        "gradient_precision": "bfloat16",
+        "stochastic_rounding": True,
+    },
     {"moment_precision": "8bit", "stochastic_rounding": True},
     {
         "moment_precision": "8bit",
@@ -85,9 +89,8 @@ def whole(config: Config) -> "tuple[list[float], dict[str, np.ndarray]]":
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("iterations", [(1, 2), (4, 1), (2, 4)], ids=str)
 def test_a_run_goes_on_bitwise_with_other_iterations(iterations, precision, tmp_path):
-    config = override(
-        BASE, precision=precision, moment_precision="bfloat16", stochastic_rounding=True
-    )
+    narrow = {"moment_precision": "bfloat16", "gradient_precision": "bfloat16"}
+    config = override(BASE, precision=precision, stochastic_rounding=True, **narrow)
     expected, weights = whole(config)
     before, after = (override(config, device_iterations=count) for count in iterations)
     first, second = pretraining(before), pretraining(after)

@@ -266,7 +266,7 @@ def test_the_command_is_answered_in_one_line(theirs, tmp_path):
         (
             (),
             "command: got none; expected one of from_hugging_face, from_nanogpt, to_hugging_face, "
-            "to_peft, to_gguf",
+            "to_peft, to_ipu_config, to_gguf",
         ),
         (("to_hugging_face", "ours"), "PATHS: got 1; expected two"),
         (("to_hugging_face", "nothing", "out"), "CHECKPOINT: got nothing, no folder"),

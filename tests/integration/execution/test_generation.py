@@ -10,10 +10,12 @@ from tokenizers import Tokenizer
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import END_OF_TEXT, train_tokenizer
 from popxl_gpt.demo.job.writing import TextStream, write
-from popxl_gpt.execution.inference.generation import CachedModel, CacheSizes
+from popxl_gpt.execution.inference.cache import CacheSizes
+from popxl_gpt.execution.inference.generation import CachedModel, cached_session
 from popxl_gpt.execution.inference.sampling import Sampling, choose, probabilities
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import NotFiniteError
+from popxl_gpt.utils.runtime import planner
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
 
 transformers = Later("transformers")
@@ -143,9 +145,26 @@ def test_prompts_are_read_in_parts_that_are_as_equal_as_can_be():
 def test_parts_of_a_prompt_give_what_the_whole_gives(monkeypatch):
     prompts = prompts_of((14, 9), 37)
     _, whole = greedy(small(max_positions=30), prompts, 5)
-    monkeypatch.setattr("popxl_gpt.execution.inference.generation.PROMPT_TOKENS", 4)
+    monkeypatch.setattr("popxl_gpt.execution.inference.cache.PROMPT_TOKENS", 4)
     _, parts = greedy(small(max_positions=30), prompts, 5)
     np.testing.assert_allclose(parts, whole, atol=2e-5)
+
+
+def test_layers_with_windows_keep_no_more_of_a_long_text_than_their_windows():
+    positions, window = 32768, 1024
+    model = {"layers": 3, "max_positions": positions, "position_embedding": "rotary"}
+    sizes = CacheSizes(texts=1, prompt=256, columns=positions)
+    full, both = (
+        planner().plan(cached_session(small(**model, **changes), sizes).ir, with_peaks=False)
+        for changes in ({}, {"layer_pattern": ("sliding", "sliding", "full"), "window": window})
+    )
+    kept = [name for name in both.buffers if "[1, 3, " in name]  # keys and values of heads
+    assert kept == [
+        *(f"{n}: 2 x float32[1, 3, 1024, 8]" for n in (1, 2)),
+        *(f"{n}: 1 x float32[1, 3, 32768, 8]" for n in (3, 4)),
+    ]
+    saved = 2 * 2 * (positions - window) * 3 * 8 * 4  # keys and values of two layers
+    assert full.remote_memory_bytes - both.remote_memory_bytes == saved
 
 
 # Choosing

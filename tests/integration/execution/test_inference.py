@@ -5,7 +5,10 @@ import pytest
 from helpers.quick import cases
 
 from popxl_gpt.config.presets import override
+from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.inference.evaluation import Evaluation
+from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.inference import evaluate, evaluation, generation, logits
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import copy_weights, write_whole_weights
@@ -36,6 +39,47 @@ def test_the_loss_of_a_batch_is_the_training_programs(changes):
     with training:
         (step,) = run_steps(training, config, *batch, [0.0])
     assert loss == pytest.approx(step.loss, rel=1e-6)
+
+
+OTHERWISE = [
+    {"inference_data_parallel": 3, "inference_micro_batch_size": 2},
+    {"inference_device_iterations": 2, "inference_head_serialisation": 4},
+    {"device_iterations": 3, "inference_data_parallel": 1, "inference_micro_batch_size": 5},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", OTHERWISE)
+def test_validation_is_executed_otherwise_than_training_with_the_same_result(changes):
+    changes = {"data_parallel": 2, "tensor_parallel_1": 3, "steps": 6, **changes}
+    dataset, found = SyntheticDataset(12, 37, samples=400), {}
+    for name, config in (("same", small(data_parallel=2)), ("other", small(**changes))):
+        training, session = pretraining(config), evaluation(config)
+        write_whole_weights(training, config, random_weights(config.model).items())
+        copy_weights(training, session)
+        found[name] = Evaluation(session, config, dataset, 3)
+    same, other = (found[name].measure() for name in ("same", "other"))
+    assert np.array_equal(found["same"].samples, found["other"].samples)
+    assert other.loss == pytest.approx(same.loss, rel=1e-6)
+    assert other.standard_error == pytest.approx(same.standard_error, rel=1e-4)
+    own = config.in_inference
+    assert session.ir.replication_factor == own.execution.replication_factor
+    assert session.ir.num_host_transfers == own.execution.device_iterations * own.runs_per_phase
+
+
+@pytest.mark.slow
+def test_texts_are_written_by_the_replicas_of_inference():
+    config = small(data_parallel=2, inference_data_parallel=3)
+    model = CachedModel(config, 3, 4, 2)
+    assert model.session.ir.replication_factor == 3
+    write_whole_weights(model.session, config, random_weights(config.model).items())
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    with model.session:
+        found = model.start(prompts)
+    one = CachedModel(small(), 3, 4, 2)
+    write_whole_weights(one.session, config, random_weights(config.model).items())
+    with one.session:
+        assert distance(found, one.start(prompts)) < 1e-5
 
 
 @pytest.mark.slow

@@ -146,13 +146,15 @@ def test_padded_shards_change_no_bit():
     )
 
 
-NARROW_MOMENTS = {"moment_precision": "bfloat16", "stochastic_rounding": True}
+NARROW = {
+    "moment_precision": "bfloat16", "gradient_precision": "bfloat16", "stochastic_rounding": True,
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
-def test_shards_of_moments_in_bfloat16_round_as_whole_ones(grid):
-    check_bitwise(laid_out(TRAINED, grid, steps=4, max_norm=0.0, **NARROW_MOMENTS), SHARDED, WHOLE)
+def test_shards_of_moments_and_gradients_in_bfloat16_round_as_whole_ones(grid):
+    check_bitwise(laid_out(TRAINED, grid, steps=4, max_norm=0.0, **NARROW), SHARDED, WHOLE)
 
 
 EIGHT_BIT_MOMENTS = {"moment_precision": "8bit", "stochastic_rounding": True}

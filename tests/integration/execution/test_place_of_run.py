@@ -9,7 +9,7 @@ import pytest
 from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.saving import load
 from popxl_gpt.config.schema import Config
-from popxl_gpt.demo.job.samples_file import drop_later_samples, keep_samples
+from popxl_gpt.demo.job.step_lines import append_lines, drop_later_lines
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -80,12 +80,12 @@ def test_a_configuration_says_where_a_run_goes_unless_that_run_goes_on(tmp_path)
 
 def test_samples_of_steps_that_a_run_comes_to_again_are_dropped(tmp_path):
     path = tmp_path / "samples.jsonl"
-    drop_later_samples(path, 4)  # there is none
+    drop_later_lines(path, 4, "texts")  # there is none
     for step in (2, 4, 6):
-        keep_samples(path, step, [("a", "b"), ("c", "ü")])
+        append_lines(path, [{"step": step, "text": text} for text in ("b", "ü")])
     with open(path, "a") as file:
         file.write('no line of ours\n{"step": 4, "pro')
-    drop_later_samples(path, 4)
+    drop_later_lines(path, 4, "texts")
     lines = path.read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines[:-1]] == [2, 2, 4, 4]
     assert lines[-1] == "no line of ours"

@@ -20,6 +20,7 @@ from popxl_engine.machine.replica import Replica
 from popxl_gpt.config.command_line import parse_command_line
 from popxl_gpt.config.presets import override, preset, preset_names
 from popxl_gpt.execution.host import run_steps
+from popxl_gpt.execution.inference.inference import evaluation_program
 from popxl_gpt.execution.planning import machine
 from popxl_gpt.execution.planning.model_size import flops_per_step
 from popxl_gpt.execution.planning.options import PlanOptions
@@ -33,6 +34,7 @@ from tests.integration.execution.plan_cases import (
     GRIDS,
     as_flags,
     configuration,
+    options_of,
     planned,
     planned_work,
     step_arrays,
@@ -85,7 +87,14 @@ PLANNED: "list[tuple[tuple[int, int, int], dict[str, Any]]]" = [
     ((1, 1, 1), {"dropout": 0.1}),
     ((2, 2, 2), {"dropout": 0.1}),
     ((1, 3, 2), {"precision": "bfloat16", "device_iterations": 2, "master_weights": True}),
-    ((2, 1, 1), {"moment_precision": "bfloat16", "stochastic_rounding": "true"}),
+    (
+        (2, 1, 1),
+        {
+            "moment_precision": "bfloat16",
+            "gradient_precision": "bfloat16",
+            "stochastic_rounding": "true",
+        },
+    ),
     ((2, 1, 1), {"moment_precision": "8bit", "stochastic_rounding": "true"}),
     ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
 ]
@@ -246,7 +255,7 @@ def test_a_step_takes_the_time_of_what_bounds_it():
     assert planned_work(config, link_gbps=1e-6).bound == "links"
     slow = planned_work(config, remote_gbps=1e-6)
     assert slow.bound == "remote" and slow.limit == pytest.approx(slow.seconds, rel=1e-3)
-    meanwhile = replace(alone, times=(PhaseTime(compute=3.0, link=2.0, remote=4.0),))
+    meanwhile = replace(alone, times=(PhaseTime(3.0, link=2.0, remote=4.0, exposed=2.0),))
     assert meanwhile.bound == "compute", "rows come while it computes"
 
 
@@ -281,6 +290,23 @@ def test_updates_of_all_but_the_last_step_of_a_run_are_planned_with_the_next_for
         assert total == 3 * alone
     assert plan_values(three)["step"]["flops"] == plan_values(one)["step"]["flops"]
     assert three.seconds < one.seconds, "transfers of updates meet the work of forward passes"
+
+
+@pytest.mark.slow
+def test_a_plan_tells_of_a_validation_that_is_executed_otherwise():
+    looks = {"validate_every": 1, "global_batch_size": 8}
+    own = configuration(**looks, inference_data_parallel=2, inference_micro_batch_size=2)
+    options = options_of({})
+    same, other = (
+        make_run_plan(training_program, config, options, evaluation_program)
+        for config in (configuration(**looks), own)
+    )
+    assert "\nvalidation" not in plan_text(same)
+    line = next(line for line in plan_text(other).splitlines() if line.startswith("validation"))
+    assert line.endswith("at peak, on dp x tp1 x tp2 = 2 x 1 x 1, 2 micro-batches per global batch")
+    memory = plan_values(other)["memory"]
+    assert memory["validation_peak_bytes"] == other.validation.peak_bytes > 0
+    assert "validation_peak_bytes" not in plan_values(same)["memory"]
 
 
 @pytest.mark.slow

@@ -251,6 +251,10 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
         looks, programs_of(looks, training_program, evaluation_program), 1000
     )
     assert validated.rows > found.rows + 4 * parameter_count(config.model)
+    apart = override(looks, inference_data_parallel=4, inference_micro_batch_size=2)
+    programs = programs_of(apart, training_program, evaluation_program)
+    assert programs[1].replication_factor == 4
+    assert process_memory(apart, programs, 1000).rows > validated.rows
 
 
 def test_a_process_shares_memory_with_each_other_one_here(monkeypatch):

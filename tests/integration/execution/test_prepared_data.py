@@ -3,15 +3,17 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.prepare import main as prepare
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.job.run_folder import RunFolder
-from popxl_gpt.demo.job.training_data import open_data
+from popxl_gpt.demo.job.training_data import in_steps, open_data
 from popxl_gpt.demo.pretraining import main
 from popxl_gpt.utils.errors import UserError
 
@@ -121,3 +123,20 @@ def test_of_a_mixed_folder_in_the_home_folder_what_is_held_out_is_not_trained_on
     mixed, validation = open_data(parse_training(flags)[0])
     assert validation is not None and len(validation)
     assert sorted(map(len, mixed.sources)) == [len(alone)]
+
+
+def test_the_first_samples_alone_are_trained_on(folders):
+    words = [*RUN, "--input_files", str(folders[0]), "--train_samples", "3"]
+    config = parse_training([*words, "--epochs", "4"]).config
+    data, _ = open_data(config)
+    assert len(data) == 3 and in_steps(config).training.steps == 6  # 4 * 3 samples, 2 a step
+    whole, _ = open_data(parse_training(words[:-2]).config)
+    assert data.fingerprint != whole.fingerprint
+    drawn = BatchLoader(data, 3, seed=0).batch(0)[0]
+    expected = whole.read(np.arange(3))[:, :-1]
+    assert sorted(drawn.tolist()) == sorted(expected.tolist())
+    words[-1] = "1000000"
+    with pytest.raises(
+        UserError, match=f"--train_samples: got 1000000; expected at most the {len(whole)}"
+    ):
+        open_data(parse_training(words).config)

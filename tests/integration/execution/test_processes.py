@@ -67,7 +67,7 @@ def alone(tmp_path_factory):
 
 
 def test_two_processes_with_state_in_files_give_the_run_of_one_bitwise(alone, tmp_path):
-    done = train(tmp_path, 2, "--memmap_dir", tmp_path / "state")
+    done = train(tmp_path, 2, "--memmap_dir", tmp_path / "state", "--interleaving", 2)
     metrics = metrics_of(tmp_path / "tiny")
     assert metrics == metrics_of(alone / "tiny")
     assert len(metrics.splitlines()) == 4
@@ -80,7 +80,8 @@ def test_two_processes_with_state_in_files_give_the_run_of_one_bitwise(alone, tm
 
 
 def test_four_processes_go_on_where_one_has_stopped_bitwise(alone, tmp_path):
-    train(tmp_path, 4, "--checkpoint.load", alone / "tiny" / "checkpoints" / "step_00000002")
+    stopped = alone / "tiny" / "checkpoints" / "step_00000002"
+    train(tmp_path, 4, "--checkpoint.load", stopped, "--interleaving", 2)
     metrics = metrics_of(tmp_path / "tiny").splitlines()
     assert metrics == metrics_of(alone / "tiny").splitlines()[2:]
     assert files_of(tmp_path, 4) == files_of(alone, 4)

@@ -58,7 +58,9 @@ LAYOUTS = {
         TRAINED, precision="float16", stochastic_rounding=False
     ),
     "float32": EXACT,
-    "moments in 8 bits": override(TRAINED, moment_precision="8bit"),
+    "moments in 8 bits, gradients in 16": override(
+        TRAINED, moment_precision="8bit", gradient_precision="bfloat16"
+    ),
     "dp and tp1, moments in 8 bits": override(
         EXACT, **DP_TP1, moment_precision="8bit", stochastic_rounding=True
     ),

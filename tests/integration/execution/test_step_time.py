@@ -99,6 +99,11 @@ def test_a_source_that_keeps_pace_and_what_comes_between_steps_cost_no_speed(
     assert ends[-1] - ends[0] > 0.15 * (STEPS - 1) + 4 * 0.4
     assert sum(line["data_seconds"] for line in lines[1:]) < 0.05 * STEPS / 2  # beside the steps
     assert "data: got" not in errors
+    for line in lines[1:]:
+        passes = [line[f"{name}_seconds"] for name in ("forward", "backward", "update")]
+        assert all(seconds > 0 for seconds in passes)
+        assert sum(passes) <= line["step_seconds"] - 0.15 + 1e-5  # which is no pass
+        assert line["rows_seconds"] == line["others_seconds"] == 0
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import StepResult, run_steps
 from popxl_gpt.execution.pretraining import pretraining
-from popxl_gpt.execution.variables import write_whole_weights
-from tests.integration.gpt_oracle import distance, random_weights
+from popxl_gpt.execution.variables import read_weights, write_whole_weights
+from tests.integration.gpt_oracle import distance, random_batch, random_weights, small
 from tests.integration.plain_training import TRAINED, train_plainly
 from tests.integration.runs import TRAINED as RANDOM
 from tests.integration.runs import batches, train, train_session
@@ -151,6 +151,26 @@ def test_dropout_in_recomputation_drops_what_the_forward_pass_dropped():
     assert kept == again
     for name, array in kept_weights.items():
         np.testing.assert_array_equal(array, again_weights[name], err_msg=name)
+
+
+@pytest.mark.parametrize("changes", [{}, {"device_iterations": 2, "optimizer": "muon"}])
+def test_without_updates_gradients_are_the_same_and_nothing_changes(changes):
+    found = {}
+    for updates in (True, False):
+        config = small(**changes, steps=2, updates=updates)
+        session = pretraining(config)
+        before = read_weights(session, config)
+        (words, labels), steps = random_batch(config), config.execution.device_iterations
+        with session:
+            results = run_steps(
+                session, config, np.tile(words, (steps, 1)), np.tile(labels, (steps, 1)),
+                [1e-2] * steps,
+            )  # fmt: skip
+            after = read_weights(session, config)
+        found[updates] = results
+        is_same = all(np.array_equal(before[name], after[name]) for name in before)
+        assert is_same != updates
+    assert found[True][0] == found[False][0] == found[False][-1]
 
 
 @functools.cache

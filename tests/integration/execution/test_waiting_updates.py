@@ -43,8 +43,9 @@ LAYOUTS = {
         "stochastic_rounding": False,
     },
     "float16, scaled by the program": {"precision": "float16", "loss_scaling": "auto"},
-    "moments in 8 bits, some layers keep": {
+    "moments in 8 bits, gradients in 16, some layers keep": {
         "moment_precision": "8bit", "activation_memory": 30_000, "micro_batch_size": 4,
+        "gradient_precision": "bfloat16",
     },
     "spikes": {"on_spike": "skip", "spike_threshold": 0.1, "spike_window": 2},
 }  # fmt: skip

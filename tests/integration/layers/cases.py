@@ -49,7 +49,8 @@ def turned(model: Model, t: Tensor) -> Tensor:
     """
     half = math.floor(model.rotary_fraction * model.head_width / 2)
     speeds = model.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds
+    slower = model.rotary_factor if model.rotary_scaling == "linear" else 1.0
+    angles = torch.arange(t.shape[0], dtype=torch.float64)[:, None] * speeds / slower
     pairs = torch.complex(t[:, :half], t[:, half : 2 * half])
     found = pairs * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([found.real, found.imag, t[:, 2 * half :]], dim=1)
@@ -177,6 +178,18 @@ def loss(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits(model, w, x, torch.arange(len(x))), labels)
 
 
+class LossesHead(LossHead):
+    """The head with a second loss."""
+
+    def __init__(self, model, layout):
+        super().__init__(model, layout, {"cross_entropy": 1.0, "z_loss": 0.3})
+
+
+def losses(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
+    z = logits(model, w, x, torch.arange(len(x))).logsumexp(dim=1)
+    return loss(model, w, x, labels) + 0.3 * (z * z).mean()
+
+
 def logits(model: Model, w: Weights, x: Tensor, rows: Tensor) -> Tensor:
     matrix = w["word.weight" if model.tied_head else "output.weight"]
     y, cap = norm(model, w, x[rows], "norm.") @ matrix.T, model.logit_softcap
@@ -202,6 +215,7 @@ CASES = {
     "decoder": Case(DecoderBlock, decoder, ("x",)),
     "embedding": Case(Embedding, embedding, ("words",)),
     "loss": Case(LossHead, loss, ("x", "labels"), output="nothing"),
+    "losses": Case(LossesHead, losses, ("x", "labels"), output="nothing"),
     "logits": Case(LogitsHead, logits, ("x", "rows"), output="vocabulary"),
 }
 

@@ -5,4 +5,6 @@ from popxl_addons.ops.cross_entropy_sharded_loss.cross_entropy_sharded_loss impo
     cross_entropy_sharded_loss,
     logsumexp_and_pick,
     logsumexp_and_pick_grad,
+    normaliser_and_logit,
+    reduced_loss,
 )

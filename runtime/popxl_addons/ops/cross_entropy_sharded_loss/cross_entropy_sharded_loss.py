@@ -112,7 +112,21 @@ def cross_entropy_sharded_loss(
             "or 'none'."
         )
     group = popxl.gir().replica_grouping() if replica_grouping is None else replica_grouping
-    # [n] float32 each, of this member's classes
+    normaliser, picked = normaliser_and_logit(logits, indices, group)
+    loss = reduced_loss(normaliser - picked, indices, ignore_index, reduction)
+    return cast_if_needed(loss, logits.dtype)
+
+
+def normaliser_and_logit(
+    logits: Tensor, indices: Tensor, group: ReplicaGrouping
+) -> tuple[Tensor, Tensor]:
+    """The logarithm of the sum of exponentials of each row's logits, and the logit at its class,
+    the same on every member.
+
+    Shapes: logits [n, classes/size], indices [n] as of `cross_entropy_sharded_loss` -> [n], [n],
+        float32 or wider.
+    """
+    # of this member's classes
     normaliser, picked = logsumexp_and_pick(logits, indices)
     if group.group_size > 1:
         top = ops.detach(
@@ -121,13 +135,11 @@ def cross_entropy_sharded_loss(
         total = replicated_all_reduce_identical_grad_inputs(ops.exp(normaliser - top), group=group)
         normaliser = top + ops.log(total)  # [n], of all classes
         picked = replicated_all_reduce_identical_grad_inputs(picked, group=group)
-    return cast_if_needed(
-        _reduced(normaliser - picked, indices, ignore_index, reduction), logits.dtype
-    )
+    return normaliser, picked
 
 
-def _reduced(
-    loss: Tensor, indices: Tensor, ignore_index: None | int | Tensor, reduction: str
+def reduced_loss(
+    loss: Tensor, indices: Tensor, ignore_index: None | int | Tensor, reduction: REDUCTION_TYPE
 ) -> Tensor:
     """Rows' losses [n] to what is asked for, without the rows to ignore."""
     if ignore_index is None:

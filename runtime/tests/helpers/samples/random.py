@@ -54,6 +54,12 @@ def child(seed, modifier):
     return generator.child_seed(seed, modifier)
 
 
+def jumped(seed, count):
+    for _ in range(int(count.reshape(()))):
+        seed = children(seed)[1]
+    return seed
+
+
 SAMPLES = [
     Sample("dropout", operands=((5, 7), SEED), attrs={"p": 0.3}, oracle=dropped),
     Sample("dropout", operands=(Operand((4, 6), layout="transposed"), SEED), attrs={"p": 0.5}, oracle=dropped),
@@ -83,6 +89,9 @@ SAMPLES = [
     Sample("split_random_seed", operands=(SEED,), oracle=children),
     Sample("split_random_seed", operands=(SEEDS,), attrs={"n": 3}, oracle=children),
     Sample("split_random_seed", operands=(SEED,), attrs={"n": 5}, oracle=children),
+    Sample("jump_seed", operands=(SEED, np.array(0, np.int32)), oracle=jumped),
+    Sample("jump_seed", operands=(SEED, np.array([70], np.uint32)), oracle=jumped),
+    Sample("jump_seed", operands=(SEEDS, np.array(3, np.int32)), oracle=jumped),
 ]  # fmt: skip
 
 REFUSALS = [
@@ -112,5 +121,6 @@ REFUSALS = [
     Refusal("create_random_seed", operands=((2,), np.array(1, np.uint32)), error=ValueError,
             says=r"expected uint32\[2\]"),
     Refusal("create_random_seed", operands=(SEED, SEED), error=ValueError, says="expected one integer"),
+    Refusal("jump_seed", operands=(SEED, SEED), error=ValueError, says="expected one integer"),
     Refusal("split_random_seed", operands=(SEED,), attrs={"n": 0}, error=ValueError, says="at least 1"),
 ]  # fmt: skip

@@ -4,7 +4,7 @@ everywhere.
 
 import numpy as np
 import popxl
-from popxl import ops
+from popxl import extensions, ops
 from popxl.errors import DTypeError, ShapeError
 
 from .sample import Operand, Refusal, Sample
@@ -25,6 +25,13 @@ def store(t):
 
 def store_in(t, shape, dtype):
     ops.host_store(popxl.d2h_stream(shape, dtype), t)
+
+
+def in_laps(t):
+    extensions.begin_lap("double")
+    doubled = t * 2
+    extensions.begin_lap("rest")
+    return doubled
 
 
 def through_buffer(t, offset, entries=3):
@@ -64,6 +71,7 @@ SAMPLES = [
            dtype=popxl.int32),
     Sample("host_store", operands=((2, 3),), build=store, oracle=lambda t: t),
     Sample("host_store", operands=(Operand((2, 3), layout="transposed"),), build=store, oracle=lambda t: t),
+    Sample("begin_lap", operands=((2, 3),), build=in_laps, oracle=lambda t: 2 * t),
     Sample("remote_load", operands=((2, 3),), attrs={"offset": 2}, build=through_buffer, oracle=lambda t, offset: t,
            grads=None),
     Sample("remote_load", operands=((5,), np.array(1, np.uint32)), build=through_buffer, oracle=lambda t, offset: t,

@@ -121,6 +121,7 @@ def others(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[Any, 
         "dropout": (x, torch.tensor([7, 11], dtype=torch.uint32), 0.3),
         "sumsquare": (x, None, False),
         "sum_to": (x, (columns,), ()),
+        "copy_var_update_": (x, numbers(rows, columns, dtype=dtype, seed=2)),
         "where": (torch.tensor(columns > 16), x, numbers(rows, columns, dtype=dtype, seed=2)),
     }
     if dtype == torch.float32 and rows <= 4 and columns < 129:

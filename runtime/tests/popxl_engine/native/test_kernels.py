@@ -240,6 +240,9 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             for b, h, q, k, w in ((1, 12, 1, 80, 64), (2, 3, 4, 37, 20), (3, 2, 8, 70, 33))
         ],
         "adamw_8bit_": [eight_bit_update(s, dtype) for s in shapes],
+        "copy_var_update_": [
+            (random(*s, dtype=dtype), random(*s, dtype=dtype, seed=1)) for s in shapes
+        ],
         "logsumexp_and_pick": [],
         "logsumexp_and_pick_grad": [],
         "fused_softcap_logsumexp_and_pick": [],
@@ -729,6 +732,24 @@ def test_adamw_of_any_types_is_the_formula_with_each_result_rounded_once(
         update(state)
     for found, wanted in zip((state[0], state[2], state[3]), expected):
         assert_apart_by_rounding(found, wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("offset", [0, 5, 65_530, 200_000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_numbers_are_rounded_at_random_as_by_the_plain_kernel(
+    dtype: torch.dtype, offset: int
+) -> None:
+    given = random(140_001, scale=3)
+    given[:6] = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40])
+    seed = torch.tensor([3, 9], dtype=torch.uint32)
+    for count in (0, 1, 37, 70_000, 140_001):
+        found, expected = torch.zeros(2, count, dtype=dtype)
+        for t, kernels in ((found, NATIVE), (expected, KERNELS)):
+            with Updates.rounded_stochastically(lambda: seed, offset):
+                assert kernels["copy_var_update_"](t, given[:count]) is t
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert count < 2 or not torch.equal(found, given[:count].to(dtype))
 
 
 @needs_compiler

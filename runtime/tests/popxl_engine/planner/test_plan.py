@@ -5,6 +5,7 @@ counters of a run.
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from helpers.plan_programs import (
 )
 from popxl import ops
 from popxl.errors import GraphError
-from popxl.extensions import compiled_once, host_needs
+from popxl.extensions import compiled_once, host_needs, split_into_phases
 from popxl.op_records import OPS
 from popxl.ops import collectives
-from popxl.plan import Event, Machine, PhaseTime, phase_time
+from popxl.plan import Event, Machine, PhaseTime, TimelineStep, phase_time
 from popxl.planning import measure, plan, sequence
 from popxl_engine import compiler
 from popxl_engine.machine.replica import Replica
@@ -202,6 +203,37 @@ def test_phases_are_found_in_a_loop_of_steps_of_the_same_name():
     assert amounts == {"main": (4, 0), "<lambda>": (8, 8 * K**3)}
 
 
+@pytest.mark.parametrize("later_steps", [0, 3])
+def test_phases_of_a_part_of_a_step_are_what_it_calls(later_steps: int):
+    ir = popxl.Ir()
+
+    def product_phase(x: popxl.Tensor) -> popxl.Tensor:
+        return ops.matmul(x, x)
+
+    def halved_phase(x: popxl.Tensor) -> popxl.Tensor:
+        return x * 0.5
+
+    with ir.main_graph, popxl.in_sequence(True):
+        x = ops.host_load(popxl.h2d_stream((K, K), popxl.float32))
+        product, halved = ir.create_graph(product_phase, x), ir.create_graph(halved_phase, x)
+        part = ir.create_graph(lambda x: ops.call(halved, *ops.repeat(product, 2, x)), x)
+        split_into_phases(part)
+
+        def step(x: popxl.Tensor) -> Any:
+            return ops.call(halved, *ops.repeat(part, 3, x))
+
+        (x,) = step(x)
+        if later_steps:
+            (x,) = ops.repeat(ir.create_graph(lambda x: step(x), x), later_steps, x)
+        ops.host_store(popxl.d2h_stream((K, K), popxl.float32), x)
+    found, steps = plan(ir), 1 + later_steps
+    assert found.steps == steps
+    amounts = {own_name(p.name): (p.runs, p.product_flops) for p in found.phases}
+    assert amounts["product_phase"] == (6 * steps, 6 * steps * 2 * K**3)
+    assert amounts["halved_phase"] == (4 * steps, 0)
+    assert amounts.keys() == {"main", "product_phase", "halved_phase"}
+
+
 def test_a_phase_that_calls_another_one_is_no_loop_of_steps():
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence(True):
@@ -278,10 +310,10 @@ def test_a_plan_and_what_it_needs_of_the_host_are_compiled_once_where_that_is_as
     with compiled_once(ir):
         with compiled_once(ir):
             assert (plan(ir), plan(ir, borrows_rows=True), host_needs(ir)) == expected
-        assert len(lowered) == 2  # as its author wrote it, and as it runs
+        assert len(lowered) == 3  # as its author wrote it, as it runs here, and in processes
         assert host_needs(program()).tensors == expected[2].tensors  # of another program
-        assert len(lowered) == 3
-    assert host_needs(ir) == expected[2] and len(lowered) == 4
+        assert len(lowered) == 4
+    assert host_needs(ir) == expected[2] and len(lowered) == 5
 
 
 def outer_phase(t: popxl.Tensor) -> popxl.Tensor:
@@ -366,17 +398,44 @@ def test_a_program_far_larger_than_the_machine_is_planned_without_its_memory():
 def test_times_add_up_as_they_are_said_to():
     phase = plan(program()).phases[1]
     time = phase_time(phase, Machine(flops=1e3, link=1e2, remote=1e1))
-    assert time == PhaseTime(phase.flops / 1e3, phase.sent_bytes / 1e2, phase.remote_bytes / 1e1)
+    compute, link, remote = phase.flops / 1e3, phase.sent_bytes / 1e2, phase.remote_bytes / 1e1
+    assert time == PhaseTime(compute, link, remote, time.exposed)
     assert (time.bound, time.seconds, time.limit) == ("remote", time.remote, time.remote)
-    slow_links = PhaseTime(compute=2.0, link=3.0, remote=1.0)
+    slow_links = PhaseTime(compute=2.0, link=5.0, remote=1.0, exposed=3.0)
     assert (slow_links.bound, slow_links.seconds, slow_links.limit) == ("links", 5.0, 2.0)
 
 
 def test_rows_that_come_meanwhile_bound_no_phase():
-    meanwhile = PhaseTime(compute=3.0, link=2.0, remote=4.0)
+    meanwhile = PhaseTime(compute=3.0, link=2.0, remote=4.0, exposed=2.0)
     assert (meanwhile.bound, meanwhile.seconds) == ("compute", 5.0)
-    longer = PhaseTime(compute=3.0, link=2.0, remote=5.5)
+    longer = PhaseTime(compute=3.0, link=2.0, remote=5.5, exposed=2.0)
     assert (longer.bound, longer.seconds) == ("remote", 5.5)
+
+
+STEPS = (
+    TimelineStep(begins="a", sent_bytes=3),
+    TimelineStep(flops=2),
+    TimelineStep(begins="b", sent_bytes=3),
+    TimelineStep(ends="a"),
+    TimelineStep(flops=1),
+    TimelineStep(ends="b"),
+)
+
+
+@pytest.mark.parametrize(
+    "steps, exposed",
+    [
+        (STEPS, 1 + 2),
+        ((TimelineStep(flops=3), TimelineStep(times=5, steps=STEPS)), 5 * (1 + 2)),
+        ((TimelineStep(begins="a", sent_bytes=3), TimelineStep(ends="a")), 3),
+        ((TimelineStep(begins="a", sent_bytes=3), TimelineStep(flops=4), STEPS[3]), 0),
+    ],
+)
+def test_links_are_exposed_while_nothing_is_computed(
+    steps: tuple[TimelineStep, ...], exposed: float
+) -> None:
+    phase = replace(plan(program()).phases[1], timeline=steps)
+    assert phase_time(phase, Machine(flops=1, link=1, remote=1)).exposed == exposed
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""`samples.jsonl`: one JSON object per text that the model wrote while it was trained."""
+"""Files of JSON objects, a line each, that belong to steps: `samples.jsonl`, `norms.jsonl`."""
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.plain import append_plain
@@ -14,20 +15,19 @@ LARGEST = 2**28
 _LOG = logging.getLogger(__name__)
 
 
-def keep_samples(path: Path, step: int, texts: "Sequence[tuple[str, str]]") -> None:
-    """Append prompts, and what the model made of them."""
-    lines = [
-        json.dumps({"step": step, "prompt": prompt, "text": text}) + "\n" for prompt, text in texts
-    ]
+def append_lines(path: Path, objects: "Sequence[Mapping[str, Any]]") -> None:
+    """Append objects, which have a `step`."""
     try:
         with open(append_plain(path), "a", encoding="ascii") as file:
-            file.writelines(lines)
+            file.writelines(json.dumps(each) + "\n" for each in objects)
     except OSError as error:
         _LOG.warning("%s: not written: '%s'.", path, error.strerror)
 
 
-def drop_later_samples(path: Path, steps_done: int) -> None:
-    """Drop what was written after more steps, by a run that was cut off."""
+def drop_later_lines(path: Path, steps_done: int, what: str) -> None:
+    """Drop what was written after more steps, by a run that was cut off. ``what``: it is, in
+    words.
+    """
     try:
         lines = read_bounded(path, LARGEST).splitlines(keepends=True)
         # the last may have been cut off with its run
@@ -38,7 +38,10 @@ def drop_later_samples(path: Path, steps_done: int) -> None:
         return
     except OSError as error:
         _LOG.warning(
-            "%s: got '%s'; texts of steps that the run comes to again stay.", path, error.strerror
+            "%s: got '%s'; %s of steps that the run comes to again stay.",
+            path,
+            error.strerror,
+            what,
         )
 
 

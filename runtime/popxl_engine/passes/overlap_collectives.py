@@ -1,0 +1,218 @@
+"""Collectives as a begin and an end, with what does not need their results in between.
+
+A begin goes up to where its operands are there, an end down to where nothing else can go on. What
+is written while messages are under way is nothing that they are of: an end reads the operands, too.
+The order follows from the program alone, so that it is the same in every process.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import groupby
+from typing import Any
+
+from popdist import getNumInstances
+from popxl.replica_grouping import ReplicaGrouping
+
+from popxl_engine.analysis.affine import Affine, AffineForms
+from popxl_engine.analysis.aliases import must_alias_edges
+from popxl_engine.analysis.effects import effects_of_instr, is_exchange
+from popxl_engine.analysis.union_find import UnionFind
+from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.passes.elide_copies import view_source
+
+OUTSIDE = "outside"
+"""The resource of what others see in the order in which it happens: streams of the host, prints."""
+
+
+def overlapped(block: Block, is_split: Callable[[Instr], bool]) -> Block:
+    """Collectives that leave the process begin early and end late, and other instructions run in
+    between.
+
+    Args:
+        is_split: which collectives do.
+    """
+    if not any(is_exchange(instr) and is_split(instr) for instr in block.instrs):
+        return block
+    instrs: list[Instr] = []
+    for _, region in groupby(block.instrs, _region_of(block)):
+        split = [part for instr in region for part in _parts(instr, is_split)]
+        instrs += _joined(_Schedule(block, split).order())
+    return block.with_instrs(instrs)
+
+
+def leaves_process(instr: Instr) -> bool:
+    """Whether a group of a collective has members in several processes."""
+    instances = getNumInstances()
+    if instances == 1:
+        return False
+    assert instr.source is not None
+    ir = instr.source.graph.ir
+    group: ReplicaGrouping | None = instr.arguments.get("group")
+    grouping = ir.replica_grouping() if group is None else group
+    local = ir.replication_factor // instances
+    return any(len({m // local for m in members}) > 1 for members in grouping.groups)
+
+
+def _region_of(block: Block) -> Callable[[Instr], str]:
+    """What keeps its place: a block around loops runs each graph that it calls by itself, so that
+    rows come no sooner.
+    """
+    if not any(instr.kind == "repeat" for instr in block.instrs):
+        return lambda instr: ""
+    around = "" if block.name == "main" else block.name
+    return lambda instr: instr.path.removeprefix(around).partition("/")[2].partition("/")[0]
+
+
+def _parts(instr: Instr, is_split: Callable[[Instr], bool]) -> Iterator[Instr]:
+    """An instruction, or the begin and the end of a collective."""
+    if not is_exchange(instr) or instr.written() or not is_split(instr):
+        yield instr
+        return
+    result = instr.outputs[0]
+    begun = Value(f"{result.name}_begun", result.spec)
+    yield replace(instr, kind="begin", outputs=(begun,))
+    yield replace(instr, kind="end", arguments={**instr.arguments, "begun": begun})
+
+
+def _joined(instrs: Iterable[Instr]) -> Iterator[Instr]:
+    """Instructions with a begin and its end as one where nothing but copies is in between."""
+    held: list[Instr] = []
+    for instr in instrs:
+        if held and instr.kind == "end" and instr.arguments["begun"] in held[0].outputs:
+            begin, *between = held
+            arguments = {n: a for n, a in instr.arguments.items() if n != "begun"}
+            yield from between
+            yield replace(instr, kind="op", arguments=arguments)
+            held = []
+        elif instr.kind == "begin":
+            yield from held
+            held = [instr]
+        elif held and (instr.host or instr.kind == "copy"):
+            held.append(instr)
+        else:
+            yield from (*held, instr)
+            held = []
+    yield from held
+
+
+@dataclass
+class _Uses:
+    """Who has read a resource since it was last written, and who wrote it."""
+
+    written: int | None = None
+    read: list[int] = field(default_factory=list)
+
+
+class _Schedule:
+    """An order of some instructions of a block in which no end waits for what could run before it.
+
+    An instruction depends on what makes its operands, and on what reads or writes, before it, the
+    same storage, the same row, or the outside. Copies and views count as the storage that they may
+    come to share, so that no copy becomes needed by the order.
+    """
+
+    def __init__(self, block: Block, instrs: list[Instr]):
+        self._instrs = instrs
+        self._forms = block.find(AffineForms)
+        self._storage: UnionFind[Any] = UnionFind()
+        self._users: list[set[int]] = [set() for _ in instrs]
+        self._waits = [0] * len(instrs)
+        for instr in instrs:
+            for source, result in _may_alias_edges(instr):
+                self._storage.join(source, result)
+        self._depend()
+
+    def order(self) -> list[Instr]:
+        """Begins first, ends last, the one that began first before others; and else as they
+        were.
+        """
+        ready: list[tuple[int, int, int]] = []
+        begun: dict[Value, int] = {}
+        found: list[Instr] = []
+
+        def add(position: int) -> None:
+            instr = self._instrs[position]
+            turn = _TURN.get(instr.kind, 1)
+            order = begun[instr.arguments["begun"]] if instr.kind == "end" else position
+            heappush(ready, (turn, order, position))
+
+        for position, count in enumerate(self._waits):
+            if not count:
+                add(position)
+        while ready:
+            _, _, position = heappop(ready)
+            instr = self._instrs[position]
+            if instr.kind == "begin":
+                begun[instr.outputs[0]] = len(begun)
+            found.append(instr)
+            for user in sorted(self._users[position]):
+                self._waits[user] -= 1
+                if not self._waits[user]:
+                    add(user)
+        assert len(found) == len(self._instrs), "instructions depend on earlier ones alone"
+        return found
+
+    def _after(self, position: int, earlier: int | None) -> None:
+        if earlier is not None and earlier != position and position not in self._users[earlier]:
+            self._users[earlier].add(position)
+            self._waits[position] += 1
+
+    def _depend(self) -> None:
+        makers: dict[Value, int] = {}
+        uses: defaultdict[Any, _Uses] = defaultdict(_Uses)
+        rows: defaultdict[Any, list[tuple[int, bool, Affine | None]]] = defaultdict(list)
+        for position, instr in enumerate(self._instrs):
+            written = {self._storage.find(v) for v in instr.may_write()}
+            read = {self._storage.find(v) for v in instr.inputs()} - written
+            for value in instr.inputs():
+                self._after(position, makers.get(value))
+            if _is_seen_outside(instr):
+                written.add(OUTSIDE)
+            for resource in read:
+                self._after(position, uses[resource].written)
+                uses[resource].read.append(position)
+            for resource in written:
+                for earlier in (uses[resource].written, *uses[resource].read):
+                    self._after(position, earlier)
+                uses[resource] = _Uses(position)
+            for buffer, is_store, row in self._rows(instr):
+                for earlier, was_store, other in rows[buffer]:
+                    if (is_store or was_store) and not _differ(row, other):
+                        self._after(position, earlier)
+                rows[buffer].append((position, is_store, row))
+            makers.update(dict.fromkeys(instr.outputs, position))
+
+    def _rows(self, instr: Instr) -> Iterator[tuple[Any, bool, Affine | None]]:
+        """The rows that an instruction loads or stores: buffer, whether it stores, and which."""
+        effects = effects_of_instr(instr)
+        row = self._forms.of(instr.arguments["offset"]) if "offset" in instr.arguments else None
+        for buffer in effects.loaded_buffers:
+            yield buffer, False, row
+        for buffer in effects.stored_buffers:
+            yield buffer, True, row
+
+
+_TURN = {"begin": 0, "end": 2}
+"""Which of the instructions that can run is next, by kind; 1 where none is named."""
+
+
+def _differ(one: Affine | None, other: Affine | None) -> bool:
+    """Whether two rows are surely not the same."""
+    difference = None if one is None or other is None else one.minus(other)
+    return difference is not None and difference != 0
+
+
+def _may_alias_edges(instr: Instr) -> Iterator[tuple[Any, Any]]:
+    yield from must_alias_edges(instr)
+    source = view_source(instr)
+    if isinstance(source, Value):
+        for result in instr.outputs:
+            yield source, result
+
+
+def _is_seen_outside(instr: Instr) -> bool:
+    if instr.effects & {"host", "print"}:
+        return True
+    return bool(instr.bodies) and effects_of_instr(instr).has_side_effects
