@@ -205,15 +205,17 @@ class BlockGraphs:
 
 @cache
 def levels(config: Config) -> tuple[Level, ...]:
-    """What each decoder block may keep of its forward pass, from nothing on. Not for graphs to
-    call.
-    """
+    """`levels_here` of a configuration. Not for graphs to call."""
     ir = replicated_ir(config.execution)
     with ir.main_graph:
-        layout = Layout.of(ir, config.execution)
-        some, every = (
-            BlockGraphs.by_kind(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN)
-        )
+        return levels_here(config, Layout.of(ir, config.execution))
+
+
+def levels_here(config: Config, layout: Layout) -> tuple[Level, ...]:
+    """What each decoder block may keep of its forward pass, from nothing on. Call it in the main
+    graph.
+    """
+    some, every = (BlockGraphs.by_kind(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN))
     prices = {price for block in some.values() for price in block.prices.values()}
     dear = sorted((price for price in prices if price > CHEAP), reverse=True)
     return (
@@ -256,11 +258,13 @@ def decoder_graphs(
     for all.
     """
     model = config.model
-    if config.execution.activation_memory is None:
+    budget = config.execution.activation_memory
+    if budget is None:
         price = ALL_AGAIN if config.execution.recomputation else NONE_AGAIN
         ways = [(range(model.layers), price)]
     else:
-        ways = [(each.layers, each.level.price) for each in stretches(config)]
+        found = bought(levels_here(config, layout), model.layers, budget)
+        ways = [(each.layers, each.level.price) for each in found]
 
     decoder: TwoPassGraphs | None = None
     layers: tuple[LayerRun[TwoPassGraphs], ...] = ()
