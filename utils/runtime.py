@@ -15,6 +15,7 @@ from popxl.context import _execution_context
 from popxl.extensions import (
     PickledFileError,
     PickledTensor,
+    alternate_steps,
     begin_lap,
     compile_seconds,
     count_here,
@@ -45,7 +46,6 @@ from popxl.extensions import (
 from popxl_addons.memmap_files import remove_files
 from popxl_addons.ops.cross_entropy_sharded_loss import normaliser_and_logit, reduced_loss
 from popxl_addons.transforms.recomputation import Recomputation
-from popxl_addons.transforms.serial_steps import alternate_steps
 
 from popxl_gpt.utils.errors import LostError, UserError
 

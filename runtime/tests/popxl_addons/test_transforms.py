@@ -10,6 +10,7 @@ import torch
 from helpers.addons_programs import normal, run_program, run_session, store_all
 from helpers.quick import cases
 from popxl import ops
+from popxl.extensions import alternate_steps
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.transforms.autodiff import remap_grad_info
 from popxl_addons.transforms.batch_serialisation import (
@@ -260,12 +261,14 @@ def test_recomputation_keeps_the_order_provided_needed_others_by_reference():
     assert again.graph._by_ref_inputs == {again.args.accum.weight, again.args.mean_accum_counter}
 
 
-def test_batch_serialisation_loads_calls_and_stores_once_per_step():
+@pytest.mark.parametrize("together", [1, 2, STEPS])
+def test_batch_serialisation_loads_calls_and_stores_once_per_step(together):
     """y = x * w + s with x streamed, s from a buffer row, results stored to a stream and two buffer
     rows.
     """
     ir = popxl.Ir()
     ir.num_host_transfers = STEPS
+    alternate_steps(ir, together)
 
     def step(x, s, w):
         return x * w + s, s * 2
@@ -329,9 +332,11 @@ def test_batch_serialisation_loads_calls_and_stores_once_per_step():
         np.testing.assert_allclose(results[streams[STEPS + i]][0], np.full(C, 2.0 * (STEPS + i)))
 
 
-def test_each_step_sees_its_own_seed_split_from_the_callers():
+@pytest.mark.parametrize("together", [1, STEPS])
+def test_each_step_sees_its_own_seed_split_from_the_callers(together):
     ir = popxl.Ir()
     ir.num_host_transfers = STEPS
+    alternate_steps(ir, together)
 
     def draw(seed, mean):
         return ops.random_uniform(seed, (C,)) + mean
