@@ -131,7 +131,7 @@ def _joined(instrs: Iterable[Instr]) -> Iterator[Instr]:
 
 @dataclass
 class _Uses:
-    """Who has read a resource since it was last written, and who wrote it."""
+    """The reads of a resource since it was last written, and the write."""
 
     written: int | None = None
     read: list[int] = field(default_factory=list)
