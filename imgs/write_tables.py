@@ -280,6 +280,8 @@ def keywords() -> str:
         "from collections.abc import Sequence",
         "from pathlib import Path",
         "from typing import Literal, TypedDict",
+        "",
+        "from typing_extensions import Unpack as Unpack",
     ]
     for name, types in kinds.items():
         lines += ["", f"class {name}(TypedDict, total=False):"]

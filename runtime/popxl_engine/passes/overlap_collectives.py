@@ -25,6 +25,11 @@ from popxl_engine.passes.elide_copies import view_source
 OUTSIDE = "outside"
 """The resource of what others see in the order in which it happens: streams of the host, prints."""
 
+SOONER = 2
+"""How many places sooner an end comes for each collective that follows from it. Planned steps of
+gpt3_2.7B_pod64 are the shortest with it.
+"""
+
 
 def overlapped(block: Block, is_split: Callable[[Instr], bool]) -> Block:
     """Collectives that leave the process begin early and end late, and other instructions run in
@@ -157,17 +162,20 @@ class _Schedule:
         self._depend()
 
     def order(self) -> list[Instr]:
-        """Begins first, ends last, the one that began first before others; and else as they
-        were.
+        """Begins first, ends last, and else as they were. Of several ends that which began first
+        comes first, and sooner the more collectives still follow from it.
         """
         ready: list[tuple[int, int, int]] = []
         begun: dict[Value, int] = {}
         found: list[Instr] = []
+        following = self._following()
 
         def add(position: int) -> None:
             instr = self._instrs[position]
             turn = _TURN.get(instr.kind, 1)
-            order = begun[instr.arguments["begun"]] if instr.kind == "end" else position
+            order = position
+            if instr.kind == "end":
+                order = begun[instr.arguments["begun"]] - SOONER * following[position]
             heappush(ready, (turn, order, position))
 
         for position, count in enumerate(self._waits):
@@ -184,6 +192,14 @@ class _Schedule:
                 if not self._waits[user]:
                     add(user)
         assert len(found) == len(self._instrs), "instructions depend on earlier ones alone"
+        return found
+
+    def _following(self) -> list[int]:
+        """How many collectives follow from each instruction, one from the other."""
+        found = [0] * len(self._instrs)
+        for position in reversed(range(len(self._instrs))):
+            after = max((found[user] for user in self._users[position]), default=0)
+            found[position] = after + (self._instrs[position].kind == "begin")
         return found
 
     def _after(self, position: int, earlier: int | None) -> None:
