@@ -46,9 +46,7 @@ from popxl_gpt.utils.texts import several, user_path
 from popxl_gpt.utils.units import duration
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from popxl_gpt.demo.keywords import EvaluateSettings
+    from popxl_gpt.demo.keywords import EvaluateSettings, Unpack
 
 REPORT_SECONDS = 10.0
 """Seconds between lines that say how far it is."""

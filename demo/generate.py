@@ -44,9 +44,7 @@ from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.texts import encoding_problem, several, user_path
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from popxl_gpt.demo.keywords import GenerateSettings
+    from popxl_gpt.demo.keywords import GenerateSettings, Unpack
 
 PROMPT_BYTES = 2**26
 """The bytes of a file with a prompt, at most."""

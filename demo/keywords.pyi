@@ -3,6 +3,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from typing_extensions import Unpack as Unpack
+
 class TrainSettings(TypedDict, total=False):
     config: str | Path
     name: str

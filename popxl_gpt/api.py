@@ -27,9 +27,7 @@ from popxl_gpt.execution.reports.metrics import read_metrics
 from popxl_gpt.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from popxl_gpt.demo.keywords import ConvertSettings, PrepareSettings, TrainSettings
+    from popxl_gpt.demo.keywords import ConvertSettings, PrepareSettings, TrainSettings, Unpack
 
 __all__ = [
     "Result",

@@ -266,7 +266,8 @@ def ways(config: Config, given: Iterable[str]) -> list[Config]:
 
 def with_pieces(config: Config, given: Iterable[str]) -> Config:
     """The configuration with as many pieces of the head as its logits need; all else stays."""
-    return next(candidates(config, (HEAD,), Known(given=frozenset(given)), []))
+    (values,) = _combinations(config, (HEAD,), Known(given=frozenset(given)))
+    return override(config, **values) if values else config
 
 
 def in_words(config: Config) -> str:

@@ -8,7 +8,13 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config.schema import Config, Execution
-from popxl_gpt.execution.planning.layouts import fastest_layouts, layouts_text, layouts_values
+from popxl_gpt.execution.planning.layouts import (
+    fastest_layouts,
+    layouts_text,
+    layouts_values,
+    scaling_text,
+    scaling_values,
+)
 from popxl_gpt.execution.planning.machine import origin
 from popxl_gpt.execution.planning.memory import Build
 from popxl_gpt.execution.planning.model_size import parameter_count
@@ -52,16 +58,22 @@ def plan_and_show(
     )
     with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    if options.devices is not None:
-        search = fastest_layouts(build, config, options)
-        print(layouts_text(search), end="\n\n")
-        config = search.shown[0].config
+    searches = fastest_layouts(build, config, options) if options.devices else []
+    if len(searches) > 1:
+        print(scaling_text(searches))
+        with written_to(folder, "--plan_folder"):
+            _write(scaling_values(searches), folder / "devices.json")
+        print(f"\nwritten to {folder}")
+        return
+    if searches:
+        print(layouts_text(searches[0]), end="\n\n")
+        config = searches[0].shown[0].config
     found = make_run_plan(build, config, options, validation)
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
         write_plan(found, folder)
-        if options.devices is not None:
-            _write(layouts_values(search), folder / "layouts.json")
+        if searches:
+            _write(layouts_values(searches[0]), folder / "layouts.json")
     print(f"\nwritten to {folder}")
 
 
@@ -125,7 +137,7 @@ def _phases(found: RunPlan) -> str:
                 time.bound if time.seconds else "-",
             )
         )
-    phases, times = found.program.phases, found.times
+    phases = found.program.phases
     rows.append(
         (
             "step",
@@ -136,10 +148,10 @@ def _phases(found: RunPlan) -> str:
             bytes_text(sum(p.loaded_bytes for p in phases) / steps),
             bytes_text(sum(p.stored_bytes for p in phases) / steps),
             bytes_text(sum(p.sent_bytes for p in phases) / steps),
-            duration(sum(t.compute for t in times) / steps),
-            duration(sum(t.link for t in times) / steps),
-            duration(sum(t.exposed for t in times) / steps),
-            duration(sum(t.remote for t in times) / steps),
+            duration(found.compute),
+            duration(found.link),
+            duration(found.exposed),
+            duration(found.remote),
             found.bound,
         )
     )

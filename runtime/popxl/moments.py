@@ -34,6 +34,8 @@ LEAST_SCALE, MOST_SCALE = 37, 253
 NOT_FINITE = 255
 TO_NEAREST = 0x8000
 """The 16 random bits of a number that is rounded to the nearest, up from the middle."""
+AT_ONCE = 2**15 * BLOCK
+"""Numbers of a tensor that are worked on at a time, which takes several times their memory."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,14 @@ class MomentFormat:
 
     def decode(self, coded: np.ndarray, count: int) -> np.ndarray:
         """Numbers of coded tensors: uint8 [.., coded_length(n)] -> float32 [.., n]."""
-        codes, scales = coded[..., :count], coded[..., count:]
+        found = np.empty((*coded.shape[:-1], count), np.float32)
+        for at in range(0, count, AT_ONCE):
+            codes = coded[..., at : min(at + AT_ONCE, count)]
+            scales = coded[..., count + at // BLOCK : count + (at + AT_ONCE) // BLOCK]
+            found[..., at : at + AT_ONCE] = self._decoded(codes, scales)
+        return found
+
+    def _decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         sizes = (codes & np.uint8(self.largest)).astype(np.uint32)
         normal = ((sizes + np.uint32(SCALE_BIAS - self.bias << MANTISSA)) << np.uint32(20)).view(
             np.float32
@@ -60,11 +69,21 @@ class MomentFormat:
         values = np.where(sizes < 1 << MANTISSA, small, normal)
         factors = (scales.astype(np.uint32) << np.uint32(23)).view(np.float32)
         with np.errstate(invalid="ignore"):
-            values *= np.repeat(factors, BLOCK, axis=-1)[..., :count]
+            values *= np.repeat(factors, BLOCK, axis=-1)[..., : codes.shape[-1]]
         return np.negative(values, where=codes > self.largest, out=values)
 
     def encode(self, x: np.ndarray) -> np.ndarray:
         """Coded tensors of the nearest numbers: float32 [.., n] -> uint8 [.., coded_length(n)]."""
+        count = x.shape[-1]
+        found = np.empty((*x.shape[:-1], coded_length(count)), np.uint8)
+        for at in range(0, count, AT_ONCE):
+            codes, scales = self._encoded(x[..., at : at + AT_ONCE])
+            found[..., at : at + codes.shape[-1]] = codes
+            found[..., count + at // BLOCK :][..., : scales.shape[-1]] = scales
+        return found
+
+    def _encoded(self, x: np.ndarray) -> "tuple[np.ndarray, np.ndarray]":
+        """Codes, and scales of the blocks."""
         count = x.shape[-1]
         sizes = np.zeros((*x.shape[:-1], blocks_of(count) * BLOCK), np.float32)
         np.abs(x, out=sizes[..., :count])
@@ -83,7 +102,7 @@ class MomentFormat:
         else:
             codes[(codes == 0) & (x != 0)] = 1
         scales = np.where(np.isfinite(most), scales, NOT_FINITE).astype(np.uint8)
-        return np.concatenate((codes, scales), axis=-1)
+        return codes, scales
 
 
 FIRST = MomentFormat(bias=15, is_signed=True)

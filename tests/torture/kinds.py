@@ -4,6 +4,7 @@ from tests.torture.disks import DISKS
 from tests.torture.flipped_bytes import FLIPPED_BYTES
 from tests.torture.instances import INSTANCES
 from tests.torture.kills import KILLS
+from tests.torture.large_models import LARGE_MODELS
 from tests.torture.layouts import ANY_LAYOUT
 from tests.torture.of_tests import OF_TESTS
 from tests.torture.plans import PLANS
@@ -23,5 +24,6 @@ KINDS = [
     ANY_LAYOUT,
     SOAK,
     PLANS,
+    LARGE_MODELS,
     *OF_TESTS,
 ]

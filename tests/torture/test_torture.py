@@ -48,6 +48,7 @@ SHARE = {
     "layouts": [15, 50],
     "soak": [0],
     "plans": [0, 8],
+    "large_models": [],  # minutes, and 35 GB of a disk
 }
 """Cases of each kind; those that are made of tests are tests already."""
 

@@ -41,10 +41,42 @@ def overlapped(block: Block, is_split: Callable[[Instr], bool]) -> Block:
     if not any(is_exchange(instr) and is_split(instr) for instr in block.instrs):
         return block
     instrs: list[Instr] = []
+    laps = _Laps()
     for _, region in groupby(block.instrs, _region_of(block)):
         split = [part for instr in region for part in _parts(instr, is_split)]
-        instrs += _joined(_Schedule(block, split).order())
+        instrs += _joined(laps.put(_Schedule(block, laps.taken(split)).order()))
     return block.with_instrs(instrs)
+
+
+class _Laps:
+    """Laps of the clock, which are no instructions to be ordered: each of these stays in its lap,
+    and a lap begins again where that of the next one is another.
+    """
+
+    def __init__(self) -> None:
+        self._last: Instr | None = None
+        self._begun: Instr | None = None
+        self._of: dict[Instr, Instr | None] = {}
+
+    def taken(self, instrs: Iterable[Instr]) -> list[Instr]:
+        """The instructions without laps."""
+        found = []
+        for instr in instrs:
+            if "clock" in instr.effects:
+                self._last = instr
+            else:
+                self._of[instr] = self._last
+                found.append(instr)
+        return found
+
+    def put(self, instrs: Iterable[Instr]) -> Iterator[Instr]:
+        """Instructions that were taken, in their order, with laps between them."""
+        for instr in instrs:
+            lap, is_free = self._of[instr], instr.host or instr.kind == "copy"
+            if lap is not None and lap is not self._begun and not is_free:
+                yield replace(lap)
+                self._begun = lap
+            yield instr
 
 
 def leaves_process(instr: Instr) -> bool:
@@ -104,7 +136,7 @@ def _joined(instrs: Iterable[Instr]) -> Iterator[Instr]:
 
 @dataclass
 class _Uses:
-    """Who has read a resource since it was last written, and who wrote it."""
+    """The reads of a resource since it was last written, and the write."""
 
     written: int | None = None
     read: list[int] = field(default_factory=list)

@@ -82,6 +82,8 @@ def test_a_gpu_computes_the_head_in_pieces_of_few_enough_logits(monkeypatch):
     assert pieces(override(config, head_serialisation=2)) == 2
     assert pieces(config, "head_serialisation") == pieces(override(config, device="cpu")) == 1
     assert pieces(small(device="cuda")) == 1
+    _, executed = program.begun(config, parse_training(["--config", "tiny"]).options, set())
+    assert executed == override(config, head_serialisation=8)
     there = override(config, device="auto")
     for is_there in (True, False):
         monkeypatch.setattr("popxl_gpt.utils.runtime.has_device", lambda name: is_there)
