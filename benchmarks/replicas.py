@@ -1,18 +1,25 @@
-"""Step time of the training program against the number of its replicas, in one process.
+"""Step time of the training program against the number of its replicas, in one process and in
+several.
 
     python benchmarks/replicas.py                     # the `test` model, a global batch of 32
-    python benchmarks/replicas.py --batch 8 --rounds 5
+    python benchmarks/replicas.py --batch 8 --rounds 5 --processes 1 2
 
 Every layout does the same work on the same machine, so that whatever a step takes beyond the single
 replica's is what splitting costs. Eight data-parallel replicas are held to a bar. The share of
 collectives is that of the replicas' time in a step that is recorded after the others; that of the
 ceiling is what is multiplied over what the threads could (`ceilings.py`).
+
+A second table has data-parallel replicas over processes, which poprun starts, beside their plans by
+`--plan --devices`: each replica has its share of the speeds that this machine is measured to have.
 """
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import (  # noqa: E402
     CHECK,
+    ROOT,
+    BenchmarkError,
     Figures,
     Flags,
     Measurement,
@@ -38,7 +47,11 @@ from benchmarks.harness import (  # noqa: E402
 from benchmarks.phased import PhasedTrainer, random_batches  # noqa: E402
 from popxl_gpt.config.presets import preset  # noqa: E402
 from popxl_gpt.config.schema import Config  # noqa: E402
+from popxl_gpt.execution.planning.machine import speeds  # noqa: E402
 from popxl_gpt.execution.planning.model_size import flops_per_step  # noqa: E402
+from popxl_gpt.execution.planning.options import PlanOptions  # noqa: E402
+from popxl_gpt.execution.planning.run_plan import plan_step  # noqa: E402
+from popxl_gpt.execution.pretraining import training_program  # noqa: E402
 from popxl_gpt.utils.runtime import profile  # noqa: E402
 
 OVERHEAD_BAR = 1.3
@@ -46,6 +59,8 @@ OVERHEAD_BAR = 1.3
 ALONE, BAR = "1 x 1 x 1", "8 x 1 x 1"
 LAYOUTS = (ALONE, "2 x 1 x 1", "4 x 1 x 1", BAR, "1 x 2 x 1", "1 x 1 x 2", "1 x 2 x 2", "2 x 2 x 2")
 """dp x tp1 x tp2."""
+SCALED = (1, 2, 4, 8)
+"""Data-parallel replicas of the second table."""
 SIZES = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
 FLAGS: Flags = {
     "--batch": flag(32, "samples of a step, over all replicas"),
@@ -53,6 +68,7 @@ FLAGS: Flags = {
     "--warmup": flag(1, "steps before them"),
     "--together": flag(2, "layouts in memory at a time, beside the single replica"),
     "--layouts": {"nargs": "+", "help": "only these, by the names in the table"},
+    "--processes": flag((1, 2, 4), "of the second table", type=int, nargs="*"),
     **{f"--{name}": {"type": int, "help": "default: the preset's"} for name in SIZES},
     **CHECK,
 }
@@ -89,9 +105,7 @@ class Replicas(PhasedTrainer):
 
 def variants_of(arguments: argparse.Namespace) -> list[Variant]:
     """The single replica first."""
-    given = vars(arguments)
-    model = {name: given[name] for name in SIZES if given[name] is not None}
-    options = {"model": model, "batch": arguments.batch}
+    options = {"model": model_of(arguments), "batch": arguments.batch}
     threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     # as demo/pretraining.py has it
     environment = {"OMP_NUM_THREADS": threads, "GOMP_SPINCOUNT": "1000"}
@@ -139,6 +153,92 @@ def row(name: str, figures: Figures) -> list[str]:
     ]
 
 
+def model_of(arguments: argparse.Namespace) -> dict[str, int]:
+    """The sizes that are given."""
+    given = vars(arguments)
+    return {name: given[name] for name in SIZES if given[name] is not None}
+
+
+def scaling(arguments: argparse.Namespace) -> list[Figures]:
+    """Measured and planned steps of data-parallel replicas, a row for each number of processes."""
+    found: list[Figures] = []
+    model, here = model_of(arguments), None
+    for replicas in SCALED:
+        options = {"model": model, "batch": arguments.batch, "layout": f"{replicas} x 1 x 1"}
+        config = configuration(options)
+        here = here or speeds(config, PlanOptions())[0]
+        plan = plan_step(training_program, config, shared(here, replicas), ())
+        for processes in (number for number in arguments.processes if number <= replicas):
+            found.append(
+                {
+                    "replicas": replicas,
+                    "processes": processes,
+                    "seconds": measured_seconds(config, model, processes, arguments),
+                    "planned_seconds": plan.seconds,
+                    "planned_exposed_seconds": plan.exposed,
+                    "device_peak_bytes": plan.program.peak_bytes,
+                    "remote_bytes_per_replica": plan.program.remote_memory_bytes,
+                }
+            )
+    for each in found:
+        each["efficiency"] = found[0]["seconds"] / each["seconds"]
+        each["planned_efficiency"] = found[0]["planned_seconds"] / each["planned_seconds"]
+    return found
+
+
+def shared(machine: Any, replicas: int) -> Any:
+    """The speeds of one of several replicas that share a machine."""
+    return replace(
+        machine,
+        flops=machine.flops / replicas,
+        link=machine.link / replicas,
+        remote=machine.remote / replicas,
+    )
+
+
+def measured_seconds(
+    config: Config, model: Mapping[str, int], processes: int, arguments: argparse.Namespace
+) -> float:
+    """Seconds of a step in so many processes, by the application's own measurement."""
+    replicas = config.execution.data_parallel
+    values = {**model, "data_parallel": replicas, "global_batch_size": arguments.batch}
+    values |= {"tensor_parallel_1": 1, "tensor_parallel_2": 1, "warmup_steps": 0}
+    values |= {"measured_runs": arguments.rounds, "unmeasured_runs": arguments.warmup}
+    flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    sizes = ["--num-replicas", str(replicas), "--num-instances", str(processes)]
+    program = [str(ROOT / "execution" / "pretraining.py"), "--config", "test", *flags]
+    done = subprocess.run(
+        [sys.executable, "-m", "poprun", *sizes, sys.executable, *program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise BenchmarkError(f"{replicas} replicas in {processes} processes: {done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds_per_step"])
+
+
+SCALING_HEADERS = (
+    *("replicas", "processes", "s/step", "planned", "of that exposed", "efficiency", "planned"),
+    *("device memory", "remote memory"),
+)
+
+
+def scaling_row(figures: Figures) -> list[str]:
+    """A line of the second table."""
+    return [
+        str(figures["replicas"]),
+        str(figures["processes"]),
+        f"{figures['seconds']:.3f}",
+        f"{figures['planned_seconds']:.3f}",
+        f"{figures['planned_exposed_seconds']:.3f}",
+        percent(figures["efficiency"]),
+        percent(figures["planned_efficiency"]),
+        gib(figures["device_peak_bytes"]),
+        gib(figures["remote_bytes_per_replica"]),
+    ]
+
+
 def main() -> int:
     """Measure and print; exit code 0, or with `--check` 1 when the bar is missed."""
     arguments = make_parser(__doc__, FLAGS).parse_args()
@@ -154,11 +254,16 @@ def main() -> int:
         own = figures[variant.name]
         own["ceiling_share"] = step_share(variant, own["seconds"])
     print(table(HEADERS, [row(v.name, figures[v.name]) for v in (alone, *others)]))
+    over_processes = scaling(arguments) if arguments.processes else []
+    if over_processes:
+        title = "step time of data-parallel replicas over processes, beside their plans"
+        print(f"\n{title}\n\n{table(SCALING_HEADERS, list(map(scaling_row, over_processes)))}")
     overhead = figures[BAR]["ratio"] if BAR in figures else None
     met = overhead is not None and overhead <= OVERHEAD_BAR
     if overhead is not None:
         print(f"\nbar: {BAR} at most {OVERHEAD_BAR}x the single replica: {outcome(met)}")
     result = {"batch": arguments.batch, "layouts": figures, "overhead": overhead}
+    result["processes"] = over_processes
     return ended("replicas", arguments, met=met, **result)
 
 

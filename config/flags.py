@@ -160,13 +160,14 @@ class Flags:
         if found:
             is_none = not leaf.is_free_text and found == ["none"]
             try:  # paths are checked with the configuration
-                checked = tuple(found) if leaf.is_path else leaf.check(found)
+                checked = tuple(found) if leaf.is_path or is_none else leaf.parse_list(found)
                 self.values[leaf.name] = () if is_none else checked
             except ValueError as error:
                 self.problems.append(f"--{error}")
                 self.bad.add(leaf.name)
         else:
             what = "paths or patterns" if leaf.is_path else "texts"
+            what = what if leaf.kind is str else "whole numbers"
             what += "" if leaf.is_free_text else ", or none"
             self.problems.append(f"--{leaf.name}: got no value; expected {what}.")
             self.bad.add(leaf.name)
@@ -240,8 +241,8 @@ def _usage(leaf: Leaf, is_word: bool) -> str:
         return f"{name} [{name} ...]" if leaf.is_list else name
     if leaf.kind is bool:
         return f"--{leaf.name} | --no-{leaf.name}"
-    what = "PATH [PATH ...]" if leaf.is_path else "TEXT [TEXT ...]"
-    return f"--{leaf.name} {what if leaf.is_list else leaf.name.upper()}"
+    word = "PATH" if leaf.is_path else "TEXT" if leaf.kind is str else "NUMBER"
+    return f"--{leaf.name} {f'{word} [{word} ...]' if leaf.is_list else leaf.name.upper()}"
 
 
 def _wrapped(text: str) -> str:

@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -165,6 +165,13 @@ class Leaf:
         except (ValueError, OverflowError):
             raise self._refusal(text) from None
         return self.check(value)
+
+    def parse_list(self, words: Sequence[str]) -> tuple[Any, ...]:
+        """What several words stand for; raises as `check` does."""
+        if self.kind is str:
+            return tuple(self.check(words))
+        single = replace(self, is_list=False, optional=False)
+        return tuple(single.parse(word) for word in words)
 
     def _is_in_range(self, value: Any) -> bool:
         if self.kind is str:

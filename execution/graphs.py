@@ -15,7 +15,6 @@ import popxl_addons as addons
 from popxl import Tensor, ops
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
-from popxl_addons.transforms.autodiff import COUNTER
 from popxl_addons.variable_factory import NamedVariableFactories
 
 from popxl_gpt.config.schema import Config
@@ -26,6 +25,8 @@ from popxl_gpt.execution.transfers import Gather, Load, Reduce, Row, Store
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Table, trained
 
+COUNTER = "mean_accum_counter"
+"""The name of the counter beside a gradient's accumulators."""
 Tree = TypeVar("Tree", NamedTensors, NamedVariableFactories)
 
 
@@ -223,7 +224,7 @@ class LayerRun(Generic[Graphs]):
     layers: range
     graphs: Graphs
     keeps: bool = False
-    """Whether they keep activations for their gradients."""
+    """Whether they keep more activations for their gradients than the layers before."""
 
     @classmethod
     def of(

@@ -59,7 +59,7 @@ class Store:
     """Stores tensors to one row of the buffers of the same names."""
 
     graph: addons.GraphWithNamedArgs
-    """Called with the row, and with a seed where it rounds."""
+    """The graph, which is called with the row, and with a seed where it rounds."""
 
     @classmethod
     def of(cls, buffers: NamedRemoteBuffers, rows: int) -> "Store":

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from popxl.extensions import plan  # noqa: E402
+from popxl.extensions import Machine, phase_time, plan  # noqa: E402
 
 from popxl_gpt.config.bounds import Bytes  # noqa: E402
 from popxl_gpt.config.ipu_config import (  # noqa: E402
@@ -35,9 +35,11 @@ from popxl_gpt.demo.job.options import TrainOptions  # noqa: E402
 from popxl_gpt.execution.exchange.hugging_face_config import model_in  # noqa: E402
 from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
 from popxl_gpt.execution.planning.options import PlanOptions  # noqa: E402
+from popxl_gpt.execution.planning.run_plan import StepPlan  # noqa: E402
+from popxl_gpt.execution.planning.text import layout_name  # noqa: E402
 from popxl_gpt.execution.pretraining import training_program  # noqa: E402
 from popxl_gpt.utils.errors import UserError, exit_on_user_error  # noqa: E402
-from popxl_gpt.utils.units import si  # noqa: E402
+from popxl_gpt.utils.units import duration, si  # noqa: E402
 
 SETTINGS = ROOT / "docs" / "settings.md"
 MODELS = ROOT / "docs" / "models.md"
@@ -213,6 +215,39 @@ def sizes_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+LINKS = {"100 Gb/s Ethernet": 12.5e9, "those of the plan above": 40e9, "NVLink 4": 450e9}
+"""What a device sends at most, in bytes/s, by the links of `links_table`."""
+DEVICE_FLOPS, REMOTE = 62e12, 20e9
+"""The other speeds of its plans: FLOP/s, and bytes/s of remote memory."""
+
+
+def links_table() -> str:
+    """What presets of many devices take with several kinds of links, by their plans."""
+    lines = [
+        "| preset | dp × tp1 × tp2 | links | step | of that exposed links | throughput | of the "
+        "limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in ("gpt3_2.7B_pod64", "gpt3_175B_pod256"):
+        config = preset(name)
+        program = plan(training_program(config)[0], with_peaks=False)
+        for links, speed in LINKS.items():
+            machine = Machine(flops=DEVICE_FLOPS, link=speed, remote=REMOTE)
+            times = tuple(phase_time(phase, machine) for phase in program.phases)
+            found = StepPlan(config, program, machine, (), times, 0)
+            cells = [
+                f"`{name}`",
+                layout_name(config.execution).replace("x", "×"),
+                f"{links}, {speed / 1e9:g} GB/s",
+                duration(found.seconds),
+                duration(found.exposed),
+                si(found.tokens_per_second, "tokens/s"),
+                f"{found.limit / found.seconds:.0%}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def keywords() -> str:
     """The settings that each function of `popxl_gpt.api` takes by keyword, as types."""
     plans, config = {leaf.name for leaf in leaves(PlanOptions)}, leaves()
@@ -279,6 +314,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     SETTINGS: {"presets": presets_table, "settings": reference, "ipu config": ipu_table},
     ROOT / "docs" / "popxl.md": {"missing names": missing_table},
     MODELS: {"sizes": sizes_table},
+    ROOT / "docs" / "plan.md": {"links": links_table},
 }
 
 

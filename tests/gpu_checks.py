@@ -40,8 +40,10 @@ from popxl.opdef import OPS, Op, call_arguments, map_tensors  # noqa: E402
 from popxl.tensor import Tensor  # noqa: E402
 from popxl_engine import engine  # noqa: E402
 from popxl_engine.interpreter import constant_tensor  # noqa: E402
+from popxl_engine.kernels import attention as kernels_of_attention  # noqa: E402
 from popxl_engine.kernels import generator  # noqa: E402
 from popxl_engine.kernels.adamw import adamw_, adamw_where_  # noqa: E402
+from popxl_engine.kernels.attention import attention_grad, attention_no_probs  # noqa: E402
 from popxl_engine.kernels.compiled import compiles  # noqa: E402
 from popxl_engine.kernels.flash_attention import flash_attention, flash_attention_grad  # noqa: E402
 from popxl_engine.kernels.gemm import gemm_bias  # noqa: E402
@@ -66,6 +68,8 @@ NEAR = {"rtol": 2e-4, "atol": 2e-5}
 ONE_ROUNDING = 2**-9
 """Distance of a bfloat16 product from the exact one, as a part of it; two roundings are farther."""
 
+WINDOW, SOFTCAP = 130, 1.5
+"""Tokens of a window and the bound of scores where attention hides by blocks."""
 STREAMED = {torch.float32: 1e-5, torch.bfloat16: 0.012, torch.float16: 0.002}
 """Distance from exact results, as a part of them."""
 
@@ -135,8 +139,53 @@ def same_numbers(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def streams_attention(device: Device, dtype: torch.dtype, width: int) -> None:
+    """Causal attention by PyTorch's kernels."""
+
+    def run(
+        scale: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dy: torch.Tensor
+    ) -> list[torch.Tensor]:
+        y, logsumexp = flash_attention(query, key.transpose(2, 3), value, scale)
+        operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), y, logsumexp)
+        d_query, d_key_t, d_value = flash_attention_grad(*operands, scale)
+        return [y, d_query, d_key_t.transpose(2, 3), d_value]
+
+    same_attention(device, dtype, width, run)
+
+
+def hides_by_blocks(device: Device) -> None:
+    """Attention with a window, documents and a soft cap, of some queries at a time."""
+    positions = (torch.arange(600, dtype=torch.int32) % 170).expand(2, 600).contiguous()
+    hides = positions.to(device.where), True, WINDOW, SOFTCAP
+
+    def run(
+        scale: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dy: torch.Tensor
+    ) -> list[torch.Tensor]:
+        drawn = (scale, None, 0.0)
+        y = attention_no_probs(query, key.transpose(2, 3), value, None, *drawn, *hides)
+        operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), None, None)
+        d_query, d_key_t, d_value = attention_grad(*operands, *drawn, None, *hides)
+        return [y, d_query, d_key_t.transpose(2, 3), d_value]
+
+    own = torch.arange(600)
+    distance = own[:, None] - own
+    hidden = (distance >= WINDOW) | (distance > positions[0, :, None])
+    with mock.patch.object(kernels_of_attention, "BLOCK", 2 * 4 * 600 * 64):
+        same_attention(device, torch.float32, 20, run, hidden, SOFTCAP)
+
+
+def same_attention(
+    device: Device,
+    dtype: torch.dtype,
+    width: int,
+    run_on: Callable[..., list[torch.Tensor]],
+    hidden: torch.Tensor | None = None,
+    softcap: float = 0.0,
+) -> None:
     """Causal attention and its gradients against autograd in float64; once more they have the same
     bits.
+
+    Args:
+        hidden: what else is.
     """
     random = torch.Generator().manual_seed(0)
     # heads lie within rows, as projections leave
@@ -147,14 +196,13 @@ def streams_attention(device: Device, dtype: torch.dtype, width: int) -> None:
     scale = 0.7 / width**0.5
 
     def run() -> list[torch.Tensor]:
-        y, logsumexp = flash_attention(query, key.transpose(2, 3), value, scale)
-        operands = (dy, query.transpose(2, 3), key, value.transpose(2, 3), y, logsumexp)
-        d_query, d_key_t, d_value = flash_attention_grad(*operands, scale)
-        return [y, d_query, d_key_t.transpose(2, 3), d_value]
+        return run_on(scale, query, key, value, dy)
 
     exact = [t.detach().cpu().double().requires_grad_() for t in (query, key, value)]
-    hidden = torch.ones(600, 600, dtype=torch.bool).triu(1)
-    scores = (exact[0] @ exact[1].transpose(2, 3) * scale).masked_fill(hidden, float("-inf"))
+    later = torch.ones(600, 600, dtype=torch.bool).triu(1)
+    scores = exact[0] @ exact[1].transpose(2, 3) * scale
+    scores = (scores / softcap).tanh() * softcap if softcap else scores
+    scores = scores.masked_fill(later if hidden is None else later | hidden, float("-inf"))
     y = torch.softmax(scores, -1) @ exact[2]
     expected = [y.detach(), *torch.autograd.grad(y, exact, dy.cpu().double())]
     found = run()
@@ -492,6 +540,7 @@ def checks(name: str, device: Device) -> Iterator[Check]:
             f"attention without probabilities in {dtype}, heads of {width}",
             lambda dtype=dtype, width=width: streams_attention(device, dtype, width),
         )
+    yield "attention that hides by blocks is the textbook's", lambda: hides_by_blocks(device)
     sixteen = {"precision": "bfloat16", "stochastic_rounding": True}
     streamed = {"dropout": 0.0, "heads": 3}
     yield "training in float32 has the processor's losses", lambda: same_losses(name)
@@ -506,12 +555,13 @@ def checks(name: str, device: Device) -> Iterator[Check]:
         lambda: same_losses(name, **streamed, **sixteen),
     )
     yield "nothing waits in a run with dropout", lambda: nothing_waits(name, dropout=0.1)
-    yield "nothing waits in a run in bfloat16", lambda: nothing_waits(name, **streamed, **sixteen)
+    narrow = {**sixteen, "gradient_precision": "bfloat16"}
+    yield "nothing waits in a run in bfloat16", lambda: nothing_waits(name, **streamed, **narrow)
     yield "speeds are the device's", lambda: speeds_are_the_devices(name)
     yield "profiles tell times", lambda: profiles_tell_times(name)
     yield "two replicas on one device have them, too", lambda: same_losses(name, data_parallel=2)
     yield "any part of the state on the device gives the same bits", lambda: same_bits(name)
-    yield "the same in bfloat16, rounding stochastically", lambda: same_bits(name, **sixteen)
+    yield "the same in bfloat16, rounding stochastically", lambda: same_bits(name, **narrow)
     yield "the same without probabilities", lambda: same_bits(name, **streamed)
     yield (
         "the same without probabilities in bfloat16",

@@ -105,6 +105,9 @@ SHORTER = {
     "--vocabulary_size 304",
     # Its runs are those of tests/same_numbers/.
     "python -m tests.same_numbers": "+ --help",
+    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan --devices ...": "+ --devices 1 2 4 8 "
+    "--layers 1 --hidden_size 64 --heads 8 --global_batch_size 8 --sequence_length 64 "
+    "--vocabulary_size 304",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
     "python execution/pretraining.py --config mini --profile": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64",
@@ -539,7 +542,7 @@ def test_the_architecture_names_every_folder():
 @pytest.mark.slow
 def test_the_picture_shows_the_phases_of_the_program():
     config = preset("tiny", data_parallel=1, tensor_parallel_1=1, tensor_parallel_2=1)
-    found = phases_picture.phases(*phases_picture.program(config))
+    found = phases_picture.phases(*phases_picture.step_program(config))
     names = [name for name, _, _ in found]
     assert names == [
         "embedding_fwd_phase", "decoder_fwd_phase", "head_phase", "decoder_bwd_phase", "embedding_bwd_phase",

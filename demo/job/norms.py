@@ -10,8 +10,8 @@ import numpy as np
 
 from popxl_gpt.demo.job.part import Call, Distribution, Job, Part, RunState
 from popxl_gpt.demo.job.step_lines import append_lines, drop_later_lines
-from popxl_gpt.execution.variables import gradient_variables, whole_tensors
-from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.execution.variables import gradient_variables
+from popxl_gpt.modelling.gpt import program_table
 
 KINDS = ("weights", "gradients", "updates")
 BINS = 64
@@ -41,9 +41,11 @@ class Norms(Part):
 
     def __init__(self, run: RunState, job: Job):
         super().__init__(run, job)
+        self._table = program_table(job.config.model, job.config.execution)
+        """The parameters as the program has them: some in parts."""
         self._has_histograms = job.config.logging.wandb or job.config.logging.tensorboard
         groups: dict[tuple[str, str], list[str]] = {}
-        for name, parameter in model_table(job.config.model).items():
+        for name, parameter in self._table.items():
             depth = 2 if name.startswith("decoder.") else 1
             layer = ".".join(name.split(".")[:depth])
             groups.setdefault((layer, parameter.role.value), []).append(name)
@@ -116,10 +118,12 @@ class Norms(Part):
 
     def _whole(self, name: str, variable: Any, is_kept: bool = False) -> np.ndarray | None:
         """The whole tensor, float32, as all processes read it; None but in instance 0."""
-        pieces = {name: self.run.session.get_tensor_data(variable)}
+        execution = self.run.config.execution
+        pieces = self.run.session.get_tensor_data(variable)
         if not self.run.is_leader:
             return None
-        whole = whole_tensors(self.run.config, pieces)[name]
+        tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
+        whole = self._table[name].unshard(np.asarray(pieces), tp1, tp2)
         return np.array(whole, np.float32) if is_kept else np.asarray(whole, np.float32)
 
 

@@ -67,9 +67,10 @@ class Search:
     """All the others, the fastest first."""
 
 
-def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Search:
-    """The fastest layouts over `options.devices`; with `--device_memory` the fastest that fit."""
-    assert options.devices is not None
+def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> list[Search]:
+    """The fastest layouts over each number of `options.devices`; with `--device_memory` the fastest
+    that fit. Of several numbers, the fastest one of each is shown.
+    """
     if popdist.isPopdistEnvSet():
         raise ConfigError(
             ["--devices: got it under a launcher; expected one process. Start it without poprun."]
@@ -83,9 +84,10 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Searc
             ]
         )
     machine, measured = speeds(config, options)
-    chosen = layouts(config, options.devices)
+    chosen = [layouts(config, devices) for devices in options.devices]
+    shown = SHOWN if len(chosen) == 1 else 1
     plan = partial(plan_step, build, machine=machine, measured=measured)
-    workers = min(PROCESSES, os.cpu_count() or 1, len(chosen))
+    workers = min(PROCESSES, os.cpu_count() or 1, max(map(len, chosen)))
     several: AbstractContextManager[ProcessPoolExecutor | None] = nullcontext()
     if workers > 1:
         several = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
@@ -96,20 +98,29 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> Searc
                 return [plan(config, with_peaks=with_peaks) for config in configs]
             return list(pool.map(partial(plan, with_peaks=with_peaks), configs))
 
-        found = sorted(planned(chosen, False), key=lambda p: p.seconds)
-        return that_fit(found, memory, lambda configs: planned(configs, True))
+        return [
+            that_fit(
+                sorted(planned(configs, False), key=lambda p: p.seconds),
+                memory,
+                partial(planned, with_peaks=True),
+                shown,
+            )
+            for configs in chosen
+        ]
 
 
 def that_fit(
     found: list[StepPlan],
     memory: int | None,
     with_peaks: Callable[[Sequence[Config]], list[StepPlan]],
+    most_shown: int = SHOWN,
 ) -> Search:
     """The first layouts that run with so many bytes; peaks are found for as many as it takes.
 
     Args:
         found: plans without peaks, the fastest first.
         with_peaks: plans configurations with their peaks.
+        most_shown: layouts that are shown, at most.
 
     Raises:
         UserError: none fits.
@@ -118,8 +129,8 @@ def that_fit(
     rest = [p for p in found if least_device_bytes(p.config) <= most]
     too_large = [p for p in found if least_device_bytes(p.config) > most]
     shown: list[StepPlan] = []
-    while rest and len(shown) < SHOWN:
-        last = rest[min(SHOWN - len(shown), len(rest)) - 1].seconds
+    while rest and len(shown) < most_shown:
+        last = rest[min(most_shown - len(shown), len(rest)) - 1].seconds
         next_ones = [p for p in rest if p.seconds <= last]  # equally fast ones together
         rest = rest[len(next_ones) :]
         for plan in with_peaks([p.config for p in next_ones]):
@@ -137,14 +148,14 @@ def that_fit(
             "Lower --micro_batch_size, raise --attention_serialisation, or use more devices."
         )
     shown.sort(key=lambda p: (p.seconds, p.program.peak_bytes))
-    others = [*shown[SHOWN:], *too_large, *rest]
-    return Search(shown[:SHOWN], sorted(others, key=lambda p: p.seconds))
+    others = [*shown[most_shown:], *too_large, *rest]
+    return Search(shown[:most_shown], sorted(others, key=lambda p: p.seconds))
 
 
 def layouts_text(search: Search) -> str:
     """The fastest ones as a table, and the flags of the first."""
     found = search.shown
-    rows = [
+    rows: list[Sequence[str]] = [
         (
             "dp x tp1 x tp2",
             "step",
@@ -159,15 +170,12 @@ def layouts_text(search: Search) -> str:
         )
     ]
     for p in found:
-        steps = p.program.steps
         rows.append(
             (
                 layout_name(p.config.execution),
                 duration(p.seconds),
                 p.bound,
-                duration(sum(t.compute for t in p.times) / steps),
-                duration(sum(t.link for t in p.times) / steps),
-                duration(sum(t.remote for t in p.times) / steps),
+                *map(duration, (p.compute, p.link, p.remote)),
                 si(p.tokens_per_second, "tokens/s"),
                 f"{p.limit / p.seconds:.1%}",
                 bytes_text(p.program.peak_bytes),
@@ -196,4 +204,54 @@ def layouts_values(search: Search) -> "list[dict[str, Any]]":
             "remote_bytes_per_replica": p.program.remote_memory_bytes,
         }
         for p in (*search.shown, *search.others)
+    ]
+
+
+def efficiency(first: StepPlan, plan: StepPlan) -> float:
+    """Throughput of a device, over that of a plan with fewer."""
+    return (plan.tokens_per_second / plan.program.replicas) / (
+        first.tokens_per_second / first.program.replicas
+    )
+
+
+def scaling_text(searches: Sequence[Search]) -> str:
+    """The fastest layout over each number of devices, a row each."""
+    plans = [search.shown[0] for search in searches]
+    rows: list[Sequence[str]] = [
+        (
+            *("devices", "dp x tp1 x tp2", "step", "compute", "remote", "links", "exposed"),
+            *("throughput", "efficiency", "device memory", "remote memory"),
+        )
+    ]
+    for p in plans:
+        rows.append(
+            (
+                str(p.program.replicas),
+                layout_name(p.config.execution),
+                *map(duration, (p.seconds, p.compute, p.remote, p.link, p.exposed)),
+                si(p.tokens_per_second, "tokens/s"),
+                f"{efficiency(plans[0], p):.1%}",
+                bytes_text(p.program.peak_bytes),
+                bytes_text(p.program.remote_memory_bytes),
+            )
+        )
+    return (
+        f"the fastest layouts of {plans[0].config.name} over several numbers of devices\n\n"
+        f"{table(rows, numbers_from=2)}\n\nSeconds per step; exposed are links while nothing is "
+        "computed. Efficiency is throughput of a device beside that of the first row.\nMemory is "
+        "per device."
+    )
+
+
+def scaling_values(searches: Sequence[Search]) -> "list[dict[str, Any]]":
+    """The same as plain values."""
+    first = searches[0].shown[0]
+    return [
+        {
+            "devices": search.shown[0].program.replicas,
+            **layouts_values(search)[0],
+            "exposed_seconds": search.shown[0].exposed,
+            "efficiency": efficiency(first, search.shown[0]),
+        }
+        for search in searches
     ]

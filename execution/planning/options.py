@@ -34,9 +34,10 @@ class PlanOptions:
     """
     auto_seconds: Positive | None = None
     """Seconds of that search after which no further trial begins; none: 60."""
-    devices: Count | None = None
+    devices: tuple[Count, ...] = ()
     """Plan every layout over so many devices, print the five fastest, with --device_memory of those
-    that fit, and the fastest one's plan; none: the layout that is given.
+    that fit, and the fastest one's plan. Of several numbers, print what the fastest layout over
+    each takes. None: the layout that is given.
     """
     plan_folder: PathText | None = None
     """Folder for plan.json; none: the run's name with -plan, where runs are."""
@@ -67,7 +68,7 @@ class PlanOptions:
         """
         problems = []
         for name, users in USED_BY.items():
-            if getattr(self, name) is not None and not any(
+            if getattr(self, name) not in (None, ()) and not any(
                 getattr(self, user, False) for user in users
             ):
                 known = [user for user in users if hasattr(self, user)]
@@ -76,7 +77,7 @@ class PlanOptions:
                     f"--{name}: got a value without {flags}; expected both or none. Add "
                     f"--{users[0]}."
                 )
-        if self.auto and self.devices is not None:
+        if self.auto and self.devices:
             problems.append(
                 "--devices: got it with --auto, which is for this machine; expected one of them. "
                 "Choose one."

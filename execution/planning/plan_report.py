@@ -8,13 +8,21 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config.schema import Config, Execution
-from popxl_gpt.execution.planning.layouts import fastest_layouts, layouts_text, layouts_values
+from popxl_gpt.execution.layer_graphs import stretches
+from popxl_gpt.execution.planning.layouts import (
+    fastest_layouts,
+    layouts_text,
+    layouts_values,
+    scaling_text,
+    scaling_values,
+)
 from popxl_gpt.execution.planning.machine import origin
 from popxl_gpt.execution.planning.memory import Build
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.planning.text import layout_name, layout_values, micro_batches, table
+from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.files.output_folder import written_to
 from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
@@ -52,16 +60,22 @@ def plan_and_show(
     )
     with written_to(folder, "--plan_folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    if options.devices is not None:
-        search = fastest_layouts(build, config, options)
-        print(layouts_text(search), end="\n\n")
-        config = search.shown[0].config
+    searches = fastest_layouts(build, config, options) if options.devices else []
+    if len(searches) > 1:
+        print(scaling_text(searches))
+        with written_to(folder, "--plan_folder"):
+            _write(scaling_values(searches), folder / "devices.json")
+        print(f"\nwritten to {folder}")
+        return
+    if searches:
+        print(layouts_text(searches[0]), end="\n\n")
+        config = searches[0].shown[0].config
     found = make_run_plan(build, config, options, validation)
     print(plan_text(found))
     with written_to(folder, "--plan_folder"):
         write_plan(found, folder)
-        if options.devices is not None:
-            _write(layouts_values(search), folder / "layouts.json")
+        if searches:
+            _write(layouts_values(searches[0]), folder / "layouts.json")
     print(f"\nwritten to {folder}")
 
 
@@ -125,7 +139,7 @@ def _phases(found: RunPlan) -> str:
                 time.bound if time.seconds else "-",
             )
         )
-    phases, times = found.program.phases, found.times
+    phases = found.program.phases
     rows.append(
         (
             "step",
@@ -136,10 +150,10 @@ def _phases(found: RunPlan) -> str:
             bytes_text(sum(p.loaded_bytes for p in phases) / steps),
             bytes_text(sum(p.stored_bytes for p in phases) / steps),
             bytes_text(sum(p.sent_bytes for p in phases) / steps),
-            duration(sum(t.compute for t in times) / steps),
-            duration(sum(t.link for t in times) / steps),
-            duration(sum(t.exposed for t in times) / steps),
-            duration(sum(t.remote for t in times) / steps),
+            duration(found.compute),
+            duration(found.link),
+            duration(found.exposed),
+            duration(found.remote),
             found.bound,
         )
     )
@@ -189,6 +203,7 @@ def _totals(found: RunPlan) -> str:
     process, replicas_here = found.process, program.replicas // popdist.getNumInstances()
     slowest, longest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
     in_it = duration(slowest.seconds / program.steps)
+    has_budget = config.execution.activation_memory is not None
     lines = (
         ("device memory", f"{bytes_text(program.peak_bytes)} at peak on each replica"),
         (
@@ -196,6 +211,7 @@ def _totals(found: RunPlan) -> str:
             f"{bytes_text(program.remote_memory_bytes)} per replica, "
             f"{bytes_text(program.total_remote_memory_bytes)} in total",
         ),
+        *((("activations", stretches_text(stretches(config))),) if has_budget else ()),
         (
             "process",
             f"{bytes_text(process.resident)} resident: {bytes_text(process.itself)} for itself, "

@@ -49,6 +49,26 @@ class StepPlan:
         return sum(time.limit for time in self.times) / self.program.steps
 
     @property
+    def exposed(self) -> float:
+        """Seconds of one step in which links send and nothing is computed."""
+        return sum(time.exposed for time in self.times) / self.program.steps
+
+    @property
+    def compute(self) -> float:
+        """Seconds of one step in which the device computes."""
+        return sum(time.compute for time in self.times) / self.program.steps
+
+    @property
+    def link(self) -> float:
+        """Seconds of one step in which links send."""
+        return sum(time.link for time in self.times) / self.program.steps
+
+    @property
+    def remote(self) -> float:
+        """Seconds of one step in which rows come and go."""
+        return sum(time.remote for time in self.times) / self.program.steps
+
+    @property
     def tokens_per_second(self) -> float:
         """Throughput of all replicas."""
         return self.config.tokens_per_step / self.seconds

@@ -54,7 +54,7 @@ class PhaseSchedule:
     times: int
     """How often it runs in a step."""
     moves: tuple[Move, ...]
-    """What one of its runs moves, over all micro-batches."""
+    """What its runs move together, over all micro-batches, in the order of one of them."""
 
 
 def step_program(config: Config) -> tuple[popxl.Ir, TrainingStep]:
@@ -92,8 +92,7 @@ def schedule(config: Config) -> list[PhaseSchedule]:
         verb, what = MOVES[each.op]
         if each.buffer is not None:
             what = held.get(each.buffer, KEPT)
-        times = each.times // runs[each.phase]
-        by_phase[each.phase].append(Move(verb, what, times, times * each.nbytes))
+        by_phase[each.phase].append(Move(verb, what, each.times, each.times * each.nbytes))
     return [
         PhaseSchedule(name, runs[name], tuple(_in_rounds(list(_joined(moves)))))
         for name, moves in by_phase.items()
@@ -139,7 +138,7 @@ def schedule_text(config: Config) -> str:
     """The phases of a step with what each moves, a line each."""
     lines = [f"schedule of {config.name}: tensors and bytes of each replica in one optimizer step"]
     for phase in schedule(config):
-        often = "" if phase.times == 1 else f", {phase.times} times, each"
+        often = "" if phase.times == 1 else f", {phase.times} times, together"
         lines.append(f"\n{phase.name}{often}")
         for move in phase.moves:
             rounds = f"  in {move.rounds} rounds" if move.rounds > 1 else ""

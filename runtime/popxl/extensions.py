@@ -90,6 +90,7 @@ __all__ = [
     "Span",
     "Work",
     "adamw_8bit_",
+    "alternate_steps",
     "attention",
     "begin_lap",
     "bfloat16",
@@ -251,6 +252,22 @@ def copies(variable: Variable) -> list[list[int]]:
     for replica, group in enumerate(grouping.assignment):
         found.setdefault((group, pieces.get(replica, 0)), []).append(replica)
     return [replicas for replicas in found.values() if len(replicas) > 1]
+
+
+def alternate_steps(ir: Ir, together: int) -> None:
+    """Let batch-serialised loops do at most so many steps in an iteration, as many as divide
+    theirs.
+
+    Their collectives go on beside each other's computation, where replicas are in several
+    processes. The numbers are the same.
+
+    Raises:
+        ValueError: less than one.
+    """
+    if together < 1:
+        raise ValueError(f"alternate_steps: got {together}; expected at least 1.")
+    ir._check_open("alternate_steps")
+    ir.alternating_steps = together
 
 
 def check_device(name: str) -> None:

@@ -173,7 +173,7 @@ class PhaseTime:
     link: float
     remote: float
     exposed: float
-    """Of the links' seconds those in which nothing is computed."""
+    """The part of the links' seconds in which nothing is computed."""
 
     @property
     def seconds(self) -> float:

@@ -622,7 +622,7 @@ class Ir(ReplicatedProgram):
         self.remote_files: Any = None
         """`RemoteFiles` of a program whose remote memory is larger than the host's."""
         self.alternating_steps = 1
-        """See `popxl_addons.transforms.serial_steps.alternate_steps`."""
+        """See `popxl.extensions.alternate_steps`."""
         self.device_memory: None | int | float = None
         """What a program may take of a device's memory, see `limit_device_memory`."""
         self._pb_ir = IrInternals(self)

@@ -176,7 +176,7 @@ ROOMS = (
             "popdist",
             "popxl_addons",
         ),
-        ("numpy", "lm_eval", "tokenizers", "tqdm"),
+        ("numpy", "lm_eval", "tokenizers", "tqdm", "typing_extensions"),
     ),
     # What the programs do, for Python.
     Room(

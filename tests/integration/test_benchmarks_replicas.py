@@ -18,6 +18,7 @@ SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "voca
 def test_layouts_are_measured_beside_the_single_replica():
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]
     flags += ["--batch", "8", "--rounds", "1", "--layouts", "8 x 1 x 1", "1 x 1 x 2"]
+    flags += ["--processes", "2"]
     command = [warm.python(), "benchmarks/replicas.py", *flags]
     done = subprocess.run(
         command, cwd=ROOT, env=warm.with_children(), capture_output=True, text=True, timeout=300
@@ -35,6 +36,10 @@ def test_layouts_are_measured_beside_the_single_replica():
     assert all(0 < layout["ceiling_share"] < 1 for layout in layouts.values())
     assert len({round(layout["loss"], 2) for layout in layouts.values()}) == 1
     assert figures["overhead"] == layouts["8 x 1 x 1"]["ratio"]
+    rows = figures["processes"]
+    assert [(row["replicas"], row["processes"]) for row in rows] == [(2, 2), (4, 2), (8, 2)]
+    assert all(row["seconds"] > 0 and row["planned_seconds"] > 0 for row in rows)
+    assert rows[0]["efficiency"] == rows[0]["planned_efficiency"] == 1
     assert str(ROOT) not in last
 
 

@@ -21,11 +21,9 @@ UNKNOWN = {
     "vision_config": VISION,
     "audio_config": SOUND,
 }
-"""By the name of a setting what it says, where it is more than none, and what is known in place of
-it.
-"""
+"""What a setting says, where it is more than none, and what is known in place of it."""
 LAYERS = {"linear_attention": LINEAR, "mamba": STATES, "mamba2": STATES}
-"""The same, by kinds of layers that `layer_types` may name."""
+"""The same of kinds of layers that `layer_types` may name."""
 
 
 def refuse_unknown(theirs: TheirConfig) -> None:

@@ -76,21 +76,6 @@ class SerialPlan:
         return [t for t in self.graph.inputs if t not in self.loads and t != self.seed]
 
 
-def alternate_steps(ir: popxl.Ir, together: int) -> None:
-    """Let loops over steps do at most so many in an iteration, as many as divide the steps.
-
-    Their collectives go on beside each other's computation, where replicas are in several
-    processes. The numbers are the same.
-
-    Raises:
-        ValueError: less than one.
-    """
-    if together < 1:
-        raise ValueError(f"alternate_steps: got {together}; expected at least 1.")
-    ir._check_open("alternate_steps")
-    ir.alternating_steps = together
-
-
 def repeat_steps(plan: SerialPlan) -> tuple[popxl.Graph, dict[Tensor, Tensor]]:
     """The outer graph, and {original input: its input}. It finds each handle's first slot, then
     repeats one step, or several that may alternate: these find their slots by themselves, so that

@@ -35,13 +35,24 @@ class Hiding(NamedTuple):
     window: int | None
     softcap: float
 
-    def dense(self, query: torch.Tensor, keys: int, rows: slice) -> torch.Tensor:
-        """What is added to the scores of some of the queries: [q, s], or [b, 1, q, s]."""
+    def seen(self, queries: int, keys: int, rows: slice) -> slice:
+        """The keys outside of which some of the queries see none."""
+        if not self.causal or queries > keys:
+            return slice(0, keys)
+        first, end = rows.start + keys - queries, rows.stop + keys - queries
+        return slice(0 if self.window is None else max(0, first - self.window + 1), end)
+
+    def dense(
+        self, query: torch.Tensor, keys: int, rows: slice, seen: slice = slice(None)
+    ) -> torch.Tensor:
+        """What is added to the scores of some of the queries for some of the keys: [q, s], or [b,
+        1, q, s].
+        """
         if self.mask is not None:
             return self.mask[rows]
         batch, queries, device = query.shape[0], query.shape[2], query.device
         own = torch.arange(queries, device=device)[rows, None] + keys - queries
-        distance = own - torch.arange(keys, device=device)
+        distance = own - torch.arange(keys, device=device)[seen]
         is_hidden = distance < 0 if self.causal else torch.zeros_like(distance, dtype=torch.bool)
         if self.window is not None:
             is_hidden |= distance >= self.window
@@ -331,18 +342,30 @@ def _attention_op_by_op(
 ) -> tuple[torch.Tensor, ...]:
     """`_attend` op by op, of some queries after the other."""
     value, blocks = _in_rows(value), []
-    for rows in _blocks(query, key_t.shape[3]):
-        kept = _probs_op_by_op(query, key_t, hiding, scale, seed_tensor, p, rows)
-        y = product(kept[-1], value, value.dtype)
+    for rows, seen in _blocks(
+        query, key_t.shape[3], hiding, keeps_probs or seed_tensor is not None
+    ):
+        kept = _probs_op_by_op(query, key_t, hiding, scale, seed_tensor, p, rows, seen)
+        y = product(kept[-1], value[:, :, seen], value.dtype)
         blocks.append((*kept, y) if keeps_probs else (y,))
     return blocks[0] if len(blocks) == 1 else tuple(torch.cat(parts, 2) for parts in zip(*blocks))
 
 
-def _blocks(query: torch.Tensor, keys: int) -> list[slice]:
-    """The queries whose scores are held together: all, as far as these are few."""
+def _blocks(
+    query: torch.Tensor, keys: int, hiding: Hiding, takes_all: bool
+) -> list[tuple[slice, slice]]:
+    """The queries whose scores are held together, all, as far as these are few; and the keys that
+    they have scores for.
+
+    Args:
+        takes_all: whether that is all keys, for somebody sees their probabilities.
+    """
     batch, heads, queries, _ = query.shape
     count = max(32, BLOCK // max(1, batch * heads * keys))
-    return [slice(n, min(n + count, queries)) for n in range(0, max(1, queries), count)]
+    blocks = [slice(n, min(n + count, queries)) for n in range(0, max(1, queries), count)]
+    if takes_all or len(blocks) == 1:
+        return [(rows, slice(0, keys)) for rows in blocks]
+    return [(rows, hiding.seen(queries, keys, rows)) for rows in blocks]
 
 
 def _probs_op_by_op(
@@ -353,22 +376,26 @@ def _probs_op_by_op(
     seed_tensor: Seed,
     p: float,
     rows: slice,
+    seen: slice,
 ) -> tuple[torch.Tensor, ...]:
-    """Probabilities of some queries; with a seed also what dropout leaves of them."""
-    probs = kernel_like("softmax", query)(_scores(query, key_t, hiding, scale, rows), -1)
+    """Probabilities of some queries for some keys; with a seed also what dropout leaves of them."""
+    probs = kernel_like("softmax", query)(_scores(query, key_t, hiding, scale, rows, seen), -1)
     if seed_tensor is None:
         return (probs,)
     return probs, _dropped(probs, seed_tensor, p, query.shape[2], rows)
 
 
 def _scores(
-    query: torch.Tensor, key_t: torch.Tensor, hiding: Hiding, scale: float, rows: slice
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    hiding: Hiding,
+    scale: float,
+    rows: slice,
+    seen: slice,
 ) -> torch.Tensor:
-    """Scores of some queries, as softmax takes them."""
-    key_t, mask = (
-        _in_rows(key_t.transpose(2, 3)).transpose(2, 3),
-        hiding.dense(query, key_t.shape[3], rows),
-    )
+    """Scores of some queries for some keys, as softmax takes them."""
+    mask = hiding.dense(query, key_t.shape[3], rows, seen)
+    key_t = _in_rows(key_t.transpose(2, 3)[:, :, seen]).transpose(2, 3)
     query = _in_rows(query[:, :, rows])
     if mask.dim() == 2 and not hiding.softcap:
         return masked_scores(query, key_t, mask, scale)
@@ -401,30 +428,35 @@ def _dropped(
 
 def _gradient_op_by_op(o: Operands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`attention_grad` op by op, of some queries after the other."""
-    blocks, dtype = _blocks(o.query, o.key.shape[2]), o.dy.dtype
-    sums = dtype if len(blocks) == 1 else torch.promote_types(dtype, torch.float32)
-    d_query, d_key_t, d_value = _gradient_of_rows(o, blocks[0], sums)
-    d_queries = [d_query]
-    for rows in blocks[1:]:
-        d_query, for_key_t, for_value = _gradient_of_rows(o, rows, sums)
+    takes_all = o.probs is not None or o.seed_tensor is not None
+    blocks, dtype = _blocks(o.query, o.key.shape[2], o.hiding, takes_all), o.dy.dtype
+    if len(blocks) == 1:
+        return _gradient_of_rows(o, *blocks[0], dtype)
+    sums, d_queries = torch.promote_types(dtype, torch.float32), []
+    d_key_t, d_value = (
+        o.dy.new_zeros(t.shape, dtype=sums) for t in (o.key.transpose(2, 3), o.value)
+    )
+    for rows, seen in blocks:
+        d_query, for_key_t, for_value = _gradient_of_rows(o, rows, seen, sums)
         d_queries.append(d_query)
-        d_key_t.add_(for_key_t), d_value.add_(for_value)
-    return torch.cat(d_queries, 2) if blocks[1:] else d_query, d_key_t.to(dtype), d_value.to(dtype)
+        d_key_t[..., seen].add_(for_key_t), d_value[:, :, seen].add_(for_value)
+    return torch.cat(d_queries, 2), d_key_t.to(dtype), d_value.to(dtype)
 
 
 def _gradient_of_rows(
-    o: Operands, rows: slice, sums: torch.dtype
+    o: Operands, rows: slice, seen: slice, sums: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradient of some queries, and what they add to those of key_t and value."""
+    """The gradient of some queries, and what they add to those of key_t and value for some keys."""
     probs, dropped, draws = o.probs, o.dropped_probs, o.seed_tensor
-    key, query, cap = _in_rows(o.key), _in_rows(o.query[:, :, rows]), o.hiding.softcap
+    query, cap = _in_rows(o.query[:, :, rows]), o.hiding.softcap
     if probs is None or dropped is None:
-        key_t, draws = key.transpose(2, 3), None
-        kept = _probs_op_by_op(o.query, key_t, o.hiding, o.scale, o.seed_tensor, o.p, rows)
+        key_t, draws = o.key.transpose(2, 3), None
+        kept = _probs_op_by_op(o.query, key_t, o.hiding, o.scale, o.seed_tensor, o.p, rows, seen)
         probs, dropped = kept[0], kept[-1]
     else:
         probs, dropped = probs[:, :, rows], dropped[:, :, rows]
-    dy, value_t = _in_rows(o.dy[:, :, rows]), _in_rows(o.value).transpose(2, 3)
+    dy, key = _in_rows(o.dy[:, :, rows]), _in_rows(o.key[:, :, seen])
+    value_t = _in_rows(o.value[:, :, seen]).transpose(2, 3)
     d = product(dy, value_t, dy.dtype)
     d_value = product(dropped.transpose(2, 3), dy, sums)
     if draws is not None:

@@ -164,7 +164,7 @@ class Fabric:
         return collective
 
     def _begin_communicated(self, collective: Exchange) -> Exchange:
-        """Where a replica goes on, have a stream beside its own do it."""
+        """The exchange by a communicator: in a stream beside its own where a replica goes on."""
         first = collective.first
         if first.goes_on and self._side is not None and self.communicators is not None:
             team = self.communicators[first.members]

@@ -106,7 +106,7 @@ class _Lockstep:
         }
 
     def _received(self) -> dict[int, Any]:
-        """Those of the first exchange that ends; none where no replica waits for any."""
+        """The results of the first exchange that ends; none where no replica waits for any."""
         abroad = {m.exchange: m for m in self._waiting.values() if m.exchange is not None}
         if not abroad:
             return {}

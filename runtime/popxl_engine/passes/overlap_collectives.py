@@ -25,6 +25,11 @@ from popxl_engine.passes.elide_copies import view_source
 OUTSIDE = "outside"
 """The resource of what others see in the order in which it happens: streams of the host, prints."""
 
+SOONER = 2
+"""How many places sooner an end comes for each collective that follows from it. Planned steps of
+gpt3_2.7B_pod64 are the shortest with it.
+"""
+
 
 def overlapped(block: Block, is_split: Callable[[Instr], bool]) -> Block:
     """Collectives that leave the process begin early and end late, and other instructions run in
@@ -36,10 +41,42 @@ def overlapped(block: Block, is_split: Callable[[Instr], bool]) -> Block:
     if not any(is_exchange(instr) and is_split(instr) for instr in block.instrs):
         return block
     instrs: list[Instr] = []
+    laps = _Laps()
     for _, region in groupby(block.instrs, _region_of(block)):
         split = [part for instr in region for part in _parts(instr, is_split)]
-        instrs += _joined(_Schedule(block, split).order())
+        instrs += _joined(laps.put(_Schedule(block, laps.taken(split)).order()))
     return block.with_instrs(instrs)
+
+
+class _Laps:
+    """Laps of the clock, which are no instructions to be ordered: each of these stays in its lap,
+    and a lap begins again where that of the next one is another.
+    """
+
+    def __init__(self) -> None:
+        self._last: Instr | None = None
+        self._begun: Instr | None = None
+        self._of: dict[Instr, Instr | None] = {}
+
+    def taken(self, instrs: Iterable[Instr]) -> list[Instr]:
+        """The instructions without laps."""
+        found = []
+        for instr in instrs:
+            if "clock" in instr.effects:
+                self._last = instr
+            else:
+                self._of[instr] = self._last
+                found.append(instr)
+        return found
+
+    def put(self, instrs: Iterable[Instr]) -> Iterator[Instr]:
+        """Instructions that were taken, in their order, with laps between them."""
+        for instr in instrs:
+            lap, is_free = self._of[instr], instr.host or instr.kind == "copy"
+            if lap is not None and lap is not self._begun and not is_free:
+                yield replace(lap)
+                self._begun = lap
+            yield instr
 
 
 def leaves_process(instr: Instr) -> bool:
@@ -99,7 +136,7 @@ def _joined(instrs: Iterable[Instr]) -> Iterator[Instr]:
 
 @dataclass
 class _Uses:
-    """Who has read a resource since it was last written, and who wrote it."""
+    """The reads of a resource since it was last written, and the write."""
 
     written: int | None = None
     read: list[int] = field(default_factory=list)
@@ -125,17 +162,20 @@ class _Schedule:
         self._depend()
 
     def order(self) -> list[Instr]:
-        """Begins first, ends last, the one that began first before others; and else as they
-        were.
+        """Begins first, ends last, and else as they were. Of several ends that which began first
+        comes first, and sooner the more collectives still follow from it.
         """
         ready: list[tuple[int, int, int]] = []
         begun: dict[Value, int] = {}
         found: list[Instr] = []
+        following = self._following()
 
         def add(position: int) -> None:
             instr = self._instrs[position]
             turn = _TURN.get(instr.kind, 1)
-            order = begun[instr.arguments["begun"]] if instr.kind == "end" else position
+            order = position
+            if instr.kind == "end":
+                order = begun[instr.arguments["begun"]] - SOONER * following[position]
             heappush(ready, (turn, order, position))
 
         for position, count in enumerate(self._waits):
@@ -152,6 +192,14 @@ class _Schedule:
                 if not self._waits[user]:
                     add(user)
         assert len(found) == len(self._instrs), "instructions depend on earlier ones alone"
+        return found
+
+    def _following(self) -> list[int]:
+        """How many collectives follow from each instruction, one from the other."""
+        found = [0] * len(self._instrs)
+        for position in reversed(range(len(self._instrs))):
+            after = max((found[user] for user in self._users[position]), default=0)
+            found[position] = after + (self._instrs[position].kind == "begin")
         return found
 
     def _after(self, position: int, earlier: int | None) -> None:

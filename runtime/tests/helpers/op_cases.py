@@ -23,7 +23,7 @@ from popxl_engine.kernels.dtypes import torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.machine import Machine
 
-INDIRECT = frozenset({"control", "host", "remote"})
+INDIRECT = frozenset({"control", "host", "remote", "clock"})
 """Effects of ops that need more than their kernel: other graphs, or the machine."""
 SLOTS = 8
 """Transfers that each stream has in a sample. Slot i of an input stream holds i + 1 everywhere."""

@@ -423,7 +423,7 @@ def test_every_op_has_a_kernel_with_its_parameters(name: str) -> None:
         assert definition.base is not None
         return
     parameters = list(inspect.signature(kernel).parameters)
-    if definition.effects & {"host", "remote"}:
+    if definition.effects & {"host", "remote", "clock"}:
         assert parameters[0] == "replica"
         parameters = parameters[1:]
     if kernel in OVERWRITES:

@@ -13,13 +13,14 @@ class Counted:
     """A clock that counts how often it was asked."""
 
     def __init__(self):
-        self.asked = 0
+        self.asked = self.cleared = 0
 
     def now(self):
         self.asked += 1
         return self.asked
 
     def times(self, moments):
+        self.cleared += 1
         return [10**9 * moment for moment in moments]
 
 
@@ -37,6 +38,15 @@ def test_replicas_that_take_turns_have_laps_of_their_own():
         laps.resume(1)  # the same
     assert laps.seconds() == laps.seconds() == {"first": 2.0, "second": 2.0}
     assert (laps.waited_for_rows, laps.waited_for_others) == (0.5, 0.0)
+
+
+def test_moments_of_runs_that_nobody_asks_about_are_given_up():
+    clock = Counted()
+    laps = Laps(clock, lambda: 0.0)
+    for _ in range(3):
+        with laps.run():
+            laps.begin(0, "only")
+    assert clock.cleared == 2 and laps.seconds() == {"only": 1.0} and clock.cleared == 3
 
 
 def turn(x: popxl.Tensor) -> popxl.Tensor:

@@ -22,7 +22,7 @@ from popxl_gpt.utils.runtime import (
 from tests.integration import runs
 from tests.integration.runs import batches, train
 
-TRAINED = override(runs.TRAINED, steps=3)
+TRAINED = override(runs.TRAINED, steps=3, gradient_precision="bfloat16")
 ONE = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
 CASES = {
     "float32 on four replicas": {
@@ -30,7 +30,11 @@ CASES = {
         "tensor_parallel_1": 2,
         "tensor_parallel_2": 2,
     },
-    "bfloat16": {"precision": "bfloat16", "stochastic_rounding": True},
+    "bfloat16": {
+        "precision": "bfloat16",
+        "stochastic_rounding": True,
+        "gradient_precision": "bfloat16",
+    },
     "float16": {"precision": "float16", "loss_scaling": 1024.0},
     "dropout": {"dropout": 0.1, "attention_serialisation": 2},
     "dropout of micro-batches together": {"dropout": 0.1, "global_batch_size": 4, "widening": 2},

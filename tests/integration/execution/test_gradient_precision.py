@@ -12,7 +12,6 @@ from popxl_gpt.execution.planning.memory import state_bytes
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.variables import read_gradients, write_whole_weights
-from tests.integration.execution.test_layouts import laid_out
 from tests.integration.gpt_oracle import distance, random_batch, random_weights
 from tests.integration.runs import TRAINED, own_gradients_of, train
 
@@ -100,16 +99,20 @@ def test_a_tied_word_embedding_waits_in_16_bits_for_the_sum_with_the_embeddings_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grid", [(2, 1, 1), (1, 2, 2)], ids=str)
-def test_rows_of_layouts_are_neighbours_of_the_same_gradients(grid):
+@pytest.mark.parametrize(
+    "layout",
+    [{"data_parallel": 2}, {"tensor_parallel_1": 2, "tensor_parallel_2": 2}],
+    ids=["dp", "tp"],
+)
+def test_rows_of_layouts_are_neighbours_of_the_same_gradients(layout):
     """With data parallelism they have the same random bits, too."""
-    config = laid_out(override(WIDE, **NARROW), grid, micro_batch_size=1)
-    (loss, rows, norm), alone = own_gradients_of(config), override(WIDE, micro_batch_size=1)
+    alone = override(WIDE, micro_batch_size=1)
+    loss, rows, norm = own_gradients_of(override(alone, **NARROW, **layout))
     expected_loss, gradients, expected_norm = of_float32(alone)
     assert (loss, norm) == pytest.approx((expected_loss, expected_norm), rel=1e-5)
     for name, x in gradients.items():
         assert (np.abs(rows[name] - x) < 1.01 * unit(x) + 1e-5 * np.abs(x).max()).all(), name
-    if grid[0] == 2:
+    if "data_parallel" in layout:
         _, others, _ = own_gradients_of(override(alone, **NARROW))
         same = [(rows[name] == others[name]).mean() for name in gradients if "weight" in name]
         assert np.mean(same) > 0.99

@@ -17,7 +17,8 @@ FLAGS = "--config tiny --name run --dropout 0 --steps 4 --warmup_steps 0 --valid
 ONE = "--data_parallel 1 --tensor_parallel_1 1 --tensor_parallel_2 1"
 LAYOUTS = {
     "data parallel": "--data_parallel 2 --tensor_parallel_1 1 --tensor_parallel_2 1",
-    "tensor parallel": "--data_parallel 1 --tensor_parallel_1 2 --tensor_parallel_2 2",
+    "tensor parallel, in parts": "--data_parallel 1 --tensor_parallel_1 2 --tensor_parallel_2 2 "
+    "--embedding_serialisation 2",
 }
 
 

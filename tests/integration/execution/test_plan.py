@@ -260,6 +260,20 @@ def test_a_step_takes_the_time_of_what_bounds_it():
 
 
 @pytest.mark.slow
+def test_links_work_for_one_run_of_a_layer_while_another_is_computed():
+    config = configuration((2, 2, 2), global_batch_size=8)
+    speeds = {"device_tflops": 3e-6, "link_gbps": 1e-4, "remote_gbps": 1.0}
+    alone, two = (planned_work(override(config, interleaving=n), **speeds) for n in (1, 2))
+    for one, other in zip(alone.program.phases, two.program.phases):
+        assert one == replace(other, peak_bytes=one.peak_bytes, timeline=one.timeline)
+    for time in alone.times:
+        assert time.exposed <= time.link * (1 + 1e-9)
+    exposed, less = (sum(time.exposed for time in found.times) for found in (alone, two))
+    assert less < 0.8 * exposed
+    assert two.seconds == pytest.approx(alone.seconds - exposed + less)
+
+
+@pytest.mark.slow
 def test_updates_of_all_but_the_last_step_of_a_run_are_planned_with_the_next_forward_pass():
     one, three = (
         planned(configuration(device_iterations=n, steps=6), device_tflops=1e-3) for n in (1, 3)

@@ -1,13 +1,13 @@
 """`--plan --devices N`: the search for layouts against a plan of each, and against counting."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from popxl.errors import RemoteMemoryError
 
 from popxl_gpt.config.presets import override
-from popxl_gpt.execution.planning import layouts as module
 from popxl_gpt.execution.planning.axes import splits
 from popxl_gpt.execution.planning.layouts import (
     Search,
@@ -19,6 +19,7 @@ from popxl_gpt.execution.planning.layouts import (
 )
 from popxl_gpt.execution.planning.memory import least_device_bytes
 from popxl_gpt.execution.planning.options import PlanOptions
+from popxl_gpt.execution.planning.plan_report import plan_and_show
 from popxl_gpt.execution.planning.run_plan import plan_step
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.utils.errors import ConfigError, UserError
@@ -28,9 +29,10 @@ from tests.integration.execution.plan_cases import SPEEDS, configuration, planne
 GRIDS = [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
 
 
-def search(**changes):
-    options = PlanOptions(plan=True, devices=2, **{**SPEEDS, "link_gbps": 0.3})
-    return fastest_layouts(training_program, configuration(**changes), options)
+def search(devices=2, **changes):
+    options = PlanOptions(plan=True, devices=(devices,), **{**SPEEDS, "link_gbps": 0.3})
+    (found,) = fastest_layouts(training_program, configuration(**changes), options)
+    return found
 
 
 def test_splits_are_all_ordered_products():
@@ -92,7 +94,7 @@ def without_peaks(plan):
     return replace(plan, program=replace(plan.program, phases=phases), device_bytes=0)
 
 
-def chosen(alone, memory, monkeypatch, shown):
+def chosen(alone, memory, shown):
     """What fits, and the configurations whose peaks were asked for."""
     asked = []
 
@@ -100,13 +102,12 @@ def chosen(alone, memory, monkeypatch, shown):
         asked.extend(configs)
         return [next(p for p in alone if p.config == config) for config in configs]
 
-    monkeypatch.setattr(module, "SHOWN", shown)
-    return that_fit([without_peaks(p) for p in alone], memory, with_peaks), asked
+    return that_fit([without_peaks(p) for p in alone], memory, with_peaks, shown), asked
 
 
 @pytest.mark.slow
-def test_peaks_are_found_of_the_layouts_that_are_shown_alone(alone, monkeypatch):
-    found, asked = chosen(alone, None, monkeypatch, shown=1)
+def test_peaks_are_found_of_the_layouts_that_are_shown_alone(alone):
+    found, asked = chosen(alone, None, shown=1)
     assert found.shown == alone[:1] and asked == [alone[0].config]
     values = json.loads(json.dumps(layouts_values(found)))
     assert [v["seconds"] for v in values] == [p.seconds for p in alone]
@@ -115,23 +116,23 @@ def test_peaks_are_found_of_the_layouts_that_are_shown_alone(alone, monkeypatch)
 
 
 @pytest.mark.slow
-def test_layouts_that_do_not_fit_device_memory_are_left_out(alone, monkeypatch):
+def test_layouts_that_do_not_fit_device_memory_are_left_out(alone):
     peaks = sorted(p.program.peak_bytes for p in alone)
     assert len(set(peaks)) == 3
     fitting = [p for p in alone if p.program.peak_bytes < peaks[2]]
     for shown in (1, 2, 3):
-        found, asked = chosen(alone, peaks[1], monkeypatch, shown)
+        found, asked = chosen(alone, peaks[1], shown)
         assert found.shown == fitting[:shown]
         # no more are looked at than it takes
         needed = alone.index(fitting[:shown][-1]) + 1 if shown < 3 else 3
         in_question = [p for p in alone[:needed] if least_device_bytes(p.config) <= peaks[1]]
         assert asked == [p.config for p in in_question]
     with pytest.raises(UserError, match="expected at least .* smallest of 3 layouts over 2"):
-        chosen(alone, peaks[0] - 1, monkeypatch, 1)
+        chosen(alone, peaks[0] - 1, 1)
 
 
 @pytest.mark.slow
-def test_what_a_block_takes_alone_is_less_than_the_peak_and_rules_layouts_out(alone, monkeypatch):
+def test_what_a_block_takes_alone_is_less_than_the_peak_and_rules_layouts_out(alone):
     for plan in alone:
         block, tp = plan.config, plan.config.execution.tensor_parallel_1
         assert 0 < least_device_bytes(block) < plan.program.peak_bytes
@@ -139,24 +140,24 @@ def test_what_a_block_takes_alone_is_less_than_the_peak_and_rules_layouts_out(al
         assert least_device_bytes(block) == whole // (tp * block.execution.tensor_parallel_2)
     least = min(least_device_bytes(p.config) for p in alone)
     with pytest.raises(UserError, match="expected at least"):
-        chosen(alone, least - 1, monkeypatch, 1)
+        chosen(alone, least - 1, 1)
     too_large = next(p for p in alone if least_device_bytes(p.config) > least)
     with pytest.raises(UserError, match=bytes_text(too_large.program.peak_bytes)):
-        chosen([too_large], least, monkeypatch, 1)
-    found, asked = chosen(alone, 2**40, monkeypatch, 3)
+        chosen([too_large], least, 1)
+    found, asked = chosen(alone, 2**40, 3)
     assert len(asked) == len(found.shown) == 3
 
 
 @pytest.mark.slow
-def test_of_equally_fast_layouts_that_which_needs_less_memory_comes_first(alone, monkeypatch):
+def test_of_equally_fast_layouts_that_which_needs_less_memory_comes_first(alone):
     equal = [replace(p, times=alone[0].times) for p in alone]
-    found, _ = chosen(equal, None, monkeypatch, shown=1)
+    found, _ = chosen(equal, None, shown=1)
     least = min(equal, key=lambda p: p.program.peak_bytes)
     assert found.shown == [least] and len(found.others) == 2
 
 
 @pytest.mark.slow
-def test_a_layout_that_is_shown_runs_with_the_memory(monkeypatch):
+def test_a_layout_that_is_shown_runs_with_the_memory():
     def limited(memory):
         return override(configuration(), device_memory=memory)
 
@@ -177,3 +178,18 @@ def test_a_layout_that_is_shown_runs_with_the_memory(monkeypatch):
 def test_a_share_of_memory_that_nobody_knows_is_refused():
     with pytest.raises(ConfigError, match="device_memory: got a share with --devices"):
         search(device_memory=0.5)
+
+
+@pytest.mark.slow
+def test_of_several_numbers_the_fastest_layout_of_each_is_told(capsys, tmp_path):
+    options = PlanOptions(
+        plan=True, devices=(1, 2), plan_folder=str(tmp_path), **{**SPEEDS, "link_gbps": 0.3}
+    )
+    plan_and_show(training_program, configuration(), options)
+    alone, both = (search(devices).shown[0] for devices in (1, 2))
+    values = json.loads((tmp_path / "devices.json").read_text())
+    assert [v["seconds"] for v in values] == [alone.seconds, both.seconds]
+    assert [v["exposed_seconds"] for v in values] == [0.0, both.exposed]
+    assert values[0]["efficiency"] == 1.0
+    assert values[1]["efficiency"] == pytest.approx(alone.seconds / both.seconds / 2)
+    assert re.findall(r"^(\d)  +\d x", capsys.readouterr().out, re.MULTILINE) == ["1", "2"]

@@ -166,6 +166,34 @@ def test_what_is_drawn_is_the_textbooks(
         check(case, dtype)
 
 
+def test_blocks_op_by_op_have_scores_of_the_keys_that_their_queries_see(
+    by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel_like, counts = kernels.kernel_like, []
+
+    def counted(name: str, like: torch.Tensor) -> Any:
+        def run(t: torch.Tensor, *rest: Any) -> torch.Tensor:
+            counts.append(t.numel() * (name == "softmax"))
+            return kernel_like(name, like)(t, *rest)
+
+        return run
+
+    def scores(length: int, **hides: Any) -> int:
+        case = Case((1, 1, length, length, 8), **hides)
+        counts.clear()
+        run(case, case.operands(torch.float32))
+        return sum(counts)
+
+    by("parts")
+    monkeypatch.setattr(kernels, "BLOCK", 2**12)
+    monkeypatch.setattr(kernels, "kernel_like", counted)
+    everything = scores(512, causal=False)
+    assert everything == 2 * 512**2  # for the result, and again for the gradient
+    assert scores(512) < 0.6 * everything
+    assert scores(512, window=32) < 2 * 512 * (32 + 32)
+    assert scores(512, p=0.2) == everything  # dropout draws for all keys
+
+
 EDGES = [
     Case((1, 2, 300, 300, 24)),
     Case((1, 1, 33, 400, 64), window=33, p=0.3),

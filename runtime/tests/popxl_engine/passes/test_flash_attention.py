@@ -26,11 +26,11 @@ from popxl_engine.engine import Engine
 from popxl_engine.kernels import flash_attention
 from popxl_engine.kernels.flash_attention import has_flash_attention
 from popxl_engine.native import library as native
-from popxl_engine.passes import LEGALIZATION, OPTIMIZATIONS, Pass, enabled_passes
+from popxl_engine.passes import PASSES, Pass, enabled_passes
 from popxl_engine.planner.live_bytes import LiveBytes
 from torch.utils._python_dispatch import TorchDispatchMode
 
-EVERY = [*OPTIMIZATIONS, *LEGALIZATION]
+EVERY = [*PASSES]
 """Every pass of a GPU."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import popxl
 import pytest
-from popxl import Tensor, ops
+from popxl import Tensor, extensions, ops
 from popxl.ops.collectives import replicated_all_gather, replicated_all_reduce
 from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.ir import Block
@@ -58,6 +58,14 @@ def written_meanwhile(x: Tensor) -> None:
     kept(total, y)
 
 
+def in_laps(x: Tensor) -> None:
+    extensions.begin_lap("sum")
+    total = replicated_all_reduce(x)
+    kept(ops.gelu(total))
+    extensions.begin_lap("other")
+    kept(ops.exp(x))
+
+
 def rows(x: Tensor) -> None:
     buffer = popxl.remote_buffer((4, 4), popxl.float32, 4)
     number = popxl.variable(1, popxl.int32, name="number")
@@ -89,6 +97,14 @@ def rows(x: Tensor) -> None:
 )
 def test_what_needs_no_result_runs_between_begin_and_end(build: Build, expected: str) -> None:
     assert ", ".join(shown(build)) == expected
+
+
+def test_what_is_moved_stays_in_its_lap() -> None:
+    found = shown(in_laps)
+    assert found == (
+        "begin_lap, begin all_reduce, begin_lap, exp, begin_lap, end all_reduce, gelu, host_store, "
+        "begin_lap, host_store"
+    ).split(", ")
 
 
 def test_a_row_is_loaded_before_another_is_stored_and_never_before_the_same() -> None:
