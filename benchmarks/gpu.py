@@ -138,7 +138,7 @@ CASES = (
         model="14b",
         memory="22GiB",
         groups=(1,),
-        settings={"micro_batch_group": 8},
+        settings={"micro_batch_group": 4},
     ),
     Case(name="7b-fp8-22GiB", model="7b", memory="22GiB", absent=EIGHT_BITS),
     Case(name="14b-fp8-22GiB", model="14b", memory="22GiB", absent=EIGHT_BITS),

@@ -72,7 +72,7 @@ class IpuConfig:
     serialized_embedding_splits_per_ipu: Splits | None = None
     """No effect, for the same reason. An entry for each IPU, and no 0 between others."""
     serialized_projection_splits_per_ipu: Splits | None = None
-    """No effect and the same form as those of the embedding."""
+    """No effect, as those of the embedding."""
     inference_replication_factor: Count = 1
     """Replicas of validation, and of what writes texts."""
     inference_device_iterations: Count = 1
@@ -82,15 +82,15 @@ class IpuConfig:
     inference_embedding_serialization_factor: Count | None = None
     """No effect: the parts are those of training, from which weights are copied."""
     inference_matmul_proportion: Proportions | None = None
-    """No effect, as that of training has none, and checked like it."""
+    """No effect, as that of training, and checked like it."""
     inference_layers_per_ipu: Layers | None = None
-    """No effect, as that of training has none, and checked like it."""
+    """No effect, as that of training, and checked like it."""
     inference_ipus_per_replica: Count | None = None
-    """No effect, as that of training has none, and checked like it."""
+    """No effect, as that of training, and checked like it."""
     inference_serialized_embedding_splits_per_ipu: Splits | None = None
-    """No effect, as that of training has none, and checked like it."""
+    """No effect, as that of training, and checked like it."""
     inference_serialized_projection_splits_per_ipu: Splits | None = None
-    """No effect, as that of training has none, and checked like it."""
+    """No effect, as that of training, and checked like it."""
 
 
 DEPRECATED = {

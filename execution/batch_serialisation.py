@@ -125,7 +125,8 @@ def serialise_with_gradient(
     loads, seed = _loads(fwd.graph, plan, io)
     streams, buffers = _stores(fwd.graph, plan, io)
     others = [t for t in kept_activations(fwd, grad, loads) if t not in buffers]
-    buffers.update((kept or KeptRows(range(plan.layers))).handles(others, io.steps))
+    kept = kept or KeptRows(range(plan.layers))
+    buffers.update(kept.handles(others, io.steps))
     provided = grad.graph.inputs[: len(plan.gradient_inputs)]
     loads.update({t: io.rows(place) for t, place in zip(provided, plan.gradient_inputs)})
     required = grad.graph.outputs[: len(plan.gradient_outputs)]
@@ -139,7 +140,7 @@ def serialise_with_gradient(
         store_streams=streams,
         store_buffers=buffers,
         seed_input=seed,
-        rows=plan.layers,
+        rows=kept.layers.stop,
         io_mode=io.io_mode,
     )
     return fwd_result.graph, grad_result.graph

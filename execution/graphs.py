@@ -224,7 +224,7 @@ class LayerRun(Generic[Graphs]):
     layers: range
     graphs: Graphs
     keeps: bool = False
-    """Whether they keep activations for their gradients."""
+    """Whether they keep more activations for their gradients than the layers before."""
 
     @classmethod
     def of(

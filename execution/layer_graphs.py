@@ -3,14 +3,15 @@ buffers and transfers.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import popdist
 import popxl
 import popxl_addons as addons
-from popxl import TensorSpec, ops
+from popxl import Tensor, TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
@@ -20,7 +21,6 @@ from popxl_gpt.config.schema import Config, Execution
 from popxl_gpt.execution.batch_serialisation import (
     KeptRows,
     LayerIO,
-    kept_activations,
     serialise,
     serialise_with_gradient,
 )
@@ -51,6 +51,14 @@ from popxl_gpt.execution.layer_plan import (
     without_seed,
 )
 from popxl_gpt.execution.optimizer import Optimizer
+from popxl_gpt.execution.recomputation import (
+    ALL_AGAIN,
+    CHEAP,
+    NONE_AGAIN,
+    Level,
+    Stretch,
+    bought,
+)
 from popxl_gpt.execution.transfers import (
     Gather,
     Load,
@@ -74,7 +82,10 @@ from popxl_gpt.modelling.head import (
 )
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Table, trained
-from popxl_gpt.utils.runtime import data_type, seed_spec
+from popxl_gpt.utils.runtime import Recomputation, data_type, seed_spec
+
+WEIGHT = ".weight"
+"""The end of the name of a layer's matrix, or of its factors."""
 
 
 def activation_spec(config: Config) -> TensorSpec:
@@ -134,65 +145,135 @@ class BlockGraphs:
     factories: NamedVariableFactories
     fwd: addons.GraphWithNamedArgs
     accumulators: NamedVariableFactories
-    grad: addons.GraphWithNamedArgs
+    own_grad: addons.GraphWithNamedArgs
+    """The gradient that is given all that it takes of the forward pass."""
 
     @classmethod
-    def of(cls, config: Config, layout: Layout, keeps: bool, kind: str) -> "BlockGraphs":
-        """The graphs of a kind of layers. Call it in the main graph.
-
-        Args:
-            keeps: whether the gradient takes activations of the forward pass, or computes them
-                again.
-        """
+    def of(cls, config: Config, layout: Layout, price: float, kind: str) -> "BlockGraphs":
+        """The graphs of a kind of layers, for a price. Call it in the main graph."""
         layer = DecoderBlock(config.model.of_kind(kind), layout)
         seed = seed_spec(config.execution.widening)
         factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
-        # A layer that is computed again makes the probabilities of whole attention anyway.
-        is_whole = config.model.attention_serialisation == 1
-        again = {} if is_whole and not keeps else recomputing_gradients(fwd.graph)
+        # What runs attention again makes the probabilities of whole attention anyway.
+        runs_again = price != NONE_AGAIN and config.model.attention_serialisation == 1
+        again = {} if runs_again else recomputing_gradients(fwd.graph)
         accumulators, grad = layer_gradient(fwd, factories, layer, required=1, gradients=again)
-        return cls(factories, fwd, accumulators, grad if keeps else addons.recompute_graph(grad))
+        return cls(factories, fwd, accumulators, grad)
 
     @classmethod
-    def by_kind(cls, config: Config, layout: Layout, keeps: bool) -> "dict[str, BlockGraphs]":
+    def by_kind(cls, config: Config, layout: Layout, price: float) -> "dict[str, BlockGraphs]":
         """The graphs of each kind of layers that the model has."""
         kinds = dict.fromkeys(config.model.kinds)
-        return {kind: cls.of(config, layout, keeps, kind) for kind in kinds}
+        return {kind: cls.of(config, layout, price, kind) for kind in kinds}
 
-    def kept_bytes(self, config: Config) -> int:
-        """Bytes of what the gradient takes of the forward pass, of all micro-batches."""
-        loaded = self.fwd.graph.inputs[: len(decoder_plan(config.model).inputs)]
-        kept = kept_activations(self.fwd, self.grad, loaded)
-        return config.runs_per_phase * sum(t.nelms * t.dtype.itemsize for t in kept)
+    def grad(self, price: float) -> addons.GraphWithNamedArgs:
+        """The gradient that takes what is kept at a price, and computes the rest again."""
+        if price == NONE_AGAIN:
+            return self.own_grad
+        return addons.recompute_graph(self.own_grad, self.kept(price))
+
+    @cached_property
+    def recomputation(self) -> Recomputation:
+        """What the gradient takes of the forward pass, and what making it again costs."""
+        return Recomputation(self.own_grad)
+
+    @cached_property
+    def prices(self) -> "dict[Tensor, float]":
+        """The prices of what can be kept."""
+        return self.recomputation.prices(self.recomputation.values)
+
+    def kept(self, price: float) -> list[Tensor]:
+        """What is kept of the forward pass at a price."""
+        if price == NONE_AGAIN:
+            inputs = set(self.fwd.graph.inputs)
+            return [t for t in self.recomputation.taken if t not in inputs]
+        return [t for t, own in self.prices.items() if own > price] if price < ALL_AGAIN else []
+
+    def flops(self, price: float) -> int:
+        """Operations of the gradient at a price."""
+        own: int = addons.evaluate_FLOPs(self.own_grad.graph)["TOT"]  # type: ignore[assignment]
+        return own + self.recomputation.flops(self.kept(price))
+
+    def again(self, price: float) -> list[str]:
+        """Linear layers whose products are made again at a price."""
+        read = {t for op in self.recomputation.ops(self.kept(price)) for t in op.inputs}
+        weights = {n: t for n, t in self.fwd.args.to_dict().items() if n.endswith(WEIGHT)}
+        return [
+            n.removesuffix(WEIGHT) for n, t in weights.items() if t in read and len(t.shape) == 2
+        ]
+
+
+@cache
+def levels(config: Config) -> tuple[Level, ...]:
+    """`levels_here` of a configuration. Not for graphs to call."""
+    ir = replicated_ir(config.execution)
+    with ir.main_graph:
+        return levels_here(config, Layout.of(ir, config.execution))
+
+
+def levels_here(config: Config, layout: Layout) -> tuple[Level, ...]:
+    """What each decoder block may keep of its forward pass, from nothing on. Call it in the main
+    graph.
+    """
+    some, every = (BlockGraphs.by_kind(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN))
+    prices = {price for block in some.values() for price in block.prices.values()}
+    dear = sorted((price for price in prices if price > CHEAP), reverse=True)
+    return (
+        *(_level(config, some, price) for price in (ALL_AGAIN, *dear[1:], CHEAP)),
+        _level(config, every, NONE_AGAIN),
+    )
+
+
+def _level(config: Config, blocks: "Mapping[str, BlockGraphs]", price: float) -> Level:
+    """What blocks keep at a price: those of each kind in the same buffers, which have a place for
+    all that any of them keeps.
+    """
+    layers, places = config.model.layers, Counter[TensorSpec]()
+    for block in blocks.values():
+        places |= Counter(t.spec for t in block.kept(price))
+    shares = Counter(config.model.kinds)
+    return Level(
+        price=price,
+        kept_bytes=config.runs_per_phase * sum(n * spec.nbytes for spec, n in places.items()),
+        flops=sum(n * blocks[kind].flops(price) for kind, n in shares.items()) / layers,
+        again=tuple(dict.fromkeys(n for block in blocks.values() for n in block.again(price))),
+    )
+
+
+def stretches(config: Config) -> tuple[Stretch, ...]:
+    """What the decoder blocks keep, in order: one level for all, or two. Not for graphs to call."""
+    budget = config.execution.activation_memory
+    without = replace(config, execution=replace(config.execution, activation_memory=None))
+    if budget is not None:
+        return bought(levels(without), config.model.layers, budget)
+    level = levels(without)[0 if config.execution.recomputation else -1]
+    return (Stretch(range(config.model.layers), level),)
 
 
 def decoder_graphs(
     config: Config, layout: Layout, io: LayerIO
 ) -> tuple[TwoPassGraphs, tuple[LayerRun[TwoPassGraphs], ...]]:
-    """The decoder blocks' part of a training step, and the layers in order: those that compute
-    activations again, and the last ones, which keep them. All but the passes is the same for all.
+    """The decoder blocks' part of a training step, and the layers in order: those that compute more
+    of the forward pass again, and the last ones, which keep more. All but the passes is the same
+    for all.
     """
-    model, execution = config.model, config.execution
-    kept, keeping = 0, None
-    if execution.activation_memory is not None or not execution.recomputation:
-        keeping = BlockGraphs.by_kind(config, layout, keeps=True)
-        kept = layers_within(config, most_kept(config, keeping))
-    first = model.layers - kept
-    ways = []
-    if first:
-        again = BlockGraphs.by_kind(config, layout, keeps=False)
-        ways.append((again, range(first), False))
-    if keeping is not None and kept:
-        ways.append((keeping, range(first, model.layers), True))
+    model = config.model
+    budget = config.execution.activation_memory
+    if budget is None:
+        price = ALL_AGAIN if config.execution.recomputation else NONE_AGAIN
+        ways = [(range(model.layers), price)]
+    else:
+        found = bought(levels_here(config, layout), model.layers, budget)
+        ways = [(each.layers, each.level.price) for each in found]
 
     decoder: TwoPassGraphs | None = None
     layers: tuple[LayerRun[TwoPassGraphs], ...] = ()
-    for blocks, own, keeps in ways:
+    for own, price in ways:
         rows, graphs = KeptRows(own), {}
         for kind in dict.fromkeys(model.kinds[n] for n in own):
-            block = blocks[kind]
+            block = BlockGraphs.of(config, layout, price, kind)
             plan = decoder_plan(model)
-            fwd, grad = serialise_with_gradient(block.fwd, block.grad, plan, io, rows)
+            fwd, grad = serialise_with_gradient(block.fwd, block.grad(price), plan, io, rows)
             if decoder is None:
                 table, factories = DecoderBlock.parameters(model), block.factories
                 made = _training_graphs(
@@ -200,41 +281,16 @@ def decoder_graphs(
                 )
                 decoder = TwoPassGraphs.of(made, fwd)
             graphs[kind] = replace(decoder, fwd=fwd, grad=grad)
-        layers += LayerRun.of(model.kinds, own, graphs, keeps and len(ways) > 1)
+        layers += LayerRun.of(model.kinds, own, graphs, own.start > 0)
     assert decoder is not None, "a model has layers"
     return decoder, layers
 
 
-def most_kept(config: Config, blocks: "Mapping[str, BlockGraphs]") -> int:
-    """Bytes of what a layer's gradient takes of the forward pass, of the kind that takes most."""
-    return max(block.kept_bytes(config) for block in blocks.values())
-
-
-def layers_within(config: Config, kept_bytes: int) -> int:
-    """How many decoder blocks, the last ones, keep their activations for the gradient.
-
-    The last ones, for the backward pass begins there: they have given the memory up again when most
-    gradients wait for the update.
-    """
-    layers, budget = config.model.layers, config.execution.activation_memory
-    if budget is None:
-        return 0 if config.execution.recomputation else layers
-    return min(layers, budget // kept_bytes)
-
-
-@cache
 def kept_bytes(config: Config) -> int:
-    """`BlockGraphs.kept_bytes` of a configuration, on a replica. Not for graphs to call."""
-    ir = replicated_ir(config.execution)
-    with ir.main_graph:
-        return most_kept(
-            config, BlockGraphs.by_kind(config, Layout.of(ir, config.execution), keeps=True)
-        )
-
-
-def kept_layers(config: Config) -> int:
-    """`layers_within` of a configuration. Not for graphs to call."""
-    return layers_within(config, kept_bytes(config))
+    """Bytes that each decoder block of a configuration keeps where all keep all. Not for graphs to
+    call.
+    """
+    return levels(config)[-1].kept_bytes
 
 
 def replicated_ir(execution: Execution) -> popxl.Ir:

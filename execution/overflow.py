@@ -20,7 +20,7 @@ from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.execution.host import StepResult, run_steps
-from popxl_gpt.execution.layer_graphs import kept_layers
+from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.utils.runtime import find_not_finite, gather
 
 COUNTERS = ("skipped", "skipped_in_a_row")
@@ -197,7 +197,8 @@ def name_the_first(
 def layer_of_iteration(phase: str, number: int, config: Config) -> int:
     """The layer of an iteration, counted from 0 over all steps, of a phase of the decoder."""
     layers = config.model.layers
-    kept = kept_layers(config) % layers  # where all are alike, there is one phase for them
+    # the last ones, which keep more; where all are alike, there is one phase for them
+    kept = len(stretches(config)[-1].layers) % layers
     if "fwd" not in phase and "bwd" not in phase:  # an update's has iterations for all layers
         return number % layers
     first, count = (layers - kept, kept) if "keeping" in phase else (0, layers - kept)

@@ -47,7 +47,7 @@ def decoder_fwd_phase(
 def decoder_fwd_keeping_phase(
     step: TrainingStep, n: Tensor, seed: Tensor, graphs: TwoPassGraphs, group: Group
 ) -> tuple[Tensor, Tensor]:
-    """`decoder_fwd_phase` of a layer that keeps activations for its gradient."""
+    """`decoder_fwd_phase` of a layer that keeps more activations than others."""
     return decoder_fwd_phase(step, n, seed, graphs, group)
 
 
@@ -85,7 +85,7 @@ def decoder_bwd_keeping_phase(
     rounding: Rounding,
     group: Group,
 ) -> tuple[Tensor, Tensor]:
-    """`decoder_bwd_phase` of a layer that has kept its activations."""
+    """`decoder_bwd_phase` of a layer that has kept more activations than others."""
     return decoder_bwd_phase(step, n, grad_norm_sq, graphs, rounding, group)
 
 
@@ -197,7 +197,7 @@ def decoder_optim_fwd_phase(
 def decoder_optim_fwd_keeping_phase(
     step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor], graphs: TwoPassGraphs
 ) -> tuple[Tensor, ...]:
-    """`decoder_optim_fwd_phase` of a layer that keeps activations for its gradient."""
+    """`decoder_optim_fwd_phase` of a layer that keeps more activations than others."""
     return decoder_optim_fwd_phase(step, n, seed, state, graphs)
 
 

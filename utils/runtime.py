@@ -45,12 +45,14 @@ from popxl.extensions import (
 )
 from popxl_addons.memmap_files import remove_files
 from popxl_addons.ops.cross_entropy_sharded_loss import normaliser_and_logit, reduced_loss
+from popxl_addons.transforms.recomputation import Recomputation
 
 from popxl_gpt.utils.errors import LostError, UserError
 
 __all__ = [
-    "PickledFileError", "PickledTensor", "accumulator_options", "alternate_steps", "attention",
-    "before_reading", "begin_lap", "coded_moment", "compile_seconds", "count_here", "data_type",
+    "PickledFileError", "PickledTensor", "Recomputation", "accumulator_options", "alternate_steps",
+    "attention", "before_reading", "begin_lap", "coded_moment", "compile_seconds", "count_here",
+    "data_type",
     "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
     "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes", "jump_seed",
     "keep_remote_memory_in_files", "keep_state_once", "leave_note", "limit_device_memory",

@@ -18,8 +18,9 @@ from popxl_gpt.config.leaves import assemble, flatten
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.known_text import Text
-from popxl_gpt.execution.layer_graphs import kept_layers
+from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.execution.planning.text import layout_name
+from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.runtime import multiplies_bfloat16, runs_on_gpu
 
@@ -158,7 +159,7 @@ def _activations_words(config: Config) -> str:
     execution = config.execution
     if execution.activation_memory is None:
         return f"activations {'recomputed' if execution.recomputation else 'kept'}"
-    return f"activations of {kept_layers(config)} of {config.model.layers} blocks kept"
+    return f"activations: {stretches_text(stretches(config))}"
 
 
 def _pieces(config: Config, known: Known) -> Iterator[Values]:

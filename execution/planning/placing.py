@@ -12,7 +12,7 @@ import popxl
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.instances import processes_here
-from popxl_gpt.execution.layer_graphs import kept_layers
+from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.execution.planning.axes import ROWS
 from popxl_gpt.execution.planning.memory import (
     LOADED_TO_PAGE,
@@ -25,6 +25,7 @@ from popxl_gpt.execution.planning.memory import (
     process_memory,
     programs_of,
 )
+from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import gather, host_bytes
@@ -129,13 +130,14 @@ class Room:
             if left < replicas:
                 return None
             some = override(least, activation_memory=left // replicas)
-            if (kept := kept_layers(some)) == 0:
+            kept = stretches(some)
+            if kept[-1].level.kept_bytes == 0:
                 return None
             found = self._memory(some)
             if found.needed <= self.nbytes:
                 why = (
-                    f"fits with the activations of {kept} of {config.model.layers} blocks kept, as "
-                    f"{bytes_text(memory.needed)} with those of all do not fit {self._told}"
+                    f"fits where {stretches_text(kept)}, as {bytes_text(memory.needed)} with all "
+                    f"activations do not fit {self._told}"
                 )
                 return Placed(some, found, why)
             left -= found.needed - self.nbytes

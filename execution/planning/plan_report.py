@@ -8,6 +8,7 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config.schema import Config, Execution
+from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.execution.planning.layouts import (
     fastest_layouts,
     layouts_text,
@@ -21,6 +22,7 @@ from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.run_plan import RunPlan, make_run_plan
 from popxl_gpt.execution.planning.text import layout_name, layout_values, micro_batches, table
+from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.files.output_folder import written_to
 from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.units import bytes_text, counted, duration, si
@@ -201,6 +203,7 @@ def _totals(found: RunPlan) -> str:
     process, replicas_here = found.process, program.replicas // popdist.getNumInstances()
     slowest, longest = max(zip(found.times, program.phases), key=lambda pair: pair[0].seconds)
     in_it = duration(slowest.seconds / program.steps)
+    has_budget = config.execution.activation_memory is not None
     lines = (
         ("device memory", f"{bytes_text(program.peak_bytes)} at peak on each replica"),
         (
@@ -208,6 +211,7 @@ def _totals(found: RunPlan) -> str:
             f"{bytes_text(program.remote_memory_bytes)} per replica, "
             f"{bytes_text(program.total_remote_memory_bytes)} in total",
         ),
+        *((("activations", stretches_text(stretches(config))),) if has_budget else ()),
         (
             "process",
             f"{bytes_text(process.resident)} resident: {bytes_text(process.itself)} for itself, "

@@ -16,7 +16,7 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.execution.host import data_share, run_steps
-from popxl_gpt.execution.layer_graphs import kept_layers
+from popxl_gpt.execution.layer_graphs import levels, stretches
 from popxl_gpt.execution.planning.memory import least_rows, state_bytes
 from popxl_gpt.execution.planning.text import layout_name
 from popxl_gpt.utils.runtime import drop_dead_sessions, gather
@@ -67,7 +67,12 @@ class Trials:
             return self._measured(config, config.model.layers, runs)
         keeping = override(recomputing, recomputation=False)
         once, again = (self._measured(each, 1, 1) for each in (keeping, recomputing))
-        return seconds - kept_layers(config) * runs * max(0.0, again - once)
+        none, *_, every = levels(recomputing)
+        saved = sum(
+            len(some.layers) * (none.flops - some.level.flops) for some in stretches(config)
+        )
+        blocks = saved / (none.flops - every.flops)
+        return seconds - blocks * runs * max(0.0, again - once)
 
     def _of_equal_blocks(self, config: Config) -> float:
         """`seconds` of a model all of whose blocks keep their activations, or none does."""

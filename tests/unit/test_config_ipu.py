@@ -1,7 +1,6 @@
 """`ipu_config.json`: every key becomes a setting, or says why it does not."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,8 +155,7 @@ def test_sharding_over_one_replica_is_told(tmp_path):
 
 def test_the_documentation_says_what_each_key_is():
     for key in leaves(IpuConfig):
-        has_reason = bool(re.match("No effect|The same|As th", key.doc))
-        assert has_reason == (setting_of(key) is None), key.name
+        assert key.doc.startswith("No effect") == (setting_of(key) is None), key.name
 
 
 def test_a_configuration_is_updated_by_a_text():

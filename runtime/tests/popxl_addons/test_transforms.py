@@ -20,7 +20,7 @@ from popxl_addons.transforms.batch_serialisation import (
     batch_serialise_fwd_and_grad,
     batch_serialise_overlapped,
 )
-from popxl_addons.transforms.recomputation import recompute_graph
+from popxl_addons.transforms.recomputation import Recomputation, recompute_graph
 
 ROWS, STEPS, N, C = 2, 3, 4, 5
 W = [normal(C, C, seed=i) * 0.5 for i in range(ROWS)]
@@ -214,6 +214,33 @@ def test_recomputation_needs_forward_inputs_only_and_changes_no_bit(accumulate):
     for plain, recomputed in zip(results[:half], results[half:]):
         np.testing.assert_array_equal(plain, recomputed)
         assert np.abs(plain).max() > 0
+
+
+def test_what_is_kept_is_not_made_again_and_changes_no_bit():
+    def build(ir):
+        x, dy = popxl.variable(XS[0]), popxl.variable(DYS[0])
+        seed = popxl.variable(np.array([3, 5], np.uint32))
+        facts, fwd = Layer(0.3).create_graph(x, seed)
+        variables = facts.init()
+        grad = addons.autodiff(fwd, None, [fwd.graph.inputs[0], *fwd.args.tensors])
+        found = Recomputation(grad)
+        prices = found.prices(found.values)
+        assert [t.name for t in prices] == ["add", "matmul", "tanh"]
+        *free, dear = prices.values()
+        assert max(free) < 1e-9 and dear > 2 * C / 4  # of the product, for each float32
+        again = recompute_graph(grad, [list(prices)[-1]])
+        rest, _ = again.graph.called_graphs
+        assert rest.ops == () and fwd.graph.inputs[0] in again.grad_graph_info.inputs
+        results = []
+        for graph in (grad, again):
+            call = fwd.bind(variables).call_with_info(x, seed)
+            results += graph.call(dy, args=graph.grad_graph_info.inputs_dict(call))
+        return results
+
+    results = run_program(build)
+    half = len(results) // 2
+    for plain, recomputed in zip(results[:half], results[half:]):
+        np.testing.assert_array_equal(plain, recomputed)
 
 
 def test_recomputation_keeps_the_order_provided_needed_others_by_reference():

@@ -16,7 +16,7 @@ from popxl_gpt.demo import pretraining as program
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.execution.checkpoints import checkpoint
 from popxl_gpt.execution.inference.inference import evaluation_program
-from popxl_gpt.execution.layer_graphs import kept_bytes, kept_layers
+from popxl_gpt.execution.layer_graphs import kept_bytes, levels, stretches
 from popxl_gpt.execution.planning import axes, executing, placing, trial
 from popxl_gpt.execution.planning import memory as memory_account
 from popxl_gpt.execution.planning.executing import executable, resolved
@@ -31,6 +31,7 @@ from popxl_gpt.execution.planning.memory import (
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.planning.placing import Placed, Room
 from popxl_gpt.execution.pretraining import pretraining, training_program
+from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.runtime import planner
 
@@ -193,17 +194,20 @@ def test_a_time_that_is_linear_in_layers_and_runs_is_predicted_exactly(monkeypat
     assert program.made.count((1, 2)) == 2 and program.made.count((2, 2)) == 2
 
 
-def test_each_block_that_keeps_its_activations_saves_what_a_trial_of_one_saves(monkeypatch):
+def test_what_blocks_keep_saves_its_share_of_what_a_trial_of_one_that_keeps_all_saves(monkeypatch):
     program = Linear(monkeypatch)
     config = small(layers=24, hidden_size=64)
-    some = override(config, activation_memory=5 * kept_bytes(config))
+    none, *_, products, every = levels(config)
+    some = override(config, activation_memory=24 * products.kept_bytes)
+    share = (none.flops - products.flops) / (none.flops - every.flops)
+    assert 0.5 < share < 1
     keeping = override(config, recomputation=False)
     trials = trial.Trials(pretraining, time.perf_counter)
     one = [override(each, layers=1) for each in (config, keeping)]
     saved = program.exact(override(one[0], global_batch_size=1)) - program.exact(
         override(one[1], global_batch_size=1)
     )
-    expected = program.exact(config) - 5 * config.runs_per_phase * saved
+    expected = program.exact(config) - 24 * share * config.runs_per_phase * saved
     assert trials.seconds(some) == pytest.approx(expected)
 
 
@@ -425,7 +429,7 @@ def test_rows_are_in_memory_where_they_fit_and_else_in_files(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_activations_of_as_many_blocks_are_kept_as_fit(tmp_path):
+def test_activations_are_kept_as_far_as_they_fit(tmp_path):
     config = small(
         layers=6, hidden_size=64, sequence_length=64, micro_batch_size=8, recomputation=False,
         run_folder=str(tmp_path),
@@ -436,17 +440,17 @@ def test_activations_of_as_many_blocks_are_kept_as_fit(tmp_path):
     )
     each = kept_bytes(config)
     assert 2 * each < all_kept - none
-    numbers = []
+    flops = []
     for room in (none + 2 * each, none + 4 * each, all_kept - 1):
         found = room_of(room).place(config)
         assert isinstance(found, Placed) and found.memory.resident <= room
         assert found.config.execution.memmap_dir is None
-        numbers.append(kept_layers(found.config))
-    assert 0 < numbers[0] < numbers[1] < 6 and numbers[2] >= numbers[1]
-    text = axes.in_words(room_of(none + 4 * each).place(config).config)
-    assert f"activations of {numbers[1]} of 6 blocks kept" in text
-    less_than_one = room_of(none + each // 2).place(config)  # another candidate recomputes
-    assert isinstance(less_than_one, str) and "needs" in less_than_one
+        kept = stretches(found.config)
+        flops.append(sum(len(part.layers) * part.level.flops for part in kept))
+        assert f"activations: {stretches_text(kept)}" in axes.in_words(found.config)
+    assert flops[0] > flops[1] >= flops[2]
+    too_small = room_of(none + each // 100).place(config)  # another candidate recomputes
+    assert isinstance(too_small, str) and "needs" in too_small
     all_given = room_of(none + 4 * each, "recomputation").place(config)
     assert isinstance(all_given, str) and "needs" in all_given
 

@@ -118,6 +118,7 @@ def check_peaks(config: Any, peaks: "dict[bool, int]", monkeypatch: Any) -> None
             "hidden_size": 180,
         },
         {"vocabulary_size": 1511, "sequence_length": 37},
+        {"layers": 3, "hidden_size": 180, "activation_memory": 800_000},
         {
             **MODELS["norms around, gains from one, GEGLU"],
             "hidden_size": 180,
