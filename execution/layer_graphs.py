@@ -82,7 +82,7 @@ from popxl_gpt.modelling.head import (
 )
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Table, trained
-from popxl_gpt.utils.runtime import Recomputation, data_type, seed_spec
+from popxl_gpt.utils.runtime import Recomputation, data_type, recomputed, seed_spec
 
 WEIGHT = ".weight"
 """The end of the name of a layer's matrix, or of its factors."""
@@ -170,7 +170,7 @@ class BlockGraphs:
         """The gradient that takes what is kept at a price, and computes the rest again."""
         if price == NONE_AGAIN:
             return self.own_grad
-        return addons.recompute_graph(self.own_grad, self.kept(price))
+        return recomputed(self.own_grad, self.kept(price))
 
     @cached_property
     def recomputation(self) -> Recomputation:

@@ -21,7 +21,8 @@ from popxl import ops  # noqa: E402
 from popxl_engine.ir import Block, to_text  # noqa: E402
 from popxl_engine.lowering import lower  # noqa: E402
 from popxl_engine.passes import (  # noqa: E402
-    OPTIMIZATIONS,
+    OVERLAP,
+    OVERLAP_ALL,
     PASSES,
     Pass,
     PassManager,
@@ -41,8 +42,9 @@ The compiler runs these passes in this order. Each takes a program, as blocks of
 gives another one that does the same. Those of a graph work on the block of a single graph, before
 calls are inlined: they do the same wherever it is called. `POPXL_PASSES=-name,-name` turns passes
 off, `POPXL_PRINT_AFTER=name` prints the program after one, `POPXL_VERIFY=1` checks it after each.
-The lines below are from training steps of the `mini` preset, and from attention that a program
-composes of products and a softmax: what was there, and what a pass puts there.
+The lines below are from training steps of the `mini` preset, from attention that a program
+composes of products and a softmax, and from a sum over replicas: what was there, and what a pass
+puts there.
 """
 STEPS = (
     ({}, "cpu", ()),
@@ -61,7 +63,7 @@ class Watching(PassManager):
 
     def _run(self, each: Pass, block: Block) -> Block:
         result = super()._run(each, block)
-        if result is not block and each.name in {fusion.name for fusion in OPTIMIZATIONS}:
+        if result is not block and each.is_optional and each.name != "lower":
             found = one_change(list(lines(block)), list(lines(result)))
             known = self.changes.get(each.name)
             if found[1] and (known is None or len(sum(found, [])) < len(sum(known, []))):
@@ -113,15 +115,28 @@ def composed_attention() -> popxl.Ir:
     return ir
 
 
+def sum_over_replicas() -> popxl.Ir:
+    """A program on two replicas that has something to do beside their sum."""
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        x = popxl.variable(np.zeros((8, 8), np.float32), name="x")
+        total = ops.collectives.replicated_all_reduce(x)
+        for y in (ops.gelu(total), ops.exp(x)):
+            ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
+    return ir
+
+
 def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
     """Compile all steps, and attention as programs compose it."""
     steps = [
         (training_program(override(preset("mini"), **changes))[0], device, left_out)
         for changes, device, left_out in STEPS
     ]
-    for ir, device, left_out in [*steps, (composed_attention(), "cpu", ())]:
+    programs = [*steps, *((ir, "cpu", ()) for ir in (composed_attention(), sum_over_replicas()))]
+    for ir, device, left_out in programs:
         where = torch.device(device)
-        manager = Watching([p for p in enabled_passes(where) if p.name not in left_out])
+        passes = [p for p in enabled_passes(where) if p.name not in left_out]
+        manager = Watching([OVERLAP_ALL if p is OVERLAP else p for p in passes])
         manager.run_on_program(lower(ir.main_graph, manager.run_on_graph))
     return Watching.changes
 

@@ -4,12 +4,13 @@ not.
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import popxl
+import popxl_addons as addons
 from popxl import extensions
 from popxl.context import _execution_context
 from popxl.extensions import (
@@ -52,16 +53,15 @@ from popxl_gpt.utils.errors import LostError, UserError
 __all__ = [
     "PickledFileError", "PickledTensor", "Recomputation", "accumulator_options", "alternate_steps",
     "attention", "before_reading", "begin_lap", "coded_moment", "compile_seconds", "count_here",
-    "data_type",
-    "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
-    "find_not_finite", "gather", "gather_beside", "geglu", "has_device", "host_bytes", "jump_seed",
-    "keep_remote_memory_in_files", "keep_state_once", "leave_note", "limit_device_memory",
-    "moment_options", "multiplies_bfloat16", "multiply_ceiling", "newton_schulz",
-    "normaliser_and_logit", "open_pickled", "planner", "profile", "read_note", "reduced_loss",
-    "release_freed_memory", "relu2", "remove_files", "replica_digests", "rms_norm", "rotary",
-    "round_from", "run_times", "runs_on_gpu", "runtime_errors_are_told", "seed_spec",
-    "session_device", "shard_count", "short_convolution", "softcap", "split_into_phases", "swiglu",
-    "update_condition",
+    "data_type", "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session",
+    "file_traffic", "find_not_finite", "gather", "gather_beside", "geglu", "has_device",
+    "host_bytes", "jump_seed", "keep_remote_memory_in_files", "keep_state_once", "leave_note",
+    "limit_device_memory", "moment_options", "multiplies_bfloat16", "multiply_ceiling",
+    "newton_schulz", "normaliser_and_logit", "open_pickled", "planner", "profile", "read_note",
+    "recomputed", "reduced_loss", "release_freed_memory", "relu2", "remove_files",
+    "replica_digests", "rms_norm", "rotary", "round_from", "run_times", "runs_on_gpu",
+    "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
+    "softcap", "split_into_phases", "swiglu", "update_condition",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 
@@ -78,6 +78,13 @@ def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
     in float32; PopXL's own are of the weight's type.
     """
     return {} if weights is popxl.float32 else {"accumulator_dtype": popxl.float32}
+
+
+def recomputed(
+    grad: addons.GraphWithNamedArgs, kept: Sequence[popxl.Tensor]
+) -> addons.GraphWithNamedArgs:
+    """A gradient graph that takes so much of the forward pass, and computes the rest again."""
+    return addons.recompute_graph(grad, kept)
 
 
 def attention(

@@ -244,12 +244,27 @@ def to_host_value(
     return host_array(what, x, dtype, downcast, True, log2_scale, nan_on_overflow)
 
 
+_AT_ONCE = 2**20
+"""Numbers that are rounded at a time, which takes several times their memory."""
+
+
 def round_to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """Round float32 values to the nearest bfloat16 (ties to even), still as float32."""
-    bits = np.array(x, dtype=np.float32, order="C").view(np.uint32)
-    tie = (bits >> np.uint32(16)) & np.uint32(1)  # to the even of the two neighbours
-    rounded = ((bits + np.uint32(0x7FFF) + tie) & np.uint32(0xFFFF0000)).view(np.float32)
-    return np.where(np.isfinite(x), rounded, x).astype(np.float32)
+    """Round float32 values to the nearest bfloat16 (ties to even), still as float32; where all are
+    such, x itself.
+    """
+    flat = np.ascontiguousarray(x, np.float32).reshape(-1)
+    found = flat
+    for at in range(0, flat.size, _AT_ONCE):
+        part = flat[at : at + _AT_ONCE]
+        bits = part.view(np.uint32)
+        if not (bits & np.uint32(0xFFFF)).any():
+            continue
+        if found is flat:
+            found = flat.copy()
+        tie = (bits >> np.uint32(16)) & np.uint32(1)  # to the even of the two neighbours
+        rounded = ((bits + np.uint32(0x7FFF) + tie) & np.uint32(0xFFFF0000)).view(np.float32)
+        found[at : at + _AT_ONCE] = np.where(np.isfinite(part), rounded, part)
+    return found.reshape(x.shape)
 
 
 def table_to_string(
