@@ -328,7 +328,7 @@ ROWS = [
         asks_for_training=True),
     Row("full disk between checkpoints", f"{RUN} --name new --steps 40 --checkpoint.every 0",
         ("runs/new/metrics.jsonl: got 'File too large' while writing; expected space. Training goes on",
-         "step_00000040: got", "metrics.jsonl: the last "), largest_file=3000, asks_for_training=True),
+         "step_00000040: got", "metrics.jsonl: the last "), largest_file=6000, asks_for_training=True),
     Row("full disk at a profile", "{bench} --config tiny --profile --profile_folder profile --measured_runs 1",
         ("--profile_folder: got 'File too large'", "space on the disk"), largest_file=3000, asks_for_training=True),
     Row("full disk during preparation", f"{PREPARE} --output new", ("File too large", "--output"), largest_file=8000),

@@ -46,7 +46,7 @@ from popxl.extensions import (
 )
 from popxl_addons.memmap_files import remove_files
 from popxl_addons.ops.cross_entropy_sharded_loss import normaliser_and_logit, reduced_loss
-from popxl_addons.transforms.recomputation import Recomputation
+from popxl_addons.transforms.recomputation import Recomputation, recompute_rest
 
 from popxl_gpt.utils.errors import LostError, UserError
 
@@ -84,7 +84,7 @@ def recomputed(
     grad: addons.GraphWithNamedArgs, kept: Sequence[popxl.Tensor]
 ) -> addons.GraphWithNamedArgs:
     """A gradient graph that takes so much of the forward pass, and computes the rest again."""
-    return addons.recompute_graph(grad, kept)
+    return recompute_rest(grad, kept)
 
 
 def attention(

@@ -147,4 +147,6 @@ def test_the_notebook_runs_cell_by_cell(tmp_path):
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("---") == 2 and (tmp_path / "runs/notebook/metrics.jsonl").is_file()
+    assert (
+        done.stdout.count("\n---\n") == 2 and (tmp_path / "runs/notebook/metrics.jsonl").is_file()
+    )

@@ -102,7 +102,10 @@ def tracked() -> "set[str]":
     for base, packages, above in ((ROOT, FOLDERS, "popxl_gpt/"), (ROOT / "runtime", RUNTIME, "")):
         for path in (path for name in packages for path in (base / name).rglob("*.*")):
             place = path.relative_to(base)
-            if path.suffix in (".py", *READ_BY_CODE) and place.parts[:2] != ("data", "files"):
+            if path.suffix in (".py", ".pyi", *READ_BY_CODE) and place.parts[:2] != (
+                "data",
+                "files",
+            ):
                 found.add(f"{above}{place}")
     typed = {f"{package}/py.typed" for package in ("popxl_gpt", *RUNTIME)}
     return found | typed | {"popxl_gpt/__init__.py", "popxl_gpt/api.py"}

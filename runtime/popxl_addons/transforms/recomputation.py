@@ -92,9 +92,12 @@ def _op_flops(op: Op) -> int:
 
 
 @without_collection()
-def recompute_graph(
-    grad_graph: GraphWithNamedArgs, keep: Collection[Tensor] = ()
-) -> GraphWithNamedArgs:
+def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
+    """A gradient graph that first runs the forward graph: `recompute_rest` where nothing is kept."""
+    return recompute_rest(grad_graph, ())
+
+
+def recompute_rest(grad_graph: GraphWithNamedArgs, keep: Collection[Tensor]) -> GraphWithNamedArgs:
     """A gradient graph that first runs the forward graph, or what makes all that is not kept of it,
     and takes from it what the given one takes from its caller.
 

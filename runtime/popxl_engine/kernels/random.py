@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from popxl import generator as on_host
 from popxl.dtypes import dtype as Dtype  # noqa: N812 - `dtype` is a parameter of two ops
@@ -110,7 +111,7 @@ def jump_seed(seed: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """One child after the other, on the host: a chain of two words is no work for tensors."""
     if seed.is_meta:
         return torch.empty_like(seed)
-    left = on_host.jumped_seed(seed.numpy(force=True), int(count))
+    left = on_host.jumped_seed(np.array(seed.tolist(), np.uint32), count.item())
     return torch.from_numpy(left).to(seed.device)
 
 

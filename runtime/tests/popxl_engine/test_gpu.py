@@ -41,9 +41,12 @@ from popxl_engine.support import making_on
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-WAIT = {"dynamic_slice", "dynamic_update", "dynamic_update_", "roi_align", "roi_align_grad"}
-"""Ops whose kernels wait for a number from the device: where to cut, or how many samples there
-are.
+WAIT = {
+    *("dynamic_slice", "dynamic_update", "dynamic_update_"),
+    *("roi_align", "roi_align_grad", "jump_seed"),
+}
+"""Ops whose kernels wait for a number from the device: where to cut, how many samples there are, or a
+seed where it is not computed on the host.
 """
 
 
