@@ -91,12 +91,12 @@ def _op_flops(op: Op) -> int:
     return times * max(flops for flops in bodies if isinstance(flops, int))
 
 
-@without_collection()
 def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
-    """A gradient graph that first runs the forward graph: `recompute_rest` where nothing is kept."""
+    """A gradient graph that first runs the forward graph: `recompute_rest` with nothing kept."""
     return recompute_rest(grad_graph, ())
 
 
+@without_collection()
 def recompute_rest(grad_graph: GraphWithNamedArgs, keep: Collection[Tensor]) -> GraphWithNamedArgs:
     """A gradient graph that first runs the forward graph, or what makes all that is not kept of it,
     and takes from it what the given one takes from its caller.
