@@ -30,6 +30,11 @@ def loops_of_steps(main: Graph) -> set[Op]:
     return _around_phases(main)[0]
 
 
+def _ops_around_phases(main: Graph) -> set[Op]:
+    """The ops whose graphs are no phases, but call some."""
+    return set[Op]().union(*_around_phases(main))
+
+
 def _around_phases(main: Graph) -> tuple[set[Op], set[Op]]:
     """The repeats whose iterations are steps, and other ops whose graphs are no phases."""
     found: set[Op] = set()
@@ -73,22 +78,22 @@ def steps_of_run(ir: Ir) -> int:
 def runs_of(ir: Ir) -> dict[str, int]:
     """How often a run goes through each phase, repeats included."""
     runs = {MAIN: steps_of_run(ir)}
-    loops = set().union(*_around_phases(ir.main_graph))
-    for _, name, times in _called(ir.main_graph, loops):
+    around = _ops_around_phases(ir.main_graph)
+    for _, name, times in _called(ir.main_graph, around):
         runs[name] = runs.get(name, 0) + times
     return runs
 
 
 def calls_of(ir: Ir, phase: str) -> list[tuple[Graph, int]]:
     """The calls of a phase in a run, in order: a graph of its name, and how often it runs."""
-    loops = loops_of_steps(ir.main_graph)
+    around = _ops_around_phases(ir.main_graph)
 
     def of(graph: Graph) -> list[tuple[Graph, int]]:
         found = []
         for op in _run_in(graph):
             times = op.arguments.get("repeat_count", 1)
             for called, _ in op.called():
-                if op in loops:
+                if op in around:
                     found += of(called) * times
                 elif short_name(called) == phase:
                     found.append((called, times))
@@ -103,14 +108,14 @@ def in_phases(ir: Ir, block: Block) -> Iterator[tuple[str, Instr, int]]:
 
     Loops around phases are left out, what they repeat is not. Copies go with what is before them.
     """
-    loops = set().union(*_around_phases(ir.main_graph))
-    names = {path: name for path, name, _ in _called(ir.main_graph, loops)}
+    around = _ops_around_phases(ir.main_graph)
+    names = {path: name for path, name, _ in _called(ir.main_graph, around)}
     phases = sorted(names.items(), key=lambda found: -len(found[0]))
 
     def of(block: Block, times: int) -> Iterator[tuple[str, Instr, int]]:
         phase = MAIN
         for instr in block.instrs:
-            if instr.bodies and instr.source in loops:
+            if instr.bodies and instr.source in around:
                 iterations = instr.arguments.get("repeat_count", 1)
                 yield from of(instr.bodies[0], times * iterations)
                 phase = MAIN
@@ -128,7 +133,7 @@ def in_phases(ir: Ir, block: Block) -> Iterator[tuple[str, Instr, int]]:
 
 
 def _called(
-    graph: Graph, loops: set[Op], path: str = "", times: int = 1
+    graph: Graph, around: set[Op], path: str = "", times: int = 1
 ) -> Iterator[tuple[str, str, int]]:
     """Each call of a phase: its path, through the steps around it, its name, and how often a run
     makes it.
@@ -137,7 +142,7 @@ def _called(
         iterations = times * op.arguments.get("repeat_count", 1)
         for called, _ in op.called():
             inside = f"{path}/{short_name(called)}"
-            if op in loops:
-                yield from _called(called, loops, inside, iterations)
+            if op in around:
+                yield from _called(called, around, inside, iterations)
             else:
                 yield inside, short_name(called), iterations

@@ -105,6 +105,29 @@ def test_the_layer_of_an_overflow_in_the_backward_pass_is_named(changes, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 2])
+def test_the_layer_of_an_overflow_in_a_later_group_is_named(layer, monkeypatch):
+    config = override(HALF, micro_batch_group=2)
+    run_gradient = phases._run_gradient
+
+    def with_overflow(graphs, row, group, *rest):
+        gradients = run_gradient(graphs, row, group, *rest)
+        if group is not None and "attention.qkv.bias" in graphs.table:
+            t = gradients["attention.qkv.bias"]
+            there = ops.equal(row, popxl.constant(layer, popxl.int32))
+            third = ops.equal(group, popxl.constant(2, popxl.int32))
+            huge = popxl.constant(np.full(t.shape, 3e38, np.float32))
+            huge = ops.where(ops.logical_and(there, third), huge, t)
+            ops.add_(t, ops.mul(huge, popxl.constant(np.float32(1e3))))
+        return gradients
+
+    monkeypatch.setattr(phases, "_run_gradient", with_overflow)
+    place = first_place(session_of(config), config, *random_batch(config))
+    assert place.startswith(f"phase decoder_bwd_phase, layer {layer}: tensor "), place
+    assert "(inf), by mul of replica 0" in place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("changes", [{}, {"tensor_parallel_1": 2}, {"device_iterations": 2}, KINDS])
 def test_the_layer_of_a_weight_that_is_not_finite_is_named(layer, changes):
     config = override(HALF, **changes)
