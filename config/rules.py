@@ -45,7 +45,7 @@ def remainder(name: str, value: int | None, by: str, divisor: int | None) -> str
         return None
     # a model is given more often than its layout
     advice = (
-        f"Use {by} = {_largest_divisor(value, divisor)}, or change {name}."
+        f"Use {by} = {largest_divisor(value, divisor)}, or change {name}."
         if by.startswith("tensor_parallel")
         else f"Use {multiples(value, divisor)}, or change {by}."
     )
@@ -58,7 +58,7 @@ def multiples(value: int, divisor: int) -> str:
     return f"{below} or {below + divisor}" if below else str(divisor)
 
 
-def _largest_divisor(value: int, most: int) -> int:
+def largest_divisor(value: int, most: int) -> int:
     """The largest divisor of a value that is at most another."""
     lower = [number for number in range(1, isqrt(value) + 1) if value % number == 0]
     return max(number for low in lower for number in (low, value // low) if number <= most)

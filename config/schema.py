@@ -20,7 +20,7 @@ from popxl_gpt.config.execution import Execution
 from popxl_gpt.config.inference import FOLLOWED, Inference
 from popxl_gpt.config.logging import Logging
 from popxl_gpt.config.model import Model
-from popxl_gpt.config.rules import rule
+from popxl_gpt.config.rules import largest_divisor, rule
 from popxl_gpt.config.training import Training
 from popxl_gpt.utils.texts import shown_text
 
@@ -77,8 +77,7 @@ class Config:
     @property
     def groups(self) -> int:
         """Groups of micro-batches, each of which runs through all layers by itself."""
-        count, group = self.gradient_accumulation, self.execution.micro_batch_group
-        return 1 if group is None else max(1, count // group)
+        return self.runs_per_step // self.runs_per_phase
 
     @property
     def runs_per_step(self) -> int:
@@ -87,14 +86,18 @@ class Config:
 
     @property
     def runs_per_phase(self) -> int:
-        """Runs of a layer in a phase: those of a group."""
-        return self.runs_per_step // self.groups
+        """Runs of a layer in a phase: those of a group. Where `micro_batch_group` does not divide a
+        step, as in validation with other micro-batches, the most that do.
+        """
+        group = self.execution.micro_batch_group
+        if group is None:
+            return self.runs_per_step
+        return largest_divisor(self.runs_per_step, max(1, group // self.execution.widening))
 
     @property
     def interleaved_runs(self) -> int:
         """Runs of a layer that alternate."""
-        most = min(self.execution.interleaving, self.runs_per_phase)
-        return next(n for n in range(most, 0, -1) if self.runs_per_phase % n == 0)
+        return largest_divisor(self.runs_per_phase, self.execution.interleaving)
 
     @property
     def tokens_per_step(self) -> int:

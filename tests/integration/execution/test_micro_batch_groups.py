@@ -129,6 +129,21 @@ def test_evaluation_runs_in_groups_as_training_does(changes):
 
 
 @pytest.mark.slow
+def test_validation_by_other_micro_batches_runs_all_of_them():
+    config = override(DROPPING, global_batch_size=10, inference_micro_batch_size=2)
+    losses = []
+    for group in (None, 2):
+        own = override(config, micro_batch_group=group)
+        session = evaluation(own)
+        write_whole_weights(session, own, random_weights(own.model).items())
+        with session:
+            losses.append(evaluate(session, own, *random_batch(own)))
+    assert losses[0] == losses[1]
+    runs = override(config, micro_batch_group=2).in_inference
+    assert (runs.groups, runs.runs_per_phase) == (5, 1)  # 2 do not divide 5
+
+
+@pytest.mark.slow
 def test_activations_of_one_group_are_kept_at_a_time():
     def rows(config: Config) -> int:
         ir = training_program(config)[0]
