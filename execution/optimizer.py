@@ -93,18 +93,6 @@ class Optimizer:
         Args:
             gradient: of the scaled loss.
         """
-        self._update(name, weight, gradient, moments, state)
-        if name in self.averages:
-            self.averages[name].bind(moments).call(weight, state.is_applied)
-
-    def _update(
-        self,
-        name: str,
-        weight: Tensor,
-        gradient: Tensor,
-        moments: NamedTensors,
-        state: TrainState,
-    ) -> None:
         rate, multiplier = state.learning_rate, self.rate_multipliers[name]
         scalars = [rate if multiplier == 1.0 else rate * multiplier]
         if isinstance(state.loss_scale, Tensor):
@@ -114,12 +102,14 @@ class Optimizer:
         graph = self.graphs[name].bind(moments)
         if name in self.conditional:
             graph.call(weight, gradient, *scalars, state.is_applied)
-            return
-        changed = (weight, *moments.values_flat())
-        kept = [ops.identity(t) for t in changed]
-        graph.call(weight, gradient, *scalars)
-        for t, before in zip(changed, kept):
-            ops.var_updates.copy_var_update_(t, ops.where(state.is_applied, t, before))
+        else:
+            changed = (weight, *moments.values_flat())
+            kept = [ops.identity(t) for t in changed]
+            graph.call(weight, gradient, *scalars)
+            for t, before in zip(changed, kept):
+                ops.var_updates.copy_var_update_(t, ops.where(state.is_applied, t, before))
+        if name in self.averages:
+            self.averages[name].bind(moments).call(weight, state.is_applied)
 
 
 Made = tuple[NamedVariableFactories, addons.GraphWithNamedArgs]

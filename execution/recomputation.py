@@ -27,7 +27,7 @@ class Level:
     price: float
     """Operations for a byte: what costs no more is computed again."""
     kept_bytes: int
-    """Bytes of what a block keeps, of all micro-batches."""
+    """Bytes of what a block keeps, of a group of micro-batches."""
     flops: float
     """Operations of a block's backward pass over a run of micro-batches, on average."""
     again: tuple[str, ...]

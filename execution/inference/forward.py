@@ -77,11 +77,10 @@ def build_forward(
 
 def run_phases(run: PhaseGraphs) -> None:
     """The forward pass of a group of micro-batches through all layers."""
-    with popxl.in_sequence(True):
-        run.once(embedding_fwd_phase)
-        for each in run.step.layers:
-            run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
-        run.once(head_fwd_phase)
+    run.once(embedding_fwd_phase)
+    for each in run.step.layers:
+        run.per_layer(decoder_fwd_phase, each.graphs, layers=each.layers)
+    run.once(head_fwd_phase)
 
 
 def embedding_fwd_phase(step: ForwardPass) -> None:
