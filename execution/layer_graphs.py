@@ -2,21 +2,18 @@
 buffers and transfers.
 """
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import popdist
 import popxl
 import popxl_addons as addons
-from popxl import Tensor, TensorSpec, ops
-from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl import Tensor, TensorSpec
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
-
 from popxl_gpt.config.schema import Config, Execution
 from popxl_gpt.execution.batch_serialisation import (
     KeptRows,
@@ -27,12 +24,10 @@ from popxl_gpt.execution.batch_serialisation import (
 from popxl_gpt.execution.graphs import (
     Gradients,
     InferenceGraphs,
-    LayerGraphs,
     LayerRun,
     OptimizerState,
     TrainingGraphs,
     TwoPassGraphs,
-    Weights,
     summed,
 )
 from popxl_gpt.execution.head_steps import LOSS_SCALE, HeadStep, forward_head
@@ -50,6 +45,12 @@ from popxl_gpt.execution.layer_plan import (
     score_plan,
     without_seed,
 )
+from popxl_gpt.execution.layer_weights import (
+    buffers_of,
+    in_type,
+    layer_weights,
+    shard_groups,
+)
 from popxl_gpt.execution.optimizer import Optimizer
 from popxl_gpt.execution.recomputation import (
     ALL_AGAIN,
@@ -60,13 +61,10 @@ from popxl_gpt.execution.recomputation import (
     bought,
 )
 from popxl_gpt.execution.transfers import (
-    Gather,
     Load,
     Reduce,
     Store,
     selected,
-    shard_length,
-    shard_spec,
 )
 from popxl_gpt.modelling.attention import recomputing_gradients
 from popxl_gpt.modelling.decoder import DecoderBlock
@@ -390,45 +388,6 @@ def fwd_graphs(
     return first, by_kind[model.kinds[0]], last, layers
 
 
-def layer_weights(
-    config: Config,
-    layout: Layout,
-    factories: NamedVariableFactories,
-    rows: int,
-    tied_to: LayerGraphs | None,
-    updated: Collection[str] = (),
-) -> Weights:
-    """A layer's weights in remote memory, with the buffer of another layer's word embedding where
-    it is tied to that.
-
-    Args:
-        updated: weights that training changes, whose rows may be of a wider type than the layer's
-            graphs. Loading casts a row, a shard, so that gathering moves no more bytes.
-    """
-    groups = _shard_groups(config, layout, factories)
-    types = {name: factory.dtype for name, factory in factories.to_dict().items()}
-    own = _in_type(factories, updated, data_type(config.weight_precision))
-    if tied_to is not None:
-        own.pop(TIED)
-    buffers = _buffers(own, rows, groups)
-    if tied_to is not None:
-        buffers.insert(TIED, tied_to.weights.buffers[TIED], overwrite=True)
-    load = Load.in_types(buffers, types)
-    return Weights(own, buffers, load, Gather.of(load.results, groups))
-
-
-def _in_type(
-    factories: NamedVariableFactories, names: Collection[str], dtype: popxl.dtype
-) -> NamedVariableFactories:
-    """The same variables, some of them of another type."""
-    result = factories.copy()
-    for name in names:
-        other = copy.copy(factories[name])
-        other.dtype = dtype
-        result.insert(name, other, overwrite=True)
-    return result
-
-
 def _training_graphs(
     config: Config,
     layout: Layout,
@@ -448,15 +407,15 @@ def _training_graphs(
     changed = trained(table, config.model.lora_rank > 0)
     weights = layer_weights(config, layout, factories, rows, tied_to, changed)
     sums = summed(accumulators)
-    groups = _shard_groups(config, layout, sums)
+    groups = shard_groups(config, layout, sums)
     own_sums = sums.copy()
     # a tied gradient waits where the embedding's is added to it, unless both wait for other groups
     shared = tied_to.gradients.buffers if isinstance(tied_to, TrainingGraphs) else None
     if shared is not None and config.groups == 1:
         own_sums.pop(TIED)
     precision = config.training.gradient_precision
-    own_sums = _in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
-    buffers = _buffers(own_sums, rows, groups)
+    own_sums = in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
+    buffers = buffers_of(own_sums, rows, groups)
     if shared is not None and config.groups == 1:
         buffers.insert(TIED, shared[TIED], overwrite=True)
     waiting = tuple(buffers.to_dict())
@@ -496,40 +455,3 @@ def _training_graphs(
             {name: Store.of(both, rows) for name, both in updated.items()},
         ),
     )
-
-
-def _shard_groups(
-    config: Config, layout: Layout, factories: NamedVariableFactories
-) -> NamedReplicaGrouping:
-    """The replicas over which each variable's rows are cut (replicated tensor sharding): those that
-    would hold the same.
-
-    The last pieces are padded. A variable with so few elements that one piece would be all padding
-    is kept whole.
-    """
-    groups = {}
-    for name, factory in factories.to_dict().items():
-        holders = factories.replica_groupings[name]
-        group, elements = holders.const_rg, ops.multiply_tuple(factory.shape)
-        # where the last piece begins
-        last = (group.group_size - 1) * shard_length(elements, group.group_size)
-        is_cut = (
-            config.execution.replicated_tensor_sharding and last < elements >= holders.group_size
-        )
-        groups[name] = group if is_cut else layout.alone
-    return NamedReplicaGrouping.from_dict(groups)
-
-
-def _buffers(
-    factories: NamedVariableFactories, rows: int, groups: NamedReplicaGrouping
-) -> NamedRemoteBuffers:
-    """A buffer for each variable's shards over its group, or for the whole variable where that is
-    one replica.
-    """
-    found = {
-        name: addons.create_remote_buffer(
-            shard_spec(TensorSpec(factory.shape, factory.dtype), groups[name]), rows
-        )
-        for name, factory in factories.to_dict().items()
-    }
-    return NamedRemoteBuffers.from_dict(found)
