@@ -14,7 +14,8 @@ from popxl import Tensor, TensorSpec
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
-from popxl_gpt.config.schema import Config, Execution
+
+from popxl_gpt.config.schema import Config, Execution, Model
 from popxl_gpt.execution.batch_serialisation import (
     KeptRows,
     LayerIO,
@@ -25,6 +26,7 @@ from popxl_gpt.execution.graphs import (
     Gradients,
     InferenceGraphs,
     LayerRun,
+    NarrowWeights,
     OptimizerState,
     TrainingGraphs,
     TwoPassGraphs,
@@ -49,6 +51,7 @@ from popxl_gpt.execution.layer_weights import (
     buffers_of,
     in_type,
     layer_weights,
+    narrow_weights,
     shard_groups,
 )
 from popxl_gpt.execution.optimizer import Optimizer
@@ -147,9 +150,9 @@ class BlockGraphs:
     """The gradient that is given all that it takes of the forward pass."""
 
     @classmethod
-    def of(cls, config: Config, layout: Layout, price: float, kind: str) -> "BlockGraphs":
-        """The graphs of a kind of layers, for a price. Call it in the main graph."""
-        layer = DecoderBlock(config.model.of_kind(kind), layout)
+    def of(cls, config: Config, layout: Layout, price: float, model: Model) -> "BlockGraphs":
+        """The graphs of layers of a model, for a price. Call it in the main graph."""
+        layer = DecoderBlock(model, layout)
         seed = seed_spec(config.execution.widening)
         factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
         # What runs attention again makes the probabilities of whole attention anyway.
@@ -159,10 +162,10 @@ class BlockGraphs:
         return cls(factories, fwd, accumulators, grad)
 
     @classmethod
-    def by_kind(cls, config: Config, layout: Layout, price: float) -> "dict[str, BlockGraphs]":
-        """The graphs of each kind of layers that the model has."""
-        kinds = dict.fromkeys(config.model.kinds)
-        return {kind: cls.of(config, layout, price, kind) for kind in kinds}
+    def by_model(cls, config: Config, layout: Layout, price: float) -> "dict[Model, BlockGraphs]":
+        """The graphs of each of the models that layers have."""
+        models = dict.fromkeys(config.model.blocks)
+        return {model: cls.of(config, layout, price, model) for model in models}
 
     def grad(self, price: float) -> addons.GraphWithNamedArgs:
         """The gradient that takes what is kept at a price, and computes the rest again."""
@@ -213,7 +216,7 @@ def levels_here(config: Config, layout: Layout) -> tuple[Level, ...]:
     """What each decoder block may keep of its forward pass, from nothing on. Call it in the main
     graph.
     """
-    some, every = (BlockGraphs.by_kind(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN))
+    some, every = (BlockGraphs.by_model(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN))
     prices = {price for block in some.values() for price in block.prices.values()}
     dear = sorted((price for price in prices if price > CHEAP), reverse=True)
     return (
@@ -222,18 +225,18 @@ def levels_here(config: Config, layout: Layout) -> tuple[Level, ...]:
     )
 
 
-def _level(config: Config, blocks: "Mapping[str, BlockGraphs]", price: float) -> Level:
-    """What blocks keep at a price: those of each kind in the same buffers, which have a place for
+def _level(config: Config, blocks: "Mapping[Model, BlockGraphs]", price: float) -> Level:
+    """What blocks keep at a price: those of each model in the same buffers, which have a place for
     all that any of them keeps.
     """
     layers, places = config.model.layers, Counter[TensorSpec]()
     for block in blocks.values():
         places |= Counter(t.spec for t in block.kept(price))
-    shares = Counter(config.model.kinds)
+    shares = Counter(config.model.blocks)
     return Level(
         price=price,
         kept_bytes=config.runs_per_phase * sum(n * spec.nbytes for spec, n in places.items()),
-        flops=sum(n * blocks[kind].flops(price) for kind, n in shares.items()) / layers,
+        flops=sum(n * blocks[model].flops(price) for model, n in shares.items()) / layers,
         again=tuple(dict.fromkeys(n for block in blocks.values() for n in block.again(price))),
     )
 
@@ -265,11 +268,13 @@ def decoder_graphs(
         ways = [(each.layers, each.level.price) for each in found]
 
     decoder: TwoPassGraphs | None = None
+    narrow: NarrowWeights | None = None
     layers: tuple[LayerRun[TwoPassGraphs], ...] = ()
+    blocks = model.blocks
     for own, price in ways:
         rows, graphs = KeptRows(own), {}
-        for kind in dict.fromkeys(model.kinds[n] for n in own):
-            block = BlockGraphs.of(config, layout, price, kind)
+        for of_block in dict.fromkeys(blocks[n] for n in own):
+            block = BlockGraphs.of(config, layout, price, of_block)
             plan = decoder_plan(model)
             fwd, grad = serialise_with_gradient(block.fwd, block.grad(price), plan, io, rows)
             if decoder is None:
@@ -278,10 +283,13 @@ def decoder_graphs(
                     config, layout, table, model.layers, factories, block.accumulators, grad
                 )
                 decoder = TwoPassGraphs.of(made, fwd)
-            graphs[kind] = replace(decoder, fwd=fwd, grad=grad)
-        layers += LayerRun.of(model.kinds, own, graphs, own.start > 0)
+            graphs[of_block] = replace(decoder, fwd=fwd, grad=grad)
+            if of_block.products == "fp8":
+                narrow = narrow or narrow_weights(config, layout, block.factories, decoder)
+                graphs[of_block] = replace(graphs[of_block], weights=narrow.weights)
+        layers += LayerRun.of(blocks, own, graphs, own.start > 0)
     assert decoder is not None, "a model has layers"
-    return decoder, layers
+    return replace(decoder, narrow=narrow), layers
 
 
 def kept_bytes(config: Config) -> int:

@@ -9,12 +9,14 @@ from popxl import TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
+
 from popxl_gpt.config.schema import Config
-from popxl_gpt.execution.graphs import LayerGraphs, Weights
-from popxl_gpt.execution.transfers import Gather, Load, shard_length, shard_spec
+from popxl_gpt.execution.graphs import LayerGraphs, NarrowWeights, Weights
+from popxl_gpt.execution.transfers import Gather, Load, Store, selected, shard_length, shard_spec
 from popxl_gpt.modelling.head import TIED
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.utils.runtime import data_type
+from popxl_gpt.modelling.linear import amax_name
+from popxl_gpt.utils.runtime import data_type, float8_e4m3fn
 
 
 def layer_weights(
@@ -42,6 +44,36 @@ def layer_weights(
         buffers.insert(TIED, tied_to.weights.buffers[TIED], overwrite=True)
     load = Load.in_types(buffers, types)
     return Weights(own, buffers, load, Gather.of(load.results, groups))
+
+
+def narrow_weights(
+    config: Config, layout: Layout, factories: NamedVariableFactories, wide: LayerGraphs
+) -> NarrowWeights:
+    """The rows of weights in 8 bits, of layers whose others have the rows that they have in `wide`.
+    All layers have such rows, as one update serves all: also those that do not multiply 8 bits.
+
+    Args:
+        factories: of a layer that multiplies 8 bits.
+    """
+    trained, groups = wide.weights.buffers, shard_groups(config, layout, factories)
+    own = factories.copy()
+    for name in trained.to_dict():
+        if factories[name].dtype is not float8_e4m3fn:
+            own.pop(name)
+    buffers = buffers_of(own, wide.rows, groups)
+    loads, stores = {}, {}
+    for name, buffer in trained.to_dict().items():
+        if name not in own:
+            buffers.insert(name, buffer, overwrite=True)
+            continue
+        spec = TensorSpec(buffer.tensor_shape, buffer.tensor_dtype, buffer.meta_shape)
+        loads[name] = Load.of(selected(trained, (name,)), wide.rows)
+        both = buffers[name], buffers[amax_name(name)]
+        stores[name] = Store.narrowing(spec, name, both, layout)
+    types = {name: factory.dtype for name, factory in factories.to_dict().items()}
+    load = Load.in_types(buffers, types)
+    weights = Weights(factories, buffers, load, Gather.of(load.results, groups))
+    return NarrowWeights(weights, loads, stores)
 
 
 def in_type(
