@@ -12,7 +12,6 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.memory import state_bytes
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.utils.runtime import planner
-from tests.integration.execution.test_layouts import laid_out
 from tests.integration.gpt_oracle import (
     distance,
     hugging_face,
@@ -91,6 +90,12 @@ def test_gradients_are_those_of_torch_with_the_same_rounding(seed):
             wanted = p.grad.numpy()
             assert distance(gradients[name], wanted) < FLIPS / 4, name
             assert distance(unrounded[name], wanted) > FLIPS, name
+
+
+def laid_out(config: Config, grid: "tuple[int, int, int]") -> Config:
+    """The same over (dp, tp1, tp2) replicas."""
+    names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
+    return override(config, **dict(zip(names, grid)))
 
 
 def check_bitwise(found, expected):
