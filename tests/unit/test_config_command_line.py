@@ -95,6 +95,7 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     extra += " --precision bfloat16" if leaf.name == "master_weights" else ""
     extra += " --norm rms_norm" if leaf.name == "zero_centered_gains" else ""
     extra += " --window 4" if leaf.name == "layer_pattern" else ""
+    extra += " --layers 3" if leaf.name == "products" else ""
     extra += " --schedule wsd" if leaf.name in ("decay_steps", "minutes") else ""
     if leaf.name.startswith("rampup_"):
         rest = {"rampup_batch_size": 2, "rampup_tokens": 9}
