@@ -186,7 +186,7 @@ def line(move: Move, y: int) -> "list[str]":
 
 def pages(config: Config) -> "dict[str, str]":
     """The page and its pictures, by their places in a folder."""
-    layout = layout_name(config.execution).replace("x", " × ")
+    layout = layout_name(config.execution).replace("x", "×")
     parts, found = [HEAD.format(name=config.name, layout=layout)], {}
     for phase in schedule(config):
         name = phase.name.removesuffix("_phase")
