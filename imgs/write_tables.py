@@ -202,7 +202,7 @@ def sizes_table() -> str:
         config = override(replace(preset("tiny"), model=model), dropout=0.0, **training)
         found = plan(training_program(config)[0])
         tokens = config.tokens_per_step
-        between = 2 * (model.layers + 1) * tokens * model.hidden_size * 2  # x and dx, bfloat16
+        between = (model.layers + 2) * tokens * model.hidden_size * 2  # x and dx, bfloat16
         device = found.peak_bytes / 1e9
         cells = [
             name,
