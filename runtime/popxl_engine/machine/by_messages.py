@@ -143,6 +143,8 @@ class MessageExchange(Exchange):
         self._ranges = self._split()
         """The range of the elements that each process reduces for all, by process."""
         self.mail = Mail(self._tag())
+        self._pieces: dict[tuple[int, int], torch.Tensor] = {}
+        """What members of other processes bring for the shard of one here, by both."""
         self._second = Mail(self._tag())
         """Messages of the ranges of a large reduction, from those who reduce them."""
         self._whole: torch.Tensor | None = None
@@ -180,8 +182,7 @@ class MessageExchange(Exchange):
             targets: list[torch.Tensor] = []
             for operand in self._operands:
                 for member in self._homes[other]:
-                    operand[member] = torch.empty_like(operand[here[0]])
-                    targets += self._parts(operand[member], self._placement.instance, here)
+                    targets += self._room(operand, member)
             self.mail.receive(other, targets)
         if self._ranges:
             self._whole = torch.empty_like(self._operands[0][here[0]])
@@ -196,22 +197,33 @@ class MessageExchange(Exchange):
             ]
             self.mail.send(other, pieces)
 
+    def _room(self, operand: dict[int, torch.Tensor], member: int) -> list[torch.Tensor]:
+        """Memory, as bytes, for what another process's member brings: its operand, or what it has
+        of the shards of the members here.
+        """
+        here, like = list(self.arrivals), operand[next(iter(self.arrivals))]
+        if self.first.reads != "shard":
+            operand[member] = torch.empty_like(like)
+            return self._parts(operand[member], self._placement.instance, here)
+        for reader in here:
+            self._pieces[member, reader] = torch.empty_like(self._piece(like, reader))
+        return [as_bytes(self._pieces[member, reader]) for reader in here]
+
     def _parts(self, t: torch.Tensor, instance: int, readers: Sequence[int]) -> list[torch.Tensor]:
         """The bytes of a member's contiguous operand that a process needs for its members, as
         views.
         """
         if self._ranges:
             return [self._range_of(t, instance)]
-        flat, members = as_bytes(t), self.first.members
         if self.first.reads != "shard":
-            return [flat]
-        length = self._shard_length * t.element_size()
-        return [flat[i * length : (i + 1) * length] for i in map(members.index, readers)]
+            return [as_bytes(t)]
+        return [as_bytes(self._piece(t, reader)) for reader in readers]
 
-    @property
-    def _shard_length(self) -> int:
-        """Elements of each member's shard: the last shards are padded."""
-        return -(-self.first.operands[0].numel() // len(self.first.members))
+    def _piece(self, t: torch.Tensor, reader: int) -> torch.Tensor:
+        """What is of a member's shard in an operand, as a view: all that there is of the last."""
+        length = -(-t.numel() // len(self.first.members))
+        begin = self.first.members.index(reader) * length
+        return t.reshape(-1)[begin : begin + length]
 
     def _range_of(self, t: torch.Tensor, instance: int) -> torch.Tensor:
         """The bytes of the range that a process reduces."""
@@ -258,17 +270,18 @@ class MessageExchange(Exchange):
         self.mail.wait()
         members = self.first.members
         if self.first.reads == "shard":
-            return {m: self._shard(members.index(m)).to(self._device) for m in self.arrivals}
+            return {m: self._shard(m).to(self._device) for m in self.arrivals}
         results = self.first.combine(*([t[m] for m in members] for t in self._operands))
         return {m: results[members.index(m)].to(self._device) for m in self.arrivals}
 
-    def _shard(self, position: int) -> torch.Tensor:
-        """A member's piece of the reduced operands, of which nothing else is reduced."""
+    def _shard(self, reader: int) -> torch.Tensor:
+        """A member's shard of the reduced operands, of which nothing else is reduced."""
         (operand,), members = self._operands, self.first.members
-        length = self._shard_length
-        begin = position * length
-        pieces = [operand[m].reshape(-1)[begin : begin + length] for m in members]
+        pieces = [
+            self._piece(operand[m], reader) if m in operand else self._pieces[m, reader]
+            for m in members
+        ]
         assert self.first.reduce is not None
-        found = self.first.reduce(pieces)
-        missing = length - found.numel()
+        found, own = self.first.reduce(pieces), self.first.operands[0]
+        missing = -(-own.numel() // len(members)) - found.numel()
         return torch.cat([found, found.new_zeros(missing)]) if missing else found
