@@ -61,6 +61,12 @@ class Laps:
                 found.append(instr)
         return found
 
+    def again(self) -> "Laps":
+        """The same laps for another place, where none has begun."""
+        found = Laps()
+        found._of = self._of
+        return found
+
     def put(self, instrs: Iterable[Instr]) -> Iterator[Instr]:
         """Instructions that were taken, in their order, with laps between them."""
         for instr in instrs:
