@@ -40,6 +40,7 @@ from popxl_gpt.execution.planning.text import layout_name  # noqa: E402
 from popxl_gpt.execution.pretraining import training_program  # noqa: E402
 from popxl_gpt.utils.errors import UserError, exit_on_user_error  # noqa: E402
 from popxl_gpt.utils.units import duration, si  # noqa: E402
+from tests.rows import rows_tables  # noqa: E402
 
 SETTINGS = ROOT / "docs" / "settings.md"
 MODELS = ROOT / "docs" / "models.md"
@@ -315,6 +316,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "popxl.md": {"missing names": missing_table},
     MODELS: {"sizes": sizes_table},
     ROOT / "docs" / "plan.md": {"links": links_table},
+    ROOT / "docs" / "rows.md": {"rows": rows_tables},
 }
 
 

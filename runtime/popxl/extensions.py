@@ -27,6 +27,7 @@ from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
 from popxl.ops.random import jump_seed
 from popxl.ops.transformer import geglu, rotary, short_convolution, softcap, swiglu
+from popxl.ops.var_updates import adam_updater_at
 from popxl.pickled import PickledFileError, PickledTensor
 from popxl.plan import Event, Machine, Move, Phase, PhaseTime, Plan, phase_time
 from popxl.planning import (
@@ -89,6 +90,7 @@ __all__ = [
     "RunTimes",
     "Span",
     "Work",
+    "adam_updater_at",
     "adamw_8bit_",
     "alternate_steps",
     "attention",

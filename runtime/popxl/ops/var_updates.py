@@ -334,16 +334,47 @@ def adam_updater(
     Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2017,
     arXiv:1711.05101, for the decay.
     """
+    if time_step is not None:
+        _check_betas(beta1, beta2)
+        time_step = _next_step(time_step)
+    return adam_updater_at(
+        acc_first_order, acc_second_order, weight, time_step, weight_decay, beta1, beta2, epsilon
+    )
+
+
+def adam_updater_at(
+    acc_first_order: Tensor,
+    acc_second_order: Tensor,
+    weight: Tensor | None = None,
+    step: Tensor | None = None,
+    weight_decay: Scalar | None = None,
+    beta1: Scalar | None = None,
+    beta2: Scalar | None = None,
+    epsilon: Scalar = 1e-07,
+) -> Tensor:
+    """`adam_updater` of a step that is counted already: it writes nothing. Programs call it by
+    `popxl.extensions`.
+
+    Shapes, other arguments and errors: as for `adam_updater`.
+    Args:
+        step: tensor of one element with the number of this step, counted from 1. None: no bias
+            correction.
+    """
     decayed = _decayed_weight("adam_updater", weight, weight_decay)
-    if time_step is not None and (beta1 is None or beta2 is None):
+    if step is not None:
+        _check_betas(beta1, beta2)
+    decay = weight_decay if decayed is not None else None
+    betas = (None, None) if step is None else (beta1, beta2)
+    return _adam_updater(acc_first_order, acc_second_order, decayed, step, decay, *betas, epsilon)
+
+
+def _check_betas(beta1: Scalar | None, beta2: Scalar | None) -> None:
+    """ValueError if a bias correction lacks one."""
+    if beta1 is None or beta2 is None:
         raise ValueError(
             "adam_updater: got time_step without both betas; expected beta1 and beta2 for "
             "the bias correction."
         )
-    step = None if time_step is None else _next_step(time_step)
-    decay = weight_decay if decayed is not None else None
-    betas = (None, None) if step is None else (beta1, beta2)
-    return _adam_updater(acc_first_order, acc_second_order, decayed, step, decay, *betas, epsilon)
 
 
 def lamb_updater(

@@ -3,7 +3,7 @@
 import numpy as np
 import popxl
 from popxl import ReplicaGrouping, Tensor, TensorByRef, ops
-from popxl.extensions import adamw_8bit_
+from popxl.extensions import adam_updater_at, adamw_8bit_
 from popxl.moments import coded_length
 from popxl.ops.utils import cast_if_needed
 
@@ -81,8 +81,8 @@ class AdamOptimizerStep(Module):
         second = self._add_state("second_order", var, second_order_dtype, replica_grouping)
         step = None
         if bias_correction:
-            step = self.add_variable_input("step", lambda: np.zeros(()), popxl.float32, by_ref=True)
-        changed = [t for t in (var, first, second, step) if t is not None]
+            step = self._count_step(update_if)
+        changed = (var, first, second)
         kept = [] if update_if is None else [ops.identity(t) for t in changed]
 
         scale = _gradient_scale(loss_scaling, global_norm, global_norm_max)
@@ -90,11 +90,11 @@ class AdamOptimizerStep(Module):
             grad = cast_if_needed(grad, popxl.float32) * scale
         ops.var_updates.accumulate_moving_average_(first, grad, f=beta1)
         ops.var_updates.accumulate_moving_average_square_(second, grad, f=beta2)
-        update = ops.var_updates.adam_updater(
+        update = adam_updater_at(
             first,
             second,
             weight=var,
-            time_step=step,
+            step=step,
             weight_decay=weight_decay,
             beta1=beta1,
             beta2=beta2,
@@ -116,15 +116,19 @@ class AdamOptimizerStep(Module):
         """The step with moments of 8 bits, as one op."""
         first = self._add_coded("first_order", var, replica_grouping)
         second = self._add_coded("second_order", var, replica_grouping)
-        step = self.add_variable_input("step", lambda: np.zeros(()), popxl.float32, by_ref=True)
-        if update_if is None:
-            ops.add_(step, popxl.constant(1.0, popxl.float32))
-        else:
-            ops.add_(step, ops.cast(update_if, popxl.float32))
+        step = self._count_step(update_if)
         lr, beta1, beta2, eps, weight_decay, scale = factors
         adamw_8bit_(
             var, grad, first, second, step, lr, beta1, beta2, eps, weight_decay, scale, update_if
         )
+
+    def _count_step(self, update_if: Tensor | None) -> Tensor:
+        """The number of this step, float32 scalar: one more than before, where it is done."""
+        step = self.add_variable_input("step", lambda: np.zeros(()), popxl.float32, by_ref=True)
+        one: Tensor = popxl.constant(1.0, popxl.float32)
+        if update_if is not None:
+            one = ops.cast(update_if, popxl.float32)
+        return ops.add_(step, one)
 
     def _add_coded(
         self, name: str, var: Tensor, replica_grouping: ReplicaGrouping | None
