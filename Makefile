@@ -84,6 +84,7 @@ docs: $(INSTALLED)
 	$(BIN)/python imgs/write_tables.py
 	PYTHONPATH=runtime:runtime/tests $(BIN)/python -m helpers.ops_page
 	$(BIN)/python imgs/draw_phases.py
+	$(BIN)/python imgs/draw_schedule.py
 	$(BIN)/python imgs/draw_architecture.py
 	$(BIN)/python imgs/draw_passes.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

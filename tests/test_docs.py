@@ -34,6 +34,7 @@ from tests import warm
 ROOT = Path(__file__).resolve().parent.parent
 
 phases_picture = Later("imgs.draw_phases")
+schedule_page = Later("imgs.draw_schedule")
 architecture_picture = Later("imgs.draw_architecture")
 passes_page = Later("imgs.draw_passes")
 README, GUIDE = ROOT / "README.md", ROOT / "docs" / "popxl.md"
@@ -558,6 +559,17 @@ def test_the_picture_of_the_architecture_shows_what_the_compiler_does():
     shown = phases_picture.drawn_from(ROOT / "docs/imgs/architecture.png")
     expected = architecture_picture.description(architecture_picture.panels())
     assert shown == expected, "run: make docs"
+
+
+@pytest.mark.slow
+def test_the_page_of_the_schedule_is_what_the_program_does():
+    found = schedule_page.pages(preset(schedule_page.SHOWN))
+    folder = ROOT / "docs/imgs/schedule"
+    assert {f"imgs/schedule/{path.name}" for path in folder.iterdir()} == found.keys() - {
+        "schedule.md"
+    }
+    for name, text in found.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, "run: make docs"
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""`--print_schedule`: what each phase of a step moves, in order, as the program says it."""
+"""`--print_schedule`: what each phase of a step computes and moves, in order, as the program says
+it.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,11 +14,11 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.graphs import TrainingGraphs, TrainingStep
 from popxl_gpt.execution.pretraining import make_ir, make_kept, run_phases, training_step
 from popxl_gpt.utils.runtime import planner
-from popxl_gpt.utils.units import bytes_text
+from popxl_gpt.utils.units import bytes_text, si
 
 KEPT = "kept for the backward pass"
 """What a buffer holds that is none of the step's other buffers."""
-MOST_TURNS = 8
+MOST_TURNS = 16
 """Moves of a cycle, at most."""
 WIDTH = len(KEPT)
 MOVES = {
@@ -55,6 +57,8 @@ class PhaseSchedule:
     """How often it runs in a step."""
     moves: tuple[Move, ...]
     """What its runs move together, over all micro-batches, in the order of one of them."""
+    flops_by_op: dict[str, int]
+    """FLOPs of each kind of op, of all its runs, on one replica."""
 
 
 def step_program(config: Config) -> tuple[popxl.Ir, TrainingStep]:
@@ -86,16 +90,21 @@ def schedule(config: Config) -> list[PhaseSchedule]:
     """The phases of a step, in order."""
     ir, step = step_program(config)
     held, tools = contents(step), planner()
-    runs = {phase.name: phase.runs for phase in tools.plan(ir, with_peaks=False).phases}
-    by_phase: dict[str, list[Move]] = {name: [] for name in runs}
+    planned = tools.plan(ir, with_peaks=False).phases
+    by_phase: dict[str, list[Move]] = {phase.name: [] for phase in planned}
     for each in tools.moves(ir):
         verb, what = MOVES[each.op]
         if each.buffer is not None:
             what = held.get(each.buffer, KEPT)
         by_phase[each.phase].append(Move(verb, what, each.times, each.times * each.nbytes))
     return [
-        PhaseSchedule(name, runs[name], tuple(_in_rounds(list(_joined(moves)))))
-        for name, moves in by_phase.items()
+        PhaseSchedule(
+            phase.name,
+            phase.runs,
+            tuple(_in_rounds(list(_joined(by_phase[phase.name])))),
+            phase.flops_by_op,
+        )
+        for phase in planned
     ]
 
 
@@ -135,11 +144,13 @@ def _longest_cycle(kinds: list[tuple[str, str]], begin: int) -> tuple[int, int]:
 
 
 def schedule_text(config: Config) -> str:
-    """The phases of a step with what each moves, a line each."""
+    """The phases of a step with what each computes and moves, a line each."""
     lines = [f"schedule of {config.name}: tensors and bytes of each replica in one optimizer step"]
     for phase in schedule(config):
         often = "" if phase.times == 1 else f", {phase.times} times, together"
         lines.append(f"\n{phase.name}{often}")
+        flops = si(sum(phase.flops_by_op.values()), "FLOP")
+        lines.append(f"  compute {'':<{WIDTH}} {'':>9} {flops:>12}")
         for move in phase.moves:
             rounds = f"  in {move.rounds} rounds" if move.rounds > 1 else ""
             size = bytes_text(move.nbytes)

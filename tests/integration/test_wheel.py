@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from helpers.source_tree import left_out
+from popxl_engine.native import build, instruction_sets
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("config", "data", "demo", "execution", "modelling", "utils")
@@ -76,6 +78,32 @@ layers: str = preset("tiny").model.layers
 """A user's module: a type checker finds all types, and the wrong one in the last line."""
 
 
+QUICKLY = """
+case " $* " in *"$OPTIMIZED"*) ;; *)
+  for word; do
+    shift
+    [ "$word" = -O3 ] && word=-O0
+    set -- "$@" "$word"
+  done ;;
+esac
+exec $COMPILER "$@"
+"""
+"""A compiler that optimizes the kernels of one level, as that costs three quarters of its time. Those
+of the others are compiled as they are used, and run, by `test_instruction_sets.py`.
+"""
+
+
+def compiler(folder: Path) -> "dict[str, str]":
+    """The variables of `QUICKLY`, which optimizes kernels for the level of this CPU."""
+    command = build.find_compiler()
+    if command is None or not instruction_sets.playable():
+        return {}
+    script, flags = folder / "quickly", instruction_sets.playable()[0].flags
+    script.write_text(QUICKLY)
+    those = shlex.join([build.FLAGS[-1], *flags, build.flags_for(flags)[0]])
+    return {"CXX": f"sh {script}", "COMPILER": shlex.join(command), "OPTIMIZED": f" {those} "}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel of a copy of the sources, which holds nothing that was built before."""
@@ -85,7 +113,7 @@ def wheel(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / name, folder / "copy" / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "copy")
-    return built(folder / "copy", folder)
+    return built(folder / "copy", folder, **compiler(folder))
 
 
 @pytest.fixture(scope="module")

@@ -95,10 +95,10 @@ def _prepare(work: Path) -> None:
         _printed(work, "data/prepare.py", *words.split())
 
 
-def _printed(work: Path, program: str, *words: str) -> str:
+def _printed(work: Path, program: str, *words: str, python: str = sys.executable) -> str:
     """What a program prints, without the places of its files."""
     ran = subprocess.run(
-        [sys.executable, ROOT / program, *words], cwd=work, env=_environment(work),
+        [python, ROOT / program, *words], cwd=work, env=_environment(work),
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return ITSELF.sub("", ran.stdout.replace(str(ROOT), "").replace(str(work), ""))
@@ -114,7 +114,7 @@ def _environment(work: Path) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "POPXL_CACHE_DIR": str(work / "cache")}
 
 
-def run(work: Path, name: str, flags: str) -> Record:
+def run(work: Path, name: str, flags: str, python: str = sys.executable) -> Record:
     """Train, and say what came of it."""
     folder = work / "runs" / name.replace(" ", "_")
     shutil.rmtree(folder, ignore_errors=True)
@@ -125,7 +125,7 @@ def run(work: Path, name: str, flags: str) -> Record:
     if name == "killed":
         _kill(work, folder, words)
         words += ["--checkpoint.load", "auto"]
-    _printed(work, "demo/pretraining.py", *words)
+    _printed(work, "demo/pretraining.py", *words, python=python)
     lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     return {
         "metrics": {

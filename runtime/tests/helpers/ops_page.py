@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import pkgutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import popxl
 import popxl_engine.kernels  # noqa: F401 - registers every kernel
 from helpers import samples
-from helpers.op_cases import Case, build, make_case, run
+from helpers.op_cases import build, make_case, run
 from helpers.samples.sample import Operand, Sample
 from popxl import dtypes, ops
 from popxl.errors import DTypeError
@@ -67,32 +68,47 @@ def every_sample() -> "dict[str, list[Sample]]":
     return found
 
 
-def cases(sample: Sample, dtype: popxl.dtype) -> "list[Case]":
-    """A sample with another data type, wherever it may be given: of operands, of the first one, of
-    the result.
+def cases(sample: Sample, dtype: popxl.dtype) -> "Iterator[tuple[Sample, popxl.dtype]]":
+    """A sample and the data type of its operands, with a type wherever it may be given: of
+    operands, of the first one, of the result.
     """
-    found = [make_case(sample, dtype)]
+    yield sample, dtype
     for key in {"dtype", "data_type"} & set(sample.attrs):
-        found.append(make_case(replace(sample, attrs={**sample.attrs, key: dtype})))
+        yield replace(sample, attrs={**sample.attrs, key: dtype}), sample.dtype
     if isinstance(sample.operands, tuple) and sample.operands:
         first, *others = sample.operands
         if isinstance(first, Operand):
-            found.append(
-                make_case(replace(sample, operands=(replace(first, dtype=dtype), *others)))
-            )
+            yield replace(sample, operands=(replace(first, dtype=dtype), *others)), sample.dtype
         elif (
             isinstance(first, np.ndarray)
             and first.dtype.kind in "iu"
             and (dtype.is_int or dtype.is_floating_point)
         ):
             array = np.abs(first).astype(dtype.as_numpy() if dtype.is_int else np.float32)
-            found.append(
-                make_case(
-                    replace(sample, operands=(array, *others)),
-                    sample.dtype if dtype.is_int else dtype,
-                )
-            )
-    return found
+            of = sample.dtype if dtype.is_int else dtype
+            yield replace(sample, operands=(array, *others)), of
+
+
+def distinction(sample: Sample, dtype: popxl.dtype) -> "tuple[object, ...]":
+    """What an op accepts a case by: which operands there are, their types, and the arguments, by
+    their values where these are no numbers.
+    """
+
+    def of(operand: Any) -> object:
+        if isinstance(operand, list):
+            return [of(each) for each in operand][:2]
+        if isinstance(operand, np.ndarray):
+            return dtype if operand.dtype.kind == "f" else operand.dtype
+        return getattr(operand, "dtype", None) or dtype
+
+    named = sample.operands if isinstance(sample.operands, dict) else {}
+    operands = [of(each) for each in (named.values() if named else sample.operands)]
+    chosen = (str, bool, popxl.dtype, type(None))
+    attributes = (
+        (name, repr(value) if isinstance(value, chosen) else type(value))
+        for name, value in sample.attrs.items()
+    )
+    return repr(operands), *named, *attributes
 
 
 def computed(tried: "list[Sample]") -> "dict[popxl.dtype, set[popxl.dtype]]":
@@ -100,9 +116,13 @@ def computed(tried: "list[Sample]") -> "dict[popxl.dtype, set[popxl.dtype]]":
     results.
     """
     found: dict[popxl.dtype, set[popxl.dtype]] = {}
-    for case in itertools.chain.from_iterable(
-        cases(sample, dtype) for sample in tried for dtype in DTYPES
-    ):
+    distinct = {
+        distinction(*case): case
+        for sample in reversed(tried)
+        for dtype in DTYPES
+        for case in cases(sample, dtype)
+    }
+    for case in itertools.starmap(make_case, distinct.values()):
         try:
             program = build(case)
         except (DTypeError, TypeError, ValueError):

@@ -26,7 +26,7 @@ SCRIPT = ROOT / "demo" / "pretraining.py"
 TIMEOUT = 10
 """Seconds that a collective waits."""
 SECONDS = 120
-FLAGS = "--config tiny --steps 10 --checkpoint.every 2 --checkpoint.keep 100 --checkpoint.load auto".split()
+FLAGS = "--config tiny --steps 5 --checkpoint.every 1 --checkpoint.keep 100 --checkpoint.load auto".split()
 
 
 def environment():
@@ -140,7 +140,7 @@ def start(machines, folder):
 
 
 def tensors(folder):
-    checkpoint = folder / "tiny" / "checkpoints" / "step_00000010"
+    checkpoint = folder / "tiny" / "checkpoints" / "step_00000005"
     return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
 
 
@@ -149,7 +149,7 @@ def test_a_cut_link_ends_the_run_on_both_machines_and_it_goes_on_bitwise(machine
     try:
         until = time.monotonic() + SECONDS
         while (
-            not (tmp_path / "two/tiny/checkpoints/step_00000004").exists()
+            not (tmp_path / "two/tiny/checkpoints/step_00000002").exists()
             and time.monotonic() < until
         ):
             assert launchers[0].poll() is None, launchers[0].communicate()[1]

@@ -15,6 +15,7 @@ import pytest
 from popxl_gpt.demo import pretraining
 from popxl_gpt.execution.reports.benchmark import report as speed
 from popxl_gpt.utils.errors import UserError
+from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
 
@@ -32,16 +33,19 @@ NO_SSH = "--mca plm isolated"
 LAUNCHERS = {
     "Open MPI": f"mpirun.openmpi --allow-run-as-root --oversubscribe {NO_SSH} -np 2",
     "MPICH": "mpirun.mpich -np 2",
-    "torchrun": f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 --no-python",
+    "torchrun": "{python} -m torch.distributed.run --nproc-per-node 2 --no-python",
 }
 
 
-def start(launcher: str, folder: Path, *flags: object) -> "subprocess.Popen[str]":
+def start(
+    launcher: str, folder: Path, *flags: object, python: "str | None" = None
+) -> "subprocess.Popen[str]":
+    """A run of two processes, each by a Python: a warm one where none is given."""
     given = ("RANK", "WORLD_SIZE", "POPDIST_", "OMPI_", "PMI")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(given)}
-    words = LAUNCHERS[launcher].split()
+    words = LAUNCHERS[launcher].format(python=warm.launcher()).split()
     assert shutil.which(words[0]), "expected it. Run: sudo apt install openmpi-bin mpich"
-    words += [sys.executable, "demo/pretraining.py", *FLAGS, "--run_folder", str(folder)]
+    words += [python or warm.python(), "demo/pretraining.py", *FLAGS, "--run_folder", str(folder)]
     return subprocess.Popen(
         [*words, *map(str, flags)],
         env={**plain, "OMP_NUM_THREADS": "1"},
@@ -85,7 +89,7 @@ def test_a_mistake_is_told_once(tmp_path):
 
 @pytest.mark.multi
 def test_ctrl_c_saves(tmp_path):
-    process = start("MPICH", tmp_path, "--steps", 100_000)
+    process = start("MPICH", tmp_path, "--steps", 100_000, python=sys.executable)
     metrics, until = tmp_path / "run/metrics.jsonl", time.monotonic() + SECONDS
     while not metrics.exists() or metrics.stat().st_size == 0:
         assert time.monotonic() < until and process.poll() is None, process.communicate()

@@ -102,7 +102,7 @@ def kill_at_a_random_moment(process: subprocess.Popen, folder: Path, choice: ran
             time.sleep(choice.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             break
-        time.sleep(0.001)
+        time.sleep(0.002)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, output
 
@@ -116,14 +116,9 @@ def uninterrupted(tokens, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seeds", [range(first, first + KILLS) for first in range(0, 10, KILLS)], ids=str
-)
-def test_a_killed_run_ends_bitwise_where_an_undisturbed_one_ends(
-    seeds, tokens, uninterrupted, tmp_path
-):
+def test_a_killed_run_ends_bitwise_where_an_undisturbed_one_ends(tokens, uninterrupted, tmp_path):
     flags = flags_of(tmp_path, tokens, "--checkpoint.load", "auto")
-    for seed in seeds:
+    for seed in range(KILLS):
         kill_at_a_random_moment(start(flags), tmp_path, random.Random(seed))
     process = start(flags)
     output, _ = process.communicate(timeout=300)
@@ -135,7 +130,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bitwise(tokens, uninterrupted, tmp_pat
     flags = flags_of(tmp_path, tokens, "--checkpoint.load", "auto")
     process = start(flags)
     while steps_in(tmp_path) < 9 and process.poll() is None:
-        time.sleep(0.002)
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT, output
@@ -149,7 +144,7 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goe
     tokens, tmp_path
 ):
     few = ("--steps", 2, "--warmup_steps", 0, "--device_iterations", 1, "--validate_every", 1)
-    held_out = write_tokens(tmp_path / "held_out.tfrecord", 1500)
+    held_out = write_tokens(tmp_path / "held_out.tfrecord", 600)
     long = (*few, "--validation_batches", "all", "--validation_files", held_out)
     run_job(*flags_of(tmp_path / "undisturbed", tokens, *long))
     lines = (tmp_path / "undisturbed/run/metrics.jsonl").read_text().splitlines()
@@ -158,7 +153,7 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_validation_which_the_run_that_goe
     flags = flags_of(folder, tokens, *long, "--checkpoint.load", "auto")
     process = start(flags)
     while steps_in(folder) < 1 and process.poll() is None:
-        time.sleep(0.002)
+        time.sleep(0.01)
     time.sleep((end - begin) / 2)  # into the second validation, many times as long as its step
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)

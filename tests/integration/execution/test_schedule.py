@@ -1,8 +1,10 @@
 """What is told of a program before it runs: its phases with what they move, and its parameters."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
+from helpers.quick import Later
 from popxl import extensions
 
 from popxl_gpt.demo.job.options import TrainOptions
@@ -10,9 +12,11 @@ from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.planning.parameter_groups import parameter_groups, parameter_text
 from popxl_gpt.execution.planning.schedule import schedule, step_program
 from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.utils.units import bytes_text
 from tests.integration.gpt_oracle import small
 from tests.integration.runs import run_job
 
+drawing = Later("imgs.draw_schedule")
 GRID = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2, "heads": 4}
 
 
@@ -22,12 +26,14 @@ def test_a_schedule_moves_what_the_plan_counts(changes):
     planned = extensions.plan(step_program(config)[0], with_peaks=False)
     found = schedule(config)
     for phase in found:
+        assert all(move.tensors >= move.rounds for move in phase.moves)
         (same,) = (each for each in planned.phases if each.name == phase.name)
         moved = {verb: 0 for verb in ("load", "store")}
         for move in phase.moves:
             if move.what != "host" and move.verb in moved:
                 moved[move.verb] += move.nbytes
         assert moved == {"load": same.loaded_bytes, "store": same.stored_bytes}, phase.name
+        assert sum(phase.flops_by_op.values()) == same.flops
     assert [phase.name for phase in found][-1] == "decoder_optim_phase"
     assert {move.verb for phase in found for move in phase.moves} >= (
         {"load", "store", "sum", "gather"} if "heads" in changes else {"load", "store"}
@@ -40,8 +46,37 @@ def test_the_schedule_is_printed_and_nothing_runs(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "schedule of tiny: tensors and bytes of each replica in one optimizer step"
     at = lines.index("decoder_optim_phase, 2 times, together")
-    assert lines[at + 1].split() == "load gradients 24 49.2 KiB in 12 rounds".split()
+    assert lines[at + 1].split()[0] == "compute" and lines[at + 1].endswith("FLOP")
+    assert lines[at + 2].split() == "load gradients 24 49.2 KiB in 12 rounds".split()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("changes", [GRID, {"heads": 4, "micro_batch_group": 2}], ids=str)
+def test_a_picture_has_an_arrow_with_bytes_for_each_move_and_no_texts_that_overlap(changes):
+    for phase in schedule(small(**changes)):
+        root = ElementTree.fromstring(drawing.picture(phase))
+        tags = {kind: root.findall(f"{{*}}{kind}") for kind in ("line", "text")}
+        assert len(tags["line"]) == len(phase.moves)
+        for move, arrow in zip(phase.moves, tags["line"]):
+            x1, x2 = (int(arrow.attrib[end]) for end in ("x1", "x2"))
+            left, device, right = (drawing.LEFT[1], drawing.DEVICE, drawing.RIGHT[0])
+            beside = (left, device[0]) if move.verb in ("load", "store") else (device[1], right)
+            assert beside[0] < min(x1, x2) < max(x1, x2) < beside[1]
+            assert (x1 < x2) == (move.verb in ("load", "sum"))
+            assert bytes_text(move.nbytes) in [text.text for text in tags["text"]]
+        spans = sorted((int(t.attrib["y"]), *span_of(t)) for t in tags["text"])
+        for (y, _, end), (below, begin, _) in zip(spans, spans[1:]):
+            assert below > y or begin > end, (phase.name, y)
+        assert max(end for _, _, end in spans) <= drawing.WIDTH
+
+
+def span_of(text: ElementTree.Element) -> "tuple[float, float]":
+    """Left and right end of a text, with letters as wide as those of a wide font."""
+    size = float(text.attrib.get("font-size", 13))
+    bold = 1.1 if "font-weight" in text.attrib else 1.0
+    width, x = 0.58 * size * bold * len(text.text or ""), float(text.attrib["x"])
+    left = x - width * {"middle": 0.5, "end": 1.0}.get(text.attrib.get("text-anchor", ""), 0.0)
+    return left, left + width
 
 
 def test_groups_of_parameters_say_what_updates_them():
