@@ -3,6 +3,7 @@
     python benchmarks/precision.py     # ../shared/data/tinyshakespeare.txt, 300 steps, three seeds
     python benchmarks/precision.py --text FILE --steps 50 --seeds 1 --picture curves.png
     python benchmarks/precision.py --steps 2000 --modes 'gradients in bfloat16'
+    python benchmarks/precision.py --hidden_size 64 --modes 'bfloat16, products in 8 bits'
 
 Model, batches and schedule are those of `shakespeare.py`; each mode begins with the same weights
 and sees the same batches. Validation loss is over the whole held-out tenth, by a forward program of
@@ -48,15 +49,18 @@ MODES: "dict[str, dict[str, Any]]" = {
     "float16, master weights, scaled": {"precision": "float16", "loss_scaling": "auto"},
     "moments in bfloat16": {"moment_precision": "bfloat16", "stochastic_rounding": True},
     "moments in 8 bits": {"moment_precision": "8bit", "stochastic_rounding": True},
+    "bfloat16, products in 8 bits": {"precision": "bfloat16", "products": "fp8"},
     "gradients in bfloat16": {"gradient_precision": "bfloat16", "stochastic_rounding": True},
 }
 """Settings of each mode."""
 
 
-def trained(text: Characters, settings: "dict[str, Any]", steps: int, seed: int) -> Figures:
+def trained(
+    text: Characters, settings: "dict[str, Any]", steps: int, seed: int, width: int
+) -> Figures:
     """Losses of all steps, their time, and the loss of the validation text after them."""
     options = {"steps": steps, "seed": seed, "settings": settings}
-    run = PhasedRun(options, text, MODEL, TRAINING, BATCH)
+    run = PhasedRun(options, text, MODEL | {"hidden_size": width}, TRAINING, BATCH)
     losses, times = [], [time.perf_counter()]
     for _ in range(steps):
         losses.append(run.step(1)["loss"])
@@ -109,6 +113,7 @@ def summarise(runs: "list[Figures]", reference: "list[Figures]") -> Figures:
 FLAGS: Flags = {
     **TEXT,
     "--steps": flag(300, "optimizer steps"),
+    "--hidden_size": flag(MODEL["hidden_size"], "width of the model"),
     "--seeds": flag(3, "how many; the seeds are 0, 1, ..."),
     "--modes": {"nargs": "+", "default": list(MODES), "choices": MODES, "help": "beside float32"},
     "--picture": flag(PICTURE, "PNG file for the curves", type=Path),
@@ -123,7 +128,9 @@ def main() -> int:
     runs: dict[str, list[Figures]] = {name: [] for name in (REFERENCE, *arguments.modes)}
     for seed in range(arguments.seeds):
         for name in runs:
-            runs[name].append(trained(text, MODES[name], arguments.steps, seed))
+            runs[name].append(
+                trained(text, MODES[name], arguments.steps, seed, arguments.hidden_size)
+            )
             loss = runs[name][-1]["validation_loss"]
             print(f"seed {seed}: {name} ends at validation loss {loss:.4f}", flush=True)
     draw(runs, arguments.picture)

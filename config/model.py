@@ -208,6 +208,11 @@ class Model:
     """
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Data type of weights and activations; sums and gradient accumulators are float32."""
+    products: Literal["precision", "fp8"] = "precision"
+    """What linear layers of decoder blocks multiply: numbers of the precision; or fp8, numbers of 8
+    bits, each tensor with a scale of its own, in all blocks but the first and the last one. Weights
+    have rows of 8 bits then, beside those that are trained.
+    """
     initial_std: Positive = 0.02
     """Standard deviation of fresh weights; projections into the residual stream use it divided by
     sqrt(2 * layers).
@@ -231,19 +236,28 @@ class Model:
         return tuple(pattern[n % len(pattern)] for n in range(self.layers))
 
     def of_kind(self, kind: str) -> "Model":
-        """The model whose layers are all of one kind."""
+        """The model whose layers are all of one kind, and multiply numbers of the precision."""
+        wide = self if self.products == "precision" else replace(self, products="precision")
         if {*self.kinds} == {FULL}:
-            return self
+            return wide
         pattern = (kind,)
         if kind != SLIDING:
-            return replace(self, layer_pattern=pattern, window=None)
+            return replace(wide, layer_pattern=pattern, window=None)
         base = self.sliding_rotary_base
         return replace(
-            self,
+            wide,
             layer_pattern=pattern,
             rotary_base=self.rotary_base if base is None else base,
             rotary_scaling=self.rotary_scaling if self.sliding_rotary_scaling else None,
         )
+
+    @property
+    def blocks(self) -> "tuple[Model, ...]":
+        """The model of each layer in training: of its kind, with the products that it has."""
+        wide = {kind: self.of_kind(kind) for kind in {*self.kinds}}
+        inner = {kind: replace(model, products=self.products) for kind, model in wide.items()}
+        last = self.layers - 1
+        return tuple((inner if 0 < n < last else wide)[k] for n, k in enumerate(self.kinds))
 
     @property
     def positions(self) -> int:
@@ -355,6 +369,15 @@ RULES = (
     rule(
         lambda hidden_size, heads, *, head_size: (
             head_size is None and remainder("hidden_size", hidden_size, "heads", heads)
+        )
+    ),
+    rule(
+        lambda products, layers: (
+            products == "fp8"
+            and layers < 3
+            and f"products: got fp8 with layers {layers}; expected at least 3, for the first and "
+            "the last block multiply numbers of the precision. Use more layers, or --products "
+            "precision."
         )
     ),
     multiple_of("heads", "tensor_parallel_1"),

@@ -55,6 +55,7 @@ class TrainSettings(TypedDict, total=False):
     document_attention: bool
     end_of_text: int
     precision: Literal["float32", "float16", "bfloat16"]
+    products: Literal["precision", "fp8"]
     initial_std: float
     initialisation: Literal["fixed", "width"]
     zero_init_residual: bool

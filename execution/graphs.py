@@ -5,7 +5,7 @@ of their own: a layer in training has gradients and an optimizer, a layer in inf
 and a forward pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, TypeVar
@@ -50,6 +50,27 @@ class Weights:
     """
     load: Load
     gather: Gather
+
+
+@dataclass(frozen=True, eq=False)
+class NarrowWeights:
+    """Weights of 8 bits, beside the rows that updates change: phases move half of the bytes."""
+
+    weights: Weights
+    """What layers load that multiply 8 bits."""
+    loads: Mapping[str, Load]
+    """The load of each of these weights as it is trained."""
+    stores: Mapping[str, Store]
+    """The store of each, rounded."""
+
+    def store(self, name: str, weight: Tensor, row: Row) -> None:
+        """Store a weight, or a shard, in 8 bits; all replicas do, for the scale is of the whole."""
+        self.stores[name](NamedTensors.pack([name], [weight]), row)
+
+    def renew(self, row: Row) -> None:
+        """Store all weights of a row as they are trained."""
+        for name, load in self.loads.items():
+            self.store(name, load(row)[name], row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +151,8 @@ class TrainingGraphs(LayerGraphs):
     """
     gradients: Gradients
     optimizer_state: OptimizerState
+    narrow: NarrowWeights | None = None
+    """The weights in 8 bits, where some of the layers multiply these."""
 
     @property
     def trained(self) -> Table:
@@ -189,8 +212,10 @@ class TrainingGraphs(LayerGraphs):
         return self.optimizer_state.loads[name](row)
 
     def optim_fwd_store(self, name: str, tensors: NamedTensors, row: Row) -> None:
-        """Store both."""
+        """Store both, and the weight in 8 bits where layers multiply that."""
         self.optimizer_state.stores[name](tensors, row)
+        if self.narrow is not None and name in self.narrow.stores:
+            self.narrow.store(name, tensors.weight, row)
 
     def optimize(
         self, name: str, tensors: NamedTensors, gradient: Tensor, state: TrainState
@@ -215,6 +240,7 @@ class TwoPassGraphs(TrainingGraphs):
 
 
 Graphs = TypeVar("Graphs")
+Kind = TypeVar("Kind", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,9 +255,9 @@ class LayerRun(Generic[Graphs]):
     @classmethod
     def of(
         cls,
-        kinds: Sequence[str],
+        kinds: Sequence[Kind],
         layers: range,
-        by_kind: Mapping[str, Graphs],
+        by_kind: Mapping[Kind, Graphs],
         keeps: bool = False,
     ) -> "tuple[LayerRun[Graphs], ...]":
         """The runs of some layers, from the kind of each layer and the graphs of each kind."""

@@ -35,5 +35,5 @@ def layer_gradient(
         grads_required=fwd.graph.inputs[:required],
         called_graphs_grad_info=gradients,
         replica_groupings=factories.replica_groupings,
-        **accumulator_options(layer.dtype),
+        **accumulator_options([factories[name].dtype for name in names]),
     )

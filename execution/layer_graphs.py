@@ -2,22 +2,20 @@
 buffers and transfers.
 """
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import popdist
 import popxl
 import popxl_addons as addons
-from popxl import Tensor, TensorSpec, ops
-from popxl_addons.named_replica_grouping import NamedReplicaGrouping
+from popxl import Tensor, TensorSpec
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-from popxl_gpt.config.schema import Config, Execution
+from popxl_gpt.config.schema import Config, Execution, Model
 from popxl_gpt.execution.batch_serialisation import (
     KeptRows,
     LayerIO,
@@ -27,12 +25,11 @@ from popxl_gpt.execution.batch_serialisation import (
 from popxl_gpt.execution.graphs import (
     Gradients,
     InferenceGraphs,
-    LayerGraphs,
     LayerRun,
+    NarrowWeights,
     OptimizerState,
     TrainingGraphs,
     TwoPassGraphs,
-    Weights,
     summed,
 )
 from popxl_gpt.execution.head_steps import LOSS_SCALE, HeadStep, forward_head
@@ -50,6 +47,13 @@ from popxl_gpt.execution.layer_plan import (
     score_plan,
     without_seed,
 )
+from popxl_gpt.execution.layer_weights import (
+    buffers_of,
+    in_type,
+    layer_weights,
+    narrow_weights,
+    shard_groups,
+)
 from popxl_gpt.execution.optimizer import Optimizer
 from popxl_gpt.execution.recomputation import (
     ALL_AGAIN,
@@ -60,13 +64,10 @@ from popxl_gpt.execution.recomputation import (
     bought,
 )
 from popxl_gpt.execution.transfers import (
-    Gather,
     Load,
     Reduce,
     Store,
     selected,
-    shard_length,
-    shard_spec,
 )
 from popxl_gpt.modelling.attention import recomputing_gradients
 from popxl_gpt.modelling.decoder import DecoderBlock
@@ -149,9 +150,9 @@ class BlockGraphs:
     """The gradient that is given all that it takes of the forward pass."""
 
     @classmethod
-    def of(cls, config: Config, layout: Layout, price: float, kind: str) -> "BlockGraphs":
-        """The graphs of a kind of layers, for a price. Call it in the main graph."""
-        layer = DecoderBlock(config.model.of_kind(kind), layout)
+    def of(cls, config: Config, layout: Layout, price: float, model: Model) -> "BlockGraphs":
+        """The graphs of layers of a model, for a price. Call it in the main graph."""
+        layer = DecoderBlock(model, layout)
         seed = seed_spec(config.execution.widening)
         factories, fwd = layer.create_graph(activation_spec(config), seed, *_beside_specs(config))
         # What runs attention again makes the probabilities of whole attention anyway.
@@ -161,10 +162,10 @@ class BlockGraphs:
         return cls(factories, fwd, accumulators, grad)
 
     @classmethod
-    def by_kind(cls, config: Config, layout: Layout, price: float) -> "dict[str, BlockGraphs]":
-        """The graphs of each kind of layers that the model has."""
-        kinds = dict.fromkeys(config.model.kinds)
-        return {kind: cls.of(config, layout, price, kind) for kind in kinds}
+    def by_model(cls, config: Config, layout: Layout, price: float) -> "dict[Model, BlockGraphs]":
+        """The graphs of each of the models that layers have."""
+        models = dict.fromkeys(config.model.blocks)
+        return {model: cls.of(config, layout, price, model) for model in models}
 
     def grad(self, price: float) -> addons.GraphWithNamedArgs:
         """The gradient that takes what is kept at a price, and computes the rest again."""
@@ -215,7 +216,7 @@ def levels_here(config: Config, layout: Layout) -> tuple[Level, ...]:
     """What each decoder block may keep of its forward pass, from nothing on. Call it in the main
     graph.
     """
-    some, every = (BlockGraphs.by_kind(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN))
+    some, every = (BlockGraphs.by_model(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN))
     prices = {price for block in some.values() for price in block.prices.values()}
     dear = sorted((price for price in prices if price > CHEAP), reverse=True)
     return (
@@ -224,18 +225,18 @@ def levels_here(config: Config, layout: Layout) -> tuple[Level, ...]:
     )
 
 
-def _level(config: Config, blocks: "Mapping[str, BlockGraphs]", price: float) -> Level:
-    """What blocks keep at a price: those of each kind in the same buffers, which have a place for
+def _level(config: Config, blocks: "Mapping[Model, BlockGraphs]", price: float) -> Level:
+    """What blocks keep at a price: those of each model in the same buffers, which have a place for
     all that any of them keeps.
     """
     layers, places = config.model.layers, Counter[TensorSpec]()
     for block in blocks.values():
         places |= Counter(t.spec for t in block.kept(price))
-    shares = Counter(config.model.kinds)
+    shares = Counter(config.model.blocks)
     return Level(
         price=price,
         kept_bytes=config.runs_per_phase * sum(n * spec.nbytes for spec, n in places.items()),
-        flops=sum(n * blocks[kind].flops(price) for kind, n in shares.items()) / layers,
+        flops=sum(n * blocks[model].flops(price) for model, n in shares.items()) / layers,
         again=tuple(dict.fromkeys(n for block in blocks.values() for n in block.again(price))),
     )
 
@@ -267,11 +268,13 @@ def decoder_graphs(
         ways = [(each.layers, each.level.price) for each in found]
 
     decoder: TwoPassGraphs | None = None
+    narrow: NarrowWeights | None = None
     layers: tuple[LayerRun[TwoPassGraphs], ...] = ()
+    blocks = model.blocks
     for own, price in ways:
         rows, graphs = KeptRows(own), {}
-        for kind in dict.fromkeys(model.kinds[n] for n in own):
-            block = BlockGraphs.of(config, layout, price, kind)
+        for of_block in dict.fromkeys(blocks[n] for n in own):
+            block = BlockGraphs.of(config, layout, price, of_block)
             plan = decoder_plan(model)
             fwd, grad = serialise_with_gradient(block.fwd, block.grad(price), plan, io, rows)
             if decoder is None:
@@ -280,10 +283,13 @@ def decoder_graphs(
                     config, layout, table, model.layers, factories, block.accumulators, grad
                 )
                 decoder = TwoPassGraphs.of(made, fwd)
-            graphs[kind] = replace(decoder, fwd=fwd, grad=grad)
-        layers += LayerRun.of(model.kinds, own, graphs, own.start > 0)
+            graphs[of_block] = replace(decoder, fwd=fwd, grad=grad)
+            if of_block.products == "fp8":
+                narrow = narrow or narrow_weights(config, layout, block.factories, decoder)
+                graphs[of_block] = replace(graphs[of_block], weights=narrow.weights)
+        layers += LayerRun.of(blocks, own, graphs, own.start > 0)
     assert decoder is not None, "a model has layers"
-    return decoder, layers
+    return replace(decoder, narrow=narrow), layers
 
 
 def kept_bytes(config: Config) -> int:
@@ -390,45 +396,6 @@ def fwd_graphs(
     return first, by_kind[model.kinds[0]], last, layers
 
 
-def layer_weights(
-    config: Config,
-    layout: Layout,
-    factories: NamedVariableFactories,
-    rows: int,
-    tied_to: LayerGraphs | None,
-    updated: Collection[str] = (),
-) -> Weights:
-    """A layer's weights in remote memory, with the buffer of another layer's word embedding where
-    it is tied to that.
-
-    Args:
-        updated: weights that training changes, whose rows may be of a wider type than the layer's
-            graphs. Loading casts a row, a shard, so that gathering moves no more bytes.
-    """
-    groups = _shard_groups(config, layout, factories)
-    types = {name: factory.dtype for name, factory in factories.to_dict().items()}
-    own = _in_type(factories, updated, data_type(config.weight_precision))
-    if tied_to is not None:
-        own.pop(TIED)
-    buffers = _buffers(own, rows, groups)
-    if tied_to is not None:
-        buffers.insert(TIED, tied_to.weights.buffers[TIED], overwrite=True)
-    load = Load.in_types(buffers, types)
-    return Weights(own, buffers, load, Gather.of(load.results, groups))
-
-
-def _in_type(
-    factories: NamedVariableFactories, names: Collection[str], dtype: popxl.dtype
-) -> NamedVariableFactories:
-    """The same variables, some of them of another type."""
-    result = factories.copy()
-    for name in names:
-        other = copy.copy(factories[name])
-        other.dtype = dtype
-        result.insert(name, other, overwrite=True)
-    return result
-
-
 def _training_graphs(
     config: Config,
     layout: Layout,
@@ -448,15 +415,15 @@ def _training_graphs(
     changed = trained(table, config.model.lora_rank > 0)
     weights = layer_weights(config, layout, factories, rows, tied_to, changed)
     sums = summed(accumulators)
-    groups = _shard_groups(config, layout, sums)
+    groups = shard_groups(config, layout, sums)
     own_sums = sums.copy()
     # a tied gradient waits where the embedding's is added to it, unless both wait for other groups
     shared = tied_to.gradients.buffers if isinstance(tied_to, TrainingGraphs) else None
     if shared is not None and config.groups == 1:
         own_sums.pop(TIED)
     precision = config.training.gradient_precision
-    own_sums = _in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
-    buffers = _buffers(own_sums, rows, groups)
+    own_sums = in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
+    buffers = buffers_of(own_sums, rows, groups)
     if shared is not None and config.groups == 1:
         buffers.insert(TIED, shared[TIED], overwrite=True)
     waiting = tuple(buffers.to_dict())
@@ -496,40 +463,3 @@ def _training_graphs(
             {name: Store.of(both, rows) for name, both in updated.items()},
         ),
     )
-
-
-def _shard_groups(
-    config: Config, layout: Layout, factories: NamedVariableFactories
-) -> NamedReplicaGrouping:
-    """The replicas over which each variable's rows are cut (replicated tensor sharding): those that
-    would hold the same.
-
-    The last pieces are padded. A variable with so few elements that one piece would be all padding
-    is kept whole.
-    """
-    groups = {}
-    for name, factory in factories.to_dict().items():
-        holders = factories.replica_groupings[name]
-        group, elements = holders.const_rg, ops.multiply_tuple(factory.shape)
-        # where the last piece begins
-        last = (group.group_size - 1) * shard_length(elements, group.group_size)
-        is_cut = (
-            config.execution.replicated_tensor_sharding and last < elements >= holders.group_size
-        )
-        groups[name] = group if is_cut else layout.alone
-    return NamedReplicaGrouping.from_dict(groups)
-
-
-def _buffers(
-    factories: NamedVariableFactories, rows: int, groups: NamedReplicaGrouping
-) -> NamedRemoteBuffers:
-    """A buffer for each variable's shards over its group, or for the whole variable where that is
-    one replica.
-    """
-    found = {
-        name: addons.create_remote_buffer(
-            shard_spec(TensorSpec(factory.shape, factory.dtype), groups[name]), rows
-        )
-        for name, factory in factories.to_dict().items()
-    }
-    return NamedRemoteBuffers.from_dict(found)

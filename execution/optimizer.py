@@ -186,7 +186,7 @@ def grad_norm_sq(
     for name, parameter in table.items():
         t = gradients[name]
         part = grad_reduce_square_add(t, training.fixed_scale)
-        # no shard is padding alone: `_shard_groups` of `layer_graphs.py` cuts into no more pieces
+        # no shard is padding alone: `shard_groups` of `layer_weights.py` cuts into no more pieces
         shards = -(-ops.multiply_tuple(t.meta_shape) // t.nelms) if t.meta_shape else 1
         copies = layout.holders(parameter).group_size // shards
         total = total + (part if copies == 1 else part * (1.0 / copies))

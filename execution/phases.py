@@ -184,6 +184,13 @@ def decoder_optim_phase(step: TrainingStep, n: Tensor, state: list[Tensor]) -> t
     return (n + 1, own.rounding + 1) if isinstance(own.rounding, Tensor) else (n + 1,)
 
 
+def decoder_narrow_phase(step: TrainingStep, n: Tensor) -> Tensor:
+    """Layer n's weights in 8 bits, as they are trained. Returns n + 1."""
+    assert step.decoder.narrow is not None, "else there is no such phase"
+    step.decoder.narrow.renew(n)
+    return n + 1
+
+
 def decoder_optim_fwd_phase(
     step: TrainingStep, n: Tensor, seed: Tensor, state: list[Tensor], graphs: TwoPassGraphs
 ) -> tuple[Tensor, ...]:

@@ -40,6 +40,7 @@ from popxl_gpt.execution.train_state import LossScale, Rounding, TrainState
 from popxl_gpt.execution.variables import fresh_weights, make_variables, write_whole_weights
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.utils.runtime import (
+    after_writing,
     alternate_steps,
     before_reading,
     expect_session,
@@ -161,6 +162,9 @@ def run_phases(step: TrainingStep, kept: NamedTensors) -> None:
     weights that it brought are still there. Only the last step's updates are a phase by themselves.
     """
     run, variables = PhaseGraphs(step, step.config.model.layers), kept.values_flat()
+    if step.decoder.narrow is not None:
+        with after_writing():  # from then on updates write them
+            run.per_layer(phases.decoder_narrow_phase)
     if updates_wait(step.config.execution):
         run_phases_that_wait(run, variables)
         return

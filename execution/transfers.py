@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import popxl
 import popxl_addons as addons
-from popxl import ReplicaGrouping, Tensor, TensorSpec, ops
+from popxl import RemoteBuffer, ReplicaGrouping, Tensor, TensorSpec, ops
 from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
 from popxl_addons.rts import all_gather_replica_sharded_graph
 
 from popxl_gpt.execution.train_state import Rounding
-from popxl_gpt.utils.runtime import round_from
+from popxl_gpt.modelling.layout import Layout
+from popxl_gpt.utils.runtime import float8_e4m3fn, round_from, with_scale
 
 Row = int | Tensor
 
@@ -91,6 +92,25 @@ class Store:
                 narrow = ops.cast(t, buffer.tensor_dtype)
                 ops.remote_store(buffer, row, ops.var_updates.copy_var_update_(narrow, t))
         return cls(addons.GraphWithNamedArgs(graph, NamedTensors.pack(names, inputs)))
+
+    @classmethod
+    def narrowing(
+        cls,
+        wide: TensorSpec,
+        name: str,
+        buffers: "tuple[RemoteBuffer, RemoteBuffer]",
+        layout: Layout,
+    ) -> "Store":
+        """Stores a tensor like this, or a shard of it, rounded to 8 bits, and the largest magnitude
+        of all replicas' parts, to these two buffers.
+        """
+        graph = popxl.gir().create_empty_graph("narrowing_store")
+        with graph:
+            row = popxl.graph_input((), popxl.int32, "store_index")
+            t = popxl.graph_input(wide.shape, wide.dtype, name, meta_shape=wide.meta_shape or None)
+            for buffer, each in zip(buffers, with_scale(t, float8_e4m3fn, layout.everyone)):
+                ops.remote_store(buffer, row, each)
+        return cls(addons.GraphWithNamedArgs(graph, NamedTensors.pack([name], [t])))
 
     def __call__(self, tensors: NamedTensors, row: Row, rounding: Rounding = "nearest") -> None:
         """Store the tensors for which there are buffers; others are left out.

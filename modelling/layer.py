@@ -36,15 +36,18 @@ class Layer(addons.Module):
         self.table = layout.in_parts(table)
         self.dtype = data_type(model.precision)
 
-    def parameter(self, name: str) -> Tensor:
+    def parameter(self, name: str, dtype: popxl.dtype | None = None) -> Tensor:
         """This replica's piece of a parameter, as an input of the graph. Its variables start at
         zero.
+
+        Args:
+            dtype: none: that of the layer.
         """
-        entry = self.table[name]
+        entry, dtype = self.table[name], dtype or self.dtype
         shape = entry.shard_shape(self.layout.tp1.group_size, self.layout.tp2.group_size)
-        zeros = np.broadcast_to(np.zeros((), self.dtype.as_numpy()), shape)
+        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
         group = self.layout.holders(entry)
-        return self.add_variable_input(name, lambda: zeros, self.dtype, replica_grouping=group)
+        return self.add_variable_input(name, lambda: zeros, dtype, replica_grouping=group)
 
     def parts(self, name: str) -> list[Tensor]:
         """This replica's piece of a parameter in its parts, in order."""

@@ -7,12 +7,14 @@ import math
 from typing import Any, Literal
 
 import numpy as np
+import popxl
 from popxl import Tensor
 
 from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
+from popxl_gpt.utils.runtime import float8_e4m3fn, float8_product, with_scale
 
 Split = Literal["tp2 to tp1", "tp1 to tp2"]
 """The groups over which the features are split before and after a linear layer."""
@@ -72,11 +74,26 @@ class Linear(Layer):
     def build(self, x: Tensor) -> Tensor:
         """[N, in/a] -> [N, out/b], identical over a."""
         x = enter(x, self.features_out)
-        y = x @ self.parameter("weight")  # [N, out/b], partial sums over a
+        y = self._product(x)  # [N, out/b], partial sums over a
         if self.model.lora_rank:
             y = y + self._adapted(x)
         y = leave(y, self.features_in)  # [N, out/b], identical over a
         return y + self.parameter("bias") if "bias" in self.table else y
+
+    def _product(self, x: Tensor) -> Tensor:
+        """x @ weight: [N, in/a] -> [N, out/b], partial sums over a."""
+        if self.model.products == "precision":
+            return x @ self.parameter("weight")
+        weight = self.parameter("weight", float8_e4m3fn)
+        everyone, zero = self.layout.everyone, np.zeros((), np.float32)
+        # of the whole weight
+        weight_amax = self.add_variable_input(
+            amax_name("weight"), lambda: zero, popxl.float32, replica_grouping=everyone
+        )
+        # x is split over a, and the gradient of the product over b
+        narrow, x_amax = with_scale(x, float8_e4m3fn, self.features_in)
+        amaxes = x_amax, weight_amax
+        return float8_product(narrow, weight, *amaxes, self.dtype, self.features_out)
 
     def _adapted(self, x: Tensor) -> Tensor:
         """What the adapter adds: [N, in/a] -> [N, out/b], partial sums over a."""
@@ -84,6 +101,11 @@ class Linear(Layer):
         down = enter(self.parameter(DOWN), self.features_out)  # [in/a, R]
         up = enter(self.parameter(UP), self.features_in)  # [R, out/b]
         return ((x @ down) * adapter_scale(self.model)) @ up
+
+
+def amax_name(weight: str) -> str:
+    """The name of what the scale of a weight in 8 bits comes from."""
+    return f"{weight}_amax"
 
 
 def adapter_scale(model: Model) -> float:

@@ -68,6 +68,9 @@ NEAR = {"rtol": 2e-4, "atol": 2e-5}
 ONE_ROUNDING = 2**-9
 """Distance of a bfloat16 product from the exact one, as a part of it; two roundings are farther."""
 
+FLOAT8_SUMS = 2**-10
+"""Distance of a sum of products of float8 from the exact one, as a part of the largest one."""
+
 WINDOW, SOFTCAP = 130, 1.5
 """Tokens of a window and the bound of scores where attention hides by blocks."""
 STREAMED = {torch.float32: 1e-5, torch.bfloat16: 0.012, torch.float16: 0.002}
@@ -433,6 +436,22 @@ def trained(config: Config, steps: int = 4) -> tuple[list[float], dict[str, np.n
     return losses, read_weights(session, config)
 
 
+def large_float8_products(device: Device) -> None:
+    """Forward, and both of the backward pass, with operands as they lie there: sums of tensor cores
+    have 14 bits or more, which is `FLOAT8_SUMS`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shapes = (256, 1024), (1024, 520), (256, 520)
+    narrow = torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2
+    x, w, dy = (torch.randn(s, generator=generator).to(of) for s, of in zip(shapes, narrow))
+    amax = torch.tensor(3.0)
+    for lhs, rhs in ((x, w), (dy, w.t()), (x.t(), dy)):
+        expected = kernel_for(OPS["float8_matmul"])(lhs, rhs, amax, amax, float32)
+        there = [t.to(device.where) for t in (lhs, rhs, amax, amax)]
+        got = kernel_for(OPS["float8_matmul"], device.where.type)(*there, float32).cpu()
+        np.testing.assert_allclose(got, expected, rtol=0, atol=FLOAT8_SUMS * expected.abs().max())
+
+
 def same_losses(device: str, **changes: object) -> None:
     """Training has the processor's losses."""
     config = override(preset("tiny"), **{**TRAINED, "dropout": 0.1, **changes})
@@ -526,6 +545,7 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     yield "uploads are right, and nobody waits for them", lambda: uploads_are_right(device)
     yield "draws are the processor's", lambda: same_draws(device)
     yield "wide products are exact but for one rounding", lambda: same_wide_products(device)
+    yield "large products in 8 bits are exact but for sums", lambda: large_float8_products(device)
     yield "AdamW's steps in 16 bits are the processor's", lambda: same_steps_of_adamw(device)
     yield "a large cross entropy is the processor's", lambda: same_large_cross_entropy(device)
     yield "what is compiled is right", lambda: compiled_is_right(device)
@@ -557,11 +577,15 @@ def checks(name: str, device: Device) -> Iterator[Check]:
     yield "nothing waits in a run with dropout", lambda: nothing_waits(name, dropout=0.1)
     narrow = {**sixteen, "gradient_precision": "bfloat16"}
     yield "nothing waits in a run in bfloat16", lambda: nothing_waits(name, **streamed, **narrow)
+    eight = {**sixteen, "products": "fp8", "layers": 4}
+    yield "training with products in 8 bits has them", lambda: same_losses(name, **eight)
+    yield "nothing waits in a run with these", lambda: nothing_waits(name, **streamed, **eight)
     yield "speeds are the device's", lambda: speeds_are_the_devices(name)
     yield "profiles tell times", lambda: profiles_tell_times(name)
     yield "two replicas on one device have them, too", lambda: same_losses(name, data_parallel=2)
     yield "any part of the state on the device gives the same bits", lambda: same_bits(name)
     yield "the same in bfloat16, rounding stochastically", lambda: same_bits(name, **narrow)
+    yield "the same with products in 8 bits", lambda: same_bits(name, **eight)
     yield "the same without probabilities", lambda: same_bits(name, **streamed)
     yield (
         "the same without probabilities in bfloat16",

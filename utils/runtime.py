@@ -4,7 +4,7 @@ not.
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from popxl.extensions import (
     count_here,
     expect_replicas,
     file_traffic,
+    float8_e4m3fn,
     geglu,
     jump_seed,
     keep_remote_memory_in_files,
@@ -46,22 +47,25 @@ from popxl.extensions import (
 )
 from popxl_addons.memmap_files import remove_files
 from popxl_addons.ops.cross_entropy_sharded_loss import normaliser_and_logit, reduced_loss
+from popxl_addons.ops.float8 import float8_product, with_scale
 from popxl_addons.transforms.recomputation import Recomputation, recompute_rest
 
 from popxl_gpt.utils.errors import LostError, UserError
 
 __all__ = [
-    "PickledFileError", "PickledTensor", "Recomputation", "accumulator_options", "alternate_steps",
-    "attention", "before_reading", "begin_lap", "coded_moment", "compile_seconds", "count_here",
-    "data_type", "decoded_moment", "drop_dead_sessions", "expect_replicas", "expect_session",
-    "file_traffic", "find_not_finite", "gather", "gather_beside", "geglu", "has_device",
-    "host_bytes", "jump_seed", "keep_remote_memory_in_files", "keep_state_once", "leave_note",
-    "limit_device_memory", "moment_options", "multiplies_bfloat16", "multiply_ceiling",
-    "newton_schulz", "normaliser_and_logit", "open_pickled", "planner", "profile", "read_note",
-    "recomputed", "reduced_loss", "release_freed_memory", "relu2", "remove_files",
-    "replica_digests", "rms_norm", "rotary", "round_from", "run_times", "runs_on_gpu",
-    "runtime_errors_are_told", "seed_spec", "session_device", "shard_count", "short_convolution",
-    "softcap", "split_into_phases", "swiglu", "update_condition",
+    "PickledFileError", "PickledTensor", "Recomputation", "accumulator_options",
+    "after_writing", "alternate_steps", "attention", "before_reading", "begin_lap",
+    "coded_moment", "compile_seconds", "count_here", "data_type", "decoded_moment",
+    "drop_dead_sessions", "expect_replicas", "expect_session", "file_traffic",
+    "find_not_finite", "float8_e4m3fn", "float8_product", "gather", "gather_beside", "geglu",
+    "has_device", "host_bytes", "jump_seed", "keep_remote_memory_in_files", "keep_state_once",
+    "leave_note", "limit_device_memory", "moment_options", "multiplies_bfloat16",
+    "multiply_ceiling", "newton_schulz", "normaliser_and_logit", "open_pickled", "planner",
+    "profile", "read_note", "recomputed", "reduced_loss", "release_freed_memory", "relu2",
+    "remove_files", "replica_digests", "rms_norm", "rotary", "round_from", "run_times",
+    "runs_on_gpu", "runtime_errors_are_told", "seed_spec", "session_device", "shard_count",
+    "short_convolution", "softcap", "split_into_phases", "swiglu", "update_condition",
+    "with_scale",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 
@@ -73,11 +77,11 @@ def data_type(precision: str) -> popxl.dtype:
     return popxl.dtype.from_name(precision)
 
 
-def accumulator_options(weights: popxl.dtype) -> dict[str, popxl.dtype]:
-    """Keyword arguments for `autodiff_with_accumulation` that keep accumulators of 16-bit weights
-    in float32; PopXL's own are of the weight's type.
+def accumulator_options(weights: Collection[popxl.dtype]) -> dict[str, popxl.dtype]:
+    """Keyword arguments for `autodiff_with_accumulation` that keep accumulators of weights of these
+    types in float32; PopXL's own are of the weight's type.
     """
-    return {} if weights is popxl.float32 else {"accumulator_dtype": popxl.float32}
+    return {} if {*weights} <= {popxl.float32} else {"accumulator_dtype": popxl.float32}
 
 
 def recomputed(
@@ -178,6 +182,13 @@ def before_reading() -> AbstractContextManager[None]:
     it does, in place of with the run.
     """
     return _execution_context(popxl.ExecutionContext.WeightsToHostFragment)
+
+
+def after_writing() -> AbstractContextManager[None]:
+    """Ops of the main graph built inside run where the host has written variables, before the next
+    run, in place of with the run.
+    """
+    return _execution_context(popxl.ExecutionContext.WeightsFromHostFragment)
 
 
 def drop_dead_sessions() -> None:

@@ -29,7 +29,7 @@ from popxl_gpt.execution.inference.cache import (
     mask_and_rows,
     seen_keys_and_rows,
 )
-from popxl_gpt.execution.layer_graphs import layer_weights
+from popxl_gpt.execution.layer_weights import layer_weights
 from popxl_gpt.execution.phase_graphs import PhaseGraphs
 from popxl_gpt.execution.pretraining import make_ir
 from popxl_gpt.execution.transfers import first_row

@@ -5,6 +5,7 @@ take is known by planning them, which takes seconds, and is within 5 % of runs. 
 for layouts, `--auto`, `--minutes` and the run itself ask here.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,10 +15,12 @@ from typing import Any
 import popdist
 import popxl
 
-from popxl_gpt.config.schema import Config, Execution, Training
+from popxl_gpt.config.schema import Config, Execution, Model, Training
 from popxl_gpt.execution.instances import processes_here
 from popxl_gpt.execution.layer_graphs import kept_bytes
 from popxl_gpt.execution.planning.model_size import numbers_by_kind, parameter_count, trained_count
+from popxl_gpt.modelling.decoder import DecoderBlock
+from popxl_gpt.modelling.parameters import Role
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.process_memory import resident_bytes
 from popxl_gpt.utils.runtime import gather, host_bytes, planner, session_device
@@ -113,8 +116,18 @@ def state_bytes(config: Config) -> int:
     precision = WIDTHS[model.precision]
     weights = parameter_count(model) * precision
     weights += changed * (WIDTHS[config.weight_precision] - precision)
+    weights += narrow_bytes(model)
     gradients = changed * WIDTHS[training.gradient_precision]
     return weights + changed * state + max(gradients, activations)
+
+
+def narrow_bytes(model: Model) -> int:
+    """Bytes of the weights of decoder blocks in 8 bits, where some are multiplied so."""
+    if model.products == "precision":
+        return 0
+    table = DecoderBlock.parameters(model)
+    sizes = (math.prod(p.shape) for p in table.values() if p.role is Role.WEIGHT)
+    return model.layers * sum(sizes)
 
 
 def bytes_by_kind(config: Config) -> "dict[str, int]":

@@ -1,6 +1,7 @@
 """Element types of tensors: PopXL's names, and their counterparts on the host.
 
-``bfloat16`` goes beyond PopXL. numpy lacks it, so float32 arrays stand for it on the host.
+``bfloat16``, ``float8_e4m3fn`` and ``float8_e5m2`` go beyond PopXL. numpy lacks them: float32
+arrays stand for the first on the host, codes of a byte for the others, as for PopXL's own float8.
 """
 
 import builtins
@@ -149,6 +150,10 @@ np_dtype_float8_152 = np.dtype([("float8_152", "u1")])
 """numpy types of float8 codes on the host: one field, a byte."""
 float8_143 = dtype._make("float8_143", "f", 8, np_dtype_float8_143, None)
 float8_152 = dtype._make("float8_152", "f", 8, np_dtype_float8_152, None)
+float8_e4m3fn = dtype._make(
+    "float8_e4m3fn", "f", 8, np.dtype([("float8_e4m3fn", "u1")]), "float8_e4m3fn"
+)
+float8_e5m2 = dtype._make("float8_e5m2", "f", 8, np.dtype([("float8_e5m2", "u1")]), "float8_e5m2")
 float16 = dtype._make("float16", "f", 16, np.float16, "float16")
 bfloat16 = dtype._make("bfloat16", "f", 16, None, "bfloat16")
 float32 = dtype._make("float32", "f", 32, np.float32, "float32")

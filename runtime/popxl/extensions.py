@@ -11,7 +11,7 @@ from popdist.exchange import InstanceError
 from poprun.environment import EnvironmentVariableError
 
 from popxl.backend import backend
-from popxl.dtypes import bfloat16, uint32
+from popxl.dtypes import bfloat16, float8_e4m3fn, float8_e5m2, uint32
 from popxl.errors import RemoteMemoryError
 from popxl.graph import Graph
 from popxl.host_limits import HostMemory, host_memory
@@ -22,6 +22,7 @@ from popxl.ops import concat, reshape
 from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
 from popxl.ops.elementwise import relu2
+from popxl.ops.float8 import amax, float8_matmul, to_float8
 from popxl.ops.host import begin_lap
 from popxl.ops.newton_schulz import newton_schulz
 from popxl.ops.normalisation import rms_norm
@@ -93,6 +94,7 @@ __all__ = [
     "adam_updater_at",
     "adamw_8bit_",
     "alternate_steps",
+    "amax",
     "attention",
     "begin_lap",
     "bfloat16",
@@ -106,6 +108,9 @@ __all__ = [
     "expect_session",
     "file_traffic",
     "find_not_finite",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_matmul",
     "gather",
     "gather_beside",
     "geglu",
@@ -142,6 +147,7 @@ __all__ = [
     "stack_seeds",
     "swiglu",
     "timeline",
+    "to_float8",
     "to_text",
     "verify",
 ]

@@ -83,6 +83,9 @@ FORMATS: dict[dtypes.dtype, Format] = {
     dtypes.float8_143: Format(exponent=4, mantissa=3, bias=8),
     dtypes.float8_152: Format(exponent=5, mantissa=2, bias=16),
 }
+"""PopXL's own types."""
+FLOAT8 = (*FORMATS, dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+"""All types of 8-bit floating point. Programs call ops of the last two by `popxl.extensions`."""
 
 
 def _format(where: str, dtype: Any) -> Format:

@@ -9,7 +9,7 @@ import numpy as np
 
 from popxl.dtypes import bfloat16, dtype
 from popxl.errors import DTypeError
-from popxl.fp8_utils import FORMATS, scaled_to_fp8
+from popxl.fp8_utils import FLOAT8, FORMATS, scaled_to_fp8
 from popxl.fp8_utils import host_pow2scale_cast_to_fp8 as host_pow2scale_cast_to_fp8  # exported
 
 ScalarType = int | float | bool
@@ -109,7 +109,7 @@ def host_array(
         return array
     if array.dtype == object:
         raise TypeError(f"{what}: got {type(x).__name__} of objects; expected numbers.")
-    if dtype in FORMATS and array.dtype != target:
+    if dtype in FLOAT8 and array.dtype != target:
         array, copy = _to_float8(array, dtype, log2_scale, nan_on_overflow, what), False
     elif log2_scale is not None or nan_on_overflow is not None:
         raise RuntimeError(

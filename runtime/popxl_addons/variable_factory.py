@@ -51,7 +51,8 @@ def _as_item(data: HostTensor, dtype: popxl.dtype | None, name: str | None) -> n
     if not isinstance(data, np.ndarray) or not is_uniform(data):
         return host_array(what, data, dtype, copy=False)
     # also where types round
-    is_kept = dtype is not None and dtype.as_numpy() == data.dtype and data.flat[0] == 0
+    is_zero = not any(data.flat[0].tobytes())
+    is_kept = dtype is not None and dtype.as_numpy() == data.dtype and is_zero
     return data if is_kept else to_host_value(what, data, dtype)
 
 

@@ -86,6 +86,10 @@ REFUSALS = [
         ),
     ),
     (
+        {"products": "fp8", "layers": 2},
+        "products: got fp8 with layers 2; expected at least 3, for the first and the last block",
+    ),
+    (
         {"gradient_precision": "bfloat16"},
         (
             "gradient_precision: got bfloat16 while stochastic_rounding is false; expected true, "

@@ -3,7 +3,7 @@
 from popxl import dtypes
 from popxl.dtypes import dtype
 from popxl.errors import DTypeError
-from popxl.fp8_utils import FORMATS
+from popxl.fp8_utils import FLOAT8, FORMATS
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_float8, check_log2_scale, elementwise_cost, refuse_to_execute
 from popxl.tensor import Tensor, TensorSpec
@@ -20,7 +20,7 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
             pow2scale_cast_from_fp8 convert; from sessions, from complex numbers to others.
     """
     for what, given in (("t", t.dtype), ("data_type", data_type)):
-        if given in FORMATS:
+        if given in FLOAT8:
             raise DTypeError(
                 f"cast: got {what} {given.name}; expected a type of 16 bits or more. Use the "
                 "pow2scale_cast ops for float8."

@@ -14,7 +14,7 @@ import numpy as np
 from popxl import dtypes
 from popxl.context import get_current_context
 from popxl.errors import DTypeError, ShapeError
-from popxl.fp8_utils import FORMATS
+from popxl.fp8_utils import FLOAT8, FORMATS
 from popxl.opdef import Cost, OpFunction, op
 from popxl.tensor import Tensor, TensorSpec
 
@@ -75,7 +75,7 @@ OPERANDS: dict[str, Callable[..., None]] = {
 
 
 def _is_float8(t: Tensor) -> bool:
-    return t.dtype in FORMATS
+    return t.dtype in FLOAT8
 
 
 def _cast_of(t: Tensor) -> str:
@@ -105,9 +105,9 @@ def check_indices(name: str, parameter: str, indices: Tensor) -> None:
 
 
 def check_float8(name: str, **tensors: Tensor) -> None:
-    """DTypeError unless every tensor is float8."""
+    """DTypeError unless every tensor is of one of PopXL's float8 types."""
     for parameter, t in tensors.items():
-        if not _is_float8(t):
+        if t.dtype not in FORMATS:
             raise DTypeError(
                 f"{name}: got {parameter} {t.spec}; expected float8_143 or float8_152. Cast it "
                 "with ops.pow2scale_cast_to_fp8."

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from popxl import ops
 from popxl.collection import without_collection
+from popxl.dtypes import float32
 from popxl.errors import GraphError
+from popxl.fp8_utils import FLOAT8
 from popxl.graph import Graph, called_first
 from popxl.opdef import Op
+from popxl.ops.casting import WIDE
 from popxl.tensor import Constant, Tensor
 from popxl.transforms.clone import clone_constant, clone_op, placed_like, prune, remove_ops
 from popxl.transforms.control_rules import CONTROL_RULES
@@ -295,7 +298,9 @@ class GradientBuilder:
     def _accumulate(self, op: Op, t: Tensor, gradient: Tensor | None) -> None:
         if gradient is None or t not in self.active:
             return
-        if gradient.shape != t.shape or gradient.dtype is not t.dtype:
+        # 8 bits have gradients of whatever type their rule gives: no op adds in 8 bits
+        is_typed = gradient.dtype is t.dtype or (t.dtype in FLOAT8 and gradient.dtype in WIDE)
+        if gradient.shape != t.shape or not is_typed:
             raise GraphError(
                 f"autodiff: got {gradient.spec} from the gradient rule of {op.definition.name} "
                 f"({op.definition.file}) for %{t.name}; expected {t.spec}, the operand's own "
@@ -321,7 +326,8 @@ class GradientBuilder:
 
     def zeros(self, t: Tensor) -> Tensor:
         """Zeros of a forward tensor's spec in the current graph, named as its gradient."""
-        zeros: Tensor = ops.init(t.shape, t.dtype, PREFIX + t.name, "zero", t.meta_shape)
+        dtype = float32 if t.dtype in FLOAT8 else t.dtype
+        zeros: Tensor = ops.init(t.shape, dtype, PREFIX + t.name, "zero", t.meta_shape)
         return zeros
 
     def has_transfers(self, graph: Graph) -> bool:

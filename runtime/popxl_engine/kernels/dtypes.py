@@ -20,6 +20,8 @@ TORCH_DTYPES: dict[dtypes.dtype, torch.dtype] = {
     dtypes.uint64: torch.uint64,
     dtypes.float8_143: torch.float8_e4m3fnuz,
     dtypes.float8_152: torch.float8_e5m2fnuz,
+    dtypes.float8_e4m3fn: torch.float8_e4m3fn,
+    dtypes.float8_e5m2: torch.float8_e5m2,
     dtypes.float16: torch.float16,
     dtypes.bfloat16: torch.bfloat16,
     dtypes.float32: torch.float32,
@@ -36,6 +38,8 @@ bits.
 FLOAT8: dict[torch.dtype, dtypes.dtype] = {
     torch.float8_e4m3fnuz: dtypes.float8_143,
     torch.float8_e5m2fnuz: dtypes.float8_152,
+    torch.float8_e4m3fn: dtypes.float8_e4m3fn,
+    torch.float8_e5m2: dtypes.float8_e5m2,
 }
 """Types that torch stores and converts, without arithmetic. The codes are popxl's."""
 

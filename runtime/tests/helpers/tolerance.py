@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import popxl
+from popxl.extensions import float8_e4m3fn, float8_e5m2
 
 TOLERANCE: dict[popxl.dtype, tuple[float, float]] = {
     popxl.float64: (1e-11, 1e-12),
@@ -12,6 +13,8 @@ TOLERANCE: dict[popxl.dtype, tuple[float, float]] = {
     popxl.bfloat16: (2.5e-2, 1.6e-2),
     popxl.float8_143: (0, 0),  # only made by one rounding, and moved
     popxl.float8_152: (0, 0),
+    float8_e4m3fn: (0, 0),
+    float8_e5m2: (0, 0),
 }
 """(relative, absolute): some ten units in the last place of numbers around one. Other dtypes agree
 exactly.

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import pytest
 from helpers.fake_gpu import run_on_fake_gpu
+from popxl_engine.kernels import float8
 
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.execution.host import run_steps
@@ -38,6 +39,7 @@ CASES = {
     "float16": {"precision": "float16", "loss_scaling": 1024.0},
     "dropout": {"dropout": 0.1, "attention_serialisation": 2},
     "dropout of micro-batches together": {"dropout": 0.1, "global_batch_size": 4, "widening": 2},
+    "products in 8 bits": {"precision": "bfloat16", "layers": 3, "products": "fp8"},
     "without recomputation": {"recomputation": False, "precision": "bfloat16"},
 }
 """Each with two layers, and two runs of each phase: a first and one that goes on."""
@@ -45,7 +47,9 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name):
+def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name, monkeypatch):
+    # torch says of the operands of tensor cores' products whether these would take them
+    monkeypatch.setattr(float8, "multiplies_float8", lambda device: True)
     config = override(preset("tiny"), **{**ONE, "global_batch_size": 2, **CASES[name]})
     assert run_on_fake_gpu(training_program(config)[0]) > 10
 
