@@ -78,7 +78,7 @@ fuzz: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py | grep -v time_to_loss); do \
-	    echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ]; done  # 2: it has said which file it needs
+	    echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ]; done  # 2: it has said what it needs
 
 docs: $(INSTALLED)
 	$(BIN)/python imgs/write_tables.py

@@ -45,8 +45,8 @@ class LearningRate(Length):
     ] = 0.0
     """Learning rate that all schedules but the constant one fall to."""
     embedding_rate_multiplier: Positive = 1.0
-    """Learning rate of embeddings over learning_rate, of value embeddings three times as much; an
-    untied head is no embedding.
+    """Learning rate of embeddings over learning_rate, of value embeddings three times as much, of
+    pairs of words a fifth; an untied head is no embedding.
     """
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     """How the learning rate falls after warm-up; wsd (warm-up, stable, decay) stays at the highest

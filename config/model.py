@@ -8,6 +8,7 @@ from popxl_gpt.config.bounds import (
     Count,
     CountOrZero,
     Fraction,
+    Largest,
     Needs,
     ObjectCount,
     Positive,
@@ -21,10 +22,10 @@ ARCHITECTURE = (
     "layers", "hidden_size", "heads", "vocabulary_size", "norm", "position_embedding",
     "rotary_base", "rotary_scaling", "rotary_factor", "rotary_original_positions",
     "rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor", "token_shift", "qk_norm",
-    "value_embeddings", "activation", "biases", "tied_head", "logit_softcap", "convolution_size",
-    "norm_placement", "zero_centered_gains", "qk_norm_over", "rotary_fraction", "embedding_scale",
-    "parallel_branches", "window", "sliding_rotary_base", "sliding_rotary_scaling",
-    "score_softcap",
+    "bigram_rows", "value_embeddings", "activation", "biases", "tied_head", "logit_softcap",
+    "convolution_size", "norm_placement", "zero_centered_gains", "qk_norm_over", "rotary_fraction",
+    "embedding_scale", "parallel_branches", "window", "sliding_rotary_base",
+    "sliding_rotary_scaling", "score_softcap",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
 BY_DEFAULT = {
@@ -144,6 +145,10 @@ class Model:
     token_shift: bool = False
     """Add to the vector of each word that of the word before it, times a factor per channel that is
     trained.
+    """
+    bigram_rows: Annotated[CountOrZero, Largest(2**30)] = 0
+    """Rows of a table of pairs of words: to the vector of each word that of the pair which it is
+    with the word before is added. More pairs than rows share them, by a fixed hash; 0: no table.
     """
     convolution_size: Count = 1
     """Tokens that short convolutions see, the token itself among them: in front of attention and
@@ -314,6 +319,11 @@ class Model:
     def key_value(self) -> int:
         """Heads of keys and values per block."""
         return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    @property
+    def has_word_before(self) -> bool:
+        """Whether the embedding of a word looks at the word before."""
+        return self.token_shift or self.bigram_rows > 0
 
     @property
     def has_convolutions(self) -> bool:

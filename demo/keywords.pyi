@@ -36,6 +36,7 @@ class TrainSettings(TypedDict, total=False):
     sliding_rotary_base: float | None
     sliding_rotary_scaling: bool
     token_shift: bool
+    bigram_rows: int
     convolution_size: int
     qk_norm: bool
     qk_norm_over: Literal["head", "all"]

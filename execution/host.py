@@ -155,11 +155,16 @@ class StepResult:
     norm_limit: float | None = None
     """The gradient norm above which the step is a spike, where the program looks for them."""
 
-    has_labels: bool = True
-    """Whether a label of the global batch counts: else the step changed nothing."""
+    labels: int | None = None
+    """Labels of the global batch that count: each loss is a mean over so many. None: not known."""
 
     losses: Mapping[str, float] = field(default_factory=dict)
     """Means over the global batch of the losses whose sum is trained, where there are several."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether a label of the global batch counts: else the step changed nothing."""
+        return self.labels != 0
 
     @property
     def is_spike(self) -> bool:
@@ -200,7 +205,7 @@ def run_steps(
         session.inputs.labels: token_array(session, "labels", labels, config),
         session.inputs.learning_rate: scalar_array(session, "learning_rate", learning_rates),
     }
-    counts = np.ones(steps)
+    counts = np.full(steps, config.tokens_per_step)
     if config.training.masked_labels:
         counts = label_counts(labels, steps, config)
         weights = np.repeat(label_weights(counts, config), config.runs_per_step).tolist()
@@ -222,7 +227,7 @@ def run_steps(
     if config.training.looks_for_spikes:
         limits = _per_step(session, outputs[session.outputs.norm_limit], steps)
     each = [dict(zip(apart, values)) for values in zip(*losses[1:])] or [{}] * steps
-    found = zip(losses[0], norms, scales, limits, (counts > 0).tolist(), each)
+    found = zip(losses[0], norms, scales, limits, counts.tolist(), each)
     return [StepResult(*values) for values in found]
 
 

@@ -1,8 +1,8 @@
 """What each layer reads, writes and keeps while it runs over the micro-batches.
 
-Activations between layers travel in two buffers with one row per layer boundary: `x`, filled from
-row 0 upwards, and `dx`, filled from the last row downwards. Rows of a plan count from the layer's
-own number n.
+Activations between layers travel in `x`, a buffer with one row per layer boundary, filled from row
+0 upwards. Their gradients travel in `dx`, which has one row: the gradient that a layer makes takes
+the place of the one that it got. Rows of a plan count from the layer's own number n.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ class FromBuffer:
     """An input that was stored by another layer: row n + `row` of a buffer."""
 
     name: str
-    row: int
+    row: int | None
+    """None: the only row."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,16 @@ class ToBuffer:
     """An output that another layer reads: row n + `row` of a buffer."""
 
     name: str
-    row: int
+    row: int | None
+    """None: the only row."""
 
 
 POSITIONS = "positions"
 """Stream and buffer of tokens' positions in their documents."""
 WORDS = "words"
 """Stream and buffer of tokens."""
+FROM_DX, TO_DX = FromBuffer("dx", None), ToBuffer("dx", None)
+"""The gradient of what travels between layers."""
 Item = TypeVar("Item")
 Source = FromStream | FromBuffer | Seed
 Target = ToStream | ToBuffer
@@ -82,34 +86,34 @@ def beside(model: Model) -> tuple[str, ...]:
 
 
 def embedding_plan(model: Model) -> LayerPlan:
-    """Words to row 0 of x, and beside it what blocks get; back from row 0 of dx."""
+    """Words to row 0 of x, and beside it what blocks get; back from dx."""
     positions = _if(model.document_attention, FromStream(POSITIONS))
     return LayerPlan(
         inputs=(FromStream(WORDS), Seed(), *positions),
         outputs=(ToBuffer("x", 0), *(ToBuffer(name, 0) for name in beside(model))),
-        gradient_inputs=(FromBuffer("dx", 0),),
+        gradient_inputs=(FROM_DX,),
     )
 
 
 def decoder_plan(model: Model) -> LayerPlan:
-    """Row n of x to row n + 1, and what is beside it; row n + 1 of dx to row n."""
+    """Row n of x to row n + 1, and what is beside it; dx to dx."""
     return LayerPlan(
         layers=model.layers,
         inputs=(FromBuffer("x", 0), Seed(), *(FromBuffer(name, 0) for name in beside(model))),
         outputs=(ToBuffer("x", 1), *(ToBuffer(name, 1) for name in beside(model))),
-        gradient_inputs=(FromBuffer("dx", 1),),
-        gradient_outputs=(ToBuffer("dx", 0),),
+        gradient_inputs=(FROM_DX,),
+        gradient_outputs=(TO_DX,),
     )
 
 
 def head_plan(layers: int, is_masked: bool, losses: Sequence[str]) -> LayerPlan:
-    """The last row of x and the labels to the loss; its gradient to the last row of dx. With masked
-    labels there is the weight of those that count, and `losses` are those that are told apart.
+    """The last row of x and the labels to the loss; its gradient to dx. With masked labels
+    there is the weight of those that count, and `losses` are those that are told apart.
     """
     weight = _if(is_masked, FromStream("label_weight"))
     return LayerPlan(
         inputs=(FromBuffer("x", layers), FromStream("labels"), *weight),
-        outputs=(ToStream("loss"), *map(ToStream, losses), ToBuffer("dx", layers)),
+        outputs=(ToStream("loss"), *map(ToStream, losses), TO_DX),
     )
 
 

@@ -54,7 +54,7 @@ def decoder_fwd_keeping_phase(
 def head_phase(
     step: TrainingStep, loss_scale: LossScale, rounding: Rounding, group: Group
 ) -> Tensor:
-    """Head forward and backward: the last row of `x` to the loss and to the last row of `dx`.
+    """Head forward and backward: the last row of `x` to the loss and to `dx`.
 
     The gradient of a tied word embedding waits in its own buffer. Returns this replica's part of
     the squared norm.
@@ -73,7 +73,7 @@ def decoder_bwd_phase(
     rounding: Rounding,
     group: Group,
 ) -> tuple[Tensor, Tensor]:
-    """Layer n backward: row n + 1 of `dx` to row n. Returns n - 1 and the squared norm so far."""
+    """Layer n backward, from `dx` to `dx`. Returns n - 1 and the squared norm so far."""
     return n - 1, _run_backward(graphs, n, grad_norm_sq, rounding, group)
 
 

@@ -21,8 +21,8 @@ from popxl import ops  # noqa: E402
 from popxl_engine.ir import Block, to_text  # noqa: E402
 from popxl_engine.lowering import lower  # noqa: E402
 from popxl_engine.passes import (  # noqa: E402
-    OVERLAP,
-    OVERLAP_ALL,
+    LINKS,
+    LINKS_ALL,
     PASSES,
     Pass,
     PassManager,
@@ -43,8 +43,8 @@ gives another one that does the same. Those of a graph work on the block of a si
 calls are inlined: they do the same wherever it is called. `POPXL_PASSES=-name,-name` turns passes
 off, `POPXL_PRINT_AFTER=name` prints the program after one, `POPXL_VERIFY=1` checks it after each.
 The lines below are from training steps of the `mini` preset, from attention that a program
-composes of products and a softmax, and from a sum over replicas: what was there, and what a pass
-puts there.
+composes of products and a softmax, and from a sum and a loop over replicas: what was there, and
+what a pass puts there.
 """
 STEPS = (
     ({}, "cpu", ()),
@@ -126,17 +126,38 @@ def sum_over_replicas() -> popxl.Ir:
     return ir
 
 
+def layer_of_a_loop(n: popxl.Tensor, x: popxl.Tensor, shards: popxl.RemoteBuffer):
+    """What an iteration does: it gathers a layer's weights, and uses them."""
+    weight = ops.collectives.replicated_all_gather(ops.remote_load(shards, n))
+    return n + 1, ops.tanh(x @ weight)
+
+
+def loop_over_replicas() -> popxl.Ir:
+    """A program on two replicas that repeats a layer whose weights are in shards."""
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        shards = popxl.remote_buffer((4, 8), popxl.float32, 6)
+        x = popxl.variable(np.zeros((8, 8), np.float32), name="x")
+        n = popxl.constant(0, popxl.int32)
+        graph = ir.create_graph(layer_of_a_loop, n, x, shards)
+        _, y = ops.repeat(graph, 6, n, x)
+        ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
+    return ir
+
+
 def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
     """Compile all steps, and attention as programs compose it."""
     steps = [
         (training_program(override(preset("mini"), **changes))[0], device, left_out)
         for changes, device, left_out in STEPS
     ]
-    programs = [*steps, *((ir, "cpu", ()) for ir in (composed_attention(), sum_over_replicas()))]
+    others = composed_attention(), sum_over_replicas(), loop_over_replicas()
+    programs = [*steps, *((ir, "cpu", ()) for ir in others)]
+    everywhere = dict(zip(LINKS, LINKS_ALL))
     for ir, device, left_out in programs:
         where = torch.device(device)
         passes = [p for p in enabled_passes(where) if p.name not in left_out]
-        manager = Watching([OVERLAP_ALL if p is OVERLAP else p for p in passes])
+        manager = Watching([everywhere.get(p, p) for p in passes])
         manager.run_on_program(lower(ir.main_graph, manager.run_on_graph))
     return Watching.changes
 

@@ -200,9 +200,9 @@ def sizes_table() -> str:
         model = model_in(Path("config.json"), values)
         training = {**TRAINED, "data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
         config = override(replace(preset("tiny"), model=model), dropout=0.0, **training)
-        found = plan(training_program(config)[0])
+        found = plan(training_program(config)[0], device="cuda")  # the same on every CPU
         tokens = config.tokens_per_step
-        between = 2 * (model.layers + 1) * tokens * model.hidden_size * 2  # x and dx, bfloat16
+        between = (model.layers + 2) * tokens * model.hidden_size * 2  # x and dx, bfloat16
         device = found.peak_bytes / 1e9
         cells = [
             name,

@@ -1,8 +1,10 @@
-"""Embedding of words and positions.
+"""Embedding of words, of pairs of words, and of positions.
 
-N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P positions. tp1, tp2:
-replica groups.
+N rows (micro_batch * sequence), S sequence, H hidden size, V vocabulary, P positions, R rows of the
+table of pairs. tp1, tp2: replica groups.
 """
+
+import math
 
 import numpy as np
 import popxl
@@ -13,14 +15,20 @@ from popxl_gpt.modelling.layer import Layer, enter, leave
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.modelling.parameters import Parameter, Role, Table
 
+PAIR_RATE = 0.2
+"""Learning rate of the vectors of pairs over that of other embeddings."""
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
 
 class Embedding(Layer):
     """A word's vector, to which are added that of the word before times a factor per channel, with
-    a token shift, and that of its position, where positions are learned. Rows of both tables are
-    split over tp1, padded at the end.
+    a token shift; that of the pair which it is with the word before, where there are such; and that
+    of its position, where positions are learned. Rows of all tables are split over tp1, padded at
+    the end.
 
     Sources: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.1 (token shift); Vaswani et al.
-    2017, arXiv:1706.03762, section 3.4 (scaled vectors of words).
+    2017, arXiv:1706.03762, section 3.4 (scaled vectors of words); Svenstrup et al. 2017, "Hash
+    Embeddings", arXiv:1709.03933 (pairs that share rows).
     """
 
     def __init__(self, model: Model, layout: Layout):
@@ -28,13 +36,22 @@ class Embedding(Layer):
 
     @staticmethod
     def parameters(model: Model) -> Table:
-        """Word table [V, H], the token shift's factors [H], and, for learned positions, position
-        table [P, H].
+        """Word table [V, H], the token shift's factors [H], the table of pairs [R, H], and, for
+        learned positions, position table [P, H].
         """
         table = {"word.weight": word_table(model)}
         if model.token_shift:
             table["shift.weight"] = Parameter(
                 shape=(model.hidden_size,), role=Role.EMBEDDING, tp2_axis=0, mean=0.5
+            )
+        if model.bigram_rows:
+            table["bigram.weight"] = Parameter(
+                shape=(model.bigram_rows, model.hidden_size),
+                role=Role.EMBEDDING,
+                tp1_axis=0,
+                tp2_axis=1,
+                std=model.initial_std,
+                rate=PAIR_RATE,
             )
         if model.has_position_table:
             table["position.weight"] = Parameter(
@@ -59,16 +76,19 @@ class Embedding(Layer):
         Args:
             positions: of the words, int32 [N], which blocks get with document attention; none:
                 words are whole sequences.
-            before: with a token shift the word before each, int32 [N], -1 where there is none; not
-                given: the one before it in its sequence, or document.
+            before: where the model looks at it, the word before each, int32 [N], -1 where there is
+                none; not given: the one before it in its sequence, or document.
         """
         is_split = self.layout.tp1.group_size > 1
         shard = self.position_in(self.layout.tp1, "tp1_position") if is_split else None
-        if self.model.token_shift and before is None:
+        if self.model.has_word_before and before is None:
             before = self._before(words, positions)
-        x = self._words(words, shard, before)
+        x = self._words(words, shard, before if self.model.token_shift else None)
         if self.model.embedding_scale != 1.0:
             x = x * popxl.constant(self.model.embedding_scale, x.dtype, "scale")
+        if self.model.bigram_rows:
+            assert before is not None
+            x = x + _gathered(self.parts("bigram.weight"), self._pairs(words, before), shard)
         if self.model.has_position_table:
             position, numbers = self.parts("position.weight"), positions
             if numbers is None:
@@ -92,6 +112,21 @@ class Embedding(Layer):
         both = _gathered(table, ops.concat([words, before]), shard, zero_OOR=True)
         x, y = ops.split(both, 2)
         return x + y * enter(self.parameter("shift.weight"), self.layout.tp1)
+
+    def _pairs(self, words: Tensor, before: Tensor) -> Tensor:
+        """The row of each word and the one before it in the table of pairs, int32 [N]: (word +
+        offset of the word before) modulo R.
+
+        Offsets are multiples of the golden ratio of R. So rows of pairs with one word before are
+        all different, where R is V or more, and those with words before of close numbers, which
+        are about equally frequent, lie far apart.
+        """
+        rows = self.model.bigram_rows
+        step = round(rows * GOLDEN_RATIO)
+        numbers = np.arange(self.model.vocabulary_size + 1, dtype=np.int64)  # from no word on
+        offsets = popxl.constant((numbers * step % rows).astype(np.int32), popxl.int32, "offsets")
+        one, count = (popxl.constant(n, popxl.int32) for n in (1, rows))
+        return ops.fmod(words + ops.gather(offsets, before + one), count)
 
     def _before(self, words: Tensor, positions: Tensor | None) -> Tensor:
         """The word before each in its sequence, or in its document where there are positions; -1

@@ -46,6 +46,7 @@ class PopxlGPTConfig(PretrainedConfig):
     rotary_fast_turns: float = 32.0
     rotary_attention_factor: float | None = None
     token_shift: bool = False
+    bigram_rows: int = 0
     convolution_size: int = 1
     qk_norm: bool = False
     value_embeddings: bool = False
@@ -172,14 +173,28 @@ class TokenShift(Weight):
         return x + before * self.weight
 
 
+class Bigram(Weight):
+    """Vectors of pairs of words, some of which share one: of a pair (word + offset of the word
+    before) modulo the number of rows, where offsets are multiples of the golden ratio of that.
+    """
+
+    def forward(self, words: Tensor, positions: Tensor) -> Tensor:
+        """int [B, S], int [B, S] -> [B, S, H]."""
+        rows = len(self.weight)
+        step = round(rows * (math.sqrt(5) - 1) / 2)
+        before = (F.pad(words, (1, 0))[:, :-1] + 1) * (positions > 0)  # 0: none
+        return self.weight[(words + before * step) % rows]
+
+
 class Embedding(nn.Module):
-    """Vectors of words, of the words before them and of their positions."""
+    """Vectors of words, of the words before them, of the pairs of both and of positions."""
 
     def __init__(self, config: PopxlGPTConfig):
         super().__init__()
         hidden = config.hidden_size
         self.word = nn.Embedding(config.vocab_size, hidden)
         self.shift = TokenShift(hidden) if config.token_shift else None
+        self.bigram = Bigram(config.bigram_rows, hidden) if config.bigram_rows else None
         has_table = config.position_embedding == "learned"
         self.position = nn.Embedding(config.max_position_embeddings, hidden) if has_table else None
 
@@ -188,6 +203,8 @@ class Embedding(nn.Module):
         x = self.word(words)
         if self.shift is not None:
             x = self.shift(x, positions)
+        if self.bigram is not None:
+            x = x + self.bigram(words, positions)
         return x if self.position is None else x + self.position(positions)
 
 
@@ -352,7 +369,7 @@ class PopxlGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Fresh weights, of a model that is made of its configuration alone."""
         super()._init_weights(module)
-        if isinstance(module, Linear | ValueEmbedding):
+        if isinstance(module, Linear | ValueEmbedding | Bigram):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         if isinstance(module, Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -8,6 +8,9 @@ from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.errors import ConfigError, UserError
 from popxl_gpt.utils.files.hub import hub_hint
 
+ALONE = ("plan", "profile", "profile_every", "print_schedule")
+"""Flags of which a command has one, at most: what each leaves in place of another's."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions(PlanOptions):
@@ -24,8 +27,8 @@ class TrainOptions(PlanOptions):
     physical limit that it reaches, and the report what bounds each phase.
     """
     print_schedule: bool = False
-    """Print what each phase of a step loads, gathers, sums and stores, in order and with bytes, and
-    stop; nothing of the model's size is allocated.
+    """Print what each phase of a step computes, loads, gathers, sums and stores, in order and with
+    bytes, and stop; nothing of the model's size is allocated.
     """
     profile_every: CountOrZero = 0
     """Steps between profiles, each in profiles/ of the run's folder, the newest as that of
@@ -40,11 +43,12 @@ class TrainOptions(PlanOptions):
         """See `PlanOptions.is_plan`.
 
         Raises:
-            ConfigError: also for one profile and several.
+            ConfigError: also for flags of which one leaves nothing for another.
         """
-        if self.profile and self.profile_every:
-            told = f"--profile_every: got {self.profile_every} with --profile; expected one of them"
-            raise ConfigError([f"{told}. Choose one."])
+        chosen = [name for name in ALONE if getattr(self, name)]
+        if len(chosen) > 1 and chosen != ["plan", "profile"]:  # which plans refuse themselves
+            told = " and ".join(f"--{name}" for name in chosen)
+            raise ConfigError([f"{told}: got them together; expected one of them. Choose one."])
         return PlanOptions.is_plan(self)
 
 

@@ -64,6 +64,11 @@ class Records(Part):
             with run.aside():
                 progress.ceiling = run_ceiling(run.config)
 
+    def _labels(self, step: Step) -> "dict[str, int | None]":
+        """How many labels the losses of a step are means over, where that is not plain."""
+        is_told = self.run.config.training.masked_labels or step.result.losses
+        return {"labels": step.result.labels} if is_told else {}
+
     def stepped(self, step: Step) -> None:
         """Leave the step's line, and show it."""
         if self._metrics is None:
@@ -79,6 +84,7 @@ class Records(Part):
             "learning_rate": step.rate,
             "gradient_norm": result.gradient_norm,
             **result.losses,
+            **self._labels(step),
             **run.fields(),
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
         }

@@ -131,7 +131,7 @@ def _graphs(
     words, last = (TensorSpec((count,), popxl.int32) for count in (texts * tokens, texts))
     x = TensorSpec((texts * tokens, width), data_type(model.precision))
     positions = words if model.has_position_table else None
-    before = words if model.token_shift else None
+    before = words if model.has_word_before else None
     kinds = tuple(dict.fromkeys(model.kinds))
     layers: tuple[tuple[Any, int, Sequence[Any]], ...] = (
         (Embedding(model, layout), 1, (words, None, positions, before)),
@@ -218,7 +218,7 @@ def embedding_phase(
     weights = graphs.fwd_all_gather(graphs.fwd_load(first_row()))
     numbers = positions.reshape((-1,))
     beside = [numbers] if model.has_position_table else []
-    if model.token_shift:
+    if model.has_word_before:
         beside.append(none_before_first(before, numbers))
     x, *_ = graphs.fwd.bind(weights).call(words, *beside)
 

@@ -48,9 +48,6 @@ LOADED_TO_PAGE = 33 * 2**20
 """Bytes that it takes more where rows come and go: how many are in use at a time is found by a dry
 run, for which PyTorch loads a library of algebra.
 """
-SHARED_WITH_EACH = 8 * 2**20
-"""Bytes that it shares with each other process of the run here: long messages, in both directions.
-"""
 MADE_AFTER_PLAN = 6 * 2**20
 """The part of `MADE_FOR_RUNS` that is not there after a plan."""
 AMPLE = 8
@@ -215,7 +212,7 @@ def own_bytes(has_planned: bool = False) -> int:
     """
     session_device("cpu")  # loads the engine; a GPU that is planned for need not be there
     made = MADE_AFTER_PLAN if has_planned else MADE_FOR_RUNS
-    return resident_bytes() + made + (processes_here() - 1) * SHARED_WITH_EACH
+    return resident_bytes() + made
 
 
 def is_paged(execution: Execution) -> bool:

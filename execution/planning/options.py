@@ -10,9 +10,9 @@ USED_BY = {
     "devices": ("plan",),
     "plan_folder": ("plan",),
     "profile_folder": ("profile",),
-    "device_tflops": ("plan", "profile", "limit"),
+    "device_tflops": ("plan", "profile", "limit", "profile_every"),
     "link_gbps": ("plan", "limit"),
-    "remote_gbps": ("plan", "profile", "limit"),
+    "remote_gbps": ("plan", "profile", "limit", "profile_every"),
 }
 """The flags that make use of each flag."""
 

@@ -41,12 +41,12 @@ say more.
 AFTERMATH_SECONDS = 3.0
 """An instance that lost another waits so long before it says so: the other's own error comes first,
 and alone where the launcher ends the run meanwhile."""
-FLUSH_SECONDS = 10.0
-"""How long the end of a process waits for what it has still to send."""
+VALUE_BYTES = 2**26
+"""The largest value of `gather`, as text."""
 LATE = re.compile("timed? ?out", re.IGNORECASE)
 """The words of the transport's errors where nobody came in time."""
 GATHER, PATIENT, BESIDE = 2**62, 2**62 + 1, 2**62 + 3
-"""Tags of parcels: of the kinds of gathers, which different threads may call."""
+"""Tags of values: of the kinds of gathers, which different threads may call."""
 BROADCAST = 2**62 + 2
 
 
@@ -147,10 +147,6 @@ def _open(index: int, instances: int) -> Connection:
 def _leave(heartbeat: InstanceHeartbeat, messages: Messages) -> None:
     """Close the connections."""
     heartbeat.stop()
-    try:
-        messages.flush(FLUSH_SECONDS)
-    except TransferError:
-        pass  # who waits for it has said so, or will
     messages.close()
 
 
@@ -295,13 +291,24 @@ def _gather(value: Any, what: str, tag: int, wait: float) -> list[Any]:
     content = as_text(value).encode()
     if instances == 1:
         return [json.loads(content)]
-    messages = connect().messages
-    others = [other for other in range(instances) if other != index]
+    if len(content) > VALUE_BYTES:
+        raise ValueError(f"got a value of {len(content)} bytes; expected at most {VALUE_BYTES}")
+    sizes, found = [bytearray(8) for _ in range(instances)], {index: bytearray(content)}
     with reaching_others(what, TransferError, is_told=tag != BESIDE):
+        messages = connect().messages
+        others = [other for other in range(instances) if other != index]
+        sent = []
         for other in others:
-            messages.post(other, tag, content)
-        found = {other: messages.take(other, tag, wait) for other in others}
-    return [json.loads(found.get(instance, content)) for instance in range(instances)]
+            sent.append(messages.send(other, tag, len(content).to_bytes(8, "big")))
+            sent.append(messages.send(other, tag, content))
+        messages.wait([messages.receive(other, tag, sizes[other]) for other in others], wait)
+        for other in others:
+            size = int.from_bytes(sizes[other], "big")
+            if size > VALUE_BYTES:
+                raise TransferError(f"got a value of {size} bytes; expected at most {VALUE_BYTES}")
+            found[other] = bytearray(size)
+        messages.wait(sent + [messages.receive(other, tag, found[other]) for other in others], wait)
+    return [json.loads(found[instance]) for instance in range(instances)]
 
 
 def as_text(value: Any) -> str:

@@ -1,7 +1,6 @@
 """How the instances of a run connect with each other, once all have met at the store."""
 
 import json
-import mmap
 import os
 import socket
 import struct
@@ -15,7 +14,7 @@ from poprun.environment import INTERFACE
 from poprun.interfaces import is_loopback, own_address
 from poprun.rendezvous import Rendezvous
 
-from popdist.messages import RING_BYTES, Link
+from popdist.messages import Link
 
 HELLO = struct.Struct("!IB")
 """What an instance says first when it has connected: which it is, and what the connection is
@@ -80,8 +79,7 @@ def link_all(
     following = (index + 1) % len(addresses)
     try:
         for other in range(index):
-            link = _connect(rendezvous, addresses[other], index, MESSAGES, deadline)
-            links[other] = _link_to(rendezvous, link, deadline)
+            links[other] = Link(_connect(rendezvous, addresses[other], index, MESSAGES, deadline))
         following_heartbeat = _connect(rendezvous, addresses[following], index, HEARTBEAT, deadline)
     except OSError as error:
         raise LinkError(f"not all could be reached ({error})") from None
@@ -119,7 +117,7 @@ class _Reception(threading.Thread):
         if kind == HEARTBEAT and self.before is None:
             self.before = visitor
         elif kind == MESSAGES and index in self.missing:
-            self.links[index] = _link_to(self._rendezvous, visitor, deadline)
+            self.links[index] = Link(visitor)
             self.missing.remove(index)
         else:
             visitor.close()
@@ -136,26 +134,3 @@ def _connect(
     found = wire.connect(address, rendezvous.secret, deadline)
     wire.send_all(found, HELLO.pack(index, kind), deadline)
     return found
-
-
-def _link_to(rendezvous: Rendezvous, connection: socket.socket, deadline: Deadline) -> Link:
-    """The link to another instance: on one machine the two give each other a descriptor of the
-    memory that they share.
-    """
-    if rendezvous.folder is None or not hasattr(os, "memfd_create"):
-        return Link(connection, None, None)
-    own = os.memfd_create("popdist", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(own, RING_BYTES)
-        outgoing = mmap.mmap(own, RING_BYTES)
-        wire.in_time(connection, deadline, socket.send_fds, connection, [b"+"], [own])
-    finally:
-        os.close(own)
-    _, given, _, _ = wire.in_time(connection, deadline, socket.recv_fds, connection, 1, 1)
-    if not given:
-        raise ConnectionResetError("Connection closed by peer")
-    try:
-        incoming = mmap.mmap(given[0], RING_BYTES, prot=mmap.PROT_READ)
-    finally:
-        os.close(given[0])
-    return Link(connection, outgoing, incoming)

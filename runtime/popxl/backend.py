@@ -29,8 +29,8 @@ from popxl.tensor import Variable
 
 BACKEND = "popxl_engine.backend"
 """A module with a `Backend` named ``BACKEND``. It loads torch."""
-AHEAD = "popxl_engine.ahead"
-"""A module that is an `Ahead`. It does not."""
+KERNELS = "popxl_engine.native.build"
+"""A module that is a `Kernels`. It does not."""
 SPINS = "GOMP_SPINCOUNT"
 """OpenMP's environment variable for how often a thread that waits looks before it sleeps."""
 FEW = "1000"
@@ -152,17 +152,20 @@ class Backend(Protocol):
         """See `popxl.extensions.open_pickled`."""
 
 
-class Ahead(Protocol):
-    """What takes long and can be done before the engine is loaded."""
+class Kernels(Protocol):
+    """What takes long and can be made before the engine is loaded."""
 
     def begin(self) -> None:
-        """Begin to do it, in the background."""
+        """Begin to make it, in the background."""
 
 
 def backend() -> Backend:
-    """The engine's side of the door."""
-    _tell_openmp()
+    """The engine's side of the door. OpenMP reads its environment when torch is loaded."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ[SPINS] = FEW
     if BACKEND not in sys.modules:
+        if (share := threads()) is not None:
+            os.environ[THREADS] = str(share)
         with without_collection():
             importlib.import_module(BACKEND)
         # Nor are they gone through when the process ends, which gives all of its memory back.
@@ -170,15 +173,6 @@ def backend() -> Backend:
     return cast(Backend, sys.modules[BACKEND].BACKEND)
 
 
-def ahead() -> Ahead:
-    """What the engine begins before it is loaded."""
-    _tell_openmp()
-    return cast(Ahead, importlib.import_module(AHEAD))
-
-
-def _tell_openmp() -> None:
-    """Set OpenMP's environment, which it reads when torch's library is loaded."""
-    if not any(name in os.environ for name in WAITING):
-        os.environ[SPINS] = FEW
-    if BACKEND not in sys.modules and (share := threads()) is not None:
-        os.environ[THREADS] = str(share)
+def kernels() -> Kernels:
+    """The engine's compiled kernels."""
+    return cast(Kernels, importlib.import_module(KERNELS))

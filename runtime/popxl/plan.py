@@ -9,6 +9,7 @@ together, unless its name says otherwise.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isclose
 from typing import Protocol
 
 from popxl.remote_buffer import RemoteBuffer
@@ -226,8 +227,7 @@ class _Clock:
 
     def _do(self, step: TimelineStep) -> float:
         if step.steps:
-            first = self.waited(step.steps)
-            return first if step.times == 1 else first + self._again(step)
+            return self._repeat(step)
         self._now += step.flops / self._machine.flops
         if step.begins:
             begin = max(self._now, self._link_is_free)
@@ -237,15 +237,26 @@ class _Clock:
         self._now += wait
         return wait
 
-    def _again(self, step: TimelineStep) -> float:
-        """A second time, and then as often as it takes with all as it was then."""
-        before = self._now
-        waited, more = self.waited(step.steps), step.times - 2
-        passed = more * (self._now - before)
-        self._now += passed
-        self._link_is_free += passed
-        self._ends = {name: end + passed for name, end in self._ends.items()}
-        return (more + 1) * waited
+    def _repeat(self, step: TimelineStep) -> float:
+        """Do steps as often as they are done. Once the link has as much left to send after them as
+        before, they take the same time whenever they come again.
+        """
+        total, left = 0.0, step.times
+        while left:
+            start, backlog = self._now, self._backlog
+            waited = self.waited(step.steps)
+            same, left = 1, left - 1
+            if isclose(self._backlog, backlog, abs_tol=1e-12):
+                same, left = left + 1, 0
+                self._now = start + same * (self._now - start)
+                self._link_is_free = max(self._link_is_free, self._now + backlog)
+            total += same * waited
+        return total
+
+    @property
+    def _backlog(self) -> float:
+        """Seconds for which the link still sends what has begun."""
+        return max(0.0, self._link_is_free - self._now)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import popdist
 from popart import DeviceInfo, InferenceSession
 
-from popxl.backend import ahead, backend
+from popxl.backend import backend, kernels
 from popxl.hints import report_hints
 from popxl.ir import Ir, IrInternals
 from popxl.session_checks import (
@@ -42,10 +42,10 @@ def expect_session(device_desc: str | DeviceInfo = "cpu") -> None:
     """Say that a Session will be made, and let what takes long beside its program be made in the
     background.
 
-    That is the compiling of a processor's kernels, once per machine, and the loading of PyTorch's
-    library. A Session begins with it, too, and runs wait for it where they need it, so that numbers
-    do not depend on when it ends. Said before the program is built, or before torch is loaded, the
-    first run comes sooner. Kernels that are not finished end with the process.
+    That is the compiling of a processor's kernels, once per machine. A Session begins with it, too,
+    and runs wait for it where they need it, so that numbers do not depend on when it ends. Said
+    before the program is built, or before torch is loaded, the first run comes sooner. What is not
+    finished ends with the process.
 
     Args:
         device_desc: as a Session takes it.
@@ -53,7 +53,7 @@ def expect_session(device_desc: str | DeviceInfo = "cpu") -> None:
         ValueError: an unknown device_desc.
     """
     if not engine_device(device_desc).startswith("cuda"):
-        ahead().begin()
+        kernels().begin()
 
 
 class Session(Unpicklable):

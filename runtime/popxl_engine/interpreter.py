@@ -18,7 +18,7 @@ from popxl.opdef import Op, call_arguments, map_tensors
 from popxl.tensor import Constant, Tensor
 
 import popxl_engine.kernels  # noqa: F401 - registers every kernel
-from popxl_engine.kernels.collectives import APART, READS
+from popxl_engine.kernels.collectives import APART, READS, reduction
 from popxl_engine.kernels.dtypes import as_signed, from_numpy, torch_dtype
 from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.arrival import Arrival
@@ -252,9 +252,11 @@ class Interpreter:
         if self.replica is not None and reads != "own":
             self.replica.traffic.count_collective(op.definition.name, members, operands)
         where = f"{op} built at {op.where}"
-        result = yield Arrival(
+        arrival = Arrival(
             op, members, operands, combine, kernel_apart(op), where, self.site_index(op), reads
         )
+        arrival.reduce = reduction(op.definition.name, op.arguments.get("op"))
+        result = yield arrival
         return result
 
     def site_index(self, op: Op) -> int:

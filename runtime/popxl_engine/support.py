@@ -10,7 +10,7 @@ import torch
 from popxl.opdef import Op
 
 from popxl_engine.interpreter import group_members, kernel_apart
-from popxl_engine.kernels.collectives import READS, pairing
+from popxl_engine.kernels.collectives import READS, pairing, reduction
 from popxl_engine.kernels.registry import Kernel
 from popxl_engine.machine.arrival import Arrival
 
@@ -113,15 +113,22 @@ class CollectiveSite:
         """The kernel as one member sees it."""
         return kernel_apart(self.op)
 
+    @cached_property
+    def reduction(self) -> Callable[..., torch.Tensor] | None:
+        """How it reduces operands, or parts of them."""
+        return reduction(self.op.definition.name, self.op.arguments.get("op"))
+
     def arrive(self, replica: Any, operands: Sequence[torch.Tensor], combine: Any) -> Arrival:
         """This replica's arrival."""
         reads = READS.get(self.op.definition.name, "all")
         members = self.members[replica.index]
         if reads != "own":
             replica.traffic.count_collective(self.op.definition.name, members, operands)
-        return Arrival(
+        arrival = Arrival(
             self, members, operands, combine, self.apart, self.describe, self.site_index, reads
         )
+        arrival.reduce = self.reduction
+        return arrival
 
     def begin(self, replica: Any, operands: Sequence[torch.Tensor], combine: Any) -> Arrival:
         """The arrival of a replica that goes on: it is given what it waits for at the end."""

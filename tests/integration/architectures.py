@@ -15,6 +15,7 @@ EXPORTED = {
         "biases": False,
         "activation": "relu2",
         "token_shift": True,
+        "bigram_rows": 23,
         "convolution_size": 3,
     },
     "rms_norm, swiglu, grouped queries": {
@@ -28,6 +29,7 @@ EXPORTED = {
         "position_embedding": "rotary",
         "rotary_base": 100.0,
         "token_shift": True,
+        "bigram_rows": 50,
         "convolution_size": 4,
         "qk_norm": True,
         "value_embeddings": True,

@@ -10,7 +10,7 @@ CONFIGURATION = "PopxlGPTConfig"
 """The classes in the file of its code."""
 CODE = Path(__file__).parents[3] / "modelling" / "modeling_popxl_gpt.py"
 _MODULES = (
-    *("embedding.word", "embedding.shift", "embedding.position"),
+    *("embedding.word", "embedding.shift", "embedding.bigram", "embedding.position"),
     *(
         f"decoder.#.{name}"
         for name in (
@@ -30,8 +30,8 @@ _MODULES = (
     ),
 )
 _CHOICES = (
-    *("norm", "position_embedding", "rotary_base", "token_shift", "convolution_size"),
-    *("rotary_scaling", "rotary_factor", "rotary_original_positions"),
+    *("norm", "position_embedding", "rotary_base", "token_shift", "bigram_rows"),
+    *("rotary_scaling", "rotary_factor", "rotary_original_positions", "convolution_size"),
     *("rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor"),
     *("qk_norm", "value_embeddings", "activation", "biases", "qkv_biases", "logit_softcap"),
 )

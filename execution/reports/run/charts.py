@@ -23,6 +23,7 @@ CHARTS: "tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]" = (
         (("validation_bits_per_byte", "bits per byte", "dots", ""),),
     ),
     ("Z-loss, before its weight", "number", (("z_loss", "z-loss", "line", ""),)),
+    ("Labels that count, of which losses are means", "si", (("labels", "labels", "line", ""),)),
     ("Learning rate", "number", (("learning_rate", "learning rate", "line", ""),)),
     ("Sequences in a batch", "si", (("global_batch_size", "sequences", "line", ""),)),
     ("Gradient norm, before clipping", "number", (("gradient_norm", "norm", "line", ""),)),

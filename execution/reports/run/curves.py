@@ -36,6 +36,7 @@ COLUMNS = (
     "loss_scale",
     "skipped",
     "no_labels",
+    "labels",
 )
 """Fields of `metrics.jsonl` that are kept."""
 DERIVED = (

@@ -38,8 +38,8 @@ NOTHING: Mapping[Value, int] = MappingProxyType({})
 
 
 class AffineForms:
-    """The forms of a block's host values of one element, through copies, sums and products with
-    constants. What is written anywhere is a value of its own.
+    """The forms of a block's host values of one element, through copies, sums, differences and
+    products with constants. What is written anywhere is a value of its own.
     """
 
     def __init__(self, block: Block):
@@ -70,11 +70,13 @@ class AffineForms:
         if instr.kind == "copy" or instr.is_op("identity"):
             source = instr.arguments["t"]
             return self.of(source) if source.host and not self._aliases.is_written(source) else None
-        if not instr.host or not (instr.is_op("add") or instr.is_op("mul")):
+        if not instr.host or not any(map(instr.is_op, ("add", "sub", "mul"))):
             return None
         left, right = (self.of(instr.arguments[side]) for side in ("lhs", "rhs"))
         if instr.is_op("add"):
             return left.plus(right)
+        if instr.is_op("sub"):
+            return left.plus(right, -1)
         if not left.terms:
             return right.times(left.constant)
         return left.times(right.constant) if not right.terms else None

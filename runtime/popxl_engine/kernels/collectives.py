@@ -6,6 +6,7 @@ group, a member gets a view of its operand.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -73,6 +74,13 @@ def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.
         return PAIRWISE[op](widened(a, op), widened(b, op))
 
     return pair
+
+
+def reduction(name: str, op: str | None) -> Callable[[Tensors], torch.Tensor] | None:
+    """How a collective reduces, which does it; None: it does not."""
+    if op is None or READS.get(name) not in ("elements", "shard"):
+        return None
+    return partial(reduce, op=op)
 
 
 READS: dict[str, str] = {

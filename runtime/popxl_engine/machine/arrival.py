@@ -15,6 +15,7 @@ class Arrival:
     program this is. site_index: that of the site, the same in every process. reads: what a member's
     result depends on, see `Reads`. pair: two operands as one, for a reduction whose operand the
     replica has given up, so that ``operands``, a list, alone holds it; see `TreeReduction`.
+    reduce: the members' operands, or the same elements of each, as one; for reductions.
     goes_on: the replica does not wait here, but where it yields the `lockstep.Meeting` it gets.
     """
 
@@ -28,6 +29,7 @@ class Arrival:
     reads: str = "all"
     pair: Callable[[Any, Any], Any] | None = None
     goes_on: bool = False
+    reduce: Callable[[Sequence[Any]], Any] | None = None
 
 
 Reads = ("all", "elements", "shard", "own")

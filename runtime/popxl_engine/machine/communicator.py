@@ -20,7 +20,7 @@ logger = logging.getLogger("popxl")
 
 BACKENDS: dict[str, str] = {"cuda": "nccl"}
 """device type -> what carries its collectives. Others exchange operands through host memory, see
-`fabric`.
+`by_messages`.
 """
 SINGLE = {
     "all_gather": ("all_gather_single", "all_gather_into_tensor"),

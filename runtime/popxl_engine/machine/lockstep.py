@@ -14,8 +14,9 @@ from popxl.errors import GraphError
 
 from popxl_engine.machine.arrival import Arrival, waits
 from popxl_engine.machine.communicator import Seat
-from popxl_engine.machine.fabric import Exchange, Fabric
+from popxl_engine.machine.fabric import Fabric
 from popxl_engine.machine.laps import Laps
+from popxl_engine.machine.transport import Exchange
 from popxl_engine.machine.tree_reduction import TreeReduction, is_tree_reduced
 
 

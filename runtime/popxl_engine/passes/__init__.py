@@ -40,6 +40,7 @@ from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
 from popxl_engine.passes.narrow_logits import narrow_logits
 from popxl_engine.passes.overlap_collectives import leaves_process, overlapped
 from popxl_engine.passes.pack_qkv_grads import pack_qkv_grads
+from popxl_engine.passes.pipeline_loops import pipelined
 from popxl_engine.passes.reuse_dropout import recompute_probs, reuse_dropout
 from popxl_engine.passes.scalar_cse import scalar_cse
 from popxl_engine.passes.separate_operands import separate_operands
@@ -99,8 +100,11 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("scalar_cse", _in_each(scalar_cse)),
 )
 
-OVERLAP, OVERLAP_ALL = (
-    Pass("overlap_collectives", _in_each(partial(overlapped, is_split=is_split)))
+LINKS, LINKS_ALL = (
+    (
+        Pass("overlap_collectives", _in_each(partial(overlapped, is_split=is_split))),
+        Pass("pipeline_loops", _in_each(partial(pipelined, is_split=is_split))),
+    )
     for is_split in (leaves_process, _anywhere)
 )
 """What orders a program for links that work while processors do, before copies are decided about:
@@ -114,7 +118,7 @@ LEGALIZATION: tuple[Pass, ...] = (
 )
 """What makes a program one that code can be generated for."""
 
-PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, OVERLAP, *LEGALIZATION)
+PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS, *LEGALIZATION)
 
 
 def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:

@@ -5,25 +5,17 @@ is written while messages are under way is nothing that they are of: an end read
 The order follows from the program alone, so that it is the same in every process.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import groupby
-from typing import Any
 
 from popdist import getNumInstances
 from popxl.replica_grouping import ReplicaGrouping
 
-from popxl_engine.analysis.affine import Affine, AffineForms
-from popxl_engine.analysis.aliases import must_alias_edges
-from popxl_engine.analysis.effects import effects_of_instr, is_exchange
-from popxl_engine.analysis.union_find import UnionFind
+from popxl_engine.analysis.effects import is_exchange
 from popxl_engine.ir import Block, Instr, Value
-from popxl_engine.passes.elide_copies import view_source
-
-OUTSIDE = "outside"
-"""The resource of what others see in the order in which it happens: streams of the host, prints."""
+from popxl_engine.passes.dependences import Dependences
 
 SOONER = 2
 """How many places sooner an end comes for each collective that follows from it. Planned steps of
@@ -41,14 +33,14 @@ def overlapped(block: Block, is_split: Callable[[Instr], bool]) -> Block:
     if not any(is_exchange(instr) and is_split(instr) for instr in block.instrs):
         return block
     instrs: list[Instr] = []
-    laps = _Laps()
+    laps = Laps()
     for _, region in groupby(block.instrs, _region_of(block)):
-        split = [part for instr in region for part in _parts(instr, is_split)]
-        instrs += _joined(laps.put(_Schedule(block, laps.taken(split)).order()))
+        split = [part for instr in region for part in parts(instr, is_split)]
+        instrs += joined(laps.put(_Schedule(block, laps.taken(split)).order()))
     return block.with_instrs(instrs)
 
 
-class _Laps:
+class Laps:
     """Laps of the clock, which are no instructions to be ordered: each of these stays in its lap,
     and a lap begins again where that of the next one is another.
     """
@@ -67,6 +59,12 @@ class _Laps:
             else:
                 self._of[instr] = self._last
                 found.append(instr)
+        return found
+
+    def again(self) -> "Laps":
+        """The same laps for another place, where none has begun."""
+        found = Laps()
+        found._of = self._of
         return found
 
     def put(self, instrs: Iterable[Instr]) -> Iterator[Instr]:
@@ -102,7 +100,7 @@ def _region_of(block: Block) -> Callable[[Instr], str]:
     return lambda instr: instr.path.removeprefix(around).partition("/")[2].partition("/")[0]
 
 
-def _parts(instr: Instr, is_split: Callable[[Instr], bool]) -> Iterator[Instr]:
+def parts(instr: Instr, is_split: Callable[[Instr], bool]) -> Iterator[Instr]:
     """An instruction, or the begin and the end of a collective."""
     if not is_exchange(instr) or instr.written() or not is_split(instr):
         yield instr
@@ -113,7 +111,7 @@ def _parts(instr: Instr, is_split: Callable[[Instr], bool]) -> Iterator[Instr]:
     yield replace(instr, kind="end", arguments={**instr.arguments, "begun": begun})
 
 
-def _joined(instrs: Iterable[Instr]) -> Iterator[Instr]:
+def joined(instrs: Iterable[Instr]) -> Iterator[Instr]:
     """Instructions with a begin and its end as one where nothing but copies is in between."""
     held: list[Instr] = []
     for instr in instrs:
@@ -134,32 +132,18 @@ def _joined(instrs: Iterable[Instr]) -> Iterator[Instr]:
     yield from held
 
 
-@dataclass
-class _Uses:
-    """The reads of a resource since it was last written, and the write."""
-
-    written: int | None = None
-    read: list[int] = field(default_factory=list)
-
-
 class _Schedule:
-    """An order of some instructions of a block in which no end waits for what could run before it.
-
-    An instruction depends on what makes its operands, and on what reads or writes, before it, the
-    same storage, the same row, or the outside. Copies and views count as the storage that they may
-    come to share, so that no copy becomes needed by the order.
+    """An order of some instructions of a block in which no end waits for what could run before
+    it.
     """
 
     def __init__(self, block: Block, instrs: list[Instr]):
         self._instrs = instrs
-        self._forms = block.find(AffineForms)
-        self._storage: UnionFind[Any] = UnionFind()
-        self._users: list[set[int]] = [set() for _ in instrs]
+        self._users = Dependences(block, instrs).users
         self._waits = [0] * len(instrs)
-        for instr in instrs:
-            for source, result in _may_alias_edges(instr):
-                self._storage.join(source, result)
-        self._depend()
+        for users in self._users:
+            for user in users:
+                self._waits[user] += 1
 
     def order(self) -> list[Instr]:
         """Begins first, ends last, and else as they were. Of several ends that which began first
@@ -202,65 +186,6 @@ class _Schedule:
             found[position] = after + (self._instrs[position].kind == "begin")
         return found
 
-    def _after(self, position: int, earlier: int | None) -> None:
-        if earlier is not None and earlier != position and position not in self._users[earlier]:
-            self._users[earlier].add(position)
-            self._waits[position] += 1
-
-    def _depend(self) -> None:
-        makers: dict[Value, int] = {}
-        uses: defaultdict[Any, _Uses] = defaultdict(_Uses)
-        rows: defaultdict[Any, list[tuple[int, bool, Affine | None]]] = defaultdict(list)
-        for position, instr in enumerate(self._instrs):
-            written = {self._storage.find(v) for v in instr.may_write()}
-            read = {self._storage.find(v) for v in instr.inputs()} - written
-            for value in instr.inputs():
-                self._after(position, makers.get(value))
-            if _is_seen_outside(instr):
-                written.add(OUTSIDE)
-            for resource in read:
-                self._after(position, uses[resource].written)
-                uses[resource].read.append(position)
-            for resource in written:
-                for earlier in (uses[resource].written, *uses[resource].read):
-                    self._after(position, earlier)
-                uses[resource] = _Uses(position)
-            for buffer, is_store, row in self._rows(instr):
-                for earlier, was_store, other in rows[buffer]:
-                    if (is_store or was_store) and not _differ(row, other):
-                        self._after(position, earlier)
-                rows[buffer].append((position, is_store, row))
-            makers.update(dict.fromkeys(instr.outputs, position))
-
-    def _rows(self, instr: Instr) -> Iterator[tuple[Any, bool, Affine | None]]:
-        """The rows that an instruction loads or stores: buffer, whether it stores, and which."""
-        effects = effects_of_instr(instr)
-        row = self._forms.of(instr.arguments["offset"]) if "offset" in instr.arguments else None
-        for buffer in effects.loaded_buffers:
-            yield buffer, False, row
-        for buffer in effects.stored_buffers:
-            yield buffer, True, row
-
 
 _TURN = {"begin": 0, "end": 2}
 """Which of the instructions that can run is next, by kind; 1 where none is named."""
-
-
-def _differ(one: Affine | None, other: Affine | None) -> bool:
-    """Whether two rows are surely not the same."""
-    difference = None if one is None or other is None else one.minus(other)
-    return difference is not None and difference != 0
-
-
-def _may_alias_edges(instr: Instr) -> Iterator[tuple[Any, Any]]:
-    yield from must_alias_edges(instr)
-    source = view_source(instr)
-    if isinstance(source, Value):
-        for result in instr.outputs:
-            yield source, result
-
-
-def _is_seen_outside(instr: Instr) -> bool:
-    if instr.effects & {"host", "print"}:
-        return True
-    return bool(instr.bodies) and effects_of_instr(instr).has_side_effects

@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 from helpers.random_programs import KINDS, Built, Step, build
 from popxl_engine.engine import Engine
-from popxl_engine.passes import LEGALIZATION, OVERLAP_ALL, Pass
+from popxl_engine.passes import LEGALIZATION, LINKS_ALL, Pass
 from popxl_engine.passes.elide_copies import RULES as COPY_RULES
 from popxl_engine.passes.emulate_views import RULES as VIEW_RULES
 
@@ -29,7 +29,7 @@ def legalization(rules: frozenset[str], overlaps: bool = False) -> list[Pass]:
     Args:
         overlaps: let collectives begin early and end late, too.
     """
-    return [OVERLAP_ALL] * overlaps + [
+    return [*LINKS_ALL] * overlaps + [
         replace(each, fn=partial(each.fn, rules=rules)) if each.name in RULED else each
         for each in LEGALIZATION
         if each.name in RULED or "operands_apart" in rules

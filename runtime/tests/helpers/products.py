@@ -38,7 +38,6 @@ def needs_tiles(test: Test) -> Test | None:
 
 EMULATOR = Path(__file__).parent / "emulated" / "amx.h"
 EMULATED = f"-D__AMX_BF16__ -include {shlex.quote(str(EMULATOR))}"
-WAYS = ("compiled", "AMX", "dot products", "vectors")
 LESSER = {"dot products": "avx512_bf16", "vectors": "avx512"}
 """The best instruction set that multiplies in a way."""
 
@@ -58,6 +57,11 @@ def sets_in_use() -> list[InstructionSet]:
     return [each for each in instruction_sets.SETS if each.macro in defined]
 
 
+_LESSER_SETS = [each.name for each in sets_in_use()[1:]]
+WAYS = ("compiled", "AMX", *(way for way, name in LESSER.items() if name in _LESSER_SETS))
+"""Ways of this CPU: its best one is "compiled", and "AMX" is emulated."""
+
+
 def choice_of_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Chooses between the ways, "parts" among them: op by op."""
 
@@ -72,7 +76,7 @@ def choice_of_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
             monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} {EMULATED}")
             load_again()
             assert library() is not None
-        elif LESSER.get(way) in [each.name for each in sets_in_use()[1:]]:
+        elif way in LESSER and way in WAYS:
             monkeypatch.setenv(instruction_sets.VARIABLE, LESSER[way])
             load_again()
             assert hasattr(library(), "refuses_tiles") == (way != "vectors")

@@ -19,20 +19,32 @@ SCRIPT = Path(communicator_program.__file__)
 CPU = Home("cpu", None, 1)
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What the interpreter gives four replicas in one process."""
+    file = tmp_path_factory.mktemp("collectives") / "expected.npz"
+    alone = finish(start([], [SCRIPT, file], python=warm.python()), monotonic())
+    assert alone.code == 0, alone.said
+    return file
+
+
 @pytest.mark.multi
-def test_the_devices_own_collectives_give_the_numbers_of_the_fixed_tree():
-    ended = launch(["--num-instances", 4], [SCRIPT], python=warm.python())
+@pytest.mark.parametrize("instances", [2, 4])
+def test_every_transport_gives_the_numbers_of_one_process(instances, expected):
+    """Bit for bit by messages; by the devices' own collectives to 1e-6."""
+    options = ["--num-instances", instances, "--num-replicas", 4]
+    ended = launch(options, [SCRIPT, expected], python=warm.python())
     assert ended.code == 0, ended.said
 
 
 @pytest.mark.multi
-def test_devices_of_several_machines_meet_by_the_runs_own_store():
+def test_devices_of_several_machines_meet_by_the_runs_own_store(expected):
     options, begin = (
         ["--num-instances", 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"],
         monotonic(),
     )
     machines = [
-        start([*options, "--node-rank", index], [SCRIPT], python=warm.python())
+        start([*options, "--node-rank", index], [SCRIPT, expected], python=warm.python())
         for index in range(2)
     ]
     ended = [finish(machine, begin) for machine in machines]

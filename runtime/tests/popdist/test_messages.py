@@ -2,7 +2,6 @@
 in words.
 """
 
-import mmap
 import random
 import socket
 import threading
@@ -12,31 +11,33 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from popdist import exchange, messages
-from popdist.messages import HEADER, PARCEL, PIECE, RING_BYTES, WHOLE, Link, Messages, TransferError
+from popdist.messages import CLEAR, HEADER, WHOLE, Link, Messages, TransferError
 
 SIZES = (
     1,
     1000,
     messages.SHORT_BYTES,
     messages.SHORT_BYTES + 1,
-    messages.PIECE_BYTES,
-    3 * RING_BYTES + 7,
+    messages.SOCKET_BYTES,
+    12 * messages.SOCKET_BYTES + 7,
 )
 
 
-def linked(count, shares_memory):
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+def linked(count, pair=socket.socketpair):
     """The ends of links, each with a connection to each other one."""
     links = [{} for _ in range(count)]
     for first in range(count):
         for second in range(first):
-            ends = socket.socketpair()
-            memory = [mmap.mmap(-1, RING_BYTES) if shares_memory else None for _ in ends]
-            links[first][second] = Link(ends[0], memory[0], memory[1])
-            links[second][first] = Link(ends[1], memory[1], memory[0])
+            links[first][second], links[second][first] = map(Link, pair())
     return [Messages(each) for each in links]
 
 
-@pytest.fixture(params=[True, False], ids=["shared memory", "connection"])
+@pytest.fixture(params=[socket.socketpair, tcp_pair], ids=["Unix", "TCP"])
 def three(request):
     ends = linked(3, request.param)
     yield ends
@@ -48,7 +49,7 @@ def three(request):
 def two():
     """One end, and the connection whose other end it is."""
     near, far = socket.socketpair()
-    end = Messages({1: Link(near, None, mmap.mmap(-1, RING_BYTES))})
+    end = Messages({1: Link(near)})
     yield end, far
     end.close()
     far.close()
@@ -116,12 +117,12 @@ def test_messages_of_one_tag_arrive_in_order(three):
 
 
 def test_an_end_that_is_gone_is_told_of_after_all_that_it_sent():
-    near, far = linked(2, False)
-    near.post(1, 1, b"last words")
+    near, far = linked(2)
+    near.wait([near.send(1, 1, b"last words")], 5)
     near.close()
-    assert far.take(0, 1, 5) == b"last words"
-    with pytest.raises(TransferError, match="Connection closed by peer"):
-        far.take(0, 1, 5)
+    said = bytearray(10)
+    far.wait([far.receive(0, 1, said)], 5)
+    assert said == b"last words"
     with pytest.raises(TransferError, match="Connection closed by peer"):
         far.wait([far.receive(0, 1, bytearray(5))], 5)
     far.close()
@@ -132,8 +133,6 @@ def test_an_end_that_does_not_come_in_time_is_told_of(three):
     begin = time.monotonic()
     with pytest.raises(TransferError, match=r"^timed out after 0.2 s$"):
         three[0].wait([three[0].receive(1, 1, bytearray(5))], 0.2)
-    with pytest.raises(TransferError, match=r"^timed out after 0.2 s$"):
-        three[0].take(1, 1, 0.2)
     assert time.monotonic() - begin < 2
 
 
@@ -160,7 +159,7 @@ def test_a_short_message_that_is_asked_for_while_it_arrives_is_not_missed(two):
     end, far = two
     far.sendall(HEADER.pack(WHOLE, 1, 3) + b"a")
     with pytest.raises(TransferError, match="timed out"):
-        end.take(1, 99, 0.05)  # which hears the beginning
+        end.wait([end.receive(1, 99, bytearray(1))], 0.05)  # which hears the beginning
     buffer = bytearray(3)
     begun = end.receive(1, 1, buffer)
     far.sendall(b"bc")
@@ -173,11 +172,7 @@ UNEXPECTED = {
     "another message before it": HEADER.pack(WHOLE, 1, 19),
     "a message of another size": HEADER.pack(WHOLE, 1, 2**63),
     "a kind that there is not": HEADER.pack(200, 1, 1),
-    "a parcel that is too large": HEADER.pack(PARCEL, 1, messages.PARCEL_BYTES + 1),
-    "too many parcels": HEADER.pack(PARCEL, 1, 0) * (messages.PARCELS + 1),
-    "a piece behind the memory's end": HEADER.pack(PIECE, 1, 2**40),
-    "a piece that is too long": HEADER.pack(PIECE, 1, 21),
-    "an empty piece": HEADER.pack(PIECE, 1, 0),
+    "an empty message": HEADER.pack(WHOLE, 5, 0),
     "random bytes": random.Random(1).randbytes(200),
 }
 
@@ -193,9 +188,61 @@ def test_an_end_that_says_what_it_may_not_say_is_not_listened_to_any_more(two, w
     assert buffer == bytearray(20)
 
 
-def test_a_value_that_is_too_large_is_refused_where_it_is(three):
-    with pytest.raises(ValueError, match="expected at most 67108864"):
-        three[0].post(1, 1, bytes(messages.PARCEL_BYTES + 1))
+def test_room_for_a_message_of_another_size_ends_the_connection(two):
+    end, far = two
+    begun = end.send(1, 1, bytes(messages.SHORT_BYTES + 1))
+    far.sendall(HEADER.pack(CLEAR, 1, 2**40))
+    with pytest.raises(TransferError, match="^got room for 1099511627776 bytes"):
+        end.wait([begun], 5)
+
+
+def test_what_is_kept_for_later_is_bounded(two, monkeypatch):
+    monkeypatch.setattr(messages, "EARLY_BYTES", 20)
+    end, far = two
+    far.sendall((HEADER.pack(WHOLE, 5, 10) + bytes(10)) * 3)
+    with pytest.raises(TransferError, match="^got a message of kind 2 with 10 bytes"):
+        end.wait([end.receive(1, 1, bytearray(5))], 5)
+
+
+@pytest.fixture
+def instance(two, monkeypatch):
+    """This process as instance 0 of two, and the connection of instance 1."""
+    end, far = two
+    monkeypatch.setattr(exchange, "getNumInstances", lambda: 2)
+    monkeypatch.setattr(exchange, "getInstanceIndex", lambda: 0)
+    monkeypatch.setattr(exchange, "connect", lambda: exchange.Connection(None, end))
+    monkeypatch.setattr(exchange, "AFTERMATH_SECONDS", 0.0)
+    return far
+
+
+def value_message(size, content=b""):
+    return HEADER.pack(WHOLE, exchange.GATHER, 8) + size.to_bytes(8, "big") + content
+
+
+def test_a_value_that_is_too_large_is_refused_where_it_is(instance, monkeypatch):
+    monkeypatch.setattr(exchange, "VALUE_BYTES", 10)
+    with pytest.raises(ValueError, match="got a value of 12 bytes; expected at most 10"):
+        exchange.gather("0123456789")
+    instance.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        instance.recv(1)
+
+
+def test_no_room_is_made_for_a_value_that_is_too_large(instance):
+    instance.sendall(value_message(2**62))
+    with pytest.raises(exchange.InstanceError, match=f"got a value of {2**62} bytes; expected"):
+        exchange.gather(1)
+
+
+def test_values_of_another_instance_are_text_of_their_own_sizes(instance):
+    text = "x" * 1000
+    content = exchange.as_text(text).encode()
+    whole = HEADER.pack(WHOLE, exchange.GATHER, len(content)) + content
+    instance.sendall(value_message(len(content), whole))
+    assert exchange.gather([None]) == [[None], text]
+    assert instance.recv(1000) == (
+        value_message(6) + HEADER.pack(WHOLE, exchange.GATHER, 6) + b"[null]"
+    )
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_engine_and_interpreter_round_alike(replicas: int) -> None:
         ]
 
     rounded = 0
-    for _ in range(25):
+    for _ in range(40):
         program = steps(12), [steps(5) for _ in range(3)]
         expected, found = (observe(*program, replicas, interpret) for interpret in (True, False))
         for a, b in zip(expected, found):

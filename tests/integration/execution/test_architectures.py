@@ -39,6 +39,8 @@ from tests.integration.plain_muon import newton_schulz
 from tests.integration.runs import batches, own_gradients_of, train, train_session
 
 TOLERANCE = 1e-5
+RATES = {"value_embedding.weight": 3.0, "bigram.weight": 0.2}
+"""Learning rates of parameters over those of others of their roles."""
 LAYOUTS = {
     "one": {},
     "together": {
@@ -213,18 +215,25 @@ def test_an_embedding_rate_moves_embeddings_alone():
     _, same = train(config)
     _, other = train(override(config, embedding_rate_multiplier=4.0))
     embeddings = {
-        n for n in before if n.endswith(("embedding.weight", "word.weight", "shift.weight"))
+        n
+        for n in before
+        if n.endswith(("embedding.weight", "word.weight", "shift.weight", "bigram.weight"))
     }
-    assert len(embeddings) == 2 + config.model.layers
+    assert len(embeddings) == 3 + config.model.layers
     for n, was in before.items():
         factor = 4.0 if n in embeddings else 1.0
         np.testing.assert_allclose(other[n] - was, factor * (same[n] - was), atol=1e-6, err_msg=n)
         assert np.any(same[n] != was), n
 
 
+def share_of_rate(name: str) -> float:
+    """The learning rate of a parameter over that of others of its role."""
+    return next((rate for end, rate in RATES.items() if name.endswith(end)), 1.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
-def test_embeddings_of_values_learn_at_three_times_the_rate_of_others(layout):
+def test_embeddings_of_values_learn_faster_than_others_and_those_of_pairs_slower(layout):
     config = small_model("rotary, qk_norm, untied head", **LAYOUTS[layout], steps=1, epsilon=1e-3)
     config = override(config, learning_rate=0.01, embedding_rate_multiplier=3.0, warmup_steps=0)
     config = override(config, weight_decay=0.0, max_norm=0.0)
@@ -235,7 +244,7 @@ def test_embeddings_of_values_learn_at_three_times_the_rate_of_others(layout):
     for n, parameter in model_table(config.model).items():
         gradient = weights[n].grad.numpy()
         rate = 0.01 * (3.0 if parameter.role is Role.EMBEDDING else 1.0)
-        rate *= 3.0 if n.endswith("value_embedding.weight") else 1.0
+        rate *= share_of_rate(n)
         expected = rate * gradient / (np.abs(gradient) + 1e-3)
         assert distance(before[n] - after[n], expected) < 2e-3, n
 
@@ -248,7 +257,7 @@ def test_weight_decay_takes_its_share_of_matrices_and_of_nothing_else():
     _, plain = train(config)
     _, decayed = train(override(config, weight_decay=0.5))
     for n, was in before.items():
-        rate = 0.01 * (3.0 if n.endswith("value_embedding.weight") else 1.0)
+        rate = 0.01 * share_of_rate(n)
         is_matrix = was.ndim == 2 and "convolution" not in n
         lost = 0.5 * rate * was if is_matrix else np.zeros_like(was)
         np.testing.assert_allclose(plain[n] - decayed[n], lost, atol=1e-6, err_msg=n)

@@ -84,7 +84,7 @@ def plain_loop(config: Config) -> "tuple[list[StepResult], dict[str, bytes]]":
             hand_over(last, programs[scale])
         last = programs[scale]
         (result,) = run(last, fixed, step, [1e-3])
-        results.append(StepResult(result.loss, result.gradient_norm, scale))
+        results.append(StepResult(result.loss, result.gradient_norm, scale, labels=result.labels))
         good = 0 if result.is_skipped else good + 1
         if result.is_skipped:
             scale /= 2

@@ -258,6 +258,8 @@ def test_a_run_tells_of_batches_without_labels_and_its_last_may_be_one(tmp_path,
     empty = [math.isnan(line["loss"]) for line in lines]
     assert [line["no_labels"] for line in lines] == np.cumsum(empty).tolist()
     assert 2 < sum(empty) < 12 and all(line["skipped"] == 0 for line in lines)
+    assert [line["labels"] == 0 for line in lines] == empty
+    assert all(line["labels"] <= 2 * 8 for line in lines)
     said = capfd.readouterr()
     first = empty.index(True) + 1
     assert said.err.count("in which no label counts; expected some") == 1

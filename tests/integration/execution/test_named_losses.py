@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.quick import cases
 
+from popxl_gpt.config.presets import preset
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.reports.metrics import read_metrics
@@ -72,4 +73,7 @@ def test_each_loss_of_each_step_is_recorded(tmp_path):
     for line in lines:
         total = line["cross_entropy"] + 1e-3 * line["z_loss"]
         assert line["loss"] == pytest.approx(total, rel=1e-6)
-    assert "cross entropy" in (tmp_path / "run/report.html").read_text()
+        config = preset("tiny")
+        assert line["labels"] == config.training.global_batch_size * config.model.sequence_length
+    report = (tmp_path / "run/report.html").read_text()
+    assert "cross entropy" in report and "Labels that count" in report

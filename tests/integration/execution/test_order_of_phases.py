@@ -54,6 +54,22 @@ def test_a_step_is_seven_phases_in_order(changes):
     assert named(calls(program(**changes).main_graph)) == STEP
 
 
+@pytest.mark.parametrize(
+    ("changes", "runs"),
+    [
+        ({"global_batch_size": 8}, 8),
+        ({"global_batch_size": 8, "micro_batch_group": 2}, 2),
+        ({"global_batch_size": 8, "data_parallel": 2, "interleaving": 2}, 4),
+        ({"layer_pattern": ("sliding", "full"), "window": 5, "activation_memory": 30_000}, 4),
+    ],
+    ids=str,
+)
+def test_activations_wait_for_every_layer_and_their_gradients_for_one(changes, runs):
+    _, io, _ = training_program(small(layers=LAYERS, micro_batch_size=1, **changes))
+    entries = {name: buffer.entries for name, buffer in io.buffers.items()}
+    assert entries == {"x": (LAYERS + 1) * runs, "dx": runs}
+
+
 @pytest.mark.slow
 def test_later_steps_update_each_layer_of_the_decoder_before_it_runs_forward():
     *first, (later, times), last = calls(program(device_iterations=3).main_graph)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from popdist.messages import RING_BYTES
 from popxl import extensions
 from popxl_engine import compiler
 from popxl_engine.machine.memory import Rows
@@ -20,10 +19,8 @@ from popxl_gpt.config.presets import override
 from popxl_gpt.demo.job.run_memory import RunMemory
 from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference.inference import evaluation_program
-from popxl_gpt.execution.planning import memory as account
 from popxl_gpt.execution.planning.memory import (
     copy_bytes,
-    own_bytes,
     process_memory,
     programs_of,
     without_files,
@@ -255,13 +252,6 @@ def test_a_process_takes_what_it_has_and_rows_and_tensors(monkeypatch):
     programs = programs_of(apart, training_program, evaluation_program)
     assert programs[1].replication_factor == 4
     assert process_memory(apart, programs, 1000).rows > validated.rows
-
-
-def test_a_process_shares_memory_with_each_other_one_here(monkeypatch):
-    monkeypatch.setattr(account, "resident_bytes", lambda: 1000)
-    alone = own_bytes()
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert own_bytes() == alone + 2 * 2 * RING_BYTES
 
 
 @pytest.mark.slow

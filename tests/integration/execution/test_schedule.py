@@ -130,6 +130,22 @@ def test_profiles_come_every_so_many_steps_and_change_no_number(tmp_path):
     assert "<h2>Parameters</h2>" in (run / "report.html").read_text()
 
 
-def test_one_profile_and_several_are_not_asked_for_together():
-    with pytest.raises(ConfigError, match="--profile_every: got 3 with --profile; expected one"):
-        TrainOptions(profile=True, profile_every=3).is_plan()
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("profile", "profile_every"),
+        ("plan", "profile_every"),
+        ("plan", "print_schedule"),
+        ("profile", "print_schedule"),
+        ("profile_every", "print_schedule"),
+    ],
+)
+def test_flags_that_leave_nothing_for_each_other_are_not_asked_for_together(first, second):
+    with pytest.raises(ConfigError, match=f"--{first} and --{second}: got them together; expected"):
+        TrainOptions(**{first: 1, second: 1}).is_plan()
+
+
+def test_speeds_are_for_profiles_of_every_so_many_steps_too():
+    assert not TrainOptions(profile_every=3, device_tflops=1.0, remote_gbps=2.0).is_plan()
+    with pytest.raises(ConfigError, match="--link_gbps: got a value without --plan or --limit"):
+        TrainOptions(profile_every=3, link_gbps=2.0).is_plan()

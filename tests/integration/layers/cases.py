@@ -171,7 +171,19 @@ def embedding(model: Model, w: Weights, words: Tensor) -> Tensor:
     if model.token_shift:
         begins = positions == 0
         x = x + torch.where(begins[:, None], 0.0, x.roll(1, 0) * w["shift.weight"])
+    if model.bigram_rows:
+        x = x + w["bigram.weight"][rows_of_pairs(model, words.tolist())]
     return x if model.position_embedding == "rotary" else x + w["position.weight"][positions]
+
+
+def rows_of_pairs(model: Model, words: "Sequence[int]") -> "list[int]":
+    """In integers of Python: 1 more than the word before, 0 at the begin of a sequence, times the
+    number next to the golden ratio of the rows.
+    """
+    rows, step = model.bigram_rows, round(0.6180339887498949 * model.bigram_rows)
+    begins = range(0, len(words), model.sequence_length)
+    before = [0 if n in begins else word + 1 for n, word in enumerate([0, *words[:-1]])]
+    return [(word + each * step) % rows for word, each in zip(words, before)]
 
 
 def loss(model: Model, w: Weights, x: Tensor, labels: Tensor) -> Tensor:
@@ -238,6 +250,7 @@ CHOICES = {
     "biases of all but queries, keys and values": {"qkv_biases": False},
     "value embeddings": {"value_embeddings": True, "key_value_heads": 2, "head_size": 10},
     "token shift": {"token_shift": True},
+    "pairs of words": {"bigram_rows": 31},
     "short convolutions": {"convolution_size": 3},
     "untied head, softcap": {"tied_head": False, "logit_softcap": 1.5},
     "exact GELU, norms after, of all heads": {
@@ -268,14 +281,16 @@ CHOICES = {
         "head_size": 10,
         "rotary_fraction": 0.45,
     },
-    "scaled embedding": {"embedding_scale": 4.9, "token_shift": True},
+    "scaled embedding": {"embedding_scale": 4.9, "token_shift": True, "bigram_rows": 50},
 }
 """Settings of a model beside GPT-2's."""
 BLOCK = {"decoder": CASES["decoder"]}
 CHANGED = {
     **dict.fromkeys(CHOICES, BLOCK),
     "value embeddings": {"decoder": Case(DecoderBlockOfWords, decoder, ("x", "words"))},
-    **dict.fromkeys(("token shift", "scaled embedding"), {"embedding": CASES["embedding"]}),
+    **dict.fromkeys(
+        ("token shift", "pairs of words", "scaled embedding"), {"embedding": CASES["embedding"]}
+    ),
     "untied head, softcap": {name: CASES[name] for name in ("loss", "logits")},
 }
 """Layers that a choice changes."""

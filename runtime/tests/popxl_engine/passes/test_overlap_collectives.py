@@ -12,12 +12,12 @@ from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.ir import Block
 from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.lockstep import run_lockstep
-from popxl_engine.passes import LEGALIZATION, OVERLAP, OVERLAP_ALL, Pass
+from popxl_engine.passes import LEGALIZATION, LINKS, LINKS_ALL, Pass
 
 Build = Callable[[Tensor], Any]
 
 
-def shown(build: Build, chosen: Pass = OVERLAP_ALL) -> list[str]:
+def shown(build: Build, chosen: Pass = LINKS_ALL[0]) -> list[str]:
     """What a program on two replicas does that is no copy, in order."""
     ir = popxl.Ir(replication=2)
     with ir.main_graph, popxl.in_sequence():
@@ -120,7 +120,7 @@ def test_a_row_is_loaded_before_another_is_stored_and_never_before_the_same() ->
 
 
 def test_in_one_process_nothing_is_moved() -> None:
-    assert not [name for name in shown(two_chains, OVERLAP) if "begin" in name]
+    assert not [name for name in shown(two_chains, LINKS[0]) if "begin" in name]
 
 
 def test_a_replica_goes_on_before_the_others_have_come() -> None:

@@ -429,6 +429,18 @@ STEPS = (
         ((TimelineStep(flops=3), TimelineStep(times=5, steps=STEPS)), 5 * (1 + 2)),
         ((TimelineStep(begins="a", sent_bytes=3), TimelineStep(ends="a")), 3),
         ((TimelineStep(begins="a", sent_bytes=3), TimelineStep(flops=4), STEPS[3]), 0),
+        (  # a message that began before a loop ends when it ends, however often the loop runs
+            (
+                TimelineStep(begins="c", sent_bytes=9),
+                TimelineStep(times=5, steps=(TimelineStep(flops=1),)),
+                TimelineStep(ends="c"),
+            ),
+            4,
+        ),
+        (  # and those of a loop come after it
+            (TimelineStep(begins="c", sent_bytes=9), TimelineStep(times=5, steps=STEPS)),
+            5 * (1 + 2) + 9,
+        ),
     ],
 )
 def test_links_are_exposed_while_nothing_is_computed(
