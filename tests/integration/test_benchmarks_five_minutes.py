@@ -125,7 +125,7 @@ def test_the_commands_of_ours_are_taken_by_their_programs():
         for name in ("prepare", "train", "score")
     }
     parse_preparation(words["prepare"])
-    assert parse_training(words["train"]).options.minutes == 5
+    assert parse_training(words["train"]).config.training.minutes == 5
     EVALUATE.read(words["score"])
 
 
