@@ -44,6 +44,7 @@ from tests.rows import rows_tables  # noqa: E402
 
 SETTINGS = ROOT / "docs" / "settings.md"
 MODELS = ROOT / "docs" / "models.md"
+FIVE_MINUTES = ROOT / "benchmarks" / "five_minutes.jsonl"
 KEYWORDS = ROOT / "demo" / "keywords.pyi"
 """The settings that Python gives by keyword, for editors and type checkers."""
 API = ROOT / "runtime" / "tests" / "helpers" / "public_names.json"
@@ -249,6 +250,27 @@ def links_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def five_minutes_table() -> str:
+    """The results of the five-minute benchmark, the fewest bits first."""
+    lines = [
+        "| entry | bits a byte | runs | longest | processor | load after it |",
+        "|---|---|---|---|---|---|",
+    ]
+    results = [json.loads(line) for line in FIVE_MINUTES.read_text().splitlines()]
+    for result in sorted(results, key=lambda result: float(result["bits_per_byte"])):
+        runs, machine = result["all_bits_per_byte"], result["machine"]
+        cells = [
+            f"`{result['entry']}`",
+            f"{result['bits_per_byte']:.4f}",
+            str(len(runs)) if len(runs) < 2 else f"{len(runs)}: {min(runs):.4f} to {max(runs):.4f}",
+            f"{result['seconds']:.1f} s",
+            f"{machine['processor']}, {machine['vector']}",
+            f"{machine['load']:.1f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def keywords() -> str:
     """The settings that each function of `popxl_gpt.api` takes by keyword, as types."""
     plans, config = {leaf.name for leaf in leaves(PlanOptions)}, leaves()
@@ -317,6 +339,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     MODELS: {"sizes": sizes_table},
     ROOT / "docs" / "plan.md": {"links": links_table},
     ROOT / "docs" / "rows.md": {"rows": rows_tables},
+    ROOT / "docs" / "five-minutes.md": {"five minutes": five_minutes_table},
 }
 
 
