@@ -19,8 +19,8 @@ from popxl_addons import TaskSession
 from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config.schema import Config, Training
+from popxl_gpt.execution.block_graphs import stretches
 from popxl_gpt.execution.host import StepResult, run_steps
-from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.utils.runtime import find_not_finite, gather
 
 COUNTERS = ("skipped", "skipped_in_a_row")

@@ -22,16 +22,14 @@ from popxl_addons.named_tensors import NamedTensors
 from popxl_gpt.config.schema import Config, Execution, Training
 from popxl_gpt.execution import phases
 from popxl_gpt.execution.batch_serialisation import LayerIO
-from popxl_gpt.execution.graphs import TrainingStep, TwoPassGraphs
-from popxl_gpt.execution.layer_graphs import (
+from popxl_gpt.execution.block_graphs import (
     activation_spec,
     activation_specs,
-    decoder_graphs,
-    embedding_graphs,
-    head_graphs,
     replicated_ir,
     words_spec,
 )
+from popxl_gpt.execution.graphs import TrainingStep, TwoPassGraphs
+from popxl_gpt.execution.layer_graphs import decoder_graphs, embedding_graphs, head_graphs
 from popxl_gpt.execution.layer_plan import POSITIONS
 from popxl_gpt.execution.overflow import count_step, counters, make_counters, seeds
 from popxl_gpt.execution.phase_graphs import PhaseGraphs

@@ -9,8 +9,9 @@ from popxl_addons.named_tensors import NamedTensors
 
 from popxl_gpt.config.schema import Config, Execution, Model, Training
 from popxl_gpt.execution.batch_serialisation import LayerIO
+from popxl_gpt.execution.block_graphs import activation_specs, words_spec
 from popxl_gpt.execution.graphs import ForwardPass, InferenceGraphs
-from popxl_gpt.execution.layer_graphs import activation_specs, fwd_graphs, words_spec
+from popxl_gpt.execution.layer_graphs import fwd_graphs
 from popxl_gpt.execution.layer_plan import POSITIONS
 from popxl_gpt.execution.phase_graphs import PhaseGraphs
 from popxl_gpt.execution.transfers import first_row

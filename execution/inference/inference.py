@@ -12,9 +12,10 @@ import popxl
 import popxl_addons as addons
 
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.block_graphs import words_spec
 from popxl_gpt.execution.host import all_replicas, own_samples, token_array, word_arrays
 from popxl_gpt.execution.inference.forward import Description, build_forward
-from popxl_gpt.execution.layer_graphs import LayerIO, words_spec
+from popxl_gpt.execution.layer_graphs import LayerIO
 from popxl_gpt.execution.pretraining import make_ir
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.head import TIED, Head, LogitsHead, ScoreHead, TokenLossHead

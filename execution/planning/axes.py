@@ -18,7 +18,7 @@ from popxl_gpt.config.leaves import assemble, flatten
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.known_text import Text
-from popxl_gpt.execution.layer_graphs import stretches
+from popxl_gpt.execution.block_graphs import stretches
 from popxl_gpt.execution.planning.text import layout_name
 from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.errors import ConfigError

@@ -16,8 +16,8 @@ import popdist
 import popxl
 
 from popxl_gpt.config.schema import Config, Execution, Model, Training
+from popxl_gpt.execution.block_graphs import kept_bytes
 from popxl_gpt.execution.instances import processes_here
-from popxl_gpt.execution.layer_graphs import kept_bytes
 from popxl_gpt.execution.planning.model_size import numbers_by_kind, parameter_count, trained_count
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.parameters import Role

@@ -11,8 +11,8 @@ import popxl
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.block_graphs import stretches
 from popxl_gpt.execution.instances import processes_here
-from popxl_gpt.execution.layer_graphs import stretches
 from popxl_gpt.execution.planning.axes import ROWS
 from popxl_gpt.execution.planning.memory import (
     LOADED_TO_PAGE,

@@ -8,7 +8,7 @@ from typing import Any
 import popdist
 
 from popxl_gpt.config.schema import Config, Execution
-from popxl_gpt.execution.layer_graphs import stretches
+from popxl_gpt.execution.block_graphs import stretches
 from popxl_gpt.execution.planning.layouts import (
     fastest_layouts,
     layouts_text,

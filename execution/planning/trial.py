@@ -15,8 +15,8 @@ from popxl_gpt.config.schedules import NO_RAMPUP
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.in_memory import SyntheticDataset
 from popxl_gpt.data.loader import BatchLoader
+from popxl_gpt.execution.block_graphs import levels, stretches
 from popxl_gpt.execution.host import data_share, run_steps
-from popxl_gpt.execution.layer_graphs import levels, stretches
 from popxl_gpt.execution.planning.memory import least_rows, state_bytes
 from popxl_gpt.execution.planning.text import layout_name
 from popxl_gpt.utils.runtime import drop_dead_sessions, gather

@@ -7,8 +7,8 @@ import pytest
 from popxl import extensions
 
 from popxl_gpt.config.presets import override
-from popxl_gpt.execution import layer_graphs
-from popxl_gpt.execution.layer_graphs import kept_bytes, levels, stretches
+from popxl_gpt.execution import block_graphs
+from popxl_gpt.execution.block_graphs import kept_bytes, levels, stretches
 from popxl_gpt.execution.overflow import layer_of_iteration
 from popxl_gpt.execution.pretraining import training_program
 from popxl_gpt.execution.recomputation import Stretch, bought, stretches_text
@@ -57,7 +57,7 @@ def test_losses_norms_and_weights_are_those_of_recomputation_bit_for_bit(case, m
     for first in range(0, len(found), layers):
         chosen = [found[min(first + n, len(found) - 1)] for n in range(layers)]
         parts = tuple(Stretch(range(n, n + 1), level) for n, level in enumerate(chosen))
-        monkeypatch.setattr(layer_graphs, "bought", lambda *_, parts=parts: parts)
+        monkeypatch.setattr(block_graphs, "bought", lambda *_, parts=parts: parts)
         results, trained = train(budgeted)
         assert results == expected
         for name, array in weights.items():

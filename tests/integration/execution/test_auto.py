@@ -14,9 +14,9 @@ from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.saving import load
 from popxl_gpt.demo import pretraining as program
 from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.execution.block_graphs import kept_bytes, levels, stretches
 from popxl_gpt.execution.checkpoints import checkpoint
 from popxl_gpt.execution.inference.inference import evaluation_program
-from popxl_gpt.execution.layer_graphs import kept_bytes, levels, stretches
 from popxl_gpt.execution.planning import axes, executing, placing, trial
 from popxl_gpt.execution.planning import memory as memory_account
 from popxl_gpt.execution.planning.executing import executable, resolved

@@ -8,8 +8,8 @@ import pytest
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.block_graphs import kept_bytes
 from popxl_gpt.execution.inference.generation import CachedModel
-from popxl_gpt.execution.layer_graphs import kept_bytes
 from popxl_gpt.execution.variables import write_whole_weights
 from tests.integration.architectures import (
     check_logits_and_append,

@@ -10,11 +10,11 @@ from popxl.extensions import stack_seeds
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.block_graphs import activation_spec, words_spec
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.checkpoints.saving import save
 from popxl_gpt.execution.host import run_steps
-from popxl_gpt.execution.layer_graphs import activation_spec, words_spec
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.variables import read_weights
 from tests.integration.gpt_oracle import random_batch, small
