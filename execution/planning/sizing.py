@@ -228,7 +228,7 @@ class _Sizing:
         """Take the speed of a candidate's trial for that of the machine."""
         self.last = trial = self.trials[config]
         speed = flops_of_token(config) * config.tokens_per_step / trial.step
-        left = self.known.seconds - self.spent
+        left = max(0.0, self.known.seconds - self.spent)
         self.known = replace(self.known, speed=speed, left=left)
 
     def _finished(self, config: Config, steps: int) -> Config:

@@ -210,6 +210,16 @@ def test_with_a_search_for_the_way_to_execute_it_that_way_is_tried_and_trained(b
     assert len(asked) - len(machine.tried) == (asked[-1] == 0.0) == (build == 50.0)
 
 
+def test_a_first_trial_that_takes_all_of_the_time_leaves_a_run_of_one_call():
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    machine = Machine(6e10)
+    slow = chosen(
+        config, {"input_files"}, TEXT, 36.0, lambda each: replace(machine(each), build=50.0)
+    )
+    assert slow.config.training.steps == slow.config.execution.device_iterations
+    assert len(machine.tried) <= 2
+
+
 def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):
     monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: False)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)

@@ -23,7 +23,7 @@ CAPABILITY = (8, 9)
 
 @kernel("amax")
 def amax(t: torch.Tensor) -> torch.Tensor:
-    """Without a copy of t: of both ends, the one that is further from 0."""
+    """The end of t's range that is further from 0, without a copy of t."""
     if not t.numel():
         return t.new_zeros((), dtype=torch.float32)
     low, high = torch.aminmax(t)
@@ -71,8 +71,13 @@ def float8_matmul(
 
 @functools.cache
 def multiplies_float8(device: torch.device) -> bool:
-    """Whether a GPU's tensor cores multiply float8."""
-    return torch.cuda.get_device_capability(device) >= CAPABILITY
+    """Whether a GPU's tensor cores multiply float8. A plan's tensors are on none: they stand for
+    those of the GPU that is here.
+    """
+    if not torch.cuda.is_available():
+        return False
+    gpu = device if device.type == "cuda" else None
+    return torch.cuda.get_device_capability(gpu) >= CAPABILITY
 
 
 @kernel("float8_matmul", device="cuda")

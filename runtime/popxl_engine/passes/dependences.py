@@ -37,7 +37,7 @@ class Dependences:
     def __init__(self, block: Block, instrs: Sequence[Instr]):
         self.instrs = instrs
         self.users: list[set[int]] = [set() for _ in instrs]
-        """Those that depend on each instruction by themselves."""
+        """The instructions that depend on each one by themselves."""
         self._forms = block.find(AffineForms)
         self._storage: UnionFind[Any] = UnionFind()
         for instr in instrs:
@@ -47,7 +47,7 @@ class Dependences:
 
     @property
     def sources(self) -> list[set[int]]:
-        """Those that each instruction depends on by itself."""
+        """The instructions that each one depends on by itself."""
         found: list[set[int]] = [set() for _ in self.instrs]
         for position, users in enumerate(self.users):
             for user in users:

@@ -53,7 +53,7 @@ class _Loop:
     instrs: Sequence[Instr]
     stages: Sequence[int]
     outer: Sequence[bool]
-    """Of the early and late stages: what waits for no collective, and comes before the middle."""
+    """Whether one of the early and late stages waits for no collective: it precedes the middle."""
     laps: Laps
 
     @property

@@ -16,11 +16,14 @@ from helpers.random_programs import KINDS, SHAPES, Builder, Built, Pool, Step
 from helpers.samples.sample import Built as BuiltAttribute
 from helpers.samples.sample import Operand, Same, Sample
 from popxl import ops
+from popxl.extensions import float8_e4m3fn, float8_e5m2, float8_matmul, to_float8
 from popxl.op_records import OPS
 from popxl.tensor import Tensor
 
 ELSEWHERE = frozenset({"control", "host", "remote", "collective", "print", "clock"})
 """Effects of ops that random_programs has kinds for, and printing."""
+MAGNITUDES = {float8_e4m3fn: 448.0, float8_e5m2: 57344.0}
+"""The largest numbers of the types that `to_float8` makes."""
 FLOAT8 = (popxl.float8_143, popxl.float8_152)
 JOINING = "concat_"
 """A view of several tensors, of which none may be written any more."""
@@ -34,6 +37,15 @@ OP_KINDS = (*KINDS, *("sample",) * len(KINDS), *("write_raw",) * 4, *("view_raw"
 def usable(samples: Sequence[Sample]) -> list[Sample]:
     """Samples of ops that need no other graph, stream, buffer or replica."""
     return [s for s in samples if not OPS[s.op].effects & ELSEWHERE]
+
+
+def widened(t: Tensor) -> Tensor:
+    """The codes of a tensor of `to_float8` as float32: its product with a one."""
+    one, largest = popxl.constant([[1.0]], popxl.float32), popxl.constant(448.0, popxl.float32)
+    plain = popxl.constant(MAGNITUDES[t.dtype], popxl.float32)
+    code = to_float8(one, largest, float8_e4m3fn)  # the scale of the type's largest is 1
+    found = float8_matmul(t.reshape((t.nelms, 1)), code, plain, largest, popxl.float32)
+    return found.reshape(t.shape)
 
 
 def places(operands: Any) -> Iterator[Any]:
@@ -82,6 +94,8 @@ class OpBuilder(Builder):
         for t in [] if made is None else [made] if isinstance(made, Tensor) else made:
             if t.nelms and t.dtype in FLOAT8:
                 t = ops.pow2scale_cast_from_fp8(t, popxl.constant(0, popxl.int32), popxl.float16)
+            if t.nelms and t.dtype in MAGNITUDES:
+                t = widened(t)
             if t.nelms:
                 self.raw_here().append(t)
                 pool.add(self.settled(t, SHAPES[c % 3]))
@@ -92,6 +106,9 @@ class OpBuilder(Builder):
         if of in FLOAT8:
             x = ops.cast(ops.clip(pool.pick(c), -LIMIT, LIMIT), popxl.float32)
             return ops.pow2scale_cast_to_fp8(fitted(x, shape), popxl.constant(0, popxl.int32), of)
+        if of in MAGNITUDES:
+            x = ops.cast(ops.clip(pool.pick(c), -LIMIT, LIMIT), popxl.float32)
+            return to_float8(fitted(x, shape), popxl.constant(LIMIT, popxl.float32), of)
         if isinstance(spec, np.ndarray) or of is not self.dtype or not case.tensors[i].numel():
             values = case.tensors[i]
             return popxl.constant(
