@@ -89,8 +89,8 @@ def test_an_instance_that_is_asked_says_what_it_waits_for_or_where_its_program_i
 
     def answer():
         store = Store()
-        store.add(hang_report.ASKED, 1)
         own = HangReport(store, 0, ["", ""])
+        store.add(hang_report.ASKED, 1)  # its thread runs: this one is here, and not in start
         while not store.has("is at/0"):
             time.sleep(0.001)
         own.stop()
