@@ -42,7 +42,7 @@ CHOICES = (
     ({}, {"parallel_branches": True}),
     ({}, {"tied_head": False}),
     ({}, {"embedding_scale": 4.9}),
-    ({}, {"token_shift": True, "convolution_size": 2}, {"value_embeddings": True}, {"bigram_rows": 50}),
+    ({}, {"token_shift": True, "convolution_size": 2}, {"value_embeddings": True, "bigram_rows": 50}),
     # of its execution
     (
         {"tensor_parallel_1": 2, "tensor_parallel_2": 2},
