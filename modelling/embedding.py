@@ -5,6 +5,7 @@ table of pairs. tp1, tp2: replica groups.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import popxl
@@ -45,22 +46,9 @@ class Embedding(Layer):
                 shape=(model.hidden_size,), role=Role.EMBEDDING, tp2_axis=0, mean=0.5
             )
         if model.bigram_rows:
-            table["bigram.weight"] = Parameter(
-                shape=(model.bigram_rows, model.hidden_size),
-                role=Role.EMBEDDING,
-                tp1_axis=0,
-                tp2_axis=1,
-                std=model.initial_std,
-                rate=PAIR_RATE,
-            )
+            table["bigram.weight"] = replace(_vectors(model, model.bigram_rows), rate=PAIR_RATE)
         if model.has_position_table:
-            table["position.weight"] = Parameter(
-                shape=(model.positions, model.hidden_size),
-                role=Role.EMBEDDING,
-                tp1_axis=0,
-                tp2_axis=1,
-                std=model.initial_std,
-            )
+            table["position.weight"] = _vectors(model, model.positions)
         return table
 
     def build(
@@ -174,4 +162,15 @@ def word_table(model: Model) -> Parameter:
         tp2_axis=1,
         std=model.initial_std,
         is_in_parts=True,
+    )
+
+
+def _vectors(model: Model, rows: int) -> Parameter:
+    """A table of so many vectors that are added to those of words, [rows, H]."""
+    return Parameter(
+        shape=(rows, model.hidden_size),
+        role=Role.EMBEDDING,
+        tp1_axis=0,
+        tp2_axis=1,
+        std=model.initial_std,
     )
