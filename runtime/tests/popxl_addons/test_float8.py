@@ -135,6 +135,7 @@ def test_a_gpu_that_multiplies_no_8_bits_multiplies_them_in_float32(monkeypatch)
     lhs, rhs = (torch.randn(16, 16).to(torch.float8_e4m3fn) for _ in range(2))
     amaxes = torch.tensor(2.0), torch.tensor(3.0)
     expected = kernels.float8_matmul(lhs, rhs, *amaxes, popxl.bfloat16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, calls in (((8, 0), 0), ((8, 9), 1), ((9, 0), 1)):
         kernels.multiplies_float8.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
