@@ -497,8 +497,15 @@ def by_rule(rule: Any, program: Program, tensors: Sequence[Any]) -> list[Any] | 
 
 
 @pytest.mark.quick_every(3)
-@pytest.mark.parametrize("values", [list, extreme], ids=["of the sample", "extreme"])
-@pytest.mark.parametrize("name", HOST)
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        pytest.param(name, values, id=f"{name}-{kind}")
+        for name in HOST
+        for values, kind in ((list, "of the sample"), (extreme, "extreme"))
+        if not (name == "jump_seed" and values is extreme)  # a step for each of 2^31 - 1 counts
+    ],
+)
 def test_host_evaluation_gives_the_kernels_integers(
     name: str, values: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 ) -> None:
