@@ -279,7 +279,7 @@ def _prompts(options: Options) -> "list[tuple[str, str]]":
     if options.prompt_file is not None:
         is_leader = popdist.getInstanceIndex() == 0
         text = _read_prompt(options.prompt_file) if is_leader else ""
-        text = gather(text, popdist.getNumInstances(), patiently=True)[0]
+        text = gather(text, patiently=True)[0]
         found.append((f"--prompt_file {options.prompt_file}", text))
     return found
 
@@ -390,7 +390,7 @@ def _lines(is_leader: bool) -> Iterator[str]:
             if sys.stdin.isatty():
                 print("> ", end="", flush=True)
             line = _read_line()
-        line = gather(line, popdist.getNumInstances(), patiently=True)[0]
+        line = gather(line, patiently=True)[0]
         if not line:
             return
         if line.strip():
