@@ -39,7 +39,7 @@ from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.errors import ConfigError, NotFiniteError, UserError, reason_of
+from popxl_gpt.utils.errors import NotFiniteError, UserError, reason_of
 from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.texts import several, user_path
@@ -139,9 +139,7 @@ def _opened(
         values: all that was given; `settings`: what is of the configuration.
     """
     saved = find_model(user_path("--checkpoint", checkpoint))
-    refused = sorted(set(settings) - set(EVALUATE.used))
-    if refused:
-        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(EVALUATE.used)}."])
+    EVALUATE.check_settings(settings)
     return saved, override(from_mapping(_sections(saved, values)), **settings)
 
 
@@ -152,26 +150,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(flags: Flags) -> int:
     """Evaluate as flags say. Returns the exit code."""
-    found: list[TrainedModel] = []
-
-    def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
-        if values.get("checkpoint") is None:
-            raise ConfigError(
-                ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
-            )
-        found.append(find_model(Path(values["checkpoint"])))
-        return _sections(found[0], values)
-
-    config, options, _ = EVALUATE.parse(flags, sections_of)
+    saved, config, options = EVALUATE.parse(flags, find_model, _sections)
     _check_options(options)
     is_leader = check_instances(config)
-    check_same_checkpoint(found[0].folder)
+    check_same_checkpoint(saved.folder)
     with runtime_errors_are_told():
         if options.lm_eval:
-            values = _run_tasks(found[0], config, options)
+            values = _run_tasks(saved, config, options)
             shown = _harness().table(values) if is_leader else ""
         else:
-            result = _measure(found[0], config, options, _Progress() if is_leader else _silent)
+            result = _measure(saved, config, options, _Progress() if is_leader else _silent)
             values, shown = result.values(), result.table()
     if is_leader:
         print(shown)

@@ -37,7 +37,7 @@ from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.escaping import as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
@@ -149,9 +149,7 @@ def generate(
     """
     saved = find_model(user_path("--checkpoint", checkpoint))
     batch = settings.get("data_parallel", 1)
-    refused = sorted(set(settings) - set(GENERATE.used))
-    if refused:
-        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(GENERATE.used)}."])
+    GENERATE.check_settings(settings)
     changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
     config = override(saved.config, **changes)
     trained = Trained(saved, config, special_tokens)
@@ -173,17 +171,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(flags: Flags) -> int:
     """Write as flags say. Returns the exit code."""
-    found: list[TrainedModel] = []
-
-    def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
-        if values.get("checkpoint") is None:
-            raise ConfigError(
-                ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
-            )
-        found.append(find_model(Path(values["checkpoint"])))
-        return _sections(found[0], values)
-
-    config, options, _ = GENERATE.parse(flags, sections_of)
+    saved, config, options = GENERATE.parse(flags, find_model, _sections)
     if options.chat and (options.prompt or options.prompt_file is not None):
         raise UserError(
             "--chat: got prompts beside it; expected one or the other, for a conversation reads "
@@ -197,8 +185,8 @@ def run(flags: Flags) -> int:
     if options.system is not None and not options.chat:
         raise UserError("--system: got it without --chat; expected both or none. Give --chat.")
     is_leader = check_instances(config)
-    check_same_checkpoint(found[0].folder)
-    trained = Trained(found[0], config, options.special_tokens)
+    check_same_checkpoint(saved.folder)
+    trained = Trained(saved, config, options.special_tokens)
     sampling = Sampling(
         temperature=options.temperature,
         top_k=options.top_k,
