@@ -50,15 +50,15 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     return found
 
 
-def check_made_by(tokenizer: TextTokenizer, name: "str | Path", data: Dataset) -> None:
-    """Refuse a tokenizer to which a token of the data stands for something else than to the one
+def check_made_by(tokenizer: TextTokenizer, name: "str | Path", *data: Dataset | None) -> None:
+    """Refuse a tokenizer to which a token of some data stands for something else than to the one
     that made them.
 
     Raises:
         UserError: names both.
     """
     vocabulary = tokenizer.get_vocab()
-    for path in data.tokenizers:
+    for path in (path for each in data if each is not None for path in each.tokenizers):
         made = read_tokenizer(path).get_vocab()
         if not made.items() <= vocabulary.items():
             raise UserError(
