@@ -50,7 +50,7 @@ class Flags:
         self.has_presets = has_presets
         known = [leaf for record in reversed(records) for leaf in leaves(record)]
         self._flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
-        self._unused = [leaf for leaf in known if _is_in(leaf, unused)]
+        self._unused = [leaf for leaf in known if {leaf.name, leaf.section} & {*unused}]
         self.config: str | None = None
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
@@ -228,11 +228,6 @@ class Flags:
             told = "needed" if value is MISSING else f"default {shown(value)}"
             lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; {told})"))
         return lines
-
-
-def _is_in(leaf: Leaf, names: Sequence[str]) -> bool:
-    """Whether a setting, or its section, is among some."""
-    return leaf.name in names or leaf.section in names
 
 
 def _usage(leaf: Leaf, is_word: bool) -> str:

@@ -29,7 +29,7 @@ from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
 from popxl_gpt.demo.job.talk import Lines, Templated
-from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
+from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer, tokenizer_path
 from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
@@ -215,19 +215,12 @@ def find_tokenizer(saved: TrainedModel, config: Config) -> TextTokenizer:
     Raises:
         UserError: there is none, or it has tokens that the model lacks.
     """
-    beside = [folder / TOKENIZER for folder in saved.beside]
-    own, trained = config.data.tokenizer, saved.config.data.tokenizer
-    if own is not None and own != trained:
-        path = Path(own)
-    else:
-        choices = [*beside, *([Path(trained)] if trained is not None else [])]
-        there = next((choice for choice in choices if choice.is_file()), None)
-        if there is None:
-            raise UserError(
-                f"--tokenizer: got none, and no {beside[0]}; expected the tokenizer.json that made "
-                "the training data. Give its path."
-            )
-        path = there
+    path = tokenizer_path(saved, config)
+    if path is None:
+        raise UserError(
+            f"--tokenizer: got none, and no {saved.beside[0] / TOKENIZER}; expected the "
+            "tokenizer.json that made the training data. Give its path."
+        )
     tokenizer = read_tokenizer(path)
     check_vocabulary(tokenizer, path, config.model.vocabulary_size)
     return tokenizer
