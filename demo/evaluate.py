@@ -22,18 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schedules import NO_RAMPUP
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.tokenisation import token_bytes
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.evaluation_data import open_evaluated, tokenizer_of
 from popxl_gpt.demo.job.text import check_made_by
+from popxl_gpt.demo.job.validation import bytes_of_tokens
 from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
@@ -320,10 +318,7 @@ def _measure(
         check_made_by(tokenizer, config.data.tokenizer or "the run's", dataset)
     session = evaluation(config)
     write_whole_weights(session, config, saved.weights())
-    sizes = None if tokenizer is None or options.text else token_bytes(tokenizer)
-    if sizes is not None:
-        missing = config.model.vocabulary_size - len(sizes)
-        sizes = np.pad(sizes, (0, max(0, missing)))
+    sizes = bytes_of_tokens(config, None if options.text else tokenizer)
     run = Evaluation(session, config, dataset, token_bytes=sizes)
     measured = run.measure(on_batch=lambda done: progress(done, len(run.samples)))
     assert measured is not None

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.config.schema import Config
+from popxl_gpt.data.chat_template import KEPT
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
@@ -20,7 +21,7 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     remove_leftovers,
 )
 from popxl_gpt.execution.checkpoints.finding import find
-from popxl_gpt.execution.exchange.kept_files import KEPT, keep
+from popxl_gpt.execution.exchange.kept_files import keep
 from popxl_gpt.execution.exchange.trained import came_with
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
