@@ -265,8 +265,8 @@ def verdict(
 
 
 def plain_verdict(figures: Figures) -> Figures | None:
-    """That of the phased step beside PyTorch as it comes, or where that was not measured, beside
-    the fastest baseline.
+    """The verdict on the phased step beside PyTorch as it comes, or where that was not measured,
+    beside the fastest baseline.
     """
     variants, fastest = figures["variants"], figures["fastest_baseline"]
     others = [] if fastest.startswith("phased") else [fastest]
@@ -275,7 +275,7 @@ def plain_verdict(figures: Figures) -> Figures | None:
 
 
 def offloading_verdict(figures: Figures) -> Figures | None:
-    """That of the phased step that recomputes beside what offloads."""
+    """The verdict on the phased step that recomputes beside what offloads."""
     variants = figures["variants"]
     peers = [name for name in variants if name.startswith(PEER)]
     return verdict(variants, RECOMPUTING, peers, OFFLOADING_BAR)
