@@ -12,7 +12,7 @@ is compared with.
     building    building a program, differentiating it, recomputing and compiling, by its size: an
                 op of a program beside an op of the next smaller one
     loading     what a program waits for batches of prepared files that takes --rate tokens a
-                second; the order of a thousand million samples
+                second
     overhead    an op of a compiled program beside PyTorch; building 96 layers; the first step of
                 preset demo from the start of the process, without kernels and with cached ones
     preparing   text to tokens on the disk, beside datasets.map of Hugging Face, and the library

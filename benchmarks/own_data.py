@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tracemalloc
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -17,17 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.harness import ROOT, BenchmarkError, Flags, Missing, flag
-from benchmarks.own_cases import SPEED, Case, Clocks, clocked
+from benchmarks.own_cases import SPEED, Case, Clocks
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import read_info
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.preparation import Settings, prepare
-from popxl_gpt.data.sampling import BatchSampler
 from popxl_gpt.data.sources import stdlib_source, text_source
 
 BATCHES = 400
 """That are made, and taken."""
-SAMPLES = 10**9
 MAP = """
 import sys
 import datasets
@@ -126,22 +123,6 @@ def waits(ready: Loading) -> tuple[float, float]:
         return sum(found) / (time.perf_counter() - begin), max(found)
 
 
-def ordered(batch: int) -> None:
-    """Draw batches of `SAMPLES`, of steps far apart: the order is a function of seed and place."""
-    sampler = BatchSampler(samples=SAMPLES, global_batch_size=batch, seed=1)
-    for step in np.linspace(0, 3 * SAMPLES // batch, BATCHES, dtype=np.int64):
-        sampler.indices(int(step))
-
-
-def ordered_bytes(batch: int) -> float:
-    """Most bytes that Python's allocator counts while they are drawn."""
-    tracemalloc.start()
-    ordered(batch)
-    found = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return found
-
-
 # Preparing
 
 
@@ -236,14 +217,6 @@ CASES = (
     Case(
         name="loading, longest wait", ready=loading, timed=lambda ready: waits(ready)[1],
         unit=("ms", 1e3), clock=0,
-    ),
-    Case(
-        name="loading, order of 10^9 samples", ready=lambda flags, _: flags.batch, rounds=1,
-        timed=partial(clocked, ordered), unit=(f"ms for {BATCHES} batches", 1e3),
-    ),
-    Case(
-        name="loading, its memory", ready=lambda flags, _: flags.batch, rounds=1,
-        timed=ordered_bytes, unit=("bytes", 1.0), bar=(-np.inf, 2**20),
     ),
     *(
         Case(

@@ -20,9 +20,11 @@ last column is the share of what this CPU multiplies at most (`ceilings.py`).
 """
 
 import argparse
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,15 +54,19 @@ from benchmarks.phased import Batch, PhasedSteps  # noqa: E402
 from popxl_gpt.config.schema import Model  # noqa: E402
 from popxl_gpt.execution.planning.model_size import flops_per_token  # noqa: E402
 
-SPEED_BAR = 1.0
-"""Tokens/s of the phased step over the baseline's, at least."""
-MEMORY_BAR = 1.2
-"""Peak memory of the phased step over the baseline's, at most."""
-OFFLOADING_BAR = 2.0
-"""Tokens/s of the phased step that recomputes over those of the fastest that offloads, at least."""
+
+class Bar(NamedTuple):
+    """What the phased step is held to, over what it is compared with."""
+
+    least_speed: float
+    most_memory: float = math.inf
+
+
+PLAIN_BAR, OFFLOADING_BAR = Bar(1.0, 1.2), Bar(2.0)
 
 PLAIN = ("eager", "compiled")
 """PyTorch as it comes."""
+PHASED = ("phased", "phased, wide")
 RECOMPUTING = ("phased, recomputing", "phased, wide, recomputing")
 PEER = "FSDP2"
 """PyTorch's way to offload."""
@@ -238,52 +244,41 @@ def row(name: str, of: Figures, share: float | None) -> list[str]:
     ]
 
 
-def verdict(figures: Figures) -> Figures | None:
-    """Whether the phased step, at its faster width, is within its bars; None when it, or every
-    baseline, is missing.
-
-    It is held to the faster of PyTorch's variants as they come, where they were measured.
-    """
-    variants = figures["variants"]
-    found = [variants[name] for name in ("phased", "phased, wide") if name in variants]
-    if not found or figures["fastest_baseline"].startswith("phased"):
-        return None
-    phased = max(found, key=lambda variant: variant["speed_ratio"])
-    plain = [variants[name] for name in PLAIN if name in variants] or [
-        variants[figures["fastest_baseline"]]
-    ]
-    baseline = max(plain, key=lambda variant: variant["speed_ratio"])
-    speed = phased["speed_ratio"] / baseline["speed_ratio"]
-    memory = phased["memory_ratio"] / baseline["memory_ratio"]
-    return {
-        "speed_ratio": speed,
-        "memory_ratio": memory,
-        "met": speed >= SPEED_BAR and memory <= MEMORY_BAR,
-    }
-
-
-def offloading_verdict(figures: Figures) -> Figures | None:
-    """Whether the phased step that recomputes, at its faster width, is within its bar; None without
-    it or a peer.
+def verdict(
+    variants: Mapping[str, Figures], ours: Sequence[str], peers: Sequence[str], bar: Bar
+) -> Figures | None:
+    """Whether the fastest of ours is within a bar, beside the fastest of its peers; None without
+    one of either.
 
     `cpu_ratio` compares processor time with the least of the peers', `memory_ratio` our peak to the
     fastest peer's.
     """
-    variants = figures["variants"]
-    ours = [variants[name] for name in RECOMPUTING if name in variants]
-    peers = [variants[name] for name in variants if name.startswith(PEER)]
-    if not ours or not peers:
+    own, others = ([variants[n] for n in names if n in variants] for names in (ours, peers))
+    if not own or not others:
         return None
-    best, fastest = (min(found, key=lambda variant: variant["seconds"]) for found in (ours, peers))
+    best, fastest = (min(found, key=lambda variant: variant["seconds"]) for found in (own, others))
     speed = fastest["seconds"] / best["seconds"]
-    cpu = min(peer["cpu_seconds"] for peer in peers) / best["cpu_seconds"]
+    cpu = min(peer["cpu_seconds"] for peer in others) / best["cpu_seconds"]
     memory = best["peak_bytes"] / fastest["peak_bytes"]
-    return {
-        "speed_ratio": speed,
-        "cpu_ratio": cpu,
-        "memory_ratio": memory,
-        "met": speed >= OFFLOADING_BAR,
-    }
+    met = speed >= bar.least_speed and memory <= bar.most_memory
+    return {"speed_ratio": speed, "cpu_ratio": cpu, "memory_ratio": memory, "met": met}
+
+
+def plain_verdict(figures: Figures) -> Figures | None:
+    """The verdict on the phased step beside PyTorch as it comes, or where that was not measured,
+    beside the fastest baseline.
+    """
+    variants, fastest = figures["variants"], figures["fastest_baseline"]
+    others = [] if fastest.startswith("phased") else [fastest]
+    peers = [name for name in PLAIN if name in variants] or others
+    return verdict(variants, PHASED, peers, PLAIN_BAR)
+
+
+def offloading_verdict(figures: Figures) -> Figures | None:
+    """The verdict on the phased step that recomputes beside what offloads."""
+    variants = figures["variants"]
+    peers = [name for name in variants if name.startswith(PEER)]
+    return verdict(variants, RECOMPUTING, peers, OFFLOADING_BAR)
 
 
 def step_flops(arguments: argparse.Namespace) -> float:
@@ -341,15 +336,16 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def show_bars(figures: Figures) -> None:
     """Print what came of the bars."""
+    (least, most), (least_offloading, _) = PLAIN_BAR, OFFLOADING_BAR
     if (bar := figures["bar"]) is not None:
         print(
-            f"\nbar: phased at least {SPEED_BAR}x the speed of PyTorch as it comes "
-            f"({' or '.join(PLAIN)}) at most {MEMORY_BAR}x its memory: {outcome(bar['met'])} "
+            f"\nbar: phased at least {least}x the speed of PyTorch as it comes "
+            f"({' or '.join(PLAIN)}) at most {most}x its memory: {outcome(bar['met'])} "
             f"({bar['speed_ratio']:.2f}x, {bar['memory_ratio']:.2f}x)"
         )
     if (bar := figures["offloading_bar"]) is not None:
         print(
-            f"\nbar: phased and recomputing at least {OFFLOADING_BAR}x the speed of the "
+            f"\nbar: phased and recomputing at least {least_offloading}x the speed of the "
             f"fastest that offloads: {outcome(bar['met'])} "
             f"({bar['speed_ratio']:.2f}x, {bar['cpu_ratio']:.2f}x by processor time, "
             f"{bar['memory_ratio']:.2f}x the memory)"
@@ -377,7 +373,10 @@ def main() -> int:
         )
         rows = [row(name, of, shares[name]) for name, of in figures["variants"].items()]
         print(table(HEADERS, rows), flush=True)
-        figures["bar"], figures["offloading_bar"] = verdict(figures), offloading_verdict(figures)
+        figures["bar"], figures["offloading_bar"] = (
+            plain_verdict(figures),
+            offloading_verdict(figures),
+        )
         show_bars(figures)
     which = "offloading_bar" if arguments.offloading else "bar"
     met = all(of[which] and of[which]["met"] for of in found.values())

@@ -29,7 +29,6 @@ YAML = (".yml", ".yaml")
 IPU_CONFIG = "ipu_config"
 """The flag of a program that takes such a file beside `--config`."""
 Record = TypeVar("Record")
-Sections = Callable[[dict[str, Any]], Mapping[str, Any]]
 Implied = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -94,14 +93,14 @@ def configured(
     *,
     default: str = "",
     defaults: Mapping[str, Any] | None = None,
-    sections_of: Sections | None = None,
+    sections: Mapping[str, Any] | None = None,
     implied: Implied | None = None,
 ) -> CommandLine:
     """The configuration that flags give: defaults < preset < flags < what flags imply.
 
     Args:
-        sections_of: gives what a preset gives elsewhere, the sections of the configuration, from
-            the values of the flags: a program that uses what another has made.
+        sections: of the configuration, in place of a preset's: of a program that uses what another
+            has made. The flags are checked.
         implied: gives the leaves that follow from the values of flags, and from those of the file
             that `--config` names, by name.
     Raises:
@@ -113,7 +112,7 @@ def configured(
     own = {item.name for item in fields(options)} if options else set()
     values = {name: value for name, value in flags.values.items() if name not in own}
     try:
-        if sections_of is None:
+        if sections is None:
             named = default if flags.config is None else flags.config
             file, entry = _config_file(named)
             mapping: Mapping[str, Any] = (
@@ -123,8 +122,7 @@ def configured(
                 theirs = IpuConfigFile(flags.values[IPU_CONFIG])
                 mapping = merge(without_replaced(mapping, theirs.sections), theirs.sections)
         else:
-            flags.check()
-            file, mapping = None, sections_of(flags.values)
+            file, mapping = None, sections
     except ConfigError as error:
         told = [problem for problem in error.problems if problem not in flags.problems]
         raise ConfigError([*flags.problems, *told]) from error

@@ -50,7 +50,7 @@ class Flags:
         self.has_presets = has_presets
         known = [leaf for record in reversed(records) for leaf in leaves(record)]
         self._flags = {leaf.name: leaf for leaf in known} | {leaf.path: leaf for leaf in known}
-        self._unused = [leaf for leaf in known if _is_in(leaf, unused)]
+        self._unused = [leaf for leaf in known if {leaf.name, leaf.section} & {*unused}]
         self.config: str | None = None
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
@@ -100,7 +100,10 @@ class Flags:
             if has_value:
                 self._rest.insert(0, value)
             if flag == "config" and self.has_presets:
-                self.config = self._value("config")
+                try:
+                    self.config = self._value("config")
+                except ValueError as error:
+                    self.problems.append(f"--{error}")
             elif flag in self._flags:
                 self._read_leaf(self._flags[flag], attached=bool(has_value))
             elif (
@@ -112,20 +115,17 @@ class Flags:
                 self._refuse_flag(word, flag)
 
     def _read_leaf(self, leaf: Leaf, *, attached: bool) -> None:
-        if leaf.is_list:
-            self._read_list(leaf, attached)
-        elif leaf.kind is bool and not attached and not self._boolean_follows():
-            self.values[leaf.name] = True
-        else:
-            text = self._rest.pop(0) if attached else self._value(leaf.name)
-            if text is None:
-                self.bad.add(leaf.name)
-                return
-            try:
+        try:
+            if leaf.is_list:
+                self.values[leaf.name] = self._list(leaf, attached)
+            elif leaf.kind is bool and not attached and not self._has_value:
+                self.values[leaf.name] = True
+            else:
+                text = self._rest.pop(0) if attached else self._value(leaf.name)
                 self.values[leaf.name] = leaf.parse(text)
-            except ValueError as error:
-                self.problems.append(f"--{error}")
-                self.bad.add(leaf.name)
+        except ValueError as error:
+            self.problems.append(f"--{error}")
+            self.bad.add(leaf.name)
 
     def _read_no(self, leaf: Leaf, word: str, *, attached: bool) -> None:
         if attached:
@@ -143,37 +143,36 @@ class Flags:
             near = did_you_mean(flag, known).replace("mean '", "mean '--")
             hint = hint_of(flag, known) or near
         self.problems.append(f"{name}: unknown flag. {hint or 'See --help for all of them.'}")
-        while self._rest and not self._rest[0].startswith("--"):
-            self._rest.pop(0)
+        self._take_values()
 
-    def _value(self, name: str) -> str | None:
-        if not self._rest or self._rest[0].startswith("--"):
-            self.problems.append(f"--{name}: got no value; expected one. Write --{name} VALUE.")
-            return None
+    @property
+    def _has_value(self) -> bool:
+        """Whether a word follows that is no flag."""
+        return bool(self._rest) and not self._rest[0].startswith("--")
+
+    def _value(self, name: str) -> str:
+        if not self._has_value:
+            raise ValueError(f"{name}: got no value; expected one. Write --{name} VALUE.")
         return self._rest.pop(0)
 
-    def _read_list(self, leaf: Leaf, attached: bool) -> None:
-        """Read the words up to the next flag; `none` is the empty list."""
-        found = [self._rest.pop(0)] if attached else []
-        while self._rest and not self._rest[0].startswith("--"):
+    def _take_values(self) -> list[str]:
+        """The words up to the next flag."""
+        found = []
+        while self._has_value:
             found.append(self._rest.pop(0))
-        if found:
-            is_none = not leaf.is_free_text and found == ["none"]
-            try:  # paths are checked with the configuration
-                checked = tuple(found) if leaf.is_path or is_none else leaf.parse_list(found)
-                self.values[leaf.name] = () if is_none else checked
-            except ValueError as error:
-                self.problems.append(f"--{error}")
-                self.bad.add(leaf.name)
-        else:
+        return found
+
+    def _list(self, leaf: Leaf, attached: bool) -> tuple[Any, ...]:
+        """What the words up to the next flag stand for; `none` is the empty list."""
+        found = [*([self._rest.pop(0)] if attached else []), *self._take_values()]
+        if not found:
             what = "paths or patterns" if leaf.is_path else "texts"
             what = what if leaf.kind is str else "whole numbers"
-            what += "" if leaf.is_free_text else ", or none"
-            self.problems.append(f"--{leaf.name}: got no value; expected {what}.")
-            self.bad.add(leaf.name)
-
-    def _boolean_follows(self) -> bool:
-        return bool(self._rest) and not self._rest[0].startswith("--")
+            or_none = "" if leaf.is_free_text else ", or none"
+            raise ValueError(f"{leaf.name}: got no value; expected {what}{or_none}.")
+        if found == ["none"] and not leaf.is_free_text:
+            return ()
+        return tuple(found) if leaf.is_path else leaf.parse_list(found)  # paths are checked later
 
     def _refuse_unused(self) -> None:
         """Note as problems which of the flags that were given the program has no use for."""
@@ -228,11 +227,6 @@ class Flags:
             told = "needed" if value is MISSING else f"default {shown(value)}"
             lines.append(_wrapped(f"{leaf.doc} ({leaf.expected}; {told})"))
         return lines
-
-
-def _is_in(leaf: Leaf, names: Sequence[str]) -> bool:
-    """Whether a setting, or its section, is among some."""
-    return leaf.name in names or leaf.section in names
 
 
 def _usage(leaf: Leaf, is_word: bool) -> str:

@@ -85,14 +85,5 @@ def numerics_hash(config: Config) -> str:
         "feed_forward_size": config.model.feed_forward,
     }
     mapping["training"]["master_weights"] = config.has_master_weights
-    return _digest(mapping)
-
-
-def config_hash(config: Config) -> str:
-    """Hash of the whole configuration: processes of one run must agree on it."""
-    return _digest(to_mapping(config))
-
-
-def _digest(mapping: dict[str, Any]) -> str:
     text = json.dumps(mapping, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

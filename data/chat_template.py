@@ -18,7 +18,7 @@ from popxl_gpt.data.serving import FAILED, GREW
 from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded, read_object
 
-TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """Files that hold a template: it alone, or among what is said of a tokenizer."""
 KEPT = "hugging_face"
 """The folder beside a run's tokenizer with what came with its model."""
@@ -136,7 +136,7 @@ def find_template(tokenizer: Path) -> ChatTemplate | None:
         DataError: a file cannot be read, or names several of which none is meant.
     """
     folders = (tokenizer.parent, tokenizer.parent / KEPT)
-    named = [_config(folder / CONFIG) for folder in folders]
+    named = [_config(folder / TOKENIZER_CONFIG) for folder in folders]
     tokens = {key: value for values in reversed(named) for key, value in _tokens(values).items()}
     for folder, values in zip(folders, named):
         file = folder / TEMPLATE
@@ -146,9 +146,9 @@ def find_template(tokenizer: Path) -> ChatTemplate | None:
             pass
         except (OSError, UnicodeDecodeError) as error:
             raise unreadable(file, error) from error
-        found = _default(folder / CONFIG, values.get("chat_template"))
+        found = _default(folder / TOKENIZER_CONFIG, values.get("chat_template"))
         if found is not None:
-            return ChatTemplate(found, folder / CONFIG, tokens)
+            return ChatTemplate(found, folder / TOKENIZER_CONFIG, tokens)
     return None
 
 

@@ -44,11 +44,8 @@ class _ZstFile(io.RawIOBase):
 
     def _begin(self, content: bytes) -> None:
         """Begin a frame with what is read of it."""
-        self._frame, self._given, self._made = self._new_frame(), content, b""
-        self._is_inside = False
-
-    def _new_frame(self) -> Any:
-        return self._package.ZstdDecompressor().decompressobj()
+        self._frame = self._package.ZstdDecompressor().decompressobj()
+        self._given, self._made, self._is_inside = content, b"", False
 
     def readable(self) -> bool:
         """Whether it can be read: always."""

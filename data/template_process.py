@@ -47,7 +47,10 @@ def _load(asked: "dict[str, Any]") -> "tuple[bytes, bytes]":
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
     _template = environment.from_string(asked["template"])
     _marks = environment.parse(asked["template"]).find(nodes.ExtensionAttribute) is not None
     return RENDERED, b""
@@ -72,10 +75,6 @@ def _to_json(
 
 def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 class _TooLongError(Exception):

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from popxl_gpt.data.chat_template import KEPT, TEMPLATE, ChatTemplate, find_template
+from popxl_gpt.data.chat_template import (
+    KEPT,
+    TEMPLATE,
+    TOKENIZER_CONFIG,
+    ChatTemplate,
+    find_template,
+)
 from popxl_gpt.data.limited_tokenizer import LimitedTokenizer
 from popxl_gpt.data.special_tokens import as_list
 from popxl_gpt.utils.errors import DataError
@@ -23,11 +29,9 @@ from popxl_gpt.utils.files.plain import write_plain
 from popxl_gpt.utils.files.whole import sync, write_whole
 
 END_OF_TEXT = "<|endoftext|>"
-CONFIG = "tokenizer_config.json"
-"""Names special tokens, beside a tokenizer.json."""
 MOST_AROUND = 64
 """Tokens around a text; models have up to five."""
-_OF_TOKENIZER = (CONFIG, "special_tokens_map.json")
+_OF_TOKENIZER = (TOKENIZER_CONFIG, "special_tokens_map.json")
 GENERATION = "generation_config.json"
 """Names all tokens that texts end with, beside a tokenizer.json."""
 _OF_MODEL = (GENERATION, "config.json")
@@ -155,7 +159,7 @@ class TextTokenizer:
 
     @property
     def config(self) -> str | None:
-        """What `CONFIG` beside a copy of it has to hold; None where it needs none."""
+        """What `TOKENIZER_CONFIG` beside a copy of it has to hold; None where it needs none."""
         if {self.end, self.begin} <= {None, self._vocabulary.get(END_OF_TEXT)}:
             return None
         named = {"bos_token": self.begin, "eos_token": self.end}
@@ -171,7 +175,7 @@ class TextTokenizer:
             config = json.dumps(named, indent=2) + "\n"
             found[TEMPLATE] = self.template.source
         if config is not None:
-            found[CONFIG] = config
+            found[TOKENIZER_CONFIG] = config
         if not {self.end, *self.ends} <= {self.end}:
             found[GENERATION] = json.dumps({"eos_token_id": self.ends}) + "\n"
         return found
@@ -211,7 +215,7 @@ class TextTokenizer:
     def save(self, folder: Path) -> None:
         """Write it into a folder. Once its tokenizer.json is there, the disk has all of it."""
         for name, content in self.files.items():
-            write_plain(folder / name, content + "\n" * (name == CONFIG))
+            write_plain(folder / name, content + "\n" * (name == TOKENIZER_CONFIG))
             sync(folder / name)
         write_whole(folder / TOKENIZER, self.to_str() + "\n")
 

@@ -76,14 +76,12 @@ class Throughput:
             return
         self._told = now
         if self._bar is None:
-            self._report(f"{self._share()} {self._counts()}, {self._speed()}")
+            share = min(1.0, self.bytes / max(1, self._size))
+            self._report(f"{share:.0%}: {self._counts()}, {self._speed()}")
         else:
             self._bar.total = max(self._size, self.bytes)
             self._bar.set_postfix_str(self._speed(), refresh=False)
             self._bar.update(self.bytes - self._bar.n)
-
-    def _share(self) -> str:
-        return f"{min(1.0, self.bytes / max(1, self._size)):.0%}:"
 
     def _counts(self) -> str:
         documents, tokens = (

@@ -7,16 +7,16 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, TypeVar
 
 from popxl_gpt.config.bounds import Count, CountOrZero, PathText, PositiveOrZero, TopP
 from popxl_gpt.config.command_line import (
     CommandLine,
-    Sections,
     configured,
     parse_options,
     read_flags,
@@ -25,6 +25,7 @@ from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.inference import AS_IN_TRAINING
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
+from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.demo.job.options import TrainOptions, no_tensorboard, unreadable_tokenizer
 from popxl_gpt.utils.errors import ConfigError
@@ -34,6 +35,7 @@ from popxl_gpt.utils.programs import start, typed_as, unknown_command
 from popxl_gpt.utils.texts import IsFreeText, text_of_path
 
 FreeText = Annotated[str, IsFreeText()]
+Model = TypeVar("Model")
 LAYOUT = (
     "data_parallel", "tensor_parallel_1", "tensor_parallel_2", "replicated_tensor_sharding",
     "device", "device_memory", "memmap_dir", "host_memory",
@@ -235,9 +237,35 @@ class TrainedModelCommand:
         flags.check()
         return flags
 
-    def parse(self, flags: Flags, sections_of: Sections) -> CommandLine:
-        """The configuration and the options; see `configured`."""
-        return configured(flags, self.options, defaults=self.defaults, sections_of=sections_of)
+    def parse(
+        self,
+        flags: Flags,
+        find: "Callable[[Path], Model]",
+        sections_of: "Callable[[Model, Mapping[str, Any]], Mapping[str, Any]]",
+    ) -> "tuple[Model, Config, Any]":
+        """The model that flags name, the configuration that it runs with, and the options.
+
+        Args:
+            find: gives the model of a path; `sections_of`: the sections of its configuration, with
+                what follows from the values of flags.
+        Raises:
+            ConfigError: no model is named, or the configuration cannot run.
+        """
+        named = flags.values.get("checkpoint")
+        if named is None:
+            raise ConfigError(
+                ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
+            )
+        model = find(Path(named))
+        sections = sections_of(model, flags.values)
+        line = configured(flags, self.options, defaults=self.defaults, sections=sections)
+        return model, line.config, line.options
+
+    def check_settings(self, settings: "Iterable[str]") -> None:
+        """Raise ConfigError for the names of settings that mean nothing to it."""
+        refused = sorted({*settings} - {*self.used})
+        if refused:
+            raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(self.used)}."])
 
 
 EVALUATE = TrainedModelCommand(
@@ -404,31 +432,15 @@ def parse_conversion(arguments: Sequence[str]) -> "tuple[str, Conversion]":
     return name, parse_options(words, program=program, options=options, words="paths")
 
 
-def train() -> NoReturn:
-    """What `starting.train` loads."""
-    start("popxl_gpt.demo.pretraining", check_training)
-
-
-def evaluate() -> NoReturn:
-    """`popxl-gpt-evaluate`, `demo/evaluate.py`."""
-    start("popxl_gpt.demo.evaluate", EVALUATE.read)
-
-
-def generate() -> NoReturn:
-    """`popxl-gpt-generate`, `demo/generate.py`."""
-    start("popxl_gpt.demo.generate", GENERATE.read)
-
-
-def convert() -> NoReturn:
-    """`popxl-gpt-convert`, `demo/convert.py`."""
-    start("popxl_gpt.demo.convert", parse_conversion)
-
-
-def report() -> NoReturn:
-    """`popxl-gpt-report`, `demo/report.py`."""
-    start("popxl_gpt.demo.report", parse_report)
-
-
-def prepare() -> NoReturn:
-    """`popxl-gpt-prepare`, `data/prepare.py`."""
-    start("popxl_gpt.data.prepare", parse_preparation)
+train = partial(start, "popxl_gpt.demo.pretraining", check_training)
+"""What `starting.train` loads."""
+evaluate = partial(start, "popxl_gpt.demo.evaluate", EVALUATE.read)
+"""`popxl-gpt-evaluate`, `demo/evaluate.py`."""
+generate = partial(start, "popxl_gpt.demo.generate", GENERATE.read)
+"""`popxl-gpt-generate`, `demo/generate.py`."""
+convert = partial(start, "popxl_gpt.demo.convert", parse_conversion)
+"""`popxl-gpt-convert`, `demo/convert.py`."""
+report = partial(start, "popxl_gpt.demo.report", parse_report)
+"""`popxl-gpt-report`, `demo/report.py`."""
+prepare = partial(start, "popxl_gpt.data.prepare", parse_preparation)
+"""`popxl-gpt-prepare`, `data/prepare.py`."""

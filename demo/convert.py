@@ -27,9 +27,8 @@ from popxl_gpt.config.command_line import RUN_CONFIG
 from popxl_gpt.config.ipu_config import write_ipu_config
 from popxl_gpt.config.saving import load, save
 from popxl_gpt.config.schema import Config, Model, Training
-from popxl_gpt.data.chat_template import TEMPLATE
+from popxl_gpt.data.chat_template import KEPT, TEMPLATE, TOKENIZER_CONFIG
 from popxl_gpt.data.special_tokens import END
-from popxl_gpt.data.text_tokenizer import CONFIG as TOKENIZER_CONFIG
 from popxl_gpt.data.text_tokenizer import GENERATION, special_tokens_beside
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.commands import Conversion, Export, GgufExport, parse_conversion
@@ -47,7 +46,7 @@ from popxl_gpt.execution.exchange.hugging_face import (
     write_hugging_face,
 )
 from popxl_gpt.execution.exchange.initial_weights import with_positions
-from popxl_gpt.execution.exchange.kept_files import KEPT, keep
+from popxl_gpt.execution.exchange.kept_files import keep
 from popxl_gpt.execution.exchange.modelfile import MARK, modelfile
 from popxl_gpt.execution.exchange.modelfile import NAME as MODELFILE
 from popxl_gpt.execution.exchange.nanogpt import NanoGPTFile

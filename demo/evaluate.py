@@ -22,24 +22,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.presets import from_mapping, override
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schedules import NO_RAMPUP
 from popxl_gpt.config.schema import Config
-from popxl_gpt.data.tokenisation import token_bytes
 from popxl_gpt.demo.commands import EVALUATE, ONE_REPLICA
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.evaluation_data import open_evaluated, tokenizer_of
 from popxl_gpt.demo.job.text import check_made_by
+from popxl_gpt.demo.job.validation import bytes_of_tokens
 from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.errors import ConfigError, NotFiniteError, UserError, reason_of
+from popxl_gpt.utils.errors import NotFiniteError, UserError, reason_of
 from popxl_gpt.utils.files.whole import write_whole
 from popxl_gpt.utils.runtime import runtime_errors_are_told
 from popxl_gpt.utils.texts import several, user_path
@@ -139,9 +137,7 @@ def _opened(
         values: all that was given; `settings`: what is of the configuration.
     """
     saved = find_model(user_path("--checkpoint", checkpoint))
-    refused = sorted(set(settings) - set(EVALUATE.used))
-    if refused:
-        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(EVALUATE.used)}."])
+    EVALUATE.check_settings(settings)
     return saved, override(from_mapping(_sections(saved, values)), **settings)
 
 
@@ -152,26 +148,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(flags: Flags) -> int:
     """Evaluate as flags say. Returns the exit code."""
-    found: list[TrainedModel] = []
-
-    def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
-        if values.get("checkpoint") is None:
-            raise ConfigError(
-                ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
-            )
-        found.append(find_model(Path(values["checkpoint"])))
-        return _sections(found[0], values)
-
-    config, options, _ = EVALUATE.parse(flags, sections_of)
+    saved, config, options = EVALUATE.parse(flags, find_model, _sections)
     _check_options(options)
     is_leader = check_instances(config)
-    check_same_checkpoint(found[0].folder)
+    check_same_checkpoint(saved.folder)
     with runtime_errors_are_told():
         if options.lm_eval:
-            values = _run_tasks(found[0], config, options)
+            values = _run_tasks(saved, config, options)
             shown = _harness().table(values) if is_leader else ""
         else:
-            result = _measure(found[0], config, options, _Progress() if is_leader else _silent)
+            result = _measure(saved, config, options, _Progress() if is_leader else _silent)
             values, shown = result.values(), result.table()
     if is_leader:
         print(shown)
@@ -332,10 +318,7 @@ def _measure(
         check_made_by(tokenizer, config.data.tokenizer or "the run's", dataset)
     session = evaluation(config)
     write_whole_weights(session, config, saved.weights())
-    sizes = None if tokenizer is None or options.text else token_bytes(tokenizer)
-    if sizes is not None:
-        missing = config.model.vocabulary_size - len(sizes)
-        sizes = np.pad(sizes, (0, max(0, missing)))
+    sizes = bytes_of_tokens(config, None if options.text else tokenizer)
     run = Evaluation(session, config, dataset, token_bytes=sizes)
     measured = run.measure(on_batch=lambda done: progress(done, len(run.samples)))
     assert measured is not None

@@ -16,9 +16,8 @@ from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import tokenise, unknown_token
 from popxl_gpt.demo.commands import EvaluateOptions as Options
-from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
+from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer, tokenizer_path
 from popxl_gpt.demo.job.writing import end_of_documents
-from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.exchange.trained import TrainedModel
 from popxl_gpt.utils.errors import UserError
 
@@ -83,28 +82,21 @@ def tokenizer_of(saved: TrainedModel, config: Config, needed: bool) -> TextToken
     """The tokenizer that is named, or else one beside the checkpoint, the run's, or beside the
     data; None where there is none and none is needed.
     """
-    own, trained = config.data.tokenizer, saved.config.data.tokenizer
-    if own is not None and own != trained:
-        paths = [Path(own)]
-    else:
-        folders = [*saved.beside]
-        files = (Path(name) for name in config.data.input_files)
-        folders += [path if path.is_dir() else path.parent for path in files]
-        choices = [*(folder / TOKENIZER for folder in folders), *([Path(own)] if own else [])]
-        paths = [path for path in choices if path.is_file()]
-    if not paths:
+    files = map(Path, config.data.input_files)
+    path = tokenizer_path(saved, config, (f if f.is_dir() else f.parent for f in files))
+    if path is None:
         if needed:
             raise UserError(
                 "--tokenizer: got none; expected the tokenizer.json that made the training data. "
                 "Give its path."
             )
         return None
-    tokenizer = read_tokenizer(paths[0])
+    tokenizer = read_tokenizer(path)
     tokenizer.end = end_of_documents(tokenizer, config.model, saved.ends)
     if tokenizer.end is None and needed:
         raise UserError(
-            f"--tokenizer: got {paths[0]} without a token that ends documents; expected one. Name "
+            f"--tokenizer: got {path} without a token that ends documents; expected one. Name "
             "it, as eos_token, in a tokenizer_config.json beside the file."
         )
-    check_vocabulary(tokenizer, paths[0], config.model.vocabulary_size)
+    check_vocabulary(tokenizer, path, config.model.vocabulary_size)
     return tokenizer

@@ -29,7 +29,7 @@ from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.commands import GENERATE
 from popxl_gpt.demo.commands import GenerateOptions as Options
 from popxl_gpt.demo.job.talk import Lines, Templated
-from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer
+from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer, tokenizer_path
 from popxl_gpt.demo.job.writing import OnEnd, OnText, end_of_documents, write
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
@@ -37,7 +37,7 @@ from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
-from popxl_gpt.utils.errors import ConfigError, UserError
+from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.escaping import as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
@@ -149,9 +149,7 @@ def generate(
     """
     saved = find_model(user_path("--checkpoint", checkpoint))
     batch = settings.get("data_parallel", 1)
-    refused = sorted(set(settings) - set(GENERATE.used))
-    if refused:
-        raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(GENERATE.used)}."])
+    GENERATE.check_settings(settings)
     changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
     config = override(saved.config, **changes)
     trained = Trained(saved, config, special_tokens)
@@ -173,17 +171,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(flags: Flags) -> int:
     """Write as flags say. Returns the exit code."""
-    found: list[TrainedModel] = []
-
-    def sections_of(values: "dict[str, Any]") -> "Mapping[str, Any]":
-        if values.get("checkpoint") is None:
-            raise ConfigError(
-                ["--checkpoint: got none; expected a run's folder, such as runs/demo. Give one."]
-            )
-        found.append(find_model(Path(values["checkpoint"])))
-        return _sections(found[0], values)
-
-    config, options, _ = GENERATE.parse(flags, sections_of)
+    saved, config, options = GENERATE.parse(flags, find_model, _sections)
     if options.chat and (options.prompt or options.prompt_file is not None):
         raise UserError(
             "--chat: got prompts beside it; expected one or the other, for a conversation reads "
@@ -197,8 +185,8 @@ def run(flags: Flags) -> int:
     if options.system is not None and not options.chat:
         raise UserError("--system: got it without --chat; expected both or none. Give --chat.")
     is_leader = check_instances(config)
-    check_same_checkpoint(found[0].folder)
-    trained = Trained(found[0], config, options.special_tokens)
+    check_same_checkpoint(saved.folder)
+    trained = Trained(saved, config, options.special_tokens)
     sampling = Sampling(
         temperature=options.temperature,
         top_k=options.top_k,
@@ -227,19 +215,12 @@ def find_tokenizer(saved: TrainedModel, config: Config) -> TextTokenizer:
     Raises:
         UserError: there is none, or it has tokens that the model lacks.
     """
-    beside = [folder / TOKENIZER for folder in saved.beside]
-    own, trained = config.data.tokenizer, saved.config.data.tokenizer
-    if own is not None and own != trained:
-        path = Path(own)
-    else:
-        choices = [*beside, *([Path(trained)] if trained is not None else [])]
-        there = next((choice for choice in choices if choice.is_file()), None)
-        if there is None:
-            raise UserError(
-                f"--tokenizer: got none, and no {beside[0]}; expected the tokenizer.json that made "
-                "the training data. Give its path."
-            )
-        path = there
+    path = tokenizer_path(saved, config)
+    if path is None:
+        raise UserError(
+            f"--tokenizer: got none, and no {saved.beside[0] / TOKENIZER}; expected the "
+            "tokenizer.json that made the training data. Give its path."
+        )
     tokenizer = read_tokenizer(path)
     check_vocabulary(tokenizer, path, config.model.vocabulary_size)
     return tokenizer
@@ -279,7 +260,7 @@ def _prompts(options: Options) -> "list[tuple[str, str]]":
     if options.prompt_file is not None:
         is_leader = popdist.getInstanceIndex() == 0
         text = _read_prompt(options.prompt_file) if is_leader else ""
-        text = gather(text, popdist.getNumInstances(), patiently=True)[0]
+        text = gather(text, patiently=True)[0]
         found.append((f"--prompt_file {options.prompt_file}", text))
     return found
 
@@ -390,7 +371,7 @@ def _lines(is_leader: bool) -> Iterator[str]:
             if sys.stdin.isatty():
                 print("> ", end="", flush=True)
             line = _read_line()
-        line = gather(line, popdist.getNumInstances(), patiently=True)[0]
+        line = gather(line, patiently=True)[0]
         if not line:
             return
         if line.strip():

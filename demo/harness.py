@@ -128,14 +128,12 @@ class HarnessModel(TemplateLM):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
         with self._progress(len(requests), "generate_until") as progress:
             for numbers in groups.values():
-                prompts = [self._prompt(requests[number].args[0]) for number in numbers]
+                texts = (requests[number].args[0] for number in numbers)
+                prompts = [self.tok_encode(text) or [self.eot_token_id] for text in texts]
                 found = self._written(prompts, requests[numbers[0]].args[1], progress)
                 for number, text in zip(numbers, found):
                     result[number] = text
         return result
-
-    def _prompt(self, text: str) -> "list[int]":
-        return self.tok_encode(text) or [self.eot_token_id]
 
     def _written(
         self, prompts: "list[list[int]]", options: "dict[str, Any]", progress: "tqdm[Any]"

@@ -323,11 +323,11 @@ def claimed_together(config: Config) -> "Iterator[tuple[Config, RunFolder, Saved
     if popdist.getInstanceIndex() == 0:
         with claimed(config) as (folder, saved):
             told = [str(folder.path), str(folder.checkpoints), saved and str(saved.folder)]
-            gather(told, popdist.getNumInstances(), patiently=True)
+            gather(told, patiently=True)
             _check_all_can_read(None)
             yield _named(config, folder), folder, saved
         return
-    told = gather(None, popdist.getNumInstances(), patiently=True)[0]
+    told = gather(None, patiently=True)[0]
     path, checkpoints, named = told
     problem, saved = None, None
     if named is not None:
@@ -346,7 +346,7 @@ def _named(config: Config, folder: RunFolder) -> Config:
 
 
 def _check_all_can_read(problem: "tuple[str, int] | None") -> None:
-    for number, theirs in enumerate(gather(problem, popdist.getNumInstances(), patiently=True)):
+    for number, theirs in enumerate(gather(problem, patiently=True)):
         if theirs is not None:
             told, failure = theirs
             advice = (

@@ -62,7 +62,8 @@ def all_replicas(
     """A stream's output over all processes: this one's array -> [transfers, replicas, *shape]."""
     ir = session.ir
     own = array.reshape(-1, ir.instance_replication_factor, *stream.shape)
-    told = gather(own.tolist(), ir.replication_factor // ir.instance_replication_factor)
+    all_are_here = ir.instance_replication_factor == ir.replication_factor
+    told = [own.tolist()] if all_are_here else gather(own.tolist())
     return np.concatenate([np.array(part, own.dtype).reshape(own.shape) for part in told], axis=1)
 
 
@@ -249,7 +250,7 @@ def _means(
 def label_counts(labels: np.ndarray, steps: int, config: Config) -> np.ndarray:
     """The labels that count in each step's global batch: int [steps]."""
     own = (labels.reshape(steps, -1) >= 0).sum(axis=1).tolist()
-    told = gather([data_share(config).index, own], popdist.getNumInstances())
+    told = gather([data_share(config).index, own])
     # processes that hold parts of one copy of the model read the same samples
     shares = {index: counts for index, counts in told}
     counts: np.ndarray = np.sum(list(shares.values()), axis=0)

@@ -50,7 +50,7 @@ def check_instances(config: Config) -> bool:
     """
     check_launch()
     expect_replicas(config.execution.replication_factor)
-    is_leader, instances = popdist.getInstanceIndex() == 0, popdist.getNumInstances()
+    is_leader = popdist.getInstanceIndex() == 0
     set_up_logging(is_leader, config.logging.log_level)
     if popdist.isPopdistEnvSet():
         validate(config, replicas=popdist.getNumTotalReplicas())
@@ -59,8 +59,8 @@ def check_instances(config: Config) -> bool:
             popdist.init()
         except (RuntimeError, ValueError) as error:
             raise UserError(str(error)) from error
-    if instances > 1:
-        _check_same(to_yaml(config), code_hashes(), instances)
+    if popdist.getNumInstances() > 1:
+        _check_same(to_yaml(config), code_hashes())
     return is_leader
 
 
@@ -68,7 +68,7 @@ def check_same_checkpoint(folder: Path) -> None:
     """UserError unless all processes have found one checkpoint: a run may save, or delete, while
     they look for its newest.
     """
-    names = gather(folder.name, popdist.getNumInstances(), patiently=True)
+    names = gather(folder.name, patiently=True)
     for number, name in enumerate(names):
         if name != names[0]:
             raise UserError(
@@ -77,8 +77,8 @@ def check_same_checkpoint(folder: Path) -> None:
             )
 
 
-def _check_same(text: str, code: "dict[str, str]", instances: int) -> None:
-    found = gather((text, code), instances, patiently=True)
+def _check_same(text: str, code: "dict[str, str]") -> None:
+    found = gather((text, code), patiently=True)
     first_text, first_code = found[0]
     for number, (text, code) in enumerate(found):
         for ours, theirs in zip_longest(first_text.splitlines(), text.splitlines(), fillvalue=""):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import popdist
 import popxl
 from popxl import Tensor, ops
 from popxl_addons import TaskSession
@@ -190,7 +189,7 @@ def name_the_first(
         run_steps(session, config, words, labels, [0.0] * len(results))
     session.write_variables_data(now)
     own = [(first.order, first.replica, _described(first, config)) for first in found]
-    everyone = [entry for theirs in gather(own, popdist.getNumInstances()) for entry in theirs]
+    everyone = [entry for theirs in gather(own) for entry in theirs]
     return str(min(everyone)[-1]) if everyone else None
 
 

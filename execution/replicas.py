@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import popdist
 import popxl_addons as addons
 
 from popxl_gpt.utils.errors import CorruptedError
@@ -23,7 +22,7 @@ def check_replicas(session: addons.TaskSession, step: int) -> None:
     """
     variables = list(session.state.to_dict().items())
     own, copies = replica_digests(session, [variable for _, variable in variables])
-    digests = [digest for each in gather(own, popdist.getNumInstances()) for digest in each]
+    digests = [digest for each in gather(own) for digest in each]
     found = []
     for number, ((name, _), groups) in enumerate(zip(variables, copies)):
         for replicas in groups:

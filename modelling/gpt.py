@@ -83,25 +83,3 @@ def of_program(
         if own:
             found[name] = joined(parameter, own, tp1)
     return found
-
-
-def shard_weights(
-    whole: Mapping[str, np.ndarray], model: Model, execution: Execution
-) -> "dict[str, np.ndarray]":
-    """Host data of variables from whole tensors, for the layout that `execution` describes."""
-    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
-    return {
-        name: entry.shard(np.asarray(whole[name]), tp1, tp2)
-        for name, entry in model_table(model).items()
-    }
-
-
-def unshard_weights(
-    pieces: Mapping[str, np.ndarray], model: Model, execution: Execution
-) -> "dict[str, np.ndarray]":
-    """Whole tensors from the host data of variables: the inverse of `shard_weights`."""
-    tp1, tp2 = execution.tensor_parallel_1, execution.tensor_parallel_2
-    return {
-        name: entry.unshard(np.asarray(pieces[name]), tp1, tp2)
-        for name, entry in model_table(model).items()
-    }

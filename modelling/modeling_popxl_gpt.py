@@ -105,23 +105,11 @@ class RMSNorm(Weight):
         return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).to(x.dtype)
 
 
-class LayerNorm(Weight):
-    """x less its mean, over the root of its variance, along the last axis."""
-
-    def __init__(self, size: int, eps: float, has_bias: bool):
-        super().__init__(size, has_bias=has_bias)
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]."""
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
-
-
 def norm(config: PopxlGPTConfig) -> nn.Module:
     """The norm of the activations between blocks."""
     if config.norm == "rms_norm":
         return RMSNorm(config.hidden_size, config.norm_eps)
-    return LayerNorm(config.hidden_size, config.norm_eps, config.biases)
+    return nn.LayerNorm(config.hidden_size, config.norm_eps, bias=config.biases)
 
 
 class ShortConvolution(Weight):

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+import popdist
 import popxl
 import popxl_addons as addons
 from popxl import extensions
@@ -153,18 +154,18 @@ def update_condition() -> dict[str, popxl.TensorSpec]:
     return {"update_if": popxl.TensorSpec((), popxl.bool)}
 
 
-def gather(value: Any, instances: int, patiently: bool = False) -> list[Any]:
+def gather(value: Any, patiently: bool = False) -> list[Any]:
     """Every process's value, by instance; all processes must call it.
 
     Args:
         patiently: a process may take long to get here, since it does what only it does.
     """
-    return [value] if instances == 1 else extensions.gather(value, patiently)
+    return [value] if popdist.getNumInstances() == 1 else extensions.gather(value, patiently)
 
 
-def gather_beside(value: Any, instances: int) -> list[Any]:
+def gather_beside(value: Any) -> list[Any]:
     """Same as `gather`, patiently, in a thread of each process that works beside the program."""
-    return [value] if instances == 1 else extensions.gather_beside(value)
+    return [value] if popdist.getNumInstances() == 1 else extensions.gather_beside(value)
 
 
 def replica_digests(

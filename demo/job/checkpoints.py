@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
-import popdist
-
 from popxl_gpt.demo.job.part import Job, Part, RunState
 from popxl_gpt.demo.job.run_folder import for_rescue
 from popxl_gpt.execution.checkpoints.saved_state import Position
@@ -133,7 +131,7 @@ class Checkpoints(Part):
             try:
                 self._save(is_last=True)
             except NotSavedError:
-                lost = gather(self.run.folder.is_lost, popdist.getNumInstances(), patiently=True)
+                lost = gather(self.run.folder.is_lost, patiently=True)
                 if any(lost):
                     self._end_elsewhere()
                 raise
@@ -169,4 +167,4 @@ class Checkpoints(Part):
         if run.is_leader:
             where = f"Step {run.step} is saved: {saved}. Go on from there with --checkpoint.load."
             problem = f"{run.folder.loss()} {where}"
-        raise UserError(gather(problem, popdist.getNumInstances(), patiently=True)[0])
+        raise UserError(gather(problem, patiently=True)[0])

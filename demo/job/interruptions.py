@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import popdist
-
 from popxl_gpt.demo.job.interruption import first
 from popxl_gpt.demo.job.part import Call, Job, Part, RunState
 from popxl_gpt.utils.runtime import gather
@@ -32,7 +30,7 @@ class Interruptions(Part):
             self._has_steps = True
             self._interruption.has_steps(True)
             # nobody notes the step while a signal still ends another one at once
-            gather(None, popdist.getNumInstances())
+            gather(None)
 
     def end(self) -> None:
         """Note that all is saved."""

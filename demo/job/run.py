@@ -4,8 +4,6 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 
-import popdist
-
 from popxl_gpt.config.schema import Config
 from popxl_gpt.demo.job.part import Call, RunState, Step
 from popxl_gpt.execution.checkpoints.saving import NotSavedError
@@ -74,7 +72,7 @@ class TrainingRun(RunState):
 
     def _agree(self) -> None:
         own = {type(part).__name__: part.vote() for part in self.parts}
-        votes = gather(own, popdist.getNumInstances())
+        votes = gather(own)
         for part in self.parts:
             part.hear([each[name] for each in votes if (name := type(part).__name__) in each])
 

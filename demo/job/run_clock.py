@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import popdist
-
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.demo.job.timed_schedule import TimedSchedule, since_start
@@ -95,8 +93,8 @@ class RunClock:
         """
         self._build = self._build or time.monotonic() - self._made
         if self.schedule is not None:
-            elapsed: float = gather(self.seconds, popdist.getNumInstances())[0]
-            closing: float = gather(self._closing(), popdist.getNumInstances())[0]
+            elapsed: float = gather(self.seconds)[0]
+            closing: float = gather(self._closing())[0]
             return self.schedule.tell(step, elapsed, closing)
         return self.steps
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from popxl_gpt.config.command_line import RUN_CONFIG, RUN_METRICS
 from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.config.schema import Config
+from popxl_gpt.data.chat_template import KEPT
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import (
@@ -20,7 +21,7 @@ from popxl_gpt.execution.checkpoints.checkpoint_folder import (
     remove_leftovers,
 )
 from popxl_gpt.execution.checkpoints.finding import find
-from popxl_gpt.execution.exchange.kept_files import KEPT, keep
+from popxl_gpt.execution.exchange.kept_files import keep
 from popxl_gpt.execution.exchange.trained import came_with
 from popxl_gpt.execution.reports.run.run_files import (
     ABOUT,
@@ -357,9 +358,16 @@ def _with_checkpoints(folder: RunFolder, lock: FolderLock, stack: ExitStack) -> 
             with TemporaryFile(dir=folder.checkpoints):
                 pass  # refused now, not when the first is saved
     except OSError as error:
-        raise _no_checkpoints(folder, error) from error
+        flag = "--run_folder" if folder.checkpoints.parent == folder.path else "--checkpoint.save"
+        raise UserError(
+            f"{folder.checkpoints}: got '{error.strerror}'; expected a folder for checkpoints. "
+            f"Check what it is and its permissions, or choose another {flag}."
+        ) from error
     if other is None:
-        raise _is_anothers(folder)
+        raise UserError(
+            f"--checkpoint.save: got {folder.checkpoints}, to which another run is writing; "
+            "expected a folder of our own. Wait for that run to end, or choose another."
+        )
     remove_leftovers(folder.checkpoints)
     return replace(folder, locks=(lock, other))
 
@@ -369,21 +377,6 @@ def _lock(path: Path, stack: ExitStack) -> FolderLock | None:
     stack.callback(lock.release)
     stack.enter_context(_removed_where_it_fails(path))  # before it is released
     return lock if lock.take() else None
-
-
-def _no_checkpoints(folder: RunFolder, error: OSError) -> UserError:
-    flag = "--run_folder" if folder.checkpoints.parent == folder.path else "--checkpoint.save"
-    return UserError(
-        f"{folder.checkpoints}: got '{error.strerror}'; expected a folder for checkpoints. Check "
-        f"what it is and its permissions, or choose another {flag}."
-    )
-
-
-def _is_anothers(folder: RunFolder) -> UserError:
-    return UserError(
-        f"--checkpoint.save: got {folder.checkpoints}, to which another run is writing; expected "
-        "a folder of our own. Wait for that run to end, or choose another."
-    )
 
 
 def _takes_no_files(path: Path, error: OSError) -> UserError:

@@ -5,8 +5,6 @@ lines where it has none.
 from collections.abc import Callable
 from typing import Any
 
-import popdist
-
 from popxl_gpt.data.chat_template import ANSWERS, RefusedError
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.utils.errors import UserError
@@ -68,7 +66,7 @@ class Templated:
                 "or give --no-chat_template."
             ) from error
         found = self._tokenizer.encode_part(written, special_tokens=True)
-        tokens: list[int] = gather(found, popdist.getNumInstances())[0]
+        tokens: list[int] = gather(found)[0]
         return tokens
 
     def answered(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """Text that a trained model writes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import popxl_addons as addons
@@ -12,6 +12,8 @@ from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.demo.job.options import unreadable_tokenizer
 from popxl_gpt.demo.job.writing import write
+from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
+from popxl_gpt.execution.exchange.trained import TrainedModel
 from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.variables import copy_weights
@@ -50,15 +52,29 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     return found
 
 
-def check_made_by(tokenizer: TextTokenizer, name: "str | Path", data: Dataset) -> None:
-    """Refuse a tokenizer to which a token of the data stands for something else than to the one
+def tokenizer_path(
+    saved: TrainedModel, config: Config, folders: "Iterable[Path]" = ()
+) -> Path | None:
+    """The tokenizer's file that is named, or else the first that there is beside a model, in some
+    more folders, or where its run had it; None where there is none.
+    """
+    own = config.data.tokenizer
+    named = [] if own is None else [Path(own)]
+    if own != saved.config.data.tokenizer:
+        return next(iter(named), None)
+    choices = [*(folder / TOKENIZER for folder in (*saved.beside, *folders)), *named]
+    return next((choice for choice in choices if choice.is_file()), None)
+
+
+def check_made_by(tokenizer: TextTokenizer, name: "str | Path", *data: Dataset | None) -> None:
+    """Refuse a tokenizer to which a token of some data stands for something else than to the one
     that made them.
 
     Raises:
         UserError: names both.
     """
     vocabulary = tokenizer.get_vocab()
-    for path in data.tokenizers:
+    for path in (path for each in data if each is not None for path in each.tokenizers):
         made = read_tokenizer(path).get_vocab()
         if not made.items() <= vocabulary.items():
             raise UserError(

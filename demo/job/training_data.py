@@ -141,9 +141,7 @@ def given_tokenizer(
             f"--tokenizer: got {config.data.tokenizer} with {tokens} tokens; expected the data's "
             f"{data.info['vocabulary_size']}. Use the tokenizer.json beside the data."
         )
-    for read in (data, validation_data):
-        if read is not None:
-            check_made_by(tokenizer, config.data.tokenizer, read)
+    check_made_by(tokenizer, config.data.tokenizer, data, validation_data)
     return tokenizer
 
 
@@ -199,9 +197,7 @@ def _resumed_tokenizer(
     if kept is None:
         return tokenizer
     if tokenizer is None:
-        for read in (data, validation_data):
-            if read is not None:
-                check_made_by(kept, path, read)
+        check_made_by(kept, path, data, validation_data)
         return kept
     if kept.get_vocab() != tokenizer.get_vocab():
         raise UserError(

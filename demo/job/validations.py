@@ -5,8 +5,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import popdist
-
 from popxl_gpt.demo.job.batches import raise_problem, told_of
 from popxl_gpt.demo.job.interruption import first
 from popxl_gpt.demo.job.part import Job, Part, RunState, Step
@@ -52,7 +50,7 @@ class Validations(Part):
         that is still to be done.
         """
         run = self.run
-        (last, *_) = gather(run.last_record, popdist.getNumInstances(), patiently=True)
+        (last, *_) = gather(run.last_record, patiently=True)
         is_first = run.step == 0 and run.config.training.validate_first
         is_owed = last is not None and last["step"] == run.step and last["validation_loss"] is None
         if (is_first or is_owed) and self._measure():
@@ -104,7 +102,7 @@ class Validations(Part):
             DataError: some process cannot read the batch.
         """
         mine = [self._interruption.signal, told_of(problem)]
-        votes: Sequence[Any] = gather(mine, popdist.getNumInstances())
+        votes: Sequence[Any] = gather(mine)
         signals, problems = zip(*votes)
         if first(signals) is not None:
             return True

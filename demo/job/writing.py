@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import popdist
 
 from popxl_gpt.config.schema import Model
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer
@@ -132,7 +131,7 @@ def write(
             if number < len(prompts) and is_open[number]
         ]
         chosen = [0] * len(prompts)
-        for theirs in gather(own, popdist.getNumInstances()):
+        for theirs in gather(own):
             for number, token in theirs:
                 chosen[number] = token
         if NOT_FINITE in chosen:

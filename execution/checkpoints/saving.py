@@ -98,11 +98,8 @@ def begin_save(
     Args:
         is_behind: whether a copy is taken.
     """
-    saving, instances = (
-        Saving(config, folder / folder_name(position.step), position, keep_all),
-        popdist.getNumInstances(),
-    )
-    if not gather(saving.target.exists(), instances, patiently=True)[0]:
+    saving = Saving(config, folder / folder_name(position.step), position, keep_all)
+    if not gather(saving.target.exists(), patiently=True)[0]:
         is_in_files = config.execution.memmap_dir is not None
         saving.begin(session, is_behind and not is_in_files)
     return saving
@@ -116,7 +113,7 @@ class Saving:
     def __init__(self, config: Config, target: Path, position: Position, keep_all: bool):
         self.target, self.step = target, position.step
         self._config, self._position, self._keep_all = config, position, keep_all
-        self._index, self._instances = popdist.getInstanceIndex(), popdist.getNumInstances()
+        self._index = popdist.getInstanceIndex()
         self._thread: threading.Thread | None = None
         self._parts = PartQueue(0)
         self._needed = 0
@@ -139,7 +136,8 @@ class Saving:
             layer: sum(codec.nbytes for codec in codecs.values())
             for layer, codecs in self._codecs.items()
         }
-        own, self._needed = _shares(sizes, self._instances)[self._index], sum(sizes.values())
+        own = _shares(sizes, popdist.getNumInstances())[self._index]
+        self._needed = sum(sizes.values())
         self._parts = PartQueue(host_bytes()[1] // 2 // processes_here() if is_behind else 0)
         self._scalars = {
             name: session.get_tensor_data(variable).tolist()
@@ -213,7 +211,7 @@ class Saving:
             problem = ["diverged", str(error)]
         except Exception as error:
             own, problem = error, ["program", f"{type(error).__name__}: {error}"]
-        found = gather_beside([value, problem], self._instances)
+        found = gather_beside([value, problem])
         if own is not None:
             raise own
         for instance, (_, theirs) in enumerate(found):

@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from popxl_gpt.data.chat_template import TEMPLATE, TOKENIZER_CONFIG
 from popxl_gpt.data.encoding import byte_names
 from popxl_gpt.data.limited_tokenizer import EACH_CHARACTER, is_plain_bpe
 from popxl_gpt.data.special_tokens import BEGIN, END, as_list
-from popxl_gpt.data.text_tokenizer import CONFIG, NO_OBJECT, TextTokenizer
+from popxl_gpt.data.text_tokenizer import NO_OBJECT, TextTokenizer
 from popxl_gpt.execution.exchange.gguf_pieces import BYTES, is_of_pieces, pieces
 from popxl_gpt.utils.errors import UserError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded, read_object, shown
 
 Values = dict[str, Any]
-TEMPLATE = "chat_template.jinja"
-"""The chat template, where tokenizer_config.json does not hold it."""
 TEMPLATE_BYTES = 2**24
 OTHER = "Train with another tokenizer, or use to_hugging_face."
 NORMAL, UNKNOWN, CONTROL, OF_USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -116,7 +115,9 @@ def chat_template(folder: Path) -> "str | list[Values] | None":
             return read_bounded(path, TEMPLATE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
-    found = (read_object(folder / CONFIG, TEMPLATE_BYTES, NO_OBJECT) or {}).get("chat_template")
+    found = (read_object(folder / TOKENIZER_CONFIG, TEMPLATE_BYTES, NO_OBJECT) or {}).get(
+        "chat_template"
+    )
     is_named = isinstance(found, list) and all(
         isinstance(each, dict) and {str} >= {type(each.get(name)) for name in ("name", "template")}
         for each in found

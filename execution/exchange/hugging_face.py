@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from popxl_gpt.config.schema import Config, Model, Training
+from popxl_gpt.data.chat_template import TOKENIZER_CONFIG
 from popxl_gpt.data.special_tokens import BEGIN, END, as_list
-from popxl_gpt.data.text_tokenizer import CONFIG as CONFIG_OF_TOKENIZER
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, special_tokens_beside
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.checkpoints.saved_state import Position
@@ -312,7 +312,7 @@ def write_hugging_face(
             for name, tokens in (("bos_token", begin), ("eos_token", end))
         }
         special |= {name: value for name, value in beside.items() if name != END}
-        _write_json(folder / CONFIG_OF_TOKENIZER, _tokenizer_config(model, special))
+        _write_json(folder / TOKENIZER_CONFIG, _tokenizer_config(model, special))
     if kept is not None and has_tokenizer(kept, tokenizer):
         copy_beside(kept, folder)
     write_plain(folder / CONFIG, config_text(kept, model, family, values))

@@ -8,7 +8,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from popxl_gpt.config.model import ARCHITECTURE, BY_DEFAULT, Model
+from popxl_gpt.data.chat_template import TEMPLATE, TOKENIZER_CONFIG
 from popxl_gpt.data.special_tokens import BEGIN, END
+from popxl_gpt.data.text_tokenizer import GENERATION
 from popxl_gpt.data.tokenisation import TOKENIZER_BYTES
 from popxl_gpt.execution.checkpoints.checkpoint_folder import TOKENIZER
 from popxl_gpt.execution.exchange.families.family import Family, Values
@@ -18,12 +20,10 @@ from popxl_gpt.utils.errors import UserError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
 from popxl_gpt.utils.files.plain import is_file, write_plain
 
-KEPT = "hugging_face"
-"""The folder beside a run's checkpoints."""
 CONFIG = "config.json"
 BESIDE = (
-    "generation_config.json", "chat_template.jinja", "chat_template.json", TOKENIZER,
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    GENERATION, TEMPLATE, "chat_template.json", TOKENIZER, TOKENIZER_CONFIG,
+    "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "tokenizer.model",
 )  # fmt: skip
 """Files that are kept, beside `CONFIG`; all but the first are the tokenizer's."""

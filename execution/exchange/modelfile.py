@@ -7,15 +7,13 @@ Source: github.com/ollama/ollama, docs/modelfile.mdx.
 from collections.abc import Iterable
 from pathlib import Path
 
-from popxl_gpt.data.text_tokenizer import NO_OBJECT
+from popxl_gpt.data.text_tokenizer import GENERATION, NO_OBJECT
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.bounded import read_object
 
 NAME = "Modelfile"
 MARK = "# Made by to_gguf: ollama create NAME -f Modelfile\n"
 """The first line of those that are made here."""
-GENERATION = "generation_config.json"
-"""How a model is sampled from, as Hugging Face names it."""
 GENERATION_BYTES = 2**20
 PARAMETERS = {
     "temperature": "temperature",

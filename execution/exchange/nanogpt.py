@@ -72,7 +72,7 @@ class NanoGPTFile:
         with told(self.path):
             found = opened_pickled(self.path)
         parts = [found.get(name) if isinstance(found, dict) else None for name in PARTS]
-        if not all(isinstance(part, dict) and all(map(_is_text, part)) for part in parts):
+        if not all(isinstance(part, dict) and {*map(type, part)} <= {str} for part in parts):
             raise UserError(
                 f"{self.path}: got no {' and '.join(PARTS)}; expected both, as nanoGPT's train.py "
                 "saves. Give its ckpt.pt."
@@ -81,7 +81,3 @@ class NanoGPTFile:
 
 
 PARTS = ("model", "model_args")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)

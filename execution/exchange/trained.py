@@ -4,12 +4,12 @@ their place or by their name at the hub.
 
 from pathlib import Path
 
+from popxl_gpt.data.chat_template import KEPT
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hub import model_folder
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, is_hugging_face
-from popxl_gpt.execution.exchange.kept_files import KEPT
 from popxl_gpt.utils.files.plain import real_path
 
 INIT_FROM = "--init_from"

@@ -351,7 +351,7 @@ class CachedModel:
             )
             for first in found
         ]
-        everyone = [entry for part in gather(own, popdist.getNumInstances()) for entry in part]
+        everyone = [entry for part in gather(own) for entry in part]
         return str(min(everyone)[-1]) if everyone else "nowhere: the logits alone"
 
     def _read(self) -> np.ndarray:

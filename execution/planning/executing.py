@@ -162,7 +162,7 @@ def _at_work(plan: StepPlan) -> float:
 
 def _told(value: Any) -> Any:
     """The first process's value, for all to go the same way."""
-    return gather(value, popdist.getNumInstances(), patiently=True)[0]
+    return gather(value, patiently=True)[0]
 
 
 def _nothing_fits(config: Config, left_out: list[tuple[Config, str]]) -> str:
@@ -238,7 +238,7 @@ def resolved(
     """
     is_leader = popdist.getInstanceIndex() == 0
     values = _earlier(config, given) if is_leader else None
-    values = gather(values, popdist.getNumInstances(), patiently=True)[0]
+    values = gather(values, patiently=True)[0]
     if values is not None:
         if is_leader:
             print("auto: executed as the run was that goes on")

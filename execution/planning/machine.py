@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import popdist
-
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.runtime import data_type, gather, has_device, multiply_ceiling, planner
@@ -53,5 +51,5 @@ def run_ceiling(config: Config) -> float | None:
     takes 0.05 s.
     """
     own = multiply_ceiling(config.model.precision, config.execution.device)
-    found = gather(own, popdist.getNumInstances())
+    found = gather(own)
     return sum(found) if all(found) else None

@@ -368,7 +368,7 @@ def check_fits(
     if planned is None and host_bytes()[1] < max(LEAST_AMPLE, ample) * processes_here():
         planned = process_memory(config, programs_of(config, build, validation))
     problem = None if planned is None else _problem(config, planned)
-    for told in gather(problem, instances, patiently=True):
+    for told in gather(problem, patiently=True):
         if told is not None:
             raise UserError(told)
     return planned

@@ -197,15 +197,15 @@ def _grouped(config: Config) -> list[Config]:
 
 def placed_together(room: Room, config: Config) -> Placed | str:
     """What `Room.place` finds in all processes of a run."""
-    found, instances = room.place(config), popdist.getNumInstances()
+    found = room.place(config)
     reason = found if isinstance(found, str) else ""
-    if problems := [told for told in gather(reason, instances, patiently=True) if told]:
+    if problems := [told for told in gather(reason, patiently=True) if told]:
         return str(problems[0])
     assert isinstance(found, Placed)
     execution = found.config.execution
     kept = execution.activation_memory or (0 if execution.recomputation else math.inf)
     mine = (execution.host_memory or 0, kept, found.config.runs_per_phase)
-    rows, budgets, runs = zip(*gather(mine, instances, patiently=True))
+    rows, budgets, runs = zip(*gather(mine, patiently=True))
     shared = {}
     if min(rows) != max(rows):
         shared["host_memory"] = min(rows)

@@ -134,7 +134,7 @@ class Trials:
             small = override(small, host_memory=max(share, least))
         times = step_times(self.program, small, 1, ROUNDS, self.clock)
         own = min(times)
-        return max(gather(own, popdist.getNumInstances(), patiently=True))
+        return max(gather(own, patiently=True))
 
 
 def step_times(

@@ -245,7 +245,7 @@ def test_bars_look_at_speed_and_memory():
             name="phased", peak_bytes=int(100 * memory), **{**times, "seconds": (1.0 / speed,)}
         )
         slow = Measurement(name="compiled", peak_bytes=10, **{**times, "seconds": (9.0,)})
-        return train_step.verdict(train_step.compare([slow, plain, phased], 10))["met"]
+        return train_step.plain_verdict(train_step.compare([slow, plain, phased], 10))["met"]
 
     assert verdict(1.01, 1.19)
     assert not verdict(0.99, 1.0)
@@ -260,7 +260,7 @@ def test_without_a_baseline_nothing_is_met():
         "finish": {},
     }
     alone = Measurement(name="phased", peak_bytes=100, **times)
-    assert train_step.verdict(train_step.compare([alone], 10)) is None
+    assert train_step.plain_verdict(train_step.compare([alone], 10)) is None
 
 
 def test_a_variant_that_there_is_not_is_refused(capsys):

@@ -17,6 +17,7 @@ from popxl_gpt.demo import commands, starting
 from popxl_gpt.demo.commands import GenerateOptions, parse_training
 from popxl_gpt.demo.job.tensorboard_log import TensorboardLog
 from popxl_gpt.execution.inference.sampling import Sampling
+from popxl_gpt.utils import programs
 from popxl_gpt.utils.errors import ConfigError, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,12 +81,13 @@ def test_both_products_and_the_changelog_have_one_version():
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "generate", "report", "convert", "prepare"])
 def test_a_command_and_its_script_are_one_program(name, monkeypatch):
-    started = []
-    monkeypatch.setattr(commands, "start", lambda module, *check: started.append(module))
+    started, start = [], getattr(commands, name)
+    monkeypatch.setattr(commands, name, lambda: started.append(start))
     monkeypatch.setattr(starting.signal, "signal", lambda *_: None)
     place = starting if name == "train" else commands
     getattr(place, name)()
-    (module,) = started
+    assert started == [start] and start.func is programs.start
+    module = start.args[0]
     script = ROOT / (module.removeprefix("popxl_gpt.").replace(".", "/") + ".py")
     text = script.read_text()
     assert (

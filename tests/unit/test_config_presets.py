@@ -7,7 +7,7 @@ import pytest
 
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.presets import merge, override, preset, preset_mapping, preset_names
-from popxl_gpt.config.saving import changes, config_hash, load, numerics_hash, save, to_yaml
+from popxl_gpt.config.saving import changes, load, numerics_hash, save, to_yaml
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config
 from popxl_gpt.config.validation import validate
@@ -211,7 +211,6 @@ def test_the_numerics_hash_changes_with_what_changes_numbers(leaf):
     before = preset("tiny", memmap_dir="here", stochastic_rounding=True)
     after = override(before, **{leaf: {**NUMERIC, **NOT_NUMERIC}[leaf]})
     assert (numerics_hash(before) != numerics_hash(after)) == (leaf in NUMERIC)
-    assert config_hash(before) != config_hash(after)
 
 
 def test_the_numerics_hash_sees_through_defaults_and_stays_the_same_over_time():

@@ -24,19 +24,17 @@ def test_other_code_in_a_process_is_named(name, monkeypatch):
     ours = code_hashes()
     theirs = {**ours, name: "another"}
     assert name in ours
-    monkeypatch.setattr(
-        instances, "gather", lambda own, count, patiently: [("text", ours), ("text", theirs)]
-    )
+    told = [("text", ours), ("text", theirs)]
+    monkeypatch.setattr(instances, "gather", lambda own, patiently: told)
     with pytest.raises(
         UserError,
         match=rf"got another {name} in instance 1 than in instance 0 \(1 files or versions",
     ):
-        instances._check_same("text", ours, 2)
+        instances._check_same("text", ours)
 
 
 def test_processes_that_found_different_checkpoints_are_refused(monkeypatch):
-    monkeypatch.setattr(
-        instances, "gather", lambda own, count, patiently: ["step_00000010", "step_00000020"]
-    )
+    told = ["step_00000010", "step_00000020"]
+    monkeypatch.setattr(instances, "gather", lambda own, patiently: told)
     with pytest.raises(UserError, match="got step_00000020 in instance 1 and step_00000010 in"):
         instances.check_same_checkpoint(Path("run/checkpoints/step_00000020"))

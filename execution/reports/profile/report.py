@@ -68,7 +68,7 @@ class StepProfiler:
             self._show(records[-1])
 
     def _show(self, record: Any) -> None:
-        told = gather(record.plain(), popdist.getNumInstances(), patiently=True)
+        told = gather(record.plain(), patiently=True)
         if popdist.getInstanceIndex() != 0:
             return
         records = [type(record).from_plain(each) for each in told]

@@ -291,7 +291,7 @@ def test_a_process_that_cannot_write_while_others_wait_for_it_says_why(
     def failing(*arguments):
         raise UserError("rows: got none; expected some.") from OSError(errno.EIO, "broken")
 
-    def agreed(problem, instances):
+    def agreed(problem):
         if problem is not None:
             raise LostError("instance 1 does not answer")
         return [problem]

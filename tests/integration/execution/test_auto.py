@@ -368,7 +368,7 @@ def test_processes_place_rows_alike(theirs, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(
         placing,
         "gather",
-        lambda v, n, patiently: [v, reason if isinstance(v, str) else (rows, 0, 4)],
+        lambda v, patiently: [v, reason if isinstance(v, str) else (rows, 0, 4)],
     )
     monkeypatch.setattr(Room, "place", lambda self, c: Placed(ours, memory(), "in files"))
     found = placing.placed_together(room_of(1 << 30), ours)
@@ -393,7 +393,7 @@ def test_processes_keep_the_activations_that_fit_all_of_them(ours, theirs, expec
     monkeypatch.setattr(
         placing,
         "gather",
-        lambda v, n, patiently: [v, "" if isinstance(v, str) else (0, theirs, v[2])],
+        lambda v, patiently: [v, "" if isinstance(v, str) else (0, theirs, v[2])],
     )
     monkeypatch.setattr(Room, "place", lambda self, c: placed)
     found = placing.placed_together(room_of(1 << 30), placed.config)

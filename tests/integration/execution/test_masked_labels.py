@@ -306,7 +306,7 @@ def test_evaluation_gives_the_losses_of_labels_that_count_beside_others():
 )
 def test_labels_of_all_processes_count_and_those_of_parts_of_a_copy_once(monkeypatch, told, count):
     asked = []
-    monkeypatch.setattr(host, "gather", lambda mine, number: asked.append(mine) or told)
+    monkeypatch.setattr(host, "gather", lambda mine: asked.append(mine) or told)
     config = small(masked_labels=True, data_parallel=2)
     labels = np.full((4, 12), -100)
     labels[0, :3] = 7

@@ -108,8 +108,8 @@ def test_a_source_that_keeps_pace_and_what_comes_between_steps_cost_no_speed(
 
 @pytest.mark.slow
 def test_of_several_processes_the_longest_wait_counts(tmp_path, monkeypatch):
-    def two(mine, instances, plain=training_run.gather, **options):
-        (own,) = plain(mine, instances, **options)
+    def two(mine, plain=training_run.gather, **options):
+        (own,) = plain(mine, **options)
         if not isinstance(own, dict) or "Batches" not in own:
             return [own]
         problem, waited = own["Batches"]

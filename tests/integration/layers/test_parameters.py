@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from helpers.quick import Later
 
-from popxl_gpt.config.schema import Execution, Model
+from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.gpt2 import GPT2
-from popxl_gpt.modelling.gpt import model_table, shard_weights, unshard_weights
+from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.parameters import Role
 from tests.integration.gpt_oracle import hugging_face_name, random_weights
 
@@ -20,16 +20,12 @@ MODEL = Model(
 SPLITS = [(1, 1), (2, 1), (1, 2), (4, 2), (2, 4), (4, 8)]
 
 
-def on(tp1: int, tp2: int) -> Execution:
-    return Execution(tensor_parallel_1=tp1, tensor_parallel_2=tp2)
-
-
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_joining_undoes_cutting(split):
     weights = random_weights(MODEL)
-    back = unshard_weights(shard_weights(weights, MODEL, on(*split)), MODEL, on(*split))
-    for name, array in weights.items():
-        np.testing.assert_array_equal(back[name], array, err_msg=name)
+    for name, parameter in model_table(MODEL).items():
+        back = parameter.unshard(parameter.shard(weights[name], *split), *split)
+        np.testing.assert_array_equal(back, weights[name], err_msg=name)
 
 
 def test_a_replica_holds_its_heads_of_query_key_and_value():
