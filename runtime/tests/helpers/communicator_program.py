@@ -57,7 +57,7 @@ CALLS = {"reduce": 0, "gather": 0, "reduce_scatter": 0, "exchange": 0}
 
 
 def narrow(t):
-    """In 16 bits, with a sum that those do not hold."""
+    """Numbers of 16 bits, whose sum those do not hold."""
     return ops.cast(t * 1.3, popxl.bfloat16)
 
 
