@@ -130,7 +130,8 @@ class PhasedRun(PhasedTrainer):
         """Loss over the whole validation text, by the application's own forward program."""
         ids, labels = self.text.validation_windows(self.sequence)
         batch = max(n for n in range(1, 1 + MOST_EVALUATED) if len(ids) % n == 0)
-        config = override(self.config, global_batch_size=batch, micro_batch_size=batch)
+        whole = {"global_batch_size": batch, "micro_batch_size": batch, "data_parallel": 1}
+        config = override(self.config, **whole)
         session = evaluation(config)
         copy_weights(self.session, session)
         with session:

@@ -41,6 +41,7 @@ from popxl_gpt.execution.reports.running_mean import RunningMean  # noqa: E402
 
 PICTURE = ROOT / "docs/imgs/precision.png"
 REFERENCE = "float32"
+REPLICATED = {"data_parallel": 4, "micro_batch_size": BATCH // 4}
 MODES: "dict[str, dict[str, Any]]" = {
     REFERENCE: {},
     "bfloat16, master weights": {"precision": "bfloat16"},
@@ -51,6 +52,8 @@ MODES: "dict[str, dict[str, Any]]" = {
     "moments in 8 bits": {"moment_precision": "8bit", "stochastic_rounding": True},
     "bfloat16, products in 8 bits": {"precision": "bfloat16", "products": "fp8"},
     "gradients in bfloat16": {"gradient_precision": "bfloat16", "stochastic_rounding": True},
+    "4 replicas": REPLICATED,
+    "4 replicas, sums of bfloat16": {**REPLICATED, "reduce_precision": "bfloat16"},
 }
 """Settings of each mode."""
 

@@ -113,6 +113,13 @@ class Rounding:
     """Data type of gradients that wait for the update; bfloat16 takes half the memory and traffic,
     is rounded from float32 sums as they are stored, and needs stochastic_rounding.
     """
+    reduce_precision: Annotated[
+        Literal["float32", "bfloat16"],
+        Needs("data_parallel", "--data_parallel 2", lambda value: value > 1),
+    ] = "float32"
+    """Data type in which gradients travel between data-parallel replicas; bfloat16 takes half the
+    bytes: each replica rounds its own to the nearest, and the sums are float32.
+    """
     stochastic_rounding: bool = False
     """Round 16-bit weights and moments at their updates, and 16-bit gradients, at random, without
     bias; float32 needs no such rounding.

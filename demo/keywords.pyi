@@ -95,6 +95,7 @@ class TrainSettings(TypedDict, total=False):
     spike_window: int
     moment_precision: Literal["float32", "bfloat16", "8bit"]
     gradient_precision: Literal["float32", "bfloat16"]
+    reduce_precision: Literal["float32", "bfloat16"]
     stochastic_rounding: bool
     master_weights: bool | None
     seed: int

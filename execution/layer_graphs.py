@@ -247,7 +247,8 @@ def _training_graphs(
     shared = tied_to.gradients.buffers if isinstance(tied_to, TrainingGraphs) else None
     if shared is not None and config.groups == 1:
         own_sums.pop(TIED)
-    precision = config.training.gradient_precision
+    training = config.training
+    precision = training.gradient_precision
     own_sums = in_type(own_sums, tuple(own_sums.to_dict()), data_type(precision))
     buffers = buffers_of(own_sums, rows, groups)
     if shared is not None and config.groups == 1:
@@ -277,7 +278,7 @@ def _training_graphs(
             accumulators,
             own_sums,
             buffers,
-            Reduce.of(summed(grad.args), groups, layout.dp),
+            Reduce.of(summed(grad.args), groups, layout.dp, data_type(training.reduce_precision)),
             Store.of(buffers, rows) if precision == "float32" else Store.rounding(buffers),
             loads,
             config.runs_per_phase * pieces,

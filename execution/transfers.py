@@ -15,7 +15,13 @@ from popxl_addons.rts import all_gather_replica_sharded_graph
 
 from popxl_gpt.execution.train_state import Rounding
 from popxl_gpt.modelling.layout import Layout
-from popxl_gpt.utils.runtime import float8_e4m3fn, round_from, with_scale
+from popxl_gpt.utils.runtime import (
+    float8_e4m3fn,
+    round_from,
+    wide_all_reduce,
+    wide_reduce_scatter,
+    with_scale,
+)
 
 Row = int | Tensor
 
@@ -157,9 +163,18 @@ class Reduce:
 
     @classmethod
     def of(
-        cls, tensors: NamedTensors, shard_groups: NamedReplicaGrouping, dp: ReplicaGrouping
+        cls,
+        tensors: NamedTensors,
+        shard_groups: NamedReplicaGrouping,
+        dp: ReplicaGrouping,
+        precision: popxl.dtype,
     ) -> "Reduce":
-        """Reduces tensors like these; each is cut over its own group."""
+        """Reduces tensors like these; each is cut over its own group.
+
+        Args:
+            precision: the type in which they travel: theirs, or one that each replica rounds its
+                own to, to the nearest, before float32 sums.
+        """
         is_local = dp.group_size == 1 and all(
             group.group_size == 1 for group in shard_groups.values_flat()
         )
@@ -172,7 +187,7 @@ class Reduce:
             # The largest first: replicas of one process need not hold it while they wait for each
             # other.
             order = sorted(zip(names, inputs), key=lambda named: -named[1].nelms)
-            reduced = {name: _reduced(t, shard_groups[name], dp) for name, t in order}
+            reduced = {name: _reduced(t, shard_groups[name], dp, precision) for name, t in order}
             for name in names:
                 popxl.graph_output(reduced[name])
         return cls(addons.GraphWithNamedArgs(graph, NamedTensors.pack(names, inputs)), tuple(names))
@@ -186,12 +201,21 @@ class Reduce:
         )
 
 
-def _reduced(t: Tensor, shard_group: ReplicaGrouping, dp: ReplicaGrouping) -> Tensor:
+def _reduced(
+    t: Tensor, shard_group: ReplicaGrouping, dp: ReplicaGrouping, precision: popxl.dtype
+) -> Tensor:
     """Mean over the data-parallel group, cut into shards."""
-    if shard_group.group_size > 1 and shard_group == dp:
-        return ops.collectives.replicated_reduce_scatter(t, "mean", dp, True)
     if dp.group_size > 1:
-        t = ops.collectives.replicated_all_reduce(t, "mean", dp)
+        is_narrow = precision is not t.dtype
+        t = ops.cast(t, precision) if is_narrow else t
+        if shard_group == dp:
+            return (
+                wide_reduce_scatter(t, "mean", dp)
+                if is_narrow
+                else ops.collectives.replicated_reduce_scatter(t, "mean", dp, True)
+            )
+        reduce = wide_all_reduce if is_narrow else ops.collectives.replicated_all_reduce
+        t = reduce(t, "mean", dp)
     return (
         ops.collectives.replica_sharded_slice(t, shard_group) if shard_group.group_size > 1 else t
     )

@@ -45,6 +45,8 @@ from popxl.extensions import (
     softcap,
     split_into_phases,
     swiglu,
+    wide_all_reduce,
+    wide_reduce_scatter,
 )
 from popxl_addons.memmap_files import remove_files
 from popxl_addons.ops.cross_entropy_sharded_loss import normaliser_and_logit, reduced_loss
@@ -66,7 +68,7 @@ __all__ = [
     "remove_files", "replica_digests", "rms_norm", "rotary", "round_from", "run_times",
     "runs_on_gpu", "runtime_errors_are_told", "seed_spec", "session_device", "shard_count",
     "short_convolution", "softcap", "split_into_phases", "swiglu", "update_condition",
-    "with_scale",
+    "wide_all_reduce", "wide_reduce_scatter", "with_scale",
 ]  # fmt: skip
 _LOG = logging.getLogger(__name__)
 

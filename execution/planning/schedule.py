@@ -31,6 +31,8 @@ MOVES = {
     "replicated_all_reduce": ("sum", "over replicas"),
     "replicated_all_reduce_": ("sum", "over replicas"),
     "replicated_reduce_scatter": ("sum", "over replicas, cut"),
+    "wide_all_reduce": ("sum", "over replicas"),
+    "wide_reduce_scatter": ("sum", "over replicas, cut"),
 }
 """What ops do, and with what, where their buffer does not say it."""
 

@@ -21,6 +21,7 @@ from popxl.not_finite import NotFinite
 from popxl.ops import concat, reshape
 from popxl.ops.adamw_8bit import adamw_8bit_
 from popxl.ops.attention import attention
+from popxl.ops.collectives.wide import wide_all_reduce, wide_reduce_scatter
 from popxl.ops.elementwise import relu2
 from popxl.ops.float8 import amax, float8_matmul, to_float8
 from popxl.ops.host import begin_lap
@@ -150,6 +151,8 @@ __all__ = [
     "to_float8",
     "to_text",
     "verify",
+    "wide_all_reduce",
+    "wide_reduce_scatter",
 ]
 
 

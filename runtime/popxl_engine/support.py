@@ -10,7 +10,7 @@ import torch
 from popxl.opdef import Op
 
 from popxl_engine.interpreter import group_members, kernel_apart
-from popxl_engine.kernels.collectives import READS, pairing, reduction
+from popxl_engine.kernels.collectives import READS, Reduction, pairing, reduction
 from popxl_engine.kernels.registry import Kernel
 from popxl_engine.machine.arrival import Arrival
 
@@ -114,7 +114,7 @@ class CollectiveSite:
         return kernel_apart(self.op)
 
     @cached_property
-    def reduction(self) -> Callable[..., torch.Tensor] | None:
+    def reduction(self) -> Reduction | None:
         """How it reduces operands, or parts of them."""
         return reduction(self.op.definition.name, self.op.arguments.get("op"))
 

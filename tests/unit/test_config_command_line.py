@@ -93,6 +93,7 @@ def test_every_leaf_is_a_flag_in_every_spelling(leaf):
     is_rounded = leaf.name in ("moment_precision", "gradient_precision")
     extra += " --stochastic_rounding" if is_rounded else ""
     extra += " --precision bfloat16" if leaf.name == "master_weights" else ""
+    extra += " --data_parallel 2" if leaf.name == "reduce_precision" else ""
     extra += " --norm rms_norm" if leaf.name == "zero_centered_gains" else ""
     extra += " --window 4" if leaf.name == "layer_pattern" else ""
     extra += " --layers 3" if leaf.name == "products" else ""

@@ -6,7 +6,7 @@ group, a member gets a view of its operand.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -34,40 +34,43 @@ caches.
 """
 
 
-def reduce(ts: Tensors | TreeReduction, op: str) -> torch.Tensor:
+def reduce(ts: Tensors | TreeReduction, op: str, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Reduce by a binary tree over positions: ((0 1) (2 3)) ((4 5) 6). One operand alone is
     returned as it is.
+
+    Args:
+        dtype: of the result; default: the operands'.
     """
     if isinstance(ts, TreeReduction):
-        return after_reduction(ts.whole, ts.dtype, op, len(ts))
+        return after_reduction(ts.whole, dtype or ts.dtype, op, len(ts))
+    dtype = dtype or ts[0].dtype
     if len(ts) == 1 and op != "square_add":
-        return ts[0]
+        return ts[0].to(dtype)
     if ts[0].numel() <= PIECE or ts[0].is_cuda:
-        return by_tree(ts, op)
-    result = torch.empty_like(ts[0], memory_format=torch.contiguous_format)
+        return by_tree(ts, op, dtype)
+    result = torch.empty_like(ts[0], dtype=dtype, memory_format=torch.contiguous_format)
     operands = [t.reshape(-1).split(PIECE) for t in ts]
     for into, *pieces in zip(result.view(-1).split(PIECE), *operands):
-        into.copy_(by_tree(pieces, op))
+        into.copy_(by_tree(pieces, op, dtype))
     return result
 
 
-def by_tree(ts: Tensors, op: str) -> torch.Tensor:
+def by_tree(ts: Tensors, op: str, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The same, all elements at a time."""
-    dtype = ts[0].dtype
     level = [widened(t, op) for t in ts]
     if op == "square_add":
         level = [t * t for t in level]
     while len(level) > 1:
         pairs = [PAIRWISE[op](a, b) for a, b in zip(level[::2], level[1::2])]
         level = pairs + level[len(pairs) * 2 :]
-    return narrowed(level[0] / len(ts) if op == "mean" else level[0], dtype, op)
+    return narrowed(level[0] / len(ts) if op == "mean" else level[0], dtype or ts[0].dtype, op)
 
 
 def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """How two neighbours in the tree of a reduction become one, where its operands may come one
     after the other.
     """
-    if name not in ("replicated_all_reduce", "replicated_reduce_scatter") or op == "square_add":
+    if name not in REDUCTIONS or op == "square_add":
         return None
 
     def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -76,22 +79,45 @@ def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.
     return pair
 
 
-def reduction(name: str, op: str | None) -> Callable[[Tensors], torch.Tensor] | None:
+@dataclass(frozen=True)
+class Reduction:
+    """How a collective reduces its members' operands, or the same elements of each."""
+
+    op: str
+    dtype: torch.dtype | None
+    """The type of the result; None: the operands'."""
+
+    def __call__(self, ts: Tensors) -> torch.Tensor:
+        """The operands as one."""
+        return reduce(ts, self.op, self.dtype)
+
+    def room(self, like: torch.Tensor) -> torch.Tensor:
+        """Memory for the result of operands like this one."""
+        return torch.empty_like(like, dtype=self.dtype)
+
+
+def reduction(name: str, op: str | None) -> Reduction | None:
     """How a collective reduces, which does it; None: it does not."""
     if op is None or READS.get(name) not in ("elements", "shard"):
         return None
-    return partial(reduce, op=op)
+    return Reduction(op, torch.float32 if name in WIDE else None)
 
 
+WIDE = frozenset({"wide_all_reduce", "wide_reduce_scatter"})
+"""Reductions whose result is float32 whatever their operands are."""
+REDUCTIONS = frozenset({"replicated_all_reduce", "replicated_reduce_scatter"}) | WIDE
+"""Reductions whose result is a new tensor."""
 READS: dict[str, str] = {
     "replicated_all_reduce": "elements",
     "replicated_all_reduce_": "elements",
+    "wide_all_reduce": "elements",
     "replicated_reduce_scatter": "shard",
+    "wide_reduce_scatter": "shard",
     "replica_sharded_slice": "own",
     "replicated_slice": "own",
 }
 """What a member's result depends on (`machine.lockstep.Reads`), where it is not everything."""
-SHARED = frozenset({"replicated_all_reduce", "replicated_all_gather"})
+SHARED = frozenset({"replicated_all_reduce", "wide_all_reduce", "replicated_all_gather"})
 """Ops whose result is one tensor for all members: who writes to it needs a copy."""
 
 
@@ -125,6 +151,20 @@ def replicated_reduce_scatter(
 ) -> list[torch.Tensor]:
     """A shard of the reduced tensor for each member."""
     pieces = shards(reduce(t, op), len(t))
+    return pieces if len(t) > 1 else [pieces[0].clone()]
+
+
+@kernel("wide_all_reduce")
+def wide_all_reduce(t: Tensors, op: str, group: Any) -> list[torch.Tensor]:
+    """The reduced tensor for every member, new where each is alone."""
+    result = reduce(t, op, torch.float32)
+    return [result] * len(t) if len(t) > 1 else [result.clone()]
+
+
+@kernel("wide_reduce_scatter")
+def wide_reduce_scatter(t: Tensors, op: str, group: Any) -> list[torch.Tensor]:
+    """A shard of the reduced tensor for each member."""
+    pieces = shards(reduce(t, op, torch.float32), len(t))
     return pieces if len(t) > 1 else [pieces[0].clone()]
 
 
@@ -206,6 +246,9 @@ class Team(Protocol):
     def reduce_scatter(self, t: torch.Tensor, how: str) -> torch.Tensor:
         """This member's part of the reduced tensors: t [size * n] -> [n]."""
 
+    def exchange(self, t: torch.Tensor) -> torch.Tensor:
+        """Every member's part for this one: t [size * n] -> [size, n]."""
+
 
 APART: dict[str, Callable[..., torch.Tensor]] = {}
 """Takes the group as the member sees it, then the op's parameters. Those that read only their own
@@ -272,6 +315,21 @@ def reduce_scatter_apart(
         return shards(reduce(list(team.gather(t)), op), team.size)[team.position]
     piece = team.reduce_scatter(brought, HOW[op])
     return after_reduction(piece, t.dtype, op, team.size)
+
+
+@apart("wide_reduce_scatter")
+def wide_reduce_scatter_apart(team: Team, t: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+    """The member's shard of the reduced tensor. Devices would round what they reduce, so that they
+    exchange the parts, and each member adds its own by the tree.
+    """
+    return reduce(list(team.exchange(padded(t, team.size))), op, torch.float32)
+
+
+@apart("wide_all_reduce")
+def wide_all_reduce_apart(team: Team, t: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+    """The reduced tensor, from everyone's shard of it."""
+    whole = team.gather(wide_reduce_scatter_apart(team, t, op, group))
+    return as_whole(whole, "meta_shape", tuple(t.shape))
 
 
 @apart("replica_sharded_slice")

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+
+class Reduction(Protocol):
+    """How the members' operands, or the same elements of each, become one."""
+
+    def __call__(self, ts: Sequence[Any], /) -> Any:
+        """The operands as one."""
+
+    def room(self, like: Any, /) -> Any:
+        """Memory for the result of operands like this one."""
 
 
 @dataclass(eq=False)
@@ -15,7 +25,7 @@ class Arrival:
     program this is. site_index: that of the site, the same in every process. reads: what a member's
     result depends on, see `Reads`. pair: two operands as one, for a reduction whose operand the
     replica has given up, so that ``operands``, a list, alone holds it; see `TreeReduction`.
-    reduce: the members' operands, or the same elements of each, as one; for reductions.
+    reduce: for reductions.
     goes_on: the replica does not wait here, but where it yields the `lockstep.Meeting` it gets.
     """
 
@@ -29,7 +39,7 @@ class Arrival:
     reads: str = "all"
     pair: Callable[[Any, Any], Any] | None = None
     goes_on: bool = False
-    reduce: Callable[[Sequence[Any]], Any] | None = None
+    reduce: Reduction | None = None
 
 
 Reads = ("all", "elements", "shard", "own")

@@ -185,7 +185,8 @@ class MessageExchange(Exchange):
                     targets += self._room(operand, member)
             self.mail.receive(other, targets)
         if self._ranges:
-            self._whole = torch.empty_like(self._operands[0][here[0]])
+            assert self.first.reduce is not None
+            self._whole = self.first.reduce.room(self._operands[0][here[0]])
             for other in others:
                 self._second.receive(other, [self._range_of(self._whole, other)])
         for other in others:

@@ -65,6 +65,14 @@ class Communicator(Seat):
             self._named("reduce_scatter")(part, t, reduction, group=self.group)
         return part
 
+    def exchange(self, t: torch.Tensor) -> torch.Tensor:
+        """Every member's part for this one, by position: t [size * n] -> [size, n]."""
+        parts = t.new_empty((self.size, t.numel() // self.size))
+        if t.numel():
+            mine = as_bytes(t.contiguous())
+            distributed.all_to_all_single(as_bytes(parts), mine, group=self.group)
+        return parts
+
     def _named(self, collective: str) -> Any:
         """The form of a collective that takes one tensor for all members."""
         names = SINGLE[collective]

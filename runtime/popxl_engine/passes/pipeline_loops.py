@@ -19,6 +19,7 @@ from popxl.tensor import Constant
 from popxl_engine.analysis.aliases import MustAlias
 from popxl_engine.analysis.effects import draws_noise, is_exchange
 from popxl_engine.ir import Block, Instr, Value, filled
+from popxl_engine.kernels.collectives import REDUCTIONS
 from popxl_engine.passes.dependences import Dependences
 from popxl_engine.passes.overlap_collectives import Laps, joined, parts
 
@@ -242,10 +243,6 @@ class _Staging:
             if is_end or not found.isdisjoint(s for s in self._sources[position] if s < size):
                 found.add(position)
         return found
-
-
-REDUCTIONS = ("replicated_all_reduce", "replicated_reduce_scatter")
-"""Collectives of the late stage."""
 
 
 def _is_view(instr: Instr) -> bool:

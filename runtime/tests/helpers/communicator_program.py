@@ -14,7 +14,7 @@ import popdist
 import popxl
 from helpers.process_programs import Outputs, in_place
 from popxl import ops
-from popxl.extensions import gather
+from popxl.extensions import gather, wide_all_reduce, wide_reduce_scatter
 from popxl.ops.collectives import (
     replica_sharded_slice,
     replicated_all_gather,
@@ -52,13 +52,27 @@ DTYPES = (
     "int64",
     "uint64",
 )
-CALLS = {"reduce": 0, "gather": 0, "reduce_scatter": 0}
+CALLS = {"reduce": 0, "gather": 0, "reduce_scatter": 0, "exchange": 0}
 """How often a communicator was asked."""
+
+
+def narrow(t):
+    """Numbers of 16 bits, whose sum those do not hold."""
+    return ops.cast(t * 1.3, popxl.bfloat16)
+
 
 COLLECTIVES = {
     **{op: lambda t, group, op=op: replicated_all_reduce(t, op, group) for op in REDUCTIONS},
     **{
         f"scatter_{op}": lambda t, group, op=op: replicated_reduce_scatter(t[:7], op, group)
+        for op in REDUCTIONS
+    },
+    **{
+        f"wide_{op}": lambda t, group, op=op: wide_all_reduce(narrow(t), op, group)
+        for op in REDUCTIONS
+    },
+    **{
+        f"wide_scatter_{op}": lambda t, group, op=op: wide_reduce_scatter(narrow(t[:7]), op, group)
         for op in REDUCTIONS
     },
     "in_place": in_place,

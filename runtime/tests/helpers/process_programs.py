@@ -13,7 +13,7 @@ import popdist
 import popxl
 import popxl_addons as addons
 from popxl import ops
-from popxl.extensions import gather, gather_beside
+from popxl.extensions import gather, gather_beside, wide_all_reduce, wide_reduce_scatter
 from popxl.ops.collectives import (
     replica_sharded_slice,
     replicated_all_gather,
@@ -53,6 +53,10 @@ COLLECTIVES = {
     "square_add": lambda t, group: replicated_all_reduce(t, "square_add", group),
     "in_place": in_place,
     "scatter": lambda t, group: replicated_reduce_scatter(t[:7], "add", group),
+    "wide_mean": lambda t, group: wide_all_reduce(ops.cast(t, popxl.bfloat16), "mean", group),
+    "wide_scatter": lambda t, group: wide_reduce_scatter(
+        ops.cast(t[:7], popxl.bfloat16), "mean", group
+    ),
     "gather": lambda t, group: replicated_all_gather(t, 1, group),
     "shard": lambda t, group: replica_sharded_slice(t[:7], group),
     "slice": lambda t, group: replicated_slice(t, 0, group),
@@ -90,10 +94,15 @@ class Outputs:
 def large_reductions(ir, x, outputs):
     """Large enough to be split over processes, into uneven parts."""
     large = popxl.constant(np.linspace(-1, 1, 9001, dtype=np.float32)) * x[0, 0]
+    narrow = ops.cast(
+        popxl.constant(np.linspace(-1, 1, 40001, dtype=np.float32)) * x[0, 0], popxl.bfloat16
+    )
     for group_name in ("all", "strided"):
         group = ir.replica_grouping_from_assignments(ASSIGNMENTS[group_name])
         for op in ("mean", "square_add"):
             outputs.store(f"large/{op}/{group_name}", replicated_all_reduce(large, op, group))
+        outputs.store(f"large/wide/{group_name}", wide_all_reduce(narrow, "mean", group))
+        outputs.store(f"large/wide_scatter/{group_name}", wide_reduce_scatter(narrow, "add", group))
     outputs.store("large/in_place", in_place(ops.cast(large, popxl.bfloat16), None))
 
 

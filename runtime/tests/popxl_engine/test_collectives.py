@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.op_cases import grouping
 from popxl import ops
+from popxl.extensions import wide_all_reduce, wide_reduce_scatter
 from popxl.opdef import op_cost
 from popxl.ops.collectives import (
     all_reduce,
@@ -153,6 +154,53 @@ def test_reduce_scatter_gives_each_member_its_shard(groups, size, shape):
         np.testing.assert_allclose(results[r], expected, rtol=1e-5, atol=1e-6)
 
 
+def rounded(x, dtype):
+    """float32 numbers to the nearest of a 16-bit type, ties to the even one."""
+    if dtype is popxl.float16:
+        return x.astype(np.float16).astype(np.float32)
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def tree_mean(x):
+    """The mean in float32 by a binary tree over positions."""
+    level = list(x)
+    while len(level) > 1:
+        pairs = [a + b for a, b in zip(level[::2], level[1::2])]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0] / np.float32(len(x))
+
+
+@over_groups
+@pytest.mark.parametrize("dtype", [popxl.bfloat16, popxl.float16], ids=["bfloat16", "float16"])
+def test_wide_reductions_are_float32_sums_of_rounded_numbers(groups, size, dtype):
+    x = values(3, 5)
+
+    def fn(t, ir):
+        group, narrow = grouping(ir, groups), ops.cast(t, dtype)
+        return [wide_all_reduce(narrow, "mean", group), wide_reduce_scatter(narrow, "mean", group)]
+
+    graph, _ = make_graph(lambda t: fn(t, t.ir), popxl.TensorSpec((3, 5), popxl.float32))
+    results = run_on_replicas(graph, [[x[i]] for i in range(REPLICAS)])
+    for r, members in enumerate(members_of(groups)):
+        expected = tree_mean(rounded(x[members], dtype))
+        np.testing.assert_array_equal(results[r][0], expected)
+        np.testing.assert_array_equal(
+            results[r][1], shard_of(expected, members.index(r), len(members))
+        )
+
+
+def test_a_wide_shard_gathers_to_the_whole():
+    def fn(t, ir):
+        shard = wide_reduce_scatter(ops.cast(t, popxl.bfloat16), "mean")
+        assert (shard.dtype, shard.meta_shape) == (popxl.float32, (3, 5))
+        return replicated_all_gather(shard)
+
+    x = values(3, 5)
+    for result in run_one(fn, x):
+        np.testing.assert_array_equal(result, tree_mean(rounded(x, popxl.bfloat16)))
+
+
 @over_groups
 @pytest.mark.parametrize("shape", [(4, 2), (3, 3), (2,)])
 def test_shards_of_a_slice_gather_to_the_whole_again(groups, size, shape):
@@ -293,11 +341,12 @@ def test_16_bit_values_are_reduced_in_float32():
 @pytest.mark.parametrize("size", range(2, 10))
 def test_operands_that_are_folded_in_any_order_give_the_same_bits_and_few_are_held(size):
     generator = np.random.default_rng(size)
-    for dtype, op in (
-        (torch.float32, "add"),
-        (torch.bfloat16, "mean"),
-        (torch.int32, "max"),
-        (torch.uint32, "mul"),
+    for dtype, op, result in (
+        (torch.float32, "add", None),
+        (torch.bfloat16, "mean", None),
+        (torch.bfloat16, "mean", torch.float32),
+        (torch.int32, "max", None),
+        (torch.uint32, "mul", None),
     ):
         ts = [torch.from_numpy(generator.uniform(0, 100, 50)).to(dtype) for _ in range(size)]
         for order in (range(size), generator.permutation(size)):
@@ -305,7 +354,7 @@ def test_operands_that_are_folded_in_any_order_give_the_same_bits_and_few_are_he
             for position in order:
                 folded.add(int(position), [ts[position]])
                 held.append(len(folded._nodes))
-            assert torch.equal(reduce(folded, op), reduce(ts, op))
+            assert torch.equal(reduce(folded, op, result), reduce(ts, op, result))
             assert order is not range(size) or max(held) <= np.ceil(np.log2(size))
 
 
@@ -314,15 +363,21 @@ def test_large_operands_are_reduced_in_pieces_with_the_same_bits(op):
     for dtype in (torch.float32, torch.float16):
         ts = [torch.randn(3, 2**16 + 7).to(dtype).t() for _ in range(5)]
         assert torch.equal(reduce(ts, op), by_tree(ts, op))
+        wide = reduce(ts, op, torch.float32)
+        assert wide.dtype is torch.float32 and torch.equal(wide, by_tree(ts, op, torch.float32))
 
 
-@pytest.mark.parametrize("make", [replicated_all_reduce, replicated_reduce_scatter])
+@pytest.mark.parametrize(
+    "make", [replicated_all_reduce, replicated_reduce_scatter, wide_all_reduce, wide_reduce_scatter]
+)
 def test_large_operands_that_replicas_need_no_more_are_let_go_of_as_they_come(make, monkeypatch):
+    dtype = popxl.bfloat16 if make in (wide_all_reduce, wide_reduce_scatter) else popxl.float32
+
     def program():
         ir = popxl.Ir(replication=REPLICAS)
         with ir.main_graph, popxl.in_sequence():
             into = popxl.h2d_stream((40,), popxl.float32)
-            y = make(ops.host_load(into) * 3.0, "mean")
+            y = make(ops.cast(ops.host_load(into) * 3.0, dtype), "mean")
             out = popxl.d2h_stream(y.shape, y.dtype)
             ops.host_store(out, y)
         with popxl.Session(ir, "cpu") as session:
@@ -395,7 +450,9 @@ def test_gradient_of_a_slice_is_the_members_gradients_gathered(groups, size):
         )
 
 
-@pytest.mark.parametrize("make", [replicated_all_reduce, replicated_reduce_scatter])
+@pytest.mark.parametrize(
+    "make", [replicated_all_reduce, replicated_reduce_scatter, wide_all_reduce, wide_reduce_scatter]
+)
 def test_plain_reductions_refuse_to_be_differentiated(make):
     graph, _ = make_graph(lambda t: make(t), popxl.TensorSpec((4,), popxl.float32))
     with pytest.raises(popxl.errors.GraphError, match="declared not differentiable"):
@@ -465,10 +522,15 @@ def test_costs_are_the_bytes_that_a_ring_sends():
             replicated_all_gather(t, 0, group),
             replica_sharded_slice(t, group),
             replicated_all_reduce(t, "add", t.ir.replica_grouping(1, 1)),
+            narrow := ops.cast(t, popxl.bfloat16),
+            wide_all_reduce(narrow, "add", group),
+            wide_reduce_scatter(narrow, "add", group),
         ]
 
     graph, _ = make_graph(fn, popxl.TensorSpec((100,), popxl.float32))
-    assert [op_cost(op).bytes for op in graph.ops] == [2 * 300, 300, 1200, 2 * 100, 0]
+    found = [op_cost(op).bytes for op in graph.ops]
+    assert found[:5] == [2 * 300, 300, 1200, 2 * 100, 0]
+    assert found[6:] == [150 + 300, 150]
 
 
 def test_unknown_reductions_are_refused_by_name():

@@ -58,6 +58,7 @@ RESTORED = [
         "tensor_parallel_2": 2,
     },
     {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2},
+    {"data_parallel": 2, "tensor_parallel_1": 2, "reduce_precision": "bfloat16"},
     {"layers": 3, "products": "fp8"},
     {"layers": 3, "products": "fp8", "data_parallel": 2, "tensor_parallel_1": 2},
 ]

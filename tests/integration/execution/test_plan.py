@@ -98,6 +98,7 @@ PLANNED: "list[tuple[tuple[int, int, int], dict[str, Any]]]" = [
     ((2, 1, 1), {"moment_precision": "8bit", "stochastic_rounding": "true"}),
     ((2, 2, 1), {"recomputation": "false", "replicated_tensor_sharding": "false"}),
     ((2, 2, 1), {"layers": 3, "products": "fp8"}),
+    ((2, 2, 1), {"reduce_precision": "bfloat16"}),
 ]
 PLANS = """
 import json, sys

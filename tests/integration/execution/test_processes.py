@@ -87,6 +87,19 @@ def test_four_processes_go_on_where_one_has_stopped_bitwise(alone, tmp_path):
     assert files_of(tmp_path, 4) == files_of(alone, 4)
 
 
+@pytest.mark.slow
+def test_gradients_that_travel_in_16_bits_are_rounded_alike_in_one_process_and_several(tmp_path):
+    narrow = "--reduce_precision bfloat16 --data_parallel 4 --tensor_parallel_2 1".split()
+    run_job(*FLAGS, *narrow, "--run_folder", tmp_path / "one")
+    train(tmp_path / "two", 2, *narrow)
+    stopped = tmp_path / "two" / "tiny" / "checkpoints" / "step_00000002"
+    train(tmp_path / "four", 4, *narrow, "--checkpoint.load", stopped)
+    metrics = [metrics_of(tmp_path / name / "tiny").splitlines() for name in ("one", "two", "four")]
+    assert metrics[0] == metrics[1] == [*metrics[0][:2], *metrics[2]]
+    files = [files_of(tmp_path / name, 4) for name in ("one", "two", "four")]
+    assert files[0] == files[1] == files[2]
+
+
 def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path):
     words = command(
         2,

@@ -8,6 +8,7 @@ import numpy as np
 import popxl
 import pytest
 from popxl import Ir, Tensor, ops
+from popxl.extensions import wide_all_reduce
 from popxl.ops.collectives import (
     replicated_all_gather,
     replicated_all_reduce,
@@ -95,6 +96,14 @@ def training(n: Tensor, x: Tensor, loop: Loop) -> "tuple[Tensor, Tensor]":
     return n - 1, y
 
 
+def reducing_narrow(n: Tensor, x: Tensor, loop: Loop) -> "tuple[Tensor, Tensor]":
+    """What travels is rounded before, in the iteration that makes it."""
+    y = ops.tanh(x + ops.remote_load(loop.rows, n))
+    narrow = ops.cast(x.transpose() @ y, popxl.bfloat16)
+    ops.remote_store(loop.rows, n, wide_all_reduce(narrow, "mean"))
+    return n + 1, y
+
+
 def updating(n: Tensor, x: Tensor, loop: Loop) -> "tuple[Tensor, Tensor]":
     """What a row is updated by is in another buffer, and it is gathered after its update."""
     shard = ops.remote_load(loop.shards, n)
@@ -176,6 +185,7 @@ class Drawn:
 PIPELINED = {
     "gathering": gathering,
     "reducing": reducing,
+    "reducing_narrow": reducing_narrow,
     "training": training,
     "updating": updating,
 }
@@ -218,6 +228,14 @@ def test_a_loop_reduces_what_its_last_iteration_made_while_one_is_computed() -> 
     assert found == (
         "begin all_reduce, remote_load, begin all_gather, transpose, matmul, tanh, matmul, "
         "end all_reduce, mul, remote_store, end all_gather"
+    )
+
+
+def test_a_reduction_of_rounded_numbers_carries_them_to_the_next_iteration() -> None:
+    found = shown(body_of(Loop(reducing_narrow, times=5).compiled()))
+    assert found == (
+        "begin wide_all_reduce, remote_load, add, tanh, transpose, matmul, cast, "
+        "end wide_all_reduce, remote_store"
     )
 
 
