@@ -109,6 +109,8 @@ class DeviceNeeds:
     """Bytes with which it runs."""
     resident: int
     """Bytes with which no remote row ever leaves the device."""
+    working: int
+    """The part of both that is not for remote rows."""
 
 
 @dataclass(frozen=True)

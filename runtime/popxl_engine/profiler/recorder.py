@@ -47,8 +47,13 @@ class Recorder:
         moments[1::2] = self._generator.clock.times(log[1::2])
         self._logs.append(
             Log(
-                *(begin, time.perf_counter_ns(), to_system),
-                *(moments, rows[:], transfers[:], self._memory.phases()),
+                begin,
+                time.perf_counter_ns(),
+                to_system,
+                moments,
+                rows[:],
+                transfers[:],
+                self._memory.phases(),
             )
         )
 
