@@ -510,7 +510,7 @@ def nothing_waits(device: str, **changes: object) -> None:
 
 
 def profiles_tell_times(device: str) -> None:
-    """A profile's phases take time, together no more than the host saw."""
+    """A profile's phases take time, together no more than the host saw, and memory."""
     config = override(preset("tiny"), **{**TRAINED, "device": device})
     tokens = np.zeros(
         (config.training.global_batch_size, config.model.sequence_length + 1), np.int64
@@ -524,6 +524,9 @@ def profiles_tell_times(device: str) -> None:
     (found,) = profiles
     taken = [phase.seconds for phase in found.phases]
     assert min(taken) >= 0 and 0 < sum(taken) < 1.01 * seconds, (taken, seconds)
+    if session._engine.device.where.type == "cuda":
+        memory = {phase.name: phase.memory.tensors or 0 for phase in found.phases}
+        assert memory["decoder_bwd_phase"] > memory["decoder_optim_phase"] >= 0, memory
 
 
 def speeds_are_the_devices(name: str) -> None:

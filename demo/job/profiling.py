@@ -18,6 +18,7 @@ class Profiling(Part):
         super().__init__(run, job)
         assert job.profiler is not None
         self._profiler = job.profiler
+        self._profiler.itself = job.memory.itself
 
     @classmethod
     def is_wanted(cls, job: Job) -> bool:
@@ -47,7 +48,7 @@ class RegularProfiles(Part):
 
     def __init__(self, run: RunState, job: Job):
         super().__init__(run, job)
-        self._options = job.options
+        self._options, self._itself = job.options, job.memory.itself
 
     @classmethod
     def is_wanted(cls, job: Job) -> bool:
@@ -68,7 +69,7 @@ class RegularProfiles(Part):
         if is_due and run.is_leader:
             folder.mkdir(parents=True, exist_ok=True)
         if self._profiler is None:
-            self._profiler = StepProfiler(run.stage, self._options, folder)
+            self._profiler = StepProfiler(run.stage, self._options, folder, self._itself)
         with ExitStack() as shown, line_away(), self._profiler.around(run.session, is_due):
             yield
             shown.enter_context(run.aside())  # what comes now is no part of the next step

@@ -28,7 +28,8 @@ class RunMemory:
     def __init__(self, config: Config, planned: ProcessMemory | None):
         expect_session(config.execution.device)  # before PyTorch is loaded, which is long
         self._config, self._plan = config, planned
-        self._itself, self._begin = own_bytes(planned is not None), time.monotonic()
+        self.itself, self._begin = own_bytes(planned is not None), time.monotonic()
+        """`itself`: bytes of the process beside the state, as `own_bytes` tells."""
         self._measured = self._peak = 0
 
     def end(self, resident: int) -> None:
@@ -50,8 +51,8 @@ class RunMemory:
 
     def _planned(self) -> ProcessMemory | None:
         if self._plan is not None:
-            return replace(self._plan, itself=self._itself)
+            return replace(self._plan, itself=self.itself)
         if time.monotonic() - self._begin < PLANNED_AFTER:
             return None
         programs = programs_of(self._config, training_program, evaluation_program)
-        return process_memory(self._config, programs, self._itself)
+        return process_memory(self._config, programs, self.itself)

@@ -87,6 +87,19 @@ class ProcessMemory:
         return self.resident - self.mapped
 
 
+@dataclass(frozen=True)
+class PhaseNeeds:
+    """Bytes that a phase of training takes of one process, over its replicas, at its peak."""
+
+    tensors: int
+    """Device memory beside remote rows."""
+    rows: int | None
+    """Remote rows in the device's memory; None where they take what is left of a GPU."""
+    resident: int | None
+    """The process's resident set, the same in all phases, as it keeps what a phase frees; None
+    where it is not known what it takes by itself."""
+
+
 def has_validation(config: Config) -> bool:
     """Whether a run looks at held-out text."""
     has_data = bool(config.data.validation_files) or config.data.is_synthetic
@@ -269,6 +282,50 @@ def process_memory(config: Config, programs: Sequence[popxl.Ir], itself: int = 0
         copy=copy_bytes(config, popdist.getNumInstances()),
         mapped=mapped,
     )
+
+
+def phase_needs(config: Config, training: popxl.Ir, itself: int = 0) -> dict[str, PhaseNeeds]:
+    """What each phase of a training program takes of a process; by name.
+
+    Args:
+        itself: `own_bytes`, from before the session was made; 0: not known.
+    """
+    execution, tools = config.execution, planner()
+    on_gpu = kind_of_device(execution) == "cuda"
+    moves = on_gpu or is_paged(execution)
+    with tools.compiled_once(training):
+        needs = tools.host_needs(training, execution.memmap_dir is not None and not moves)
+        phases = needs.phases
+        if on_gpu:
+            together = training.instance_replication_factor > 1
+            program = tools.plan(training, borrows_rows=True, together=together, device="cuda")
+            phases = {phase.name: (0, phase.peak_bytes) for phase in program.phases}
+        process = process_memory(config, [training], itself) if moves else None
+        room = _room_for_rows(config, training) if moves else None
+    if room is not None:
+        room = min(room, needs.all_rows)
+    host = itself
+    if process is not None:  # rows wait there, all of them or as many as it may have
+        host = process.itself + process.rows
+        phases = {name: (0, tensors) for name, (_, tensors) in phases.items()}
+    most = max(rows + (0 if on_gpu else tensors) for rows, tensors in phases.values())
+    resident = host + most if itself else None
+    return {
+        name: PhaseNeeds(tensors, room if moves else rows, resident)
+        for name, (rows, tensors) in phases.items()
+    }
+
+
+def _room_for_rows(config: Config, training: popxl.Ir) -> int | None:
+    """Bytes of the device that are for rows where they come and go; None where that is what is left
+    of a GPU.
+    """
+    execution = config.execution
+    if isinstance(execution.device_memory, int):
+        kind, here = kind_of_device(execution), training.instance_replication_factor
+        beside = planner().device_needs(training, device=kind).working
+        return execution.device_memory - here * int(beside)
+    return execution.host_memory if kind_of_device(execution) == "cpu" else None
 
 
 def _rows_and_tensors(

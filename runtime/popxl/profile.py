@@ -97,6 +97,22 @@ class Span:
 
 
 @dataclass(frozen=True)
+class PhaseMemory:
+    """Most bytes that a phase has at a time, over the replicas of a process."""
+
+    tensors: int | None
+    """Device memory of all but remote rows: variables, constants, activations, what kernels need on
+    the way; None where nobody counts it.
+    """
+    rows: int
+    """Remote rows in the device's memory: those that are used where they lie, or all the memory in
+    which rows come and go.
+    """
+    resident: int
+    """The process's resident set, at its begin or its end."""
+
+
+@dataclass(frozen=True)
 class PhaseProfile:
     """One phase over a whole run, on the replicas of this process together."""
 
@@ -108,6 +124,7 @@ class PhaseProfile:
     """Nanoseconds in each of `LANES`. Replicas of a process take turns: no moment is counted twice,
     and "collectives" is the time in which none of them could go on.
     """
+    memory: PhaseMemory = PhaseMemory(None, 0, 0)
 
     @property
     def seconds(self) -> float:
@@ -159,7 +176,8 @@ class Profile:
             tuple(replicas),
             *(steps, first, last),
             tuple(
-                PhaseProfile(name, runs, Work(*work), spent) for name, runs, work, spent in phases
+                PhaseProfile(name, runs, Work(*work), spent, PhaseMemory(*memory))
+                for name, runs, work, spent, memory in phases
             ),
             tuple(
                 Span(replica, lane, name, begin, end, Work(*work), graph, op, row)

@@ -109,6 +109,8 @@ class DeviceNeeds:
     """Bytes with which it runs."""
     resident: int
     """Bytes with which no remote row ever leaves the device."""
+    working: int
+    """The part of both that is not for remote rows."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class HostNeeds:
     """All else: variables, constants, activations, what kernels need on the way."""
     all_rows: int
     """Bytes of all remote rows, whether they have memory then or not."""
+    phases: dict[str, tuple[int, int]]
+    """Rows and tensors of each phase, at the moment when it has most of each."""
 
 
 def limit_device_memory(ir: Ir, memory: int | float) -> None:

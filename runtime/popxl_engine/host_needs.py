@@ -50,7 +50,7 @@ def host_needs(ir: Ir, mapped: bool) -> HostNeeds:
         for phase in {*rows, *tensors}
     }
     most: tuple[int, int] = max(found.values(), key=sum, default=(0, 0))
-    return HostNeeds(*most, all_rows=here * everything)
+    return HostNeeds(*most, all_rows=here * everything, phases=found)
 
 
 def mappable_rows(ir: Ir) -> set[RowId]:
@@ -91,4 +91,5 @@ def most_held(
         if time in lifetimes.over_after and row in held:
             held.remove(row)
             total -= sizes[row]
+    most[MAIN] = max(most[MAIN], total)  # it ends the run, too
     return most

@@ -124,7 +124,8 @@ def device_needs(ir: Ir, device: str) -> DeviceNeeds:
     """See `popxl.extensions.device_needs`."""
     where = torch.device(device)
     found = _most(ir, where, [None, *blocks_apart(ir, where)])
-    return DeviceNeeds(least=found.rows + found.working, resident=_all_rows(ir) + found.working)
+    working = found.working
+    return DeviceNeeds(found.rows + working, _all_rows(ir) + working, working)
 
 
 def _in_use(ir: Ir, where: torch.device, block: Block | None, apart: Sequence[Block]) -> InUse:

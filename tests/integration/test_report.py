@@ -250,6 +250,28 @@ def test_texts_of_files_stay_texts(browser, tmp_path):
     assert browser.messages == []
 
 
+def test_memory_of_phases_is_shown_beside_the_plans_where_a_profile_has_it(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert main([str(run)]) == 0
+    assert "tensors, planned" not in (run / "report.html").read_text()
+    phases = [
+        {
+            "name": "head_phase",
+            "seconds": 1.0,
+            "memory": {"tensors": 3 * 2**20, "rows": 0, "resident": 2**30},
+            "planned_memory": {"tensors": 2**20, "rows": None, "resident": 2**31},
+        },
+        {"name": "main", "seconds": 1.0, "memory": {"tensors": "x"}, "planned_memory": [7]},
+    ]
+    (run / "profile.json").write_text(json.dumps({"steps": 1, "phases": phases}))
+    assert main([str(run)]) == 0
+    table = (run / "report.html").read_text().split("tensors, planned", 1)[1]
+    cells = [cell.split("</t")[0] for cell in table.split('<td class="n">')[1:]]
+    amounts = [cell for cell in cells if "iB" in cell or cell == "–"]
+    assert amounts[:6] == ["3.00 MiB", "1.00 MiB", "–", "–", "1.00 GiB", "2.00 GiB"]
+    assert amounts[6:12] == ["–"] * 6
+
+
 def test_files_that_are_damaged_or_gone_are_left_out(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     for name in ("samples.jsonl", "warnings.jsonl", "run.json", "profile.json"):

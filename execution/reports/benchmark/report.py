@@ -9,7 +9,7 @@ import popdist
 from popxl_gpt.config.command_line import CommandLine
 from popxl_gpt.execution.instances import check_instances, check_launch
 from popxl_gpt.execution.planning.executing import executable, resolved
-from popxl_gpt.execution.planning.memory import check_fits, check_memory
+from popxl_gpt.execution.planning.memory import check_fits, check_memory, own_bytes
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.execution.planning.plan_report import plan_and_show
 from popxl_gpt.execution.pretraining import pretraining, training_program
@@ -43,7 +43,10 @@ def run(line: CommandLine) -> None:
     check_memory(config, popdist.getNumInstances())
     with runtime_errors_are_told():
         check_fits(config, training_program, None)
-        speed = measure(pretraining, config, options, step_profiler(config, options))
+        profiler = step_profiler(config, options)
+        if profiler is not None:
+            profiler.itself = own_bytes()  # before there is a session
+        speed = measure(pretraining, config, options, profiler)
     if not is_leader:
         return
     print(

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import popdist
 import popxl
 
 from popxl_gpt.config.schema import Config
+from popxl_gpt.execution.planning.memory import PhaseNeeds, phase_needs
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.execution.reports.profile.run_profile import make_run_profile
 from popxl_gpt.execution.reports.profile.text import profile_text
@@ -24,6 +26,8 @@ WARM_UP = 2
 FLAG = "--profile_folder"
 FILES = ("timeline.json", "profile.json")
 """What a profile leaves."""
+PLANNED: "WeakKeyDictionary[popxl.Ir, dict[str, PhaseNeeds]]" = WeakKeyDictionary()
+"""Memory by phase of programs whose runs were recorded: a plan takes seconds."""
 
 
 class StepProfiler:
@@ -32,11 +36,18 @@ class StepProfiler:
     Args:
         run_folder: takes the files unless the options name a folder; a run that has one makes it by
             itself.
+        itself: bytes of the process as `own_bytes` tells, before the session; 0: not known.
     Raises:
         UserError: the folder takes no files.
     """
 
-    def __init__(self, config: Config, options: PlanOptions, run_folder: Path | None = None):
+    def __init__(
+        self,
+        config: Config,
+        options: PlanOptions,
+        run_folder: Path | None = None,
+        itself: int = 0,
+    ):
         self.config, self.options = config, options
         named = Path(options.profile_folder) if options.profile_folder else None
         self.folder = (
@@ -47,6 +58,7 @@ class StepProfiler:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 tempfile.TemporaryFile(dir=self.folder).close()
         self._runs, self.is_done = 0, False
+        self.itself = itself
 
     def begin_again(self, config: Config) -> None:
         """Count runs anew, of a session with another batch."""
@@ -65,14 +77,16 @@ class StepProfiler:
         self._runs += 1
         if self._runs > WARM_UP or is_last:
             self.is_done = True
-            self._show(records[-1])
+            self._show(session, records[-1])
 
-    def _show(self, record: Any) -> None:
+    def _show(self, session: popxl.Session, record: Any) -> None:
         told = gather(record.plain(), patiently=True)
         if popdist.getInstanceIndex() != 0:
             return
         records = [type(record).from_plain(each) for each in told]
-        found = make_run_profile(self.config, self.options, record)
+        if session.ir not in PLANNED:
+            PLANNED[session.ir] = phase_needs(self.config, session.ir, self.itself)
+        found = make_run_profile(self.config, self.options, record, PLANNED[session.ir])
         print(profile_text(found))
         timeline = json.dumps(planner().timeline(records), separators=(",", ":"))
         values = json.dumps(profile_values(found), indent=2)

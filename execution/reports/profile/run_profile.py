@@ -1,10 +1,12 @@
 """What a run of the session did, beside what the machine could have done."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.machine import speeds
+from popxl_gpt.execution.planning.memory import PhaseNeeds
 from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.runtime import planner
 
@@ -24,6 +26,8 @@ class RunProfile:
     """The speeds, by flag, that were measured on this machine."""
     limits: tuple[Any, ...]
     """The times of each phase's work at those speeds, in the whole run."""
+    planned: Mapping[str, PhaseNeeds]
+    """The memory that phases were to take, by name; none where it is not planned."""
 
     @property
     def seconds(self) -> float:
@@ -36,8 +40,15 @@ class RunProfile:
         return sum(time.limit for time in self.limits) / self.record.steps
 
 
-def make_run_profile(config: Config, options: PlanOptions, record: Any) -> RunProfile:
-    """Set the record of a run beside the speeds that are given, or those of this machine."""
+def make_run_profile(
+    config: Config,
+    options: PlanOptions,
+    record: Any,
+    planned: Mapping[str, PhaseNeeds] | None = None,
+) -> RunProfile:
+    """Set the record of a run beside the speeds that are given, or those of this machine, and
+    beside the memory that is planned.
+    """
     machine, measured = speeds(config, options)
     limits = tuple(planner().phase_time(phase.work, machine) for phase in record.phases)
-    return RunProfile(config, record, machine, measured, limits)
+    return RunProfile(config, record, machine, measured, limits, planned or {})

@@ -16,6 +16,12 @@ EXPLANATION = (
     "it.\nWaited for: shares of the phase's time in which no kernel of it ran. A CPU uses remote "
     "rows where they lie: the kernels that read them\nspend the time, and loads take none."
 )
+MEMORY_EXPLANATION = (
+    "Most bytes at a time, of the replicas of this process together. Tensors: of the device, all "
+    "but remote rows. Rows: a CPU uses them\nwhere they lie; where they come and go, all memory "
+    "that is theirs. Resident: the process, at the phase's begin or its end; it\nkeeps what it "
+    "frees. --plan tells of a replica on a device of its own, which has the rows in use, too."
+)
 HEADS = (
     "phase",
     "runs",
@@ -30,10 +36,14 @@ HEADS = (
     "waited for",
 )
 
+MEMORY_HEADS = ("phase", "tensors", "planned", "rows", "planned", "resident", "planned")
+
 
 def profile_text(found: RunProfile) -> str:
     """The whole profile."""
-    return "\n\n".join([_head(found), _phases(found), EXPLANATION])
+    return "\n\n".join(
+        [_head(found), _phases(found), EXPLANATION, _memory(found), MEMORY_EXPLANATION]
+    )
 
 
 def _head(found: RunProfile) -> str:
@@ -94,6 +104,18 @@ def _phases(found: RunProfile) -> str:
             "",
         )
     )
+    return table(rows)
+
+
+def _memory(found: RunProfile) -> str:
+    rows: list[tuple[str, ...]] = [MEMORY_HEADS]
+    for phase in found.record.phases:
+        measured, planned = phase.memory, found.planned.get(phase.name)
+        cells = [phase.name]
+        for name in MEMORY_HEADS[1::2]:
+            amounts = (getattr(measured, name), getattr(planned, name, None))
+            cells += ["-" if amount is None else bytes_text(amount) for amount in amounts]
+        rows.append(tuple(cells))
     return table(rows)
 
 

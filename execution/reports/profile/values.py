@@ -20,6 +20,9 @@ def profile_values(found: RunProfile) -> "dict[str, Any]":
             **asdict(phase.work),
         }
         values["seconds_by_lane"] = {lane: value / 1e9 for lane, value in phase.nanoseconds.items()}
+        values["memory"] = asdict(phase.memory)
+        if phase.name in found.planned:
+            values["planned_memory"] = asdict(found.planned[phase.name])
         phases.append(values | {"limit_seconds": time.limit, "bound": time.bound})
     return {
         "config": found.config.name,

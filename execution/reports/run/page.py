@@ -29,6 +29,8 @@ CONTROLS = """<div class="controls"><span class="quiet">over</span>
 <label><input type="checkbox" id="log">logarithmic</label></div>
 <div id="charts"></div><noscript><p>The curves need JavaScript.</p></noscript>"""
 HASH = re.compile(r"[0-9a-f]{16,}")
+MEMORY = ("tensors", "rows", "resident")
+"""What a profile tells of a phase's memory."""
 DEEPEST = 6
 """Levels of nested values that are shown."""
 
@@ -202,6 +204,9 @@ def _phases(run: RunFiles, is_alone: bool) -> str:
     phases = [phase for phase in phases if isinstance(phase, dict)]
     longest = max((_float(phase.get("seconds")) for phase in phases), default=0.0) or 1.0
     rows = [[("phase", ""), ("time", "n"), ("", ""), ("of limit", "n"), ("bound by", "")]]
+    has_memory = any(isinstance(phase.get("memory"), dict) for phase in phases)
+    if has_memory:
+        rows[0] += [(f"{name}{of}", "n") for name in MEMORY for of in ("", ", planned")]
     for phase in phases:
         seconds, limit = _float(phase.get("seconds")), _float(phase.get("limit_seconds"))
         bar = (
@@ -217,6 +222,7 @@ def _phases(run: RunFiles, is_alone: bool) -> str:
                 (bar, ""),
                 (f"{limit / seconds:.0%}" if seconds else "–", "n"),
                 (text(phase.get("bound") if limit else "–"), ""),
+                *(_memory(phase) if has_memory else ()),
             ]
         )
     source = "Measured by --profile" if run.profile else "Computed by --limit"
@@ -224,6 +230,14 @@ def _phases(run: RunFiles, is_alone: bool) -> str:
         f'{_table(rows)}<p class="quiet">{source}, per step. The dark part of a bar is the '
         "physical limit of its work on the machine.</p>"
     )
+
+
+def _memory(phase: "Mapping[str, Any]") -> list[tuple[str, str]]:
+    """Most bytes of a phase at a time, each with those that were planned."""
+    found = [phase.get(name) for name in ("memory", "planned_memory")]
+    sides = [side if isinstance(side, dict) else {} for side in found]
+    amounts = [_float(side.get(name)) for name in MEMORY for side in sides]
+    return [(bytes_text(amount) if amount else "–", "n") for amount in amounts]
 
 
 def _float(value: Any) -> float:

@@ -2,7 +2,7 @@
 use.
 """
 
-from popxl_engine.codegen.block_writer import BlockWriter, SourceGenerator
+from popxl_engine.codegen.block_writer import BlockWriter, PhaseMarks, SourceGenerator
 from popxl_engine.codegen.source import Source
 
-__all__ = ["BlockWriter", "SourceGenerator", "Source"]
+__all__ = ["BlockWriter", "PhaseMarks", "SourceGenerator", "Source"]

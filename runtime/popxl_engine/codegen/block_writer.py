@@ -1,6 +1,7 @@
 """A program as functions, one for each block: instructions, calls, loops and branches in order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,23 @@ from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class PhaseMarks:
+    """The places of a program where a replica comes to another phase, and what is called there."""
+
+    phases: Mapping[int, str]
+    """The phases that begin before instructions, by the ``id`` of these."""
+    enter: Callable[[Any, str], None]
+    """A function of the replica and the phase."""
+
+
 class SourceGenerator:
     """Writes one program: a function per block.
 
     Args:
         stochastic_rounding: updates of 16-bit tensors are rounded stochastically.
         kernels: the type of device whose kernels are called; default: the device's own.
+        marks: where phases begin, if anybody wants to know.
     """
 
     def __init__(
@@ -28,8 +40,10 @@ class SourceGenerator:
         device: torch.device = CPU,
         stochastic_rounding: bool = False,
         kernels: str | None = None,
+        marks: PhaseMarks | None = None,
     ):
         self.source = Source(device, stochastic_rounding, kernels or device.type)
+        self.marks = marks
         self._functions: dict[Block, str] = {}
         self._constants: dict[Any, str] = {}
 
@@ -91,6 +105,8 @@ class BlockWriter(OpWriter):
             if instr.path != path:
                 path = instr.path
                 self.source.add(f"    # {path or 'main'}")
+            if (mark := self._mark(instr)) is not None:
+                self.source.add(f"    {mark}", instr)
             for i, line in enumerate(self._instr(instr)):
                 self.source.add(f"    {line}{'' if i else self._comment(instr)}", instr)
             if self.last_uses:
@@ -100,6 +116,13 @@ class BlockWriter(OpWriter):
         if effects_of(block).synchronizes:
             self.source.add("    yield")
         self.source.add("")
+
+    def _mark(self, instr: Instr) -> str | None:
+        """The call where a phase begins."""
+        marks = self.generator.marks
+        if marks is None or id(instr) not in marks.phases:
+            return None
+        return f"{self.source.bind('enter_phase', marks.enter)}(r, {marks.phases[id(instr)]!r})"
 
     @staticmethod
     def _comment(instr: Instr) -> str:

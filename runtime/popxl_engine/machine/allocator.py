@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import platform
+from typing import Any
 
 from popxl_engine.native import build
 
@@ -50,6 +51,40 @@ def release_freed_memory() -> None:
         trim(0)
 
 
+class TensorCounter:
+    """Counts the bytes that tensors of all threads take of the processor's memory, inside a block.
+    A tensor of 64 KiB and more counts with up to 64 bytes behind it.
+
+    Raises:
+        RuntimeError: tensors do not come from the allocator, so nobody can count them.
+    """
+
+    def __init__(self) -> None:
+        if not _allocators:
+            raise RuntimeError(
+                "memory: got tensors in the C library's memory; expected the runtime's own "
+                "allocator. It takes a C++ compiler and PyTorch's headers."
+            )
+        self._library = _allocators[0]
+
+    def __enter__(self) -> "TensorCounter":
+        self._library.count(True)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._library.count(False)
+
+    def take_most(self) -> int:
+        """The most bytes at a time since the last call, or the block's begin: less those from
+        before the block. After it, the present ones are the most.
+        """
+        return int(self._library.take_most())
+
+    def adjust(self, more: int) -> None:
+        """Count more bytes from here on, or fewer: of a tensor that is now something else."""
+        self._library.adjust(more)
+
+
 def keep_tensors_together(waits: bool = True) -> bool:
     """Have PyTorch take large blocks of tensors, from here on, from an allocator that leaves few
     holes between them: `native/memory/allocator.cpp`.
@@ -73,6 +108,8 @@ def _takes_over(sources: build.Sources) -> bool:
     if loaded is None or take_over is None:
         return False
     take_over.argtypes, take_over.restype = [ctypes.c_size_t], ctypes.c_bool
+    loaded.count.argtypes, loaded.adjust.argtypes = [ctypes.c_bool], [ctypes.c_int64]
+    loaded.take_most.restype = ctypes.c_int64
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not take_over(ADDRESSES * memory):
         return False

@@ -40,6 +40,11 @@ class Rows:
         """Bytes of the memory that rows have so far."""
         return sum(row.untyped_storage().nbytes() for row in self._rows.values())
 
+    def own_bytes(self, index: int) -> int:
+        """Bytes of the memory that a row has so far, unless it is the caller's."""
+        row = None if index in self._callers else self._rows.get(index)
+        return 0 if row is None else row.untyped_storage().nbytes()
+
     def adopt(self, index: int, row: torch.Tensor) -> None:
         """Use the caller's memory as a row."""
         self._rows[index] = row

@@ -5,7 +5,6 @@ and what kernels need on the way are those of a run. Loops run twice, for the se
 with what the first one leaves.
 """
 
-import inspect
 import linecache
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from popxl.errors import GraphError
 from popxl.ir import Ir
-from popxl.op_records import OPS, Op, OpDefinition
+from popxl.op_records import OPS, Op
 from popxl.remote_buffer import RemoteBuffer
 from popxl.streams import Stream
 from popxl.tensor import TensorSpec
@@ -25,17 +24,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from popxl_engine import compiler
 from popxl_engine.analysis.effects import effects_of, instrs_run
-from popxl_engine.codegen import SourceGenerator
+from popxl_engine.codegen import PhaseMarks, SourceGenerator
 from popxl_engine.ir import Block, Instr, map_blocks
 from popxl_engine.kernels.collectives import READS
 from popxl_engine.kernels.dtypes import torch_dtype
-from popxl_engine.kernels.registry import kernel, kernel_for
+from popxl_engine.kernels.registry import kernel_for
 from popxl_engine.machine.lockstep import run_lockstep
 from popxl_engine.machine.replica import Traffic
 from popxl_engine.native import library as native
 from popxl_engine.planner.live_bytes import LiveBytes, on_meta, without_compiler
 from popxl_engine.planner.memoized import MemoizedKernel
-from popxl_engine.planner.phases import in_phases
+from popxl_engine.planner.phases import entries
 from popxl_engine.support import CollectiveSite, to_device
 
 NOT_MEMOIZED = {"host", "remote", "collective", "clock"}
@@ -47,17 +46,8 @@ MAX_INSTRS_RUN = 10_000_000
 
 
 def enter_phase(replica: Any, name: str) -> None:
-    """Kernel of `ENTER_PHASE`."""
+    """Count what comes next for a phase."""
     replica.bytes.enter(name)
-
-
-def _enter_phase(name: str) -> None: ...
-
-
-ENTER_PHASE = OpDefinition(
-    "enter_phase", _enter_phase, inspect.signature(_enter_phase), effects=frozenset({"host"})
-)
-kernel(ENTER_PHASE.name)(enter_phase)
 
 
 def peak_bytes(
@@ -100,14 +90,18 @@ def dry_run(
     `peak_bytes`.
     """
     block = compiler.compile(ir, device).block if block is None else block
-    block = _shortened(_with_phases(ir, block))
+    block = _shortened(block)
     if (count := instrs_run(block)) > MAX_INSTRS_RUN:
         raise GraphError(
             f"plan: got a program whose dry run runs {count} instructions, because of calls in "
             f"calls; expected at most {MAX_INSTRS_RUN}. Plan a part of it."
         )
     stochastic_rounding = bool(ir._pb_ir.getSessionOptions().enableStochasticRounding)
-    generator = SourceGenerator(stochastic_rounding=stochastic_rounding, kernels=device.type)
+    generator = SourceGenerator(
+        stochastic_rounding=stochastic_rounding,
+        kernels=device.type,
+        marks=PhaseMarks(entries(ir, block), enter_phase),
+    )
     name = generator.function(block)
     with (
         without_compiler(),
@@ -233,9 +227,7 @@ def _dry_names(
         kernel_for(definition) for definition in OPS.values() if "print" in definition.effects
     }
     transfers = {
-        kernel_for(definition)
-        for definition in (*OPS.values(), ENTER_PHASE)
-        if definition.effects & NOT_MEMOIZED
+        kernel_for(definition) for definition in OPS.values() if definition.effects & NOT_MEMOIZED
     }
     names: dict[str, Any] = {}
     for name, value in generator.source.names.items():
@@ -273,26 +265,6 @@ class _Truth:
         op = self.instrs[sys._getframe(1).f_lineno].source
         assert op is not None
         return self.takes_first(op)
-
-
-def _with_phases(ir: Ir, program: Block) -> Block:
-    """A program that says when it comes to another phase."""
-    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, program)}
-
-    def entering(block: Block) -> Block:
-        instrs: list[Instr] = []
-        current = None
-        for instr in block.instrs:
-            phase = phases.get(id(instr))
-            if phase is None:  # a loop of steps
-                instr = replace(instr, bodies=(entering(instr.bodies[0]),))
-            elif phase != current:
-                instrs.append(Instr("op", {"name": phase}, (), ENTER_PHASE))
-            instrs.append(instr)
-            current = phase
-        return block.with_instrs(instrs)
-
-    return entering(program)
 
 
 def _shortened(program: Block) -> Block:

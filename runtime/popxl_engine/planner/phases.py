@@ -132,6 +132,25 @@ def in_phases(ir: Ir, block: Block) -> Iterator[tuple[str, Instr, int]]:
     return of(block, 1)
 
 
+def entries(ir: Ir, block: Block) -> dict[int, str]:
+    """The instructions before which a run comes to another phase, by ``id``: the phases."""
+    phases = {id(instr): phase for phase, instr, _ in in_phases(ir, block)}
+    found: dict[int, str] = {}
+
+    def walk(block: Block) -> None:
+        current = None
+        for instr in block.instrs:
+            phase = phases.get(id(instr))
+            if phase is None:  # a loop of steps
+                walk(instr.bodies[0])
+            elif phase != current:
+                found[id(instr)] = phase
+            current = phase
+
+    walk(block)
+    return found
+
+
 def _called(
     graph: Graph, around: set[Op], path: str = "", times: int = 1
 ) -> Iterator[tuple[str, str, int]]:

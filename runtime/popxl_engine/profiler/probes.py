@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from popxl_engine.analysis.effects import synchronizes
-from popxl_engine.codegen import BlockWriter, SourceGenerator
+from popxl_engine.codegen import BlockWriter, PhaseMarks, SourceGenerator
 from popxl_engine.ir import Block, Instr
 from popxl_engine.planner.phases import MAIN
 from popxl_engine.profiler.clock import clock_of
@@ -42,8 +42,14 @@ class ProbedGenerator(SourceGenerator):
         replicas: over all processes.
     """
 
-    def __init__(self, replicas: int, device: torch.device, stochastic_rounding: bool = False):
-        super().__init__(device, stochastic_rounding)
+    def __init__(
+        self,
+        replicas: int,
+        device: torch.device,
+        stochastic_rounding: bool = False,
+        marks: PhaseMarks | None = None,
+    ):
+        super().__init__(device, stochastic_rounding, marks=marks)
         self.replicas = replicas
         self.probes: list[Probe] = []
         self.log: list[int] = []

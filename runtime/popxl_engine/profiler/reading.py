@@ -1,10 +1,10 @@
 """The way from the log of a run to spans of time on every replica, and to sums for every phase."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from popxl.profile import FILES, LANES, PHASES, PhaseProfile, Profile, Span, Work
+from popxl.profile import FILES, LANES, PHASES, PhaseMemory, PhaseProfile, Profile, Span, Work
 
 from popxl_engine.ir import Block
 from popxl_engine.planner.phases import MAIN
@@ -34,6 +34,8 @@ class Log:
     """Rows of transfers from and to remote memory, in order."""
     transfers: Sequence[Transfer]
     """Transfers of files, by the threads that read and write them."""
+    memory: Mapping[str, PhaseMemory]
+    """The memory of each phase that the run has come to."""
 
 
 @dataclass
@@ -175,7 +177,13 @@ class Reading:
         for name, work in {MAIN: Work(), **sites.planned.phases()}.items():
             nanoseconds = {lane: self.spent[name, lane] for lane in LANES}
             phases.append(
-                PhaseProfile(name, sites.runs[name], work.times(len(self.tracks)), nanoseconds)
+                PhaseProfile(
+                    name,
+                    sites.runs[name],
+                    work.times(len(self.tracks)),
+                    nanoseconds,
+                    self.log.memory.get(name, PhaseMemory(None, 0, 0)),
+                )
             )
         files = [
             Span(

@@ -8,8 +8,11 @@ from functools import cached_property
 from popxl.ir import Ir
 from popxl.profile import Profile
 
+from popxl_engine.codegen import PhaseMarks
 from popxl_engine.machine.machine import Machine
+from popxl_engine.planner.phases import entries
 from popxl_engine.profiler.files import watched
+from popxl_engine.profiler.memory import MemoryWatch
 from popxl_engine.profiler.probes import ProbedGenerator
 from popxl_engine.profiler.reading import Log, Reading
 from popxl_engine.profiler.sites import ProbeSite, Sites
@@ -21,8 +24,12 @@ class Recorder:
 
     def __init__(self, ir: Ir, program: Program, machine: Machine):
         self._ir, self._machine = ir, machine
+        self._memory = MemoryWatch(machine, program)
         self._generator = ProbedGenerator(
-            ir.replication_factor, program.device, program.stochastic_rounding
+            ir.replication_factor,
+            program.device,
+            program.stochastic_rounding,
+            PhaseMarks(entries(ir, program.block), self._memory.enter),
         )
         self.program = program.written_by(self._generator)
         self._logs: list[Log] = []
@@ -34,12 +41,20 @@ class Recorder:
         del log[:], rows[:]
         begin = time.perf_counter_ns()
         to_system = time.time_ns() - begin
-        with watched(self._machine) as transfers:
+        with watched(self._machine) as transfers, self._memory.run():
             yield
-        entries = log[:]
-        entries[1::2] = self._generator.clock.times(log[1::2])
+        moments = log[:]
+        moments[1::2] = self._generator.clock.times(log[1::2])
         self._logs.append(
-            Log(begin, time.perf_counter_ns(), to_system, entries, rows[:], transfers[:])
+            Log(
+                begin,
+                time.perf_counter_ns(),
+                to_system,
+                moments,
+                rows[:],
+                transfers[:],
+                self._memory.phases(),
+            )
         )
 
     def take(self) -> list[Profile]:

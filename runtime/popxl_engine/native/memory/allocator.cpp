@@ -8,11 +8,13 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -115,10 +117,16 @@ class Arena {
     return block == nullptr ? nullptr : block + HEADER;
   }
 
+  // The length of a block with its header.
+  static size_t length_of(void* data) {
+    size_t length;
+    std::memcpy(&length, static_cast<char*>(data) - HEADER, sizeof(length));
+    return length;
+  }
+
   void give(void* data) {
     char* block = static_cast<char*>(data) - HEADER;
-    size_t length;
-    std::memcpy(&length, block, sizeof(length));
+    size_t length = length_of(data);
     pthread_mutex_lock(&mutex);
     used -= length;
     resident.add(block, length);
@@ -164,8 +172,31 @@ class Arena {
 
 Arena& arena = *new Arena;  // never destroyed: tensors may be there until the process ends
 
+// The bytes that tensors of all threads have taken since counting began, less those that they have
+// given back, and the most of that since somebody asked. Nothing is counted unless somebody does.
+class Counter {
+ public:
+  std::atomic<bool> is_on{false};
+  std::atomic<int64_t> live{0}, most{0};
+
+  void taken(void* data) {
+    int64_t now = live.fetch_add(bytes(data)) + bytes(data), known = most.load();
+    while (now > known && !most.compare_exchange_weak(known, now)) {}
+  }
+
+  void given(void* data) { live.fetch_sub(bytes(data)); }
+
+ private:
+  static int64_t bytes(void* data) {
+    return arena.has(data) ? Arena::length_of(data) - HEADER : malloc_usable_size(data);
+  }
+};
+
+Counter counter;
+
 void free_block(void* data) {
   if (data == nullptr) return;
+  if (counter.is_on.load(std::memory_order_relaxed)) counter.given(data);
   c10::profiledCPUMemoryReporter().Delete(data);
   if (arena.has(data)) {
     arena.give(data);
@@ -180,6 +211,7 @@ struct Allocator final : c10::Allocator {
     if (length >= LEAST && length < SIZE_MAX / 2) data = arena.take(length);
     if (data == nullptr) data = c10::alloc_cpu(length);  // or it says why there is none
     c10::profiledCPUMemoryReporter().New(data, length);
+    if (counter.is_on.load(std::memory_order_relaxed) && data != nullptr) counter.taken(data);
     return {data, data, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -209,4 +241,20 @@ bool take_over(size_t reserved) {
 
 // Give the system all pages of free blocks.
 void trim() { arena.trim(); }
+
+// Count from zero, or no longer.
+void count(bool is_on) {
+  counter.is_on = false;
+  counter.live = counter.most = 0;
+  counter.is_on = is_on;
+}
+
+// The most bytes that were counted at a time since the last call.
+int64_t take_most() {
+  int64_t live = counter.live.load();
+  return std::max(live, counter.most.exchange(live));
+}
+
+// Count so many bytes more, which are none that were taken just now, or fewer.
+void adjust(int64_t more) { counter.live += more; }
 }

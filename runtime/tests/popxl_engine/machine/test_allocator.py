@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.processes import environment
-from popxl_engine.machine.allocator import keep_tensors_together, release_freed_memory
+from popxl_engine.machine.allocator import (
+    TensorCounter,
+    keep_tensors_together,
+    release_freed_memory,
+)
 from popxl_engine.native import build, library
 from torch.profiler import ProfilerActivity, profile
 
@@ -164,6 +168,27 @@ def test_pytorch_accounts_for_the_memory(together: Any) -> None:
     assert [e.nbytes() for e in events if e.name() == "[memory]"] == [4 << 20, -(4 << 20)]
 
 
+def test_tensors_are_counted_while_somebody_asks(together: Any) -> None:
+    before, small = torch.empty(3 << 20, dtype=torch.uint8), 4000
+    with TensorCounter() as counter:
+        tensors = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in (5 << 20, small)]
+        most = (5 << 20) + small
+        assert most <= counter.take_most() <= most + 2 * 64
+        del tensors[0], before
+        assert counter.take_most() >= most, "as much as there was when they asked before"
+        assert small - (3 << 20) - 64 <= counter.take_most() <= small - (3 << 20) + 64
+        counter.adjust(3 << 20)
+        with ThreadPoolExecutor(1) as pool:
+            tensors.append(pool.submit(torch.empty, 1 << 20, dtype=torch.uint8).result())
+        most = (1 << 20) + small
+        assert most <= counter.take_most() <= most + 2 * 64
+    counter = TensorCounter()
+    tensors.append(torch.empty(1 << 20))
+    assert counter.take_most() == 0, "and not else"
+    with counter:
+        assert counter.take_most() == 0
+
+
 def test_too_much_is_refused_in_pytorchs_words(together: Any) -> None:
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         torch.empty(1 << 60, dtype=torch.uint8)
@@ -180,9 +205,16 @@ import os
 os.environ["POPXL_NATIVE"] = "0"
 import torch
 from popxl_engine.machine.allocator import keep_tensors_together, release_freed_memory
+from popxl_engine.machine.allocator import TensorCounter
 assert not keep_tensors_together()
 torch.ones(1 << 20).sum()
 release_freed_memory()
+try:
+    TensorCounter()
+except RuntimeError as error:
+    assert "expected the runtime's own allocator" in str(error)
+else:
+    raise AssertionError("nobody counts")
 """
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 import pytest
+import torch
 from helpers.plan_programs import REPLICAS, ROWS, first_and_later_steps, program, row_phase
 from helpers.row_programs import program as rows_program
 from popxl import ops
@@ -23,16 +24,20 @@ from popxl.extensions import (
     Span,
     Work,
     file_traffic,
+    host_needs,
     keep_remote_memory_in_files,
     plan,
     profile,
     sequence,
     timeline,
 )
+from popxl_engine.machine import allocator
 from popxl_engine.machine.paging import BLOCK
 from popxl_engine.machine.replica import Replica
+from popxl_engine.native import library
 from popxl_engine.profiler import reading
 from popxl_engine.profiler.clock import EventClock
+from popxl_engine.profiler.memory import counter_of
 from popxl_engine.profiler.reading import longest
 
 
@@ -108,7 +113,7 @@ def test_programs_have_probes_in_the_block_and_nowhere_else(tmp_path, monkeypatc
     with session, profile(session):
         assert session._engine.program is recorded, "written once"
     assert session._engine.program is before and "perf_counter" not in str(before.source.names)
-    stamp = re.compile(r"^ +(log|rows)_\d+g\.append")
+    stamp = re.compile(r"^ +((log|rows)_\d+g\.append|enter_phase_\d+g\()")
     texts = [
         [line for line in path.read_text().splitlines() if not stamp.match(line)]
         for path in (plain, probed)
@@ -221,6 +226,127 @@ def test_a_slow_transfer_is_what_its_phase_waited_for(kind: str, monkeypatch):
     waited = sum(s.end - s.begin for s in of(found.spans, 0, "collectives"))
     assert waited >= ROWS * PAUSE * 1e9, "the others stand in their collectives meanwhile"
     assert rows.nanoseconds["collectives"] < ROWS * PAUSE * 1e9, "but no moment is counted twice"
+
+
+# Memory
+
+
+K, ROWS_KEPT = 200, 4
+"""A matrix has 160,000 bytes."""
+MATRIX, SMALL = 4 * K * K, 2_000
+"""Bytes; and of what the C library rounds up, and of scalars."""
+
+
+def storing_phase(n: popxl.Tensor, x: popxl.Tensor, buffer: popxl.RemoteBuffer) -> Any:
+    """Stores a product, which becomes the row, and has another product meanwhile."""
+    ops.remote_store(buffer, n, x @ x)
+    return n + 1, x + 1.0
+
+
+def loading_phase(n: popxl.Tensor, total: popxl.Tensor, buffer: popxl.RemoteBuffer) -> Any:
+    """Adds the square of a row, which is over."""
+    row = ops.remote_load(buffer, n)
+    return n + 1, total + row @ row
+
+
+def rows_for_a_while() -> popxl.Ir:
+    """Rows that one phase fills and another one reads."""
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence(True):
+        buffer = popxl.remote_buffer((K, K), popxl.float32, ROWS_KEPT)
+        x = popxl.variable(np.eye(K, dtype=np.float32))
+        for phase in (storing_phase, loading_phase):
+            n = popxl.constant(0, popxl.int32)
+            graph = ir.create_graph(phase, n, x, buffer)
+            _, x = ops.repeat(graph, ROWS_KEPT, n, x)
+        ops.host_store(popxl.d2h_stream((), popxl.float32), ops.sum(x))
+    return ir
+
+
+needs_counter = pytest.mark.skipif(
+    library.library() is None, reason="no C++ compiler: nobody counts tensors"
+)
+
+
+@needs_counter
+def test_memory_of_a_phase_is_what_its_tensors_and_rows_have():
+    (profiles, _) = profiled(rows_for_a_while(), runs=2)
+    for found in profiles:
+        storing, loading = (p.memory for p in found.phases if p.name.endswith("ing_phase"))
+        # the variable, what is carried from round to round, and the product or the next of these
+        assert storing.tensors == pytest.approx(3 * MATRIX, abs=SMALL)
+        assert storing.rows == ROWS_KEPT * MATRIX, "each has its memory until it is read"
+        # the variable, the total, a product, and maybe the sum of both
+        assert loading.tensors in (
+            pytest.approx(3 * MATRIX, abs=SMALL),
+            pytest.approx(4 * MATRIX, abs=SMALL),
+        )
+        assert loading.rows == ROWS_KEPT * MATRIX
+
+
+@needs_counter
+def test_memory_of_a_phase_is_that_of_the_plan():
+    for ir in (rows_for_a_while(), program()):
+        needs = host_needs(ir)
+        ((*_, found), _) = profiled(ir, runs=2)
+        for phase in found.phases:
+            rows, tensors = needs.phases[phase.name]
+            assert phase.memory.rows == rows
+            assert tensors <= phase.memory.tensors <= tensors + SMALL, phase.name
+
+
+def test_the_resident_set_of_a_phase_has_what_it_took():
+    nbytes = 64 * 2**20
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((), popxl.float32))
+        (y,) = ops.call(ir.create_graph(large_phase, x, nbytes // 4), x)
+        ops.host_store(popxl.d2h_stream((), popxl.float32), y)
+    ((found,), _) = profiled(ir)
+    before, large = (p.memory.resident for p in found.phases)
+    assert nbytes < large and before <= large
+
+
+def large_phase(x: popxl.Tensor, elements: int) -> popxl.Tensor:
+    return ops.sum(x + popxl.constant(np.arange(elements, dtype=np.float32)))
+
+
+def test_without_an_allocator_nobody_counts_tensors(monkeypatch):
+    monkeypatch.setattr(allocator, "_allocators", [])
+    ((found,), _) = profiled(rows_for_a_while())
+    assert {p.memory.tensors for p in found.phases} == {None}
+    assert max(p.memory.rows for p in found.phases) == ROWS_KEPT * MATRIX
+
+
+class Gpu:
+    """Memory of a GPU that is not there, as PyTorch tells of it."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def take(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+    def reset(self, _: Any) -> None:
+        self.most = self.now
+
+
+def test_tensors_of_a_gpu_are_counted_as_pytorch_counts_them(monkeypatch):
+    gpu, device = Gpu(), torch.device("cuda", 0)
+    gpu.take(1000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: gpu.now)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: gpu.most)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", gpu.reset)
+    counter = counter_of(device)
+    assert counter is not None
+    with counter:
+        for change in (500, -300, 50):
+            gpu.take(change)
+        assert (counter.take_most(), counter.take_most()) == (500, 250)
+        counter.adjust(-200)
+        gpu.take(10)
+        assert counter.take_most() == 60
 
 
 # Programs of other forms
