@@ -67,13 +67,15 @@ def test_losses_norms_and_weights_are_those_of_recomputation_bit_for_bit(case, m
 def test_levels_lead_from_nothing_to_all_each_with_more_bytes_and_fewer_operations():
     assert [level.words for level in LEVELS] == [
         "nothing",
-        "products but those of attention.qkv and feed_forward.up",
-        "products but those of feed_forward.up",
+        "products but those of attention.qkv and feed_forward.up and attention",
+        "products but those of feed_forward.up and attention",
+        "products but those of attention",
         "products",
         "all",
     ]
     rows = 2 * 12  # of one micro-batch; two of them, in bfloat16
-    widths = (0, 48, 4 * 48, 8 * 48)  # the sum after attention; queries, keys, values; wide layer
+    # the sum after attention; queries, keys, values; wide layer; attention's result and statistics
+    widths = (0, 48, 4 * 48, 8 * 48, 9 * 48 + 2 * 4 * 2)
     assert [level.kept_bytes for level in LEVELS[:-1]] == [2 * rows * 2 * w for w in widths]
     assert LEVELS[-1].kept_bytes == kept_bytes(TRAINED) > LEVELS[-2].kept_bytes
     for less, more in zip(LEVELS, LEVELS[1:]):
