@@ -19,27 +19,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runtime"))
-
-import torch  # noqa: E402
-import torch.distributed as distributed  # noqa: E402
-from popdist import exchange, getInstanceIndex, getNumInstances  # noqa: E402
-from popxl_engine.kernels.collectives import APART, READS, by_tree, reduction  # noqa: E402
-from popxl_engine.kernels.registry import KERNELS  # noqa: E402
-from popxl_engine.machine.allocator import keep_tensors_together  # noqa: E402
-from popxl_engine.machine.arrival import Arrival  # noqa: E402
-from popxl_engine.machine.communicator import Communicator  # noqa: E402
-from popxl_engine.machine.fabric import Fabric  # noqa: E402
 
 from benchmarks.harness import (  # noqa: E402
     CHECK,
+    ROOT,
     BenchmarkError,
     Figures,
     Flags,
@@ -54,17 +43,9 @@ from benchmarks.harness import (  # noqa: E402
 BAR = 1.1
 """Our time over Gloo's, at most."""
 CABLE, SWITCH = "cable", "popxlswitch"
-CASES = {
-    "gather a weight's shards, 600 KiB": ("gather", "float16", 307_200),
-    "scatter the sum of its gradients, 4.7 MiB": ("scatter", "float32", 1_228_800),
-    "sum activations, 8.75 MiB": ("reduce", "float16", 4_587_520),
-    "sum activations, 2.5 MiB": ("reduce", "float16", 1_310_720),
-    "gather activations, 640 KiB": ("gather", "float16", 327_680),
-    "gather, 24 KiB": ("gather", "float16", 12_288),
-    "sum, 4.1 KiB": ("reduce", "float32", 1040),
-    "sum one number": ("reduce", "float32", 1),
-}
-"""Collective, type, numbers that a replica brings."""
+INSTANCE = """import json, sys
+from benchmarks.timed_collectives import run_instance
+run_instance(json.loads(sys.argv[1]))"""
 FLAGS: Flags = {
     "--processes": flag((2, 4), "machines, one process each", type=int, nargs="+"),
     "--gigabits": flag((1.0, 10.0), "of a link, each way", type=float, nargs="+"),
@@ -72,99 +53,6 @@ FLAGS: Flags = {
     "--seconds": flag(0.15, "of a round, at least"),
     **CHECK,
 }
-Run = Callable[[], Any]
-
-
-def ways(kind: str, t: Any, size: int, position: int) -> tuple[Run, dict[str, Run]]:
-    """A collective of the runtime, and by Gloo; each gives this replica's result."""
-    name = {"gather": "all_gather", "scatter": "reduce_scatter", "reduce": "all_reduce"}[kind]
-    op = f"replicated_{name}"
-    arguments: dict[str, Any] = {"group": None}
-    if kind == "gather":
-        arguments |= {"axis": 0, "output_shape": "meta_shape", "whole": (size * t.numel(),)}
-    else:
-        arguments["op"] = "add"
-    if kind == "scatter":
-        arguments["configure_output_for_replicated_tensor_sharding"] = True
-    fabric = Fabric(size, range(position, position + 1))
-
-    def ours() -> Any:
-        arrival = Arrival(
-            site=name,
-            members=tuple(range(size)),
-            operands=[t],
-            combine=lambda ts: KERNELS[op](ts, **arguments),
-            apart=lambda team, own: APART[op](team, own, **arguments),
-            describe=name,
-            reads=READS.get(op, "all"),
-            reduce=reduction(op, arguments.get("op")),
-        )
-        _, results = fabric.finish([fabric.begin({position: arrival})])
-        return results[position]
-
-    length = -(-t.numel() // size)
-    padded = torch.cat([t, t.new_zeros(length * size - t.numel())])
-    team = Communicator(size, position, distributed.group.WORLD)
-
-    def gathered() -> Any:
-        return team.gather(t).view(-1)
-
-    def added() -> Any:
-        return by_tree(list(team.gather(t)), "add")
-
-    def scattered() -> Any:
-        pieces = torch.empty_like(padded)
-        distributed.all_to_all_single(pieces, padded)
-        return by_tree(list(pieces.view(size, -1)), "add")
-
-    def in_pieces() -> Any:
-        return team.gather(scattered()).view(-1)[: t.numel()]
-
-    theirs: dict[str, dict[str, Run]] = {
-        "gather": {"gather": gathered},
-        "scatter": {"all to all": scattered},
-        "reduce": {"gather": added, "all to all": in_pieces},
-    }
-    return ours, theirs[kind]
-
-
-def timed(run: Run, count: int) -> float:
-    """Seconds of one of so many."""
-    begin = time.perf_counter()
-    for _ in range(count):
-        run()
-    return (time.perf_counter() - begin) / count
-
-
-def run_instance(options: Mapping[str, Any]) -> None:
-    """One process: every case by every way, in turn; instance 0 prints the least seconds."""
-    torch.set_num_threads(1)
-    keep_tensors_together()  # as runs do
-    size, position = getNumInstances(), getInstanceIndex()
-    exchange.connect()
-    store = distributed.FileStore(options["store"], size)
-    distributed.init_process_group("gloo", store=store, rank=position, world_size=size)
-    for case, (kind, dtype, numbers) in CASES.items():
-        t = torch.randn(numbers, generator=torch.Generator().manual_seed(position))
-        ours, theirs = ways(kind, t.to(getattr(torch, dtype)), size, position)
-        runs = {"ours": ours, **theirs}
-        expected = ours().clone()
-        counts = {}
-        for name, run in runs.items():
-            if not torch.equal(run(), expected):
-                raise BenchmarkError(f"{case}: {name} gives other bits")
-            took = exchange.gather(timed(run, 2))[0]
-            counts[name] = max(2, int(options["seconds"] / took))
-        found: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(options["rounds"]):
-            for name, run in runs.items():
-                exchange.barrier()
-                found[name].append(timed(run, counts[name]))
-        if position == 0:
-            least = {name: min(seconds) for name, seconds in found.items()}
-            print(json.dumps({"case": case, **least}), flush=True)
-    exchange.barrier()
-    distributed.destroy_process_group()
 
 
 def ip(*words: str) -> None:
@@ -218,10 +106,11 @@ def measured(processes: int, gigabits: float, arguments: argparse.Namespace) -> 
             "GLOO_SOCKET_IFNAME": CABLE,
             "OMP_NUM_THREADS": "1",
         }
-        program = [sys.executable, str(Path(__file__)), "--instance", json.dumps(options)]
+        program = [sys.executable, "-c", INSTANCE, json.dumps(options)]
         started = [
             subprocess.Popen(
                 ["ip", "netns", "exec", name, *program],
+                cwd=ROOT,
                 env={**environment, "RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -286,7 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--instance"]:
-        run_instance(json.loads(sys.argv[2]))
-    else:
-        script(main)
+    script(main)

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,21 +62,23 @@ def lines_of(run: Path) -> "list[dict]":
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def end_by_clock(run: Path) -> "int | None":
-    """The last step, as the clock has fixed it; None where it has not."""
+def fixed_by_clock(run: Path) -> "dict[str, Any]":
+    """The decay as the clock has fixed it: from which step and rate, to which step."""
     newest = SavedRun(checkpoints_in(run / "checkpoints")[-1], load(run / "config.yml"))
-    schedule = newest.position.schedule
-    return None if schedule is None else schedule["end"]
+    assert newest.position.schedule is not None
+    return newest.position.schedule
 
 
 def test_a_process_ends_with_its_minutes(folder):
     # the program is exact to three in a hundred (tests/unit/test_minutes.py); a busy machine is not
     seconds, lines = float((folder / "seconds").read_text()), lines_of(folder / "run")
     assert 0.75 * 60 * MINUTES < seconds < 2 * 60 * MINUTES
-    assert lines[-1]["step"] == end_by_clock(folder / "run")  # not the preset's 20 steps
+    fixed, config = fixed_by_clock(folder / "run"), load(folder / "run/config.yml")
+    assert lines[-1]["step"] == fixed["end"]  # not the preset's 20 steps
     rates = [line["learning_rate"] for line in lines]
-    assert rates[0] == max(rates) and rates[-1] < 0.3 * rates[0]
-    config = load(folder / "run/config.yml")
+    lowest, decay = config.training.minimum_learning_rate, fixed["end"] - fixed["begin"]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(lowest + (fixed["rate"] - lowest) / decay)
     assert config.training.steps == lines[-1]["step"] and config.training.minutes == MINUTES
     # as the preset's 12 of 20 steps, for a run that goes on with more minutes
     assert config.training.decay_steps == round(0.6 * config.training.steps)
@@ -147,7 +150,7 @@ def test_the_program_chooses_what_it_trains_and_says_why(flags, tmp_path):
     )
     config = load(tmp_path / "0.6_minutes/config.yml")
     assert (config.model.sequence_length, config.model.vocabulary_size) == (64, 61)
-    end = end_by_clock(tmp_path / "0.6_minutes")
+    end = fixed_by_clock(tmp_path / "0.6_minutes")["end"]
     assert lines_of(tmp_path / "0.6_minutes")[-1]["step"] == config.training.steps == end
 
 
