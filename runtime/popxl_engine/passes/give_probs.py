@@ -30,8 +30,14 @@ def give_probs(block: Block) -> Block:
 
 
 def _is_short(forward: Instr) -> bool:
+    """Whether probabilities may be kept, and gradients have the bits of those that make them again.
+
+    With dropout and an odd number of keys kernels work op by op unless what dropout left is given:
+    then a gradient makes it again, whatever is kept.
+    """
     queries, keys = forward.outputs[1].shape[2], forward.arguments["key_t"].shape[3]
-    return queries * keys <= LONGEST
+    is_alike = forward.arguments["seed_tensor"] is None or keys % 2 == 0
+    return queries * keys <= LONGEST and is_alike
 
 
 def _is_gradient(block: Block, forward: Instr, gradient: Instr) -> bool:
