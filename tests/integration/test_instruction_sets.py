@@ -55,7 +55,8 @@ def plain(tmp_path_factory):
 
 def losses(folder: Path, variables: "dict[str, str]") -> "list[float]":
     command = [sys.executable, str(ROOT / "demo/pretraining.py"), "--config", "tiny"]
-    settings = "--precision bfloat16 --dropout 0.1 --steps 4 --name run"
+    settings = "--precision bfloat16 --dropout 0.1 --steps 4 --name run --data_parallel 1"
+    settings += " --tensor_parallel_1 1 --tensor_parallel_2 1"
     done = subprocess.run(
         [*command, *settings.split()], cwd=folder, env=variables, capture_output=True, text=True
     )

@@ -27,12 +27,12 @@ from tests.integration.runs import batches
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = small(
     layers=3, hidden_size=16, heads=4, sequence_length=8, max_positions=8, vocabulary_size=40,
-    biases=False, global_batch_size=8, steps=10, learning_rate=1e-2, warmup_steps=2,
+    biases=False, global_batch_size=8, micro_batch_size=2, steps=6, learning_rate=1e-2, warmup_steps=2,
     schedule="cosine", weight_decay=0.1, max_norm=0.5,
 )  # fmt: skip
 """The model and its steps; the norm is clipped in some."""
 OPTIMIZERS = ("adamw", "muon")
-SAVED, DEAD = 5, 7
+SAVED, DEAD = 3, 4
 """Steps of a killed run that are saved, and steps after which it dies."""
 SECONDS = 180
 """Limit of a run in processes of its own."""
@@ -53,8 +53,9 @@ class Case:
 
 
 def over(dp: int, tp1: int, tp2: int) -> "dict[str, Any]":
-    """The settings of a layout."""
-    return {"data_parallel": dp, "tensor_parallel_1": tp1, "tensor_parallel_2": tp2}
+    """The settings of a layout. Micro-batches have two sequences, where replicas have as many."""
+    grid = {"data_parallel": dp, "tensor_parallel_1": tp1, "tensor_parallel_2": tp2}
+    return grid | {"micro_batch_size": min(2, MODEL.training.global_batch_size // dp)}
 
 
 GRIDS = (
@@ -78,7 +79,7 @@ LAYOUTS = (
 BUDGETS = (
     Case("all activations kept", {"recomputation": False}),
     Case("those of one layer kept", {"activation_memory": 2**16}),
-    Case("5 steps a call", {"device_iterations": 5}),
+    Case("3 steps a call", {"device_iterations": 3}),
     Case("head in 4 pieces", {"head_serialisation": 4}),
     Case("attention in 2 pieces", {"attention_serialisation": 2}),
     Case("micro-batches of 4", {"micro_batch_size": 4}),

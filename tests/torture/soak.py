@@ -42,7 +42,7 @@ def trial(case: int, shop: Workshop) -> str:
     settings = {
         "steps": steps // 3 * 3, "checkpoint__every": every, "validate_every": every,
         "checkpoint__load": "none", "log_every": every,
-        "layers": 1, "global_batch_size": 2, "micro_batch_size": 1, "samples": 0,
+        "layers": 1, "global_batch_size": mode.instances, "micro_batch_size": 1, "samples": 0,
     }  # fmt: skip
     with shop.start(mode, folder, is_cold=True, **settings) as program:
         samples = watch(program, folder / "runs/run/metrics.jsonl")

@@ -19,10 +19,10 @@ from tests.integration.gpt_oracle import distance
 from tests.integration.runs import TRAINED
 from tests.integration.skipping import GRID, POISON, run, session_of, state_of
 
-HORIZON, STEPS = 3, 6
+HORIZON, STEPS = 3, 5
 AVERAGED = override(
     TRAINED,
-    precision="float32", stochastic_rounding=False, dropout=0.0, average_weights=HORIZON, steps=STEPS,
+    layers=2, precision="float32", stochastic_rounding=False, dropout=0.0, average_weights=HORIZON, steps=STEPS,
 )  # fmt: skip
 WAYS = {
     "one": {},

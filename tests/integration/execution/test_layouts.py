@@ -29,8 +29,12 @@ GRIDS = [
 
 
 def laid_out(config: Config, grid: Grid, **changes: object) -> Config:
+    """The configuration on dp x tp1 x tp2 replicas, with two micro-batches a step, or with one where
+    each replica has one sequence.
+    """
     names = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
-    return override(config, **dict(zip(names, grid)), **changes)
+    size = max(1, config.training.global_batch_size // grid[0] // 2)
+    return override(config, **dict(zip(names, grid)), micro_batch_size=size, **changes)
 
 
 # Gradients
@@ -208,7 +212,7 @@ def trained(config: Config) -> "list[StepResult]":
 )
 def test_the_smallest_preset_trains_in_one_process(grid, changes):
     config = preset("tiny", steps=2, learning_rate=1e-2, **changes)
-    results, _ = train(laid_out(config, grid))
+    results, _ = train(override(laid_out(config, grid), micro_batch_size=8 // grid[0]))
     assert losses(results)[-1] < losses(results)[0]
     np.testing.assert_allclose(
         losses(results), losses(trained(laid_out(config, (1, 1, 1)))), rtol=1e-4

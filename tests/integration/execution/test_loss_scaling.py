@@ -25,26 +25,26 @@ from popxl_gpt.execution.reports.metrics import read_metrics
 from popxl_gpt.utils.errors import ConfigError, DivergedError, UserError
 from tests.faults import json_changed
 from tests.integration.runs import TRAINED
-from tests.integration.skipping import DP_TP1, GRID, flags, run, session_of, state_of
+from tests.integration.skipping import DP_TP1, DP_TP2, flags, run, session_of, state_of
 
 WINDOW, STEPS = 2, 12
 HALF = override(
-    TRAINED, precision="float16", stochastic_rounding=True, steps=STEPS, max_norm=0.5, widening=2
-)
+    TRAINED, layers=2, precision="float16", stochastic_rounding=True, steps=STEPS, max_norm=0.5,
+    widening=2,
+)  # fmt: skip
 AUTO = {"loss_scaling": "auto", "loss_scaling_window": WINDOW}
 LAYOUTS = {
     "one": {},
     "three iterations": {"device_iterations": 3},
     "dp": {"data_parallel": 2, "micro_batch_size": 1, "device_iterations": 2},
     "tp2, keeping activations": {"tensor_parallel_2": 2, "recomputation": False},
-    "all": GRID,
+    "dp and tp2": DP_TP2,
     "dp and tp1, whole": {
         **DP_TP1,
         "replicated_tensor_sharding": False,
         "device_iterations": 3,
     },
-    "not clipped": {"max_norm": 0.0},
-    "rounded to nearest": {"stochastic_rounding": False},
+    "not clipped, rounded to nearest": {"max_norm": 0.0, "stochastic_rounding": False},
 }
 every_layout = pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name == "three iterations")

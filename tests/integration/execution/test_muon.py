@@ -25,7 +25,7 @@ EXACT = {"precision": "float32", "stochastic_rounding": False, "dropout": 0.0}
 EVEN = {"heads": 4, "vocabulary_size": 40}
 LAYOUTS = {
     "one": {},
-    "all, two steps a run": {**GRID, **EVEN, "device_iterations": 2},
+    "all, two steps a run": {**GRID, **EVEN, "micro_batch_size": 2, "device_iterations": 2},
     "dp, whole": {"data_parallel": 2, "replicated_tensor_sharding": False},
     "tp1 of rows that do not divide": {"tensor_parallel_1": 3, "data_parallel": 2, "max_norm": 0.0},
 }

@@ -181,15 +181,15 @@ def test_a_share_of_memory_that_nobody_knows_is_refused():
 
 
 @pytest.mark.slow
-def test_of_several_numbers_the_fastest_layout_of_each_is_told(capsys, tmp_path):
+def test_of_several_numbers_the_fastest_layout_of_each_is_told(alone, capsys, tmp_path):
     options = PlanOptions(
         plan=True, devices=(1, 2), plan_folder=str(tmp_path), **{**SPEEDS, "link_gbps": 0.3}
     )
     plan_and_show(training_program, configuration(), options)
-    alone, both = (search(devices).shown[0] for devices in (1, 2))
+    one, both = planned(configuration(), link_gbps=0.3), alone[0]
     values = json.loads((tmp_path / "devices.json").read_text())
-    assert [v["seconds"] for v in values] == [alone.seconds, both.seconds]
+    assert [v["seconds"] for v in values] == [one.seconds, both.seconds]
     assert [v["exposed_seconds"] for v in values] == [0.0, both.exposed]
     assert values[0]["efficiency"] == 1.0
-    assert values[1]["efficiency"] == pytest.approx(alone.seconds / both.seconds / 2)
+    assert values[1]["efficiency"] == pytest.approx(one.seconds / both.seconds / 2)
     assert re.findall(r"^(\d)  +\d x", capsys.readouterr().out, re.MULTILINE) == ["1", "2"]

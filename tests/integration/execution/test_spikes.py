@@ -34,7 +34,7 @@ SPIKES = {"on_spike": "skip", "spike_threshold": 1.0, "spike_window": 4}
 LAYOUTS = {
     "one": {},
     "five iterations": {"device_iterations": 5},
-    "all": {**GRID, "heads": 4, "vocabulary_size": 40},
+    "all": {**GRID, "heads": 4, "vocabulary_size": 40, "micro_batch_size": 2},
     "not clipped, whole": {
         "max_norm": 0.0, "data_parallel": 2, "replicated_tensor_sharding": False,
     },
