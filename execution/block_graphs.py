@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import pairwise
 
 import popdist
 import popxl
@@ -25,6 +24,7 @@ from popxl_gpt.execution.recomputation import (
     Stretch,
     bought,
 )
+from popxl_gpt.modelling.attention import recomputing_gradients
 from popxl_gpt.modelling.decoder import DecoderBlock
 from popxl_gpt.modelling.layout import Layout
 from popxl_gpt.utils.runtime import Recomputation, data_type, recomputed, seed_spec
@@ -74,19 +74,22 @@ class BlockGraphs:
     """The gradient that is given all that it takes of the forward pass."""
 
     @classmethod
-    def of(cls, config: Config, layout: Layout, model: Model) -> "BlockGraphs":
-        """The graphs of layers of a model. Call it in the main graph."""
+    def of(cls, config: Config, layout: Layout, price: float, model: Model) -> "BlockGraphs":
+        """The graphs of layers of a model, for a price. Call it in the main graph."""
         layer = DecoderBlock(model, layout)
         seed = seed_spec(config.execution.widening)
         factories, fwd = layer.create_graph(activation_spec(config), seed, *beside_specs(config))
-        accumulators, grad = layer_gradient(fwd, factories, layer, required=1)
+        # What runs attention again makes the probabilities of whole attention anyway.
+        runs_again = price != NONE_AGAIN and config.model.attention_serialisation == 1
+        again = {} if runs_again else recomputing_gradients(fwd.graph)
+        accumulators, grad = layer_gradient(fwd, factories, layer, required=1, gradients=again)
         return cls(factories, fwd, accumulators, grad)
 
     @classmethod
-    def by_model(cls, config: Config, layout: Layout) -> "dict[Model, BlockGraphs]":
+    def by_model(cls, config: Config, layout: Layout, price: float) -> "dict[Model, BlockGraphs]":
         """The graphs of each of the models that layers have."""
         models = dict.fromkeys(config.model.blocks)
-        return {model: cls.of(config, layout, model) for model in models}
+        return {model: cls.of(config, layout, price, model) for model in models}
 
     def grad(self, price: float) -> addons.GraphWithNamedArgs:
         """The gradient that takes what is kept at a price, and computes the rest again."""
@@ -117,16 +120,12 @@ class BlockGraphs:
         return own + self.recomputation.flops(self.kept(price))
 
     def again(self, price: float) -> list[str]:
-        """Linear layers whose products are made again at a price, and attention of scores where
-        its are: it is what a block calls.
-        """
-        made = self.recomputation.ops(self.kept(price))
-        read = {t for op in made for t in op.inputs}
+        """Linear layers whose products are made again at a price."""
+        read = {t for op in self.recomputation.ops(self.kept(price)) for t in op.inputs}
         weights = {n: t for n, t in self.fwd.args.to_dict().items() if n.endswith(WEIGHT)}
-        found = [
+        return [
             n.removesuffix(WEIGHT) for n, t in weights.items() if t in read and len(t.shape) == 2
         ]
-        return [*found, *(["attention"] if any(op.called() for op in made) else [])]
 
 
 @cache
@@ -138,16 +137,16 @@ def levels(config: Config) -> tuple[Level, ...]:
 
 
 def levels_here(config: Config, layout: Layout) -> tuple[Level, ...]:
-    """What each decoder block may keep of its forward pass, from nothing on, each for fewer
-    operations. Call it in the main graph.
+    """What each decoder block may keep of its forward pass, from nothing on. Call it in the main
+    graph.
     """
-    blocks = BlockGraphs.by_model(config, layout)
-    prices = {price for block in blocks.values() for price in block.prices.values()}
+    some, every = (BlockGraphs.by_model(config, layout, price) for price in (ALL_AGAIN, NONE_AGAIN))
+    prices = {price for block in some.values() for price in block.prices.values()}
     dear = sorted((price for price in prices if price > CHEAP), reverse=True)
-    every = (ALL_AGAIN, *dear[1:], CHEAP, NONE_AGAIN)
-    found = [_level(config, blocks, price) for price in every]
-    # what attention gives beside its result spares nothing while the result is made again
-    return (found[0], *(b for a, b in pairwise(found) if b.flops < a.flops))
+    return (
+        *(_level(config, some, price) for price in (ALL_AGAIN, *dear[1:], CHEAP)),
+        _level(config, every, NONE_AGAIN),
+    )
 
 
 def _level(config: Config, blocks: "Mapping[Model, BlockGraphs]", price: float) -> Level:

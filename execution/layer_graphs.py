@@ -113,7 +113,7 @@ def decoder_graphs(
     for own, price in prices_of_layers(config, layout):
         rows, graphs = KeptRows(own), {}
         for of_block in dict.fromkeys(blocks[n] for n in own):
-            block = BlockGraphs.of(config, layout, of_block)
+            block = BlockGraphs.of(config, layout, price, of_block)
             plan = decoder_plan(model)
             fwd, grad = serialise_with_gradient(block.fwd, block.grad(price), plan, io, rows)
             if decoder is None:

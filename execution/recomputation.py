@@ -31,7 +31,7 @@ class Level:
     flops: float
     """Operations of a block's backward pass over a run of micro-batches, on average."""
     again: tuple[str, ...]
-    """Linear layers whose products are computed again, and attention, if its are."""
+    """Linear layers whose products are computed again."""
 
     @property
     def words(self) -> str:

@@ -8,7 +8,9 @@ import math
 from typing import Any, ClassVar
 
 import popxl
+import popxl_addons as addons
 from popxl import Tensor, TensorByRef, ops
+from popxl.transforms.autodiff import GradGraphInfo
 
 from popxl_gpt.config.schema import Model
 from popxl_gpt.modelling.layer import Layer
@@ -177,7 +179,9 @@ class Attention(Layer):
         seed: Tensor | None,
         positions: Tensor | None,
     ) -> Tensor:
-        """A call of a graph for each piece of the queries, over the keys up to its end."""
+        """A call of a graph for each piece of the queries, over the keys up to its end. See
+        `recomputing_gradients`.
+        """
         pieces = self.model.attention_serialisation
         if pieces == 1:
             return self._attend_in_graph(query, key, value, seed, positions)
@@ -287,13 +291,29 @@ def attend(
     window -> [B, h, Q, D].
     """
     hiding: dict[str, Any] = {"causal": True, "window": model.window, "positions": positions}
-    rest = {**hiding, **_scores(model), "keeps_probs": False}
-    return attention(query, key, value, seed, model.dropout, **rest)
+    return attention(query, key, value, seed, model.dropout, **hiding, **_scores(model))
 
 
 def _scores(model: Model) -> "dict[str, Any]":
     """How scores are scaled and bounded."""
     return {"scale": model.score_scale, "softcap": model.score_softcap}
+
+
+def recomputing_gradients(graph: popxl.Graph) -> "dict[popxl.Graph, GradGraphInfo]":
+    """Gradients of the attention graphs that a graph calls, by graph, to hand to its autodiff.
+
+    They compute probabilities again, so that none are kept, and only those of one piece exist at a
+    time. Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", section 5.
+    """
+    gradients = {}
+    for called in graph.called_graphs:
+        named, query_key_value = addons.GraphWithNamedArgs(called), called.inputs[:3]
+        grad = addons.autodiff(
+            named, grads_provided=called.outputs[:1], grads_required=query_key_value
+        )
+        gradients[called] = addons.recompute_graph(grad).grad_graph_info
+    return gradients
 
 
 def residual_std(model: Model) -> float:

@@ -1,12 +1,10 @@
 """Softmax attention as one op with its own gradient. Programs call `popxl.extensions.attention`.
 
 b batch, h heads, q queries, s keys, d size of a head. The ops take keys transposed, as the product
-with queries does, and give beside the result what the gradient reads: the probabilities, or the
-statistics of which it makes them again.
+with queries does, and give the probabilities beside the result: the gradient reads them.
 """
 
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -40,13 +38,12 @@ def attention(
     window: int | None = None,
     positions: Tensor | None = None,
     softcap: float = 0.0,
-    keeps_probs: bool = True,
 ) -> Tensor:
     """dropout(softmax(query @ key.T * scale + mask)) @ value, as one op.
 
     Each step is rounded to the operands' type. Autodiff keeps the probabilities for the gradient;
-    without them it keeps the result and two numbers of each query's softmax, from which the
-    gradient makes the probabilities again: no memory is then quadratic in the sequence.
+    a graph whose gradient is to compute them again goes through
+    `popxl_addons.transforms.recompute_graph`: no memory is then quadratic in the sequence.
 
     Shapes: query [b, h, q, d], key and value [b, h, s, d], of one floating-point type ->
     [b, h, q, d]. Queries may be a piece of a sequence, with their rows of the mask.
@@ -64,12 +61,10 @@ def attention(
             before a query than that are hidden.
         softcap: a bound c of scores, which become c * tanh(score / c) before a mask is added; 0:
             none.
-        keeps_probs: whether the gradient is given the probabilities. False takes no mask.
     Raises:
         ShapeError: for other shapes.
-        ValueError: both mask and causal, a mask without probabilities, window or positions without
-            causal, p outside [0, 1) or without a seed, another seed, or a window or softcap that is
-            none.
+        ValueError: both mask and causal, window or positions without causal, p outside [0, 1) or
+            without a seed, another seed, or a window or softcap that is none.
         DTypeError: from sessions, for several types or one that is not floating point.
     Sources: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1; Beltagy et al. 2020,
     arXiv:2004.05150 (windows); Gemma Team 2024, arXiv:2408.00118 (softcap).
@@ -80,11 +75,6 @@ def attention(
             "attention: got both mask and causal; expected one of them. Add -inf to the mask where "
             "a key is to be hidden."
         )
-    if mask is not None and not keeps_probs:
-        raise ValueError(
-            "attention: got a mask with keeps_probs=False; expected one of them, for the mask's "
-            "gradient takes probabilities. Hide keys by causal, window and positions."
-        )
     if seed_tensor is None and p:
         raise ValueError(
             f"attention: got p {p} without a seed; expected both or neither. Pass seed_tensor."
@@ -94,10 +84,9 @@ def attention(
     factor = 1 / math.sqrt(query.shape[3]) if scale is None else scale
     rounded = float(np.asarray(host_array("attention: scale", factor, dtype)))
     key_t = transpose(key, SWAPPED)
-    rest = (rounded, seed_tensor, p, positions, causal, window, softcap)
-    if keeps_probs:
-        return _attention(query, key_t, value, mask, *rest)[-1]
-    return attention_with_statistics(query, key_t, value, *rest)[-1]
+    return _attention(
+        query, key_t, value, mask, rounded, seed_tensor, p, positions, causal, window, softcap
+    )[-1]
 
 
 def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -126,42 +115,24 @@ def _attention(
     """Probabilities, with a seed also what dropout leaves of them, and the result; `attention`
     documents it.
     """
-    added = {} if mask is None else {"mask": mask}
-    probs = _checked(
-        query, key_t, value, seed_tensor, p, positions, causal, window, softcap, **added
-    )
-    if mask is not None:
-        _check_mask(mask, probs)
-    return (probs, query.spec) if seed_tensor is None else (probs, probs, query.spec)
-
-
-def _checked(
-    query: Tensor,
-    key_t: Tensor,
-    value: Tensor,
-    seed_tensor: Tensor | None,
-    p: float,
-    positions: Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float,
-    **added: Tensor,
-) -> TensorSpec:
-    """The probabilities' spec, of operands that fit."""
     check_floating("attention", query=query)
+    added = {} if mask is None else {"mask": mask}
     check_computes_in_one_dtype("attention", query=query, key=key_t, value=value, **added)
     probs = TensorSpec((*query.shape[:3], key_t.shape[3]), query.dtype)
+    if mask is not None:
+        _check_mask(mask, probs)
     _check_hiding(probs, positions, causal, window, softcap)
-    if seed_tensor is not None:
-        check_seeds("attention", "seed_tensor", seed_tensor)
-        check_rate("attention", "p", p)
-        parts = seed_tensor.nelms // 2
-        if query.shape[0] % parts:
-            raise ShapeError(
-                f"attention: got query {query.spec} and {parts} stacked seeds; expected a batch "
-                f"that is a multiple of {parts}. Give one seed for each of its equal parts."
-            )
-    return probs
+    if seed_tensor is None:
+        return probs, query.spec
+    check_seeds("attention", "seed_tensor", seed_tensor)
+    check_rate("attention", "p", p)
+    parts = seed_tensor.nelms // 2
+    if query.shape[0] % parts:
+        raise ShapeError(
+            f"attention: got query {query.spec} and {parts} stacked seeds; expected a batch that "
+            f"is a multiple of {parts}. Give one seed for each of its equal parts."
+        )
+    return probs, probs, query.spec
 
 
 def _names(seed_tensor: Tensor | None) -> tuple[str, ...]:
@@ -272,78 +243,6 @@ def attention_grad(
     return dy.spec, value_t.spec, key.spec
 
 
-@op(random=True, residuals=True, names=lambda **a: ("statistics", "attention"))
-def attention_with_statistics(
-    query: Tensor,
-    key_t: Tensor,
-    value: Tensor,
-    scale: float,
-    seed_tensor: Tensor | None,
-    p: float,
-    positions: Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float,
-) -> tuple[TensorSpec, ...]:
-    """Statistics of each query's softmax, and the result of `attention` without a mask.
-
-    Probabilities are exp(scores - statistics[0]) * statistics[1]: of what numbers, the kernel
-    chooses. The largest score and one over the sum are such numbers; log-sum-exp and one are, too.
-
-    Shapes: float32 [2, b, h, q], or float64 of such operands, and [b, h, q, d].
-    Sources: Milakov and Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691.
-    """
-    _checked(query, key_t, value, seed_tensor, p, positions, causal, window, softcap)
-    return statistics_spec(query), query.spec
-
-
-def statistics_spec(query: Any) -> TensorSpec:
-    """The spec of the statistics of so many queries."""
-    dtype = query.dtype if query.dtype is dtypes.float64 else dtypes.float32
-    return TensorSpec((2, *query.shape[:3]), dtype)
-
-
-@attention_with_statistics.vjp
-def attention_with_statistics_vjp(
-    dy: tuple[Tensor, ...],
-    y: tuple[Tensor, ...],
-    query: Tensor,
-    key_t: Tensor,
-    value: Tensor,
-    *rest: Any,
-) -> Grads:
-    """Gradients from the result and the statistics."""
-    query_t, key, value_t = (transpose(t, SWAPPED) for t in (query, key_t, value))
-    given = (query_t, key, value_t, y[-1], y[0])
-    d_query, d_key_t, d_value = attention_with_statistics_grad(dy[-1], *given, *rest)
-    return d_query, d_key_t, d_value, None, None
-
-
-@op(differentiable=False, random=True, names=lambda **a: ("d_query", "d_key_t", "d_value"))
-def attention_with_statistics_grad(
-    dy: Tensor,
-    query_t: Tensor,
-    key: Tensor,
-    value_t: Tensor,
-    y: Tensor,
-    statistics: Tensor,
-    scale: float,
-    seed_tensor: Tensor | None,
-    p: float,
-    positions: Tensor | None,
-    causal: bool,
-    window: int | None,
-    softcap: float,
-) -> tuple[TensorSpec, ...]:
-    """Gradients of `attention_with_statistics`, whose results are given, for query, transposed key,
-    and value.
-
-    Shapes: dy and y [b, h, q, d], query_t [b, h, d, q], key [b, h, s, d], value_t [b, h, d, s],
-    statistics [2, b, h, q] -> [b, h, q, d], [b, h, d, s], [b, h, s, d].
-    """
-    return dy.spec, value_t.spec, key.spec
-
-
 @_attention.cost
 def attention_cost(
     results: Any,
@@ -427,21 +326,3 @@ def attention_grad_cost(
         dropout=0 if seed_tensor is None else _flops("dropout", spec, spec, seed_tensor, p),
         tanh=2 * capped,
     )
-
-
-@attention_with_statistics.cost
-def attention_with_statistics_cost(
-    results: Any, query: Tensor, key_t: Tensor, value: Tensor, *rest: Any
-) -> Cost:
-    """That of `attention` without a mask."""
-    return attention_cost(results, query, key_t, value, None, *rest)
-
-
-@attention_with_statistics_grad.cost
-def attention_with_statistics_grad_cost(
-    results: Any, dy: Tensor, query_t: Tensor, key: Tensor, value_t: Tensor, *rest: Any
-) -> Cost:
-    """That of `attention_grad`, and of the probabilities: five products."""
-    own = attention_grad_cost(results, dy, query_t, key, value_t, *rest)
-    again = attention_cost((None,), dy, value_t, key, None, *rest[2:])
-    return _composed(**Counter(own.parts) + Counter(again.parts))

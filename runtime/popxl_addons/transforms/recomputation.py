@@ -38,9 +38,9 @@ class Recomputation:
     @property
     def values(self) -> list[Tensor]:
         """What may be kept: all that is made on the way to what the gradient takes, but what only
-        rearranges.
+        rearranges. Results of called graphs are left out, whose gradients run them again anyway.
         """
-        made = (op for op in self.ops(()) if not is_view(op))
+        made = (op for op in self.ops(()) if not is_view(op) and not op.called())
         return [t for op in made for t in op.outputs]
 
     def ops(self, kept: Iterable[Tensor]) -> list[Op]:

@@ -104,34 +104,27 @@ def _attend(
     seed_tensor: Seed,
     p: float,
     keeps_probs: bool = True,
-    statistics: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """`attention`, or the last of its results alone, in the same bits; with statistics, which are
-    written, without probabilities.
-    """
+    """`attention`, or the last of its results alone, in the same bits."""
     key = key_t.transpose(2, 3)
     if not (
-        has_rows(query, key, value)
+        _has_rows(query, key, value)
         and hiding.is_native(query, key)
         and _draws_in_pairs(key, seed_tensor)
     ):
-        return _attention_op_by_op(
-            query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs, statistics
-        )
+        return _attention_op_by_op(query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs)
     sizes, y = (*query.shape[:3], key.shape[2], query.shape[3]), _result_for(query)
-    operands, rest = views(query, key, value), (*views(y), *sizes, *_dropout(seed_tensor, p))
+    views, rest = _views(query, key, value), (*_views(y), *sizes, *_dropout(seed_tensor, p))
     mask, *hidden = hiding.native(query, key)
     if _is_long(sizes, mask) and not keeps_probs:
         scratch = _scratch("attend_blocks", query, sizes)
-        rest = (*hidden, scale, statistics, *rest, scratch)
-        native.call("attend_blocks", (query.dtype,), *operands, *rest)
+        native.call("attend_blocks", (query.dtype,), *views, *hidden, scale, *rest, scratch)
         return (y,)
     kept = [
         query.new_empty(sizes[:4]) for _ in range(keeps_probs * (1 + (seed_tensor is not None)))
     ]
     probs, dropped, *_ = *kept, None, None
-    written = (probs, dropped, statistics)
-    native.call("attend", (query.dtype,), *operands, mask, *hidden, scale, *written, *rest)
+    native.call("attend", (query.dtype,), *views, mask, *hidden, scale, probs, dropped, *rest)
     return (*kept, y)
 
 
@@ -168,34 +161,6 @@ def attention_no_probs(
     return y
 
 
-@kernel("fused_attention_with_statistics")
-def attention_with_statistics(
-    query: torch.Tensor,
-    key_t: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    seed_tensor: Seed,
-    p: float,
-    positions: torch.Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each query's largest score and one over its sum of exponentials, and `attention_no_probs`."""
-    hiding = Hiding(None, positions, causal, window, softcap)
-    statistics = empty_statistics(query)
-    (y,) = _attend(
-        query, key_t, value, hiding, scale, seed_tensor, p, keeps_probs=False, statistics=statistics
-    )
-    return statistics, y
-
-
-def empty_statistics(query: torch.Tensor) -> torch.Tensor:
-    """Memory for the statistics of queries."""
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    return query.new_empty((2, *query.shape[:3]), dtype=dtype)
-
-
 class Operands(NamedTuple):
     """What `attention_grad` takes."""
 
@@ -209,8 +174,6 @@ class Operands(NamedTuple):
     seed_tensor: Seed
     p: float
     hiding: Hiding
-    y: torch.Tensor | None
-    statistics: torch.Tensor | None
 
     @property
     def query(self) -> torch.Tensor:
@@ -239,13 +202,12 @@ def attention_grad(  # noqa: PLR0913 - the op takes them
     causal: bool = False,
     window: int | None = None,
     softcap: float = 0.0,
-    y: torch.Tensor | None = None,
-    statistics: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `attention`."""
     hiding = Hiding(mask, positions, causal, window, softcap)
-    given = (probs, dropped_probs, scale, seed_tensor, p, hiding, y, statistics)
-    operands = Operands(dy, query_t, key, value_t, *given)
+    operands = Operands(
+        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, hiding
+    )
     if not _takes_gradient(operands):
         return _gradient_op_by_op(operands)
     results = [_result_for(t) for t in (operands.query, key, operands.value)]
@@ -269,8 +231,6 @@ def attention_grad_packed(  # noqa: PLR0913 - the op takes them
     causal: bool = False,
     window: int | None = None,
     softcap: float = 0.0,
-    y: torch.Tensor | None = None,
-    statistics: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`attention_grad` of n queries and n keys: rows of the gradients, side by side, [b * n, 3 * h
     * d].
@@ -279,8 +239,9 @@ def attention_grad_packed(  # noqa: PLR0913 - the op takes them
     rows = dy.new_empty(b * n, 3 * h * d)
     results = [part.view(b, n, h, d).transpose(1, 2) for part in rows.split(h * d, 1)]
     hiding = Hiding(mask, positions, causal, window, softcap)
-    given = (probs, dropped_probs, scale, seed_tensor, p, hiding, y, statistics)
-    operands = Operands(dy, query_t, key, value_t, *given)
+    operands = Operands(
+        dy, query_t, key, value_t, probs, dropped_probs, scale, seed_tensor, p, hiding
+    )
     if _takes_gradient(operands):
         _write_gradient(results, operands)
         return rows
@@ -297,7 +258,7 @@ def _takes_gradient(o: Operands) -> bool:
     return (
         is_ordered
         and o.hiding.is_native(o.query, o.key)
-        and has_rows(o.dy, o.query, o.key, o.value)
+        and _has_rows(o.dy, o.query, o.key, o.value)
         and _draws_in_pairs(o.key, o.seed_tensor)
     )
 
@@ -307,25 +268,25 @@ def _write_gradient(results: Sequence[torch.Tensor], o: Operands) -> None:
     and value.
     """
     sizes = (*o.query.shape[:3], o.key.shape[2], o.query.shape[3])
-    operands = views(o.query, o.key, o.value)
-    rest = (*views(*results), *sizes, *_dropout(o.seed_tensor, o.p))
+    views = _views(o.dy, o.query, o.key, o.value)
+    rest = (*_views(*results), *sizes, *_dropout(o.seed_tensor, o.p))
     mask, *hidden = o.hiding.native(o.query, o.key)
     recomputes = o.probs is None
     if _is_long(sizes, mask) and recomputes:
         scratch = _scratch("attend_blocks_grad", o.dy, sizes)
-        made = o.dy if o.y is None else o.y if o.y.stride(3) == 1 else o.y.contiguous()
-        operands = [*views(o.dy, made), *operands, *hidden, o.scale, o.statistics]
-        native.call("attend_blocks_grad", (o.dy.dtype,), *operands, *rest, scratch)
+        native.call("attend_blocks_grad", (o.dy.dtype,), *views, *hidden, o.scale, *rest, scratch)
         return
     drops_again = recomputes and o.seed_tensor is not None
     scratch = o.dy.new_empty(
         native.scratch("attend_grad", (), *sizes[2:4], recomputes, drops_again)
     )
-    given = (o.probs, o.dropped_probs, mask, *hidden, o.scale, o.statistics)
-    native.call("attend_grad", (o.dy.dtype,), *views(o.dy), *operands, *given, *rest, scratch)
+    probs = o.probs, o.dropped_probs
+    native.call(
+        "attend_grad", (o.dy.dtype,), *views, *probs, mask, *hidden, o.scale, *rest, scratch
+    )
 
 
-def has_rows(*tensors: torch.Tensor) -> bool:
+def _has_rows(*tensors: torch.Tensor) -> bool:
     """Whether the compiled kernels take these [b, h, n, d]: their last axis lies side by side."""
     return native.attends(*tensors) and all(t.numel() and t.stride(3) == 1 for t in tensors)
 
@@ -347,7 +308,7 @@ def _draws_in_pairs(key: torch.Tensor, seed_tensor: Seed) -> bool:
     )
 
 
-def views(*tensors: torch.Tensor) -> list[Any]:
+def _views(*tensors: torch.Tensor) -> list[Any]:
     """Each tensor, and its strides but the last."""
     return [part for t in tensors for part in (t, *t.stride()[:3])]
 
@@ -378,17 +339,13 @@ def _attention_op_by_op(
     seed_tensor: Seed,
     p: float,
     keeps_probs: bool = True,
-    statistics: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """`_attend` op by op, of some queries after the other."""
     value, blocks = _in_rows(value), []
     for rows, seen in _blocks(
         query, key_t.shape[3], hiding, keeps_probs or seed_tensor is not None
     ):
-        scores = _scores(query, key_t, hiding, scale, rows, seen)
-        kept = _probs_op_by_op(scores, seed_tensor, p, query.shape[2], rows)
-        if statistics is not None:
-            write_statistics(scores, statistics[..., rows])
+        kept = _probs_op_by_op(query, key_t, hiding, scale, seed_tensor, p, rows, seen)
         y = product(kept[-1], value[:, :, seen], value.dtype)
         blocks.append((*kept, y) if keeps_probs else (y,))
     return blocks[0] if len(blocks) == 1 else tuple(torch.cat(parts, 2) for parts in zip(*blocks))
@@ -411,23 +368,21 @@ def _blocks(
     return [(rows, hiding.seen(queries, keys, rows)) for rows in blocks]
 
 
-def write_statistics(scores: torch.Tensor, to: torch.Tensor) -> None:
-    """Each query's largest score, and one over the sum of exponentials of scores less that."""
-    wide = scores.to(to.dtype)
-    torch.amax(wide, -1, out=to[0])
-    to[1].copy_(wide.sub(to[0].unsqueeze(-1)).exp_().sum(-1).reciprocal_())
-
-
 def _probs_op_by_op(
-    scores: torch.Tensor, seed_tensor: Seed, p: float, queries: int, rows: slice
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    hiding: Hiding,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+    rows: slice,
+    seen: slice,
 ) -> tuple[torch.Tensor, ...]:
-    """Probabilities of some of the queries, of their scores; with a seed also what dropout leaves
-    of them.
-    """
-    probs = kernel_like("softmax", scores)(scores, -1)
+    """Probabilities of some queries for some keys; with a seed also what dropout leaves of them."""
+    probs = kernel_like("softmax", query)(_scores(query, key_t, hiding, scale, rows, seen), -1)
     if seed_tensor is None:
         return (probs,)
-    return probs, _dropped(probs, seed_tensor, p, queries, rows)
+    return probs, _dropped(probs, seed_tensor, p, query.shape[2], rows)
 
 
 def _scores(
@@ -496,8 +451,7 @@ def _gradient_of_rows(
     query, cap = _in_rows(o.query[:, :, rows]), o.hiding.softcap
     if probs is None or dropped is None:
         key_t, draws = o.key.transpose(2, 3), None
-        scores = _scores(o.query, key_t, o.hiding, o.scale, rows, seen)
-        kept = _probs_op_by_op(scores, o.seed_tensor, o.p, o.query.shape[2], rows)
+        kept = _probs_op_by_op(o.query, key_t, o.hiding, o.scale, o.seed_tensor, o.p, rows, seen)
         probs, dropped = kept[0], kept[-1]
     else:
         probs, dropped = probs[:, :, rows], dropped[:, :, rows]
@@ -514,3 +468,99 @@ def _gradient_of_rows(
         share = _bounded(query, key.transpose(2, 3), o.hiding, o.scale).div_(cap)
         d = share.square_().neg_().add_(1).mul_(d).to(d.dtype)
     return product(d, key, dy.dtype), product(query.transpose(2, 3), d, sums), d_value
+
+
+@kernel("attention")
+def composed_attention(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, ...]:
+    """The composition that defines attention: every step is rounded."""
+    scores = product(query, key_t, query.dtype).mul_(scale)
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if causal or mask is not None:
+        hiding = Hiding(None, positions, causal, window, softcap)
+        rows = slice(0, query.shape[2])
+        scores.add_(hiding.dense(query, key_t.shape[3], rows) if mask is None else mask)
+    probs = kernel_like("softmax", scores)(scores, -1)
+    if seed_tensor is None:
+        return probs, product(probs, value, value.dtype)
+    dropped = kernel_like("dropout", probs)(probs, seed_tensor, p)
+    return probs, dropped, product(dropped, value, value.dtype)
+
+
+FEW_QUERIES = 8
+"""Queries that attend to keys whose reading takes the time: a step of generation."""
+
+
+@kernel("attention", device="cpu")
+def attention_of_few_queries(
+    query: torch.Tensor,
+    key_t: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, ...]:
+    """`composed_attention` in one pass over keys and values, of which none are copied."""
+    key, sizes = key_t.transpose(2, 3), (*query.shape[:3], key_t.shape[3])
+    if (
+        mask is None
+        or mask.dim() < 4
+        or mask.shape[3] != sizes[3]
+        or query.shape[2] > FEW_QUERIES
+        or seed_tensor is not None
+        or softcap
+        or not _has_rows(query, key, value, mask)
+    ):
+        return composed_attention(
+            query, key_t, value, mask, scale, seed_tensor, p, positions, causal, window, softcap
+        )
+    probs, y = query.new_empty(sizes), query.new_empty(query.shape)
+    views, hiding = _views(query, key, value), mask.expand(sizes)
+    rest = (hiding, *hiding.stride()[:3], scale, probs, y, *sizes, query.shape[3])
+    native.call("attend_few", (query.dtype,), *views, *rest)
+    return probs, y
+
+
+@kernel("attention_grad")
+def composed_attention_grad(  # noqa: PLR0913 - the op takes them
+    dy: torch.Tensor,
+    query_t: torch.Tensor,
+    key: torch.Tensor,
+    value_t: torch.Tensor,
+    probs: torch.Tensor,
+    dropped_probs: torch.Tensor,
+    scale: float,
+    seed_tensor: Seed,
+    p: float,
+    positions: torch.Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradient of `composed_attention`, step by step."""
+    d = product(dy, value_t, dy.dtype)
+    d = d if seed_tensor is None else kernel_like("dropout", d)(d, seed_tensor, p)
+    d = kernel_like("softmax_grad", d)(d, probs, -1).mul_(scale)
+    if softcap:  # tanh'(x) = 1 - tanh(x)^2
+        bounded = product(query_t.transpose(2, 3), key.transpose(2, 3), dy.dtype)
+        bounded = bounded.mul_(scale).div_(softcap).tanh_()
+        d = d.mul_(1 - bounded.square_())
+    d_value = product(dropped_probs.transpose(2, 3), dy, dy.dtype)
+    return product(d, key, dy.dtype), product(query_t, d, dy.dtype), d_value

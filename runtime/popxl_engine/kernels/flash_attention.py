@@ -2,7 +2,6 @@
 again, piece by piece.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +17,6 @@ WIDEST = 192
 """Size of a head up to which every GPU with the flash kernels has their gradient."""
 MULTIPROCESSORS = 132
 """Multiprocessors of the largest GPUs in use, H100 and H200."""
-EFFICIENT_ROWS = 32
-"""Queries of which the kernels of float32 and wide heads take a multiple of log-sum-exps."""
 TILE = (128, 32)
 """Rows and columns of which its sums of a query's gradient are multiples."""
 
@@ -37,10 +34,11 @@ def has_flash_attention(device: torch.device) -> bool:
 def flash_attention(
     query: torch.Tensor, key_t: torch.Tensor, value: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and log-sum-exp
-    of each query's scores, and one.
+    """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the
+    gradient needs.
 
-    Shapes: query and value [b, h, s, d], key_t [b, h, d, s] -> [b, h, s, d]; float32 [2, b, h, s].
+    Shapes: query and value [b, h, s, d], key_t [b, h, d, s] -> [b, h, s, d]; float32 [b, h, s], the
+    log-sum-exp of each query's scores, which a kernel may lengthen.
     Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; for float32 Rabe and Staats 2021,
     arXiv:2112.05682.
     """
@@ -57,8 +55,7 @@ def flash_attention(
         y, logsumexp, *_ = aten._scaled_dot_product_efficient_attention(
             *operands, None, True, 0.0, True, scale=scale
         )
-    own = logsumexp[..., : query.shape[2]]  # a kernel may lengthen it
-    return y, torch.stack((own, torch.ones_like(own)))
+    return y, logsumexp
 
 
 @kernel("fused_flash_attention_grad")
@@ -68,12 +65,11 @@ def flash_attention_grad(
     key: torch.Tensor,
     value_t: torch.Tensor,
     y: torch.Tensor,
-    statistics: torch.Tensor,
+    logsumexp: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients for query, key_t and value of `flash_attention`; the same bits every time."""
     operands = tuple(map(_in_rows, (dy, query_t.transpose(2, 3), key, value_t.transpose(2, 3), y)))
-    logsumexp = statistics[0]
     if dy.device.type == "cpu":
         found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *operands, logsumexp, 0.0, True, scale=scale
@@ -98,8 +94,6 @@ def _gradient_on_gpu(
                 scale=scale,
             )
         else:
-            rest = -sequence % EFFICIENT_ROWS
-            logsumexp = torch.nn.functional.pad(logsumexp, (0, rest), value=math.inf)
             draws = query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
             found = aten._scaled_dot_product_efficient_attention_backward(
                 *(

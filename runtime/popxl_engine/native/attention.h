@@ -62,15 +62,13 @@ static void multiply_keys(const View<T>& query, const typename Way::Packed* pack
 // Probabilities of 32 queries of a head, from q on, and what dropout leaves of them: rows of `row`
 // elements, in which zeros, or NaN, are before and after what queries see, from `first` up to a
 // column. Without dropout, dropped is not written; it may be where probabilities are if nothing
-// follows. scores: rows of padded(keys) + SKEW numbers, which are lost. statistics: of these
-// queries, read where they are known, else written.
+// follows. scores: rows of padded(keys) + SKEW numbers, which are lost.
 template <class Way, class T>
 static void attend_to_keys(const View<T>& query, const typename Way::Packed* packed_keys,
                            const Sight<T>& sight, const Extent& extent, float scale, const Sizes& n,
                            const Dropout& dropout, int64_t head, int64_t q, float* scores,
-                           typename Way::Packed* panel, const Statistics& statistics, bool is_known,
-                           T* probabilities, T* dropped, int64_t row, int64_t first,
-                           int64_t column) {
+                           typename Way::Packed* panel, T* probabilities, T* dropped, int64_t row,
+                           int64_t first, int64_t column) {
   const int64_t rows = std::min(PANEL, n.queries - q), stride = padded(n.keys) + SKEW;
   multiply_keys<Way>(query, packed_keys, {extent.begin, extent.end}, n, head, q, scores, panel);
   const float cap = sight.hiding.softcap;
@@ -78,18 +76,13 @@ static void attend_to_keys(const View<T>& query, const typename Way::Packed* pac
     const auto score = [&](float* x, int64_t i) {
       return masked(x, scale, cap, sight.mask + (q + i) * n.keys, extent);
     };
-    softmax(scores, stride, rows, extent, score, statistics, probabilities, row, first, column);
+    softmax(scores, stride, rows, extent, score, probabilities, row, first, column);
   } else {
     const int32_t* const positions = sight.positions(head / n.heads, n.queries);
-    const auto visible = [&](int64_t i) { return seen(sight.hiding, positions, q + i, n.keys); };
     const auto score = [&](float* x, int64_t i) {
-      return revealed(x, scale, cap, visible(i), extent);
+      return revealed(x, scale, cap, seen(sight.hiding, positions, q + i, n.keys), extent);
     };
-    if (is_known)
-      softmax_again(scores, stride, rows, extent, visible, scale, cap, statistics, probabilities,
-                    row, first, column);
-    else
-      softmax(scores, stride, rows, extent, score, statistics, probabilities, row, first, column);
+    softmax(scores, stride, rows, extent, score, probabilities, row, first, column);
   }
   const int64_t begin = extent.begin, end = extent.end;
   for (int64_t i = 0; i < rows && dropout.parts > 0; ++i, probabilities += row, dropped += row) {
@@ -101,12 +94,11 @@ static void attend_to_keys(const View<T>& query, const typename Way::Packed* pac
 
 // probabilities = softmax(query @ key.T * scale) of what is seen, plus a mask if there is one,
 // [..., queries, keys] in order; dropped: the same after dropout, where there is one; y = dropped @
-// value. Both are null where only y is wanted, and so are the statistics of all queries.
+// value. Both are null where only y is wanted.
 template <class Way, class T>
 static void forward(const View<T>& query, const View<T>& key, const View<T>& value,
                     const Sight<T>& sight, float scale, T* probabilities, T* dropped,
-                    const Statistics& statistics, const View<T>& y, const Sizes& n,
-                    const Dropout& dropout, int threads) {
+                    const View<T>& y, const Sizes& n, const Dropout& dropout, int threads) {
   using Packed = typename Way::Packed;
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width), stride = row + SKEW;
   const bool is_kept = probabilities != nullptr;
@@ -139,8 +131,8 @@ static void forward(const View<T>& query, const View<T>& key, const View<T>& val
         T* const probs = is_kept ? probabilities + first : own;
         T* const used = is_kept && dropout.parts > 0 ? dropped + first : probs;
         attend_to_keys<Way>(query, packed_keys, sight, extent, scale, n, dropout, head, q, scores,
-                            panel, statistics.from(head * n.queries + q), false, probs, used,
-                            used_row, is_kept ? 0 : extent.begin, is_kept ? keys : extent.end);
+                            panel, probs, used, used_row, is_kept ? 0 : extent.begin,
+                            is_kept ? keys : extent.end);
         const auto factors = Way::left({used, used_row, 1, rows}, extent.begin, extent.end, panel);
         multiply_store<Way>(factors, packed_values + extent.begin * PANEL, row * PANEL,
                             extent.end - extent.begin, y.at(b, h) + q * y.row, y.row, rows, n.width,
@@ -161,14 +153,13 @@ static int64_t backward_scratch(int64_t queries, int64_t keys, bool recomputes, 
 // says what is hidden, it is where they are zero. Dropout without parts has let through what is not
 // zero in factors; where a probability is zero, so is the gradient of its score. Without
 // probabilities and factors both are computed again, a head at a time, from what is seen and what
-// dropout draws, and from statistics unless these are null. scratch: `backward_scratch` elements
-// for each thread.
+// dropout draws. scratch: `backward_scratch` elements for each thread.
 template <class Way, class T>
 static void backward(const View<T>& dy, const View<T>& query, const View<T>& key,
                      const View<T>& value, const T* probabilities, const T* factors,
-                     const Sight<T>& sight, float scale, const Statistics& statistics,
-                     const View<T>& d_query, const View<T>& d_key, const View<T>& d_value,
-                     const Sizes& n, const Dropout& dropout, T* scratch, int threads) {
+                     const Sight<T>& sight, float scale, const View<T>& d_query,
+                     const View<T>& d_key, const View<T>& d_value, const Sizes& n,
+                     const Dropout& dropout, T* scratch, int threads) {
   using Packed = typename Way::Packed;
   const int64_t keys = n.keys, row = padded(keys), width = padded(n.width),
                 queries = padded(n.queries);
@@ -240,9 +231,7 @@ static void backward(const View<T>& dy, const View<T>& query, const View<T>& key
         if (recomputes) {
           T *const to = made + q * row, *const from = drops_again ? undropped : to;
           attend_to_keys<Way>(query, packed_for_scores, sight, look(sight, extents, n, b, q), scale,
-                              n, dropout, head, q, d_probs, panel,
-                              statistics.from(head * n.queries + q), statistics.shifts != nullptr,
-                              from, to, row, first, furthest);
+                              n, dropout, head, q, d_probs, panel, from, to, row, first, furthest);
           probs = from;
         } else {
           const int64_t next = std::min(PANEL, n.queries - q - rows),
@@ -303,35 +292,30 @@ extern "C" {
 #define AS_VIEW(T, NAME) \
   attention::View<T> { NAME, NAME##_batch, NAME##_head, NAME##_row }
 
-#define STATISTICS \
-  attention::Statistics { statistics, statistics + (statistics ? batch * heads * queries : 0) }
-
-#define ATTENTION(T, NAME, ...)                                                                    \
-  void attend_##NAME(VIEW(T, query), VIEW(T, key), VIEW(T, value), const T* mask,                  \
-                     const int32_t* positions, int64_t diagonal, int64_t window, float softcap,    \
-                     float scale, T* probabilities, T* dropped, float* statistics, VIEW(T, y),     \
-                     int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width,   \
-                     const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale,    \
-                     int threads) {                                                                \
-    attention::forward<__VA_ARGS__>(AS_VIEW(T, query), AS_VIEW(T, key), AS_VIEW(T, value),         \
-                                    {mask, {positions, diagonal, window, softcap}}, scale,         \
-                                    probabilities, dropped, STATISTICS, AS_VIEW(T, y),             \
-                                    {batch, heads, queries, keys, width},                          \
-                                    {seeds, parts, threshold, drop_scale}, threads);               \
-  }                                                                                                \
-  void attend_grad_##NAME(                                                                         \
-      VIEW(T, dy), VIEW(T, query), VIEW(T, key), VIEW(T, value), const T* probabilities,           \
-      const T* factors, const T* mask, const int32_t* positions, int64_t diagonal, int64_t window, \
-      float softcap, float scale, float* statistics, VIEW(T, d_query), VIEW(T, d_key),             \
-      VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries, int64_t keys,               \
-      int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale,    \
-      T* scratch, int threads) {                                                                   \
-    attention::backward<__VA_ARGS__>(AS_VIEW(T, dy), AS_VIEW(T, query), AS_VIEW(T, key),           \
-                                     AS_VIEW(T, value), probabilities, factors,                    \
-                                     {mask, {positions, diagonal, window, softcap}}, scale,        \
-                                     STATISTICS, AS_VIEW(T, d_query), AS_VIEW(T, d_key),           \
-                                     AS_VIEW(T, d_value), {batch, heads, queries, keys, width},    \
-                                     {seeds, parts, threshold, drop_scale}, scratch, threads);     \
+#define ATTENTION(T, NAME, ...)                                                                   \
+  void attend_##NAME(                                                                             \
+      VIEW(T, query), VIEW(T, key), VIEW(T, value), const T* mask, const int32_t* positions,      \
+      int64_t diagonal, int64_t window, float softcap, float scale, T* probabilities, T* dropped, \
+      VIEW(T, y), int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width,     \
+      const uint64_t* seeds, int64_t parts, int64_t threshold, float drop_scale, int threads) {   \
+    attention::forward<__VA_ARGS__>(AS_VIEW(T, query), AS_VIEW(T, key), AS_VIEW(T, value),        \
+                                    {mask, {positions, diagonal, window, softcap}}, scale,        \
+                                    probabilities, dropped, AS_VIEW(T, y),                        \
+                                    {batch, heads, queries, keys, width},                         \
+                                    {seeds, parts, threshold, drop_scale}, threads);              \
+  }                                                                                               \
+  void attend_grad_##NAME(VIEW(T, dy), VIEW(T, query), VIEW(T, key), VIEW(T, value),              \
+                          const T* probabilities, const T* factors, const T* mask,                \
+                          const int32_t* positions, int64_t diagonal, int64_t window,             \
+                          float softcap, float scale, VIEW(T, d_query), VIEW(T, d_key),           \
+                          VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries,        \
+                          int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts,      \
+                          int64_t threshold, float drop_scale, T* scratch, int threads) {         \
+    attention::backward<__VA_ARGS__>(                                                             \
+        AS_VIEW(T, dy), AS_VIEW(T, query), AS_VIEW(T, key), AS_VIEW(T, value), probabilities,     \
+        factors, {mask, {positions, diagonal, window, softcap}}, scale, AS_VIEW(T, d_query),      \
+        AS_VIEW(T, d_key), AS_VIEW(T, d_value), {batch, heads, queries, keys, width},             \
+        {seeds, parts, threshold, drop_scale}, scratch, threads);                                 \
   }
 
 // Elements of attend_grad's scratch.

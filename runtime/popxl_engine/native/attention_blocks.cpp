@@ -34,7 +34,6 @@ struct Forward {
   using Scope = typename Way::Scope;
   const Problem<T>& of;
   const View<T>& y;
-  const Statistics& statistics;  // of all queries, written unless null
   Packed *keys, *values;
   std::atomic<int64_t> next{0};  // block of queries
 
@@ -43,8 +42,7 @@ struct Forward {
     return in_numbers<Packed>(2 * padded(n.keys) * padded(n.width));
   }
 
-  Forward(const Problem<T>& of, const View<T>& y, const Statistics& statistics, float* scratch)
-      : of(of), y(y), statistics(statistics) {
+  Forward(const Problem<T>& of, const View<T>& y, float* scratch) : of(of), y(y) {
     Memory memory{scratch};
     keys = memory.take<Packed>(padded(of.n.keys) * padded(of.n.width));
     values = memory.take<Packed>(padded(of.n.keys) * padded(of.n.width));
@@ -83,9 +81,6 @@ struct Forward {
       }
     store_rows(own.sums, count, of.n.width, y, head.rows(y, q),
                [&](int64_t i) { return 1.0f / softmax[i].sum; });
-    const Statistics found = statistics.from(head.index * of.n.queries + q);
-    for (int64_t i = 0; i < count && found.shifts != nullptr; ++i)
-      found.shifts[i] = softmax[i].most, found.factors[i] = 1.0f / softmax[i].sum;
   }
 
   void add_row(const Head<T>& head, const Rows& rows, int64_t r, Softmax& softmax,
@@ -112,8 +107,7 @@ struct Backward {
   using Packed = typename Way::Packed;
   using Scope = typename Way::Scope;
   const Problem<T>& of;
-  const View<T>&dy, &y, &d_query, &d_key, &d_value;  // y: where there are statistics
-  const Statistics& statistics;                      // of all queries, or null
+  const View<T>&dy, &d_query, &d_key, &d_value;
   Packed *values, *keys, *keys_by_feature, *queries_by_feature, *dy_by_feature;
   float* d_queries;              // [queries, width]
   float *most, *inverse, *mean;  // of each query's scores, exponentials and their gradients
@@ -126,15 +120,13 @@ struct Backward {
     return in_numbers<Packed>((3 * padded(n.keys) + 2 * queries) * width) + (width + 3) * queries;
   }
 
-  Backward(const Problem<T>& of, const View<T>& dy, const View<T>& y, const Statistics& statistics,
-           const View<T>& d_query, const View<T>& d_key, const View<T>& d_value, float* scratch)
+  Backward(const Problem<T>& of, const View<T>& dy, const View<T>& d_query, const View<T>& d_key,
+           const View<T>& d_value, float* scratch)
       : of(of),
         dy(dy),
-        y(y),
         d_query(d_query),
         d_key(d_key),
         d_value(d_value),
-        statistics(statistics),
         ranges(ceil_div(of.n.queries, BLOCK)),
         progress(ceil_div(of.n.keys, BLOCK)) {
     Memory memory{scratch};
@@ -164,10 +156,7 @@ struct Backward {
       pack_features<Way>(head, dy, q, of.n.queries, dy_by_feature);
       std::fill_n(d_queries + q * width, std::min(BLOCK, padded(of.n.queries - q)) * width, 0.0f);
       ranges[q / BLOCK] = head.seen_by(q, BLOCK);
-      if (statistics.shifts == nullptr)
-        look_at_queries(head, q, own);
-      else
-        read_statistics(head, q);
+      look_at_queries(head, q, own);
     });
     worker.barrier.wait();
     for_next_blocks(of.n.keys, next_keys, [&](int64_t k) { attend_to_keys(head, k, own); });
@@ -180,21 +169,6 @@ struct Backward {
   }
 
  private:
-  // A row's mean gradient, weighted by probabilities, is its result times the result's gradient.
-  void read_statistics(const Head<T>& head, int64_t q) const {
-    const int64_t count = std::min(BLOCK, of.n.queries - q);
-    const Statistics known = statistics.from(head.index * of.n.queries + q);
-    std::copy_n(known.shifts, count, most + q);
-    std::copy_n(known.factors, count, inverse + q);
-    for (int64_t i = 0; i < count; ++i) {
-      const T *const a = head.rows(y, q + i), *const b = head.rows(dy, q + i);
-      mean[q + i] = sum_over(of.n.width, [=](auto sum, int64_t j) {
-        using N = decltype(sum);
-        return sum + load_as<N>(a + j) * load_as<N>(b + j);
-      });
-    }
-  }
-
   void look_at_queries(const Head<T>& head, int64_t q, const Own<Way, T>& own) const {
     const int64_t count = std::min(BLOCK, of.n.queries - q);
     Softmax softmax[BLOCK];
@@ -393,9 +367,6 @@ extern "C" {
     }                                                             \
   }
 
-#define STATISTICS \
-  attention::Statistics { statistics, statistics + (statistics ? batch * heads * queries : 0) }
-
 // scratch: as many numbers as the functions that are named so say.
 #define ATTENTION(T, NAME, ...)                                                                 \
   int64_t attend_blocks_scratch_##NAME(int64_t heads, int64_t queries, int64_t keys,            \
@@ -410,27 +381,25 @@ extern "C" {
   }                                                                                             \
   void attend_blocks_##NAME(                                                                    \
       VIEW(T, query), VIEW(T, key), VIEW(T, value), const int32_t* positions, int64_t diagonal, \
-      int64_t window, float softcap, float scale, float* statistics, VIEW(T, y), int64_t batch, \
-      int64_t heads, int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds,       \
-      int64_t parts, int64_t threshold, float drop_scale, float* scratch, int threads) {        \
+      int64_t window, float softcap, float scale, VIEW(T, y), int64_t batch, int64_t heads,     \
+      int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts,       \
+      int64_t threshold, float drop_scale, float* scratch, int threads) {                       \
     const auto of = PROBLEM(T);                                                                 \
     const auto to = AS_VIEW(T, y);                                                              \
-    const auto found = STATISTICS;                                                              \
-    attention::share<attention::Forward<__VA_ARGS__>>(of.n, threads, scratch, of, to, found);   \
+    attention::share<attention::Forward<__VA_ARGS__>>(of.n, threads, scratch, of, to);          \
   }                                                                                             \
   void attend_blocks_grad_##NAME(                                                               \
-      VIEW(T, dy), VIEW(T, y), VIEW(T, query), VIEW(T, key), VIEW(T, value),                    \
-      const int32_t* positions, int64_t diagonal, int64_t window, float softcap, float scale,   \
-      float* statistics, VIEW(T, d_query), VIEW(T, d_key), VIEW(T, d_value), int64_t batch,     \
-      int64_t heads, int64_t queries, int64_t keys, int64_t width, const uint64_t* seeds,       \
-      int64_t parts, int64_t threshold, float drop_scale, float* scratch, int threads) {        \
+      VIEW(T, dy), VIEW(T, query), VIEW(T, key), VIEW(T, value), const int32_t* positions,      \
+      int64_t diagonal, int64_t window, float softcap, float scale, VIEW(T, d_query),           \
+      VIEW(T, d_key), VIEW(T, d_value), int64_t batch, int64_t heads, int64_t queries,          \
+      int64_t keys, int64_t width, const uint64_t* seeds, int64_t parts, int64_t threshold,     \
+      float drop_scale, float* scratch, int threads) {                                          \
     const auto of = PROBLEM(T);                                                                 \
-    const auto from = AS_VIEW(T, dy), made = AS_VIEW(T, y);                                     \
-    const auto known = STATISTICS;                                                              \
+    const auto from = AS_VIEW(T, dy);                                                           \
     const auto for_query = AS_VIEW(T, d_query), for_key = AS_VIEW(T, d_key),                    \
                for_value = AS_VIEW(T, d_value);                                                 \
-    attention::share<attention::Backward<__VA_ARGS__>>(of.n, threads, scratch, of, from, made,  \
-                                                       known, for_query, for_key, for_value);   \
+    attention::share<attention::Backward<__VA_ARGS__>>(of.n, threads, scratch, of, from,        \
+                                                       for_query, for_key, for_value);          \
   }
 
 ATTENTION(float, f32, attention::ByVectors<float>, float)

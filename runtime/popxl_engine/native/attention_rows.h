@@ -147,21 +147,12 @@ static inline float exponentials(float* x, float shift, int64_t count) {
   });
 }
 
-// What makes probabilities of queries' scores: exp(score - shift) * factor. Or null.
-struct Statistics {
-  float *shifts, *factors;
-  Statistics from(int64_t query) const {
-    return shifts == nullptr ? *this : Statistics{shifts + query, factors + query};
-  }
-};
-
 // Rows of sums become probabilities, exp(score - largest) / sum of scores; zeros from `first` to
 // extent.begin and from extent.end to `columns`; NaN where all scores are minus infinity.
-// score(x, i) makes scores of a row and finds the largest. statistics: written, unless null.
+// score(x, i) makes scores of a row and finds the largest.
 template <class T, class Score>
 static inline void softmax(float* x, int64_t stride, int64_t rows, const Extent extent,
-                           const Score& score, const Statistics& statistics, T* to, int64_t row,
-                           int64_t first, int64_t columns) {
+                           const Score& score, T* to, int64_t row, int64_t first, int64_t columns) {
   const int64_t begin = extent.begin, count = extent.end - begin;
   for (int64_t i = 0; i < rows; ++i, x += stride, to += row) {
     const float largest = score(x, i);
@@ -172,44 +163,12 @@ static inline void softmax(float* x, int64_t stride, int64_t rows, const Extent 
       continue;
     }
     const float inverse = 1.0f / exponentials<T>(x + begin, largest, count);
-    if (statistics.shifts != nullptr)
-      statistics.shifts[i] = largest, statistics.factors[i] = inverse;
     const float* const from = x + begin;
     T* const at = to + begin;
     in_lanes(count,
              [=](auto n, int64_t j) { store(load_as<decltype(n)>(from + j) * inverse, at + j); });
     std::fill(to + first, to + begin, rest);
     std::fill(to + extent.end, to + columns, rest);
-  }
-}
-
-// The same bits in one pass, from what `softmax` has written.
-template <class T, class Seen>
-static inline void softmax_again(const float* x, int64_t stride, int64_t rows, const Extent extent,
-                                 const Seen& seen, float scale, float cap,
-                                 const Statistics& statistics, T* to, int64_t row, int64_t first,
-                                 int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i, x += stride, to += row) {
-    const Range range = seen(i);
-    const float shift = statistics.shifts[i], factor = statistics.factors[i];
-    const float* const from = x + range.begin;
-    T* const at = to + range.begin;
-    T hidden{};
-    std::fill(to + first, to + extent.begin, T{});
-    std::fill(to + extent.end, to + columns, T{});
-    narrow(0.0f * factor, hidden);
-    std::fill(to + extent.begin, at, hidden);
-    std::fill(to + range.end, to + extent.end, hidden);
-    const auto write = [=](auto score, int64_t j) {
-      store(each(score - shift, [](auto one) { return decay(one, T{}); }) * factor, at + j);
-    };
-    if (cap == 0.0f)
-      in_lanes(range.end - range.begin,
-               [=](auto n, int64_t j) { write(load_as<decltype(n)>(from + j) * scale, j); });
-    else
-      in_lanes(range.end - range.begin, [=](auto n, int64_t j) {
-        write(each(load_as<decltype(n)>(from + j) * scale, softcap(cap)), j);
-      });
   }
 }
 

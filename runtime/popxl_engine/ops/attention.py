@@ -6,8 +6,9 @@ queries takes them; so do queries and values for the gradient.
 
 from typing import Any
 
+from popxl import dtypes
 from popxl.op_records import Cost
-from popxl.ops.attention import seen, softcap_flops, statistics_spec
+from popxl.ops.attention import seen, softcap_flops
 from popxl.tensor import TensorSpec
 
 from popxl_engine.ops.definition import check, flops_of, fused_op
@@ -127,36 +128,6 @@ def attention_no_probs(
     return query
 
 
-def attention_with_statistics_cost(
-    results: Any, query: Spec, key_t: Spec, value: Spec, scale: float, *rest: Any
-) -> Cost:
-    """The cost of `attention`."""
-    return attention_cost(results, query, key_t, value, None, scale, *rest)
-
-
-@fused_op(cost=attention_with_statistics_cost, random=True)
-def attention_with_statistics(
-    query: Spec,
-    key_t: Spec,
-    value: Spec,
-    scale: float,
-    seed_tensor: Spec | None,
-    p: float,
-    positions: Spec | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float = 0.0,
-) -> tuple[TensorSpec, TensorSpec]:
-    """What makes probabilities of each query's scores, exp(score - first) * second, and the last
-    result of `attention`, in the same bits.
-
-    Shapes: as there -> float32 [2, b, h, q], or float64 of such operands, and [b, h, q, d].
-    """
-    probs = _check_forward("attention_with_statistics", query, key_t, value)
-    _check_hiding("attention_with_statistics", probs, None, positions, causal)
-    return statistics_spec(query), query
-
-
 def attention_grad_cost(  # noqa: PLR0913 - the op takes them
     results: Any,
     dy: Spec,
@@ -173,8 +144,6 @@ def attention_grad_cost(  # noqa: PLR0913 - the op takes them
     causal: bool = False,
     window: int | None = None,
     softcap: float = 0.0,
-    y: Spec | None = None,
-    statistics: Spec | None = None,
 ) -> Cost:
     """Four products, the gradients of dropout and softmax, and the scaling.
 
@@ -220,9 +189,6 @@ def _check_probs(
     probs_spec: Spec,
     probs: Spec | None,
     dropped_probs: Spec | None,
-    y: Spec | None,
-    statistics: Spec | None,
-    mask: Spec | None,
 ) -> None:
     given = [t for t in (probs, dropped_probs) if t is not None]
     fits = all(t.shape == probs_spec.shape and t.dtype is probs_spec.dtype for t in given)
@@ -232,20 +198,6 @@ def _check_probs(
         f"probs and dropped_probs {probs_spec}, or neither, to compute them again",
         probs=probs,
         dropped_probs=dropped_probs,
-    )
-    expected = statistics_spec(probs_spec)
-    if y is not None and statistics is not None:
-        fits = mask is None and not given and y.dtype is probs_spec.dtype
-        fits = fits and y.shape[:3] == probs_spec.shape[:3]
-        fits = fits and (statistics.shape, statistics.dtype) == (expected.shape, expected.dtype)
-    else:
-        fits = y is statistics is None
-    check(
-        fits,
-        name,
-        f"y and statistics {expected}, or neither, and then no mask and no probs",
-        y=y,
-        statistics=statistics,
     )
 
 
@@ -265,22 +217,19 @@ def attention_grad(  # noqa: PLR0913 - the op takes them
     causal: bool = False,
     window: int | None = None,
     softcap: float = 0.0,
-    y: Spec | None = None,
-    statistics: Spec | None = None,
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """Gradients for query, key_t and value of `attention`; ``dropped_probs`` is what was multiplied
     with value.
 
     What hides keys may be left out; where it hides some, ``dropped_probs`` must be zero. The seed
     may be left out where ``dropped_probs`` is what dropout has left of ``probs``. With what hides
-    keys and seed, these two may be left out and are computed again: with y and statistics, which
-    `attention_with_statistics` has given, in fewer operations.
+    keys and seed, these two may be left out and are computed again.
 
     Shapes: dy [b, h, q, d], query_t [b, h, d, q], key [b, h, s, d], value_t [b, h, d, s], probs and
     dropped_probs [b, h, q, s], mask [q, s] -> [b, h, q, d], [b, h, d, s], [b, h, s, d].
     """
     probs_spec = _check_gradient("attention_grad", dy, query_t, key, value_t)
-    _check_probs("attention_grad", probs_spec, probs, dropped_probs, y, statistics, mask)
+    _check_probs("attention_grad", probs_spec, probs, dropped_probs)
     _check_hiding("attention_grad", probs_spec, mask, positions, causal)
     return dy, value_t, key
 
@@ -301,15 +250,13 @@ def attention_grad_packed(  # noqa: PLR0913 - the op takes them
     causal: bool = False,
     window: int | None = None,
     softcap: float = 0.0,
-    y: Spec | None = None,
-    statistics: Spec | None = None,
 ) -> TensorSpec:
     """`attention_grad` of n queries and n keys: rows of the three gradients, side by side.
 
     Shapes: as there -> [b * n, 3 * h * d].
     """
     probs_spec = _check_gradient("attention_grad_packed", dy, query_t, key, value_t)
-    _check_probs("attention_grad_packed", probs_spec, probs, dropped_probs, y, statistics, mask)
+    _check_probs("attention_grad_packed", probs_spec, probs, dropped_probs)
     _check_hiding("attention_grad_packed", probs_spec, mask, positions, causal)
     batch, heads, queries, width = dy.shape
     fits = queries == key.shape[2]
@@ -328,10 +275,11 @@ def flash_attention_cost(results: Any, query: Spec, key_t: Spec, value: Spec, sc
 def flash_attention(
     query: Spec, key_t: Spec, value: Spec, scale: float
 ) -> tuple[TensorSpec, TensorSpec]:
-    """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and the
-    statistics of `attention_with_statistics`: log-sum-exp of each query's scores, and one.
+    """softmax(query @ key_t * scale) @ value over the keys up to each query's own; and what the
+    gradient needs.
 
-    Shapes: query and value [b, h, s, d], key_t [b, h, d, s] -> [b, h, s, d]; float32 [2, b, h, s].
+    Shapes: query and value [b, h, s, d], key_t [b, h, d, s] -> [b, h, s, d]; float32 [b, h, s], the
+    log-sum-exp of each query's scores, which a kernel may lengthen.
     Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; for float32 Rabe and Staats 2021,
     arXiv:2112.05682.
     """
@@ -340,7 +288,7 @@ def flash_attention(
     fits = fits and query.shape[3] * query.dtype.itemsize % ALIGNMENT == 0
     expected = f"as many queries as keys, and heads of a multiple of {ALIGNMENT} bytes"
     check(fits, "flash_attention", expected, query=query, key_t=key_t)
-    return query, statistics_spec(query)
+    return query, TensorSpec(query.shape[:3], dtypes.float32)
 
 
 def flash_attention_grad_cost(
@@ -360,16 +308,15 @@ def flash_attention_grad(
     key: Spec,
     value_t: Spec,
     y: Spec,
-    statistics: Spec,
+    logsumexp: Spec,
     scale: float,
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """Gradients for query, key_t and value of `flash_attention`; the same bits every time.
 
-    Shapes: dy, key and y [b, h, s, d], query_t and value_t [b, h, d, s], statistics [2, b, h, s]
-    -> [b, h, s, d], [b, h, d, s], [b, h, s, d].
+    Shapes: dy, key and y [b, h, s, d], query_t and value_t [b, h, d, s], logsumexp [b, h, s] ->
+    [b, h, s, d], [b, h, d, s], [b, h, s, d].
     """
     _check_gradient("flash_attention_grad", dy, query_t, key, value_t)
-    fits = y.shape == dy.shape and statistics.shape == statistics_spec(dy).shape
-    expected = "the results of flash_attention"
-    check(fits, "flash_attention_grad", expected, y=y, statistics=statistics)
+    fits = y.shape == dy.shape and logsumexp.shape == dy.shape[:3]
+    check(fits, "flash_attention_grad", "the results of flash_attention", y=y, logsumexp=logsumexp)
     return dy, value_t, key

@@ -35,7 +35,6 @@ from popxl_engine.passes.fuse_embedding_grad import fuse_embedding_grad
 from popxl_engine.passes.fuse_grad_norm import fuse_grad_norm
 from popxl_engine.passes.fuse_softcap import fuse_softcap
 from popxl_engine.passes.gemm import fuse_gemm_bias, fuse_masked_scores, tile_gemm
-from popxl_engine.passes.give_probs import give_probs
 from popxl_engine.passes.hide_by_attributes import hide_by_attributes
 from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
 from popxl_engine.passes.narrow_logits import narrow_logits
@@ -91,7 +90,6 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("narrow_logits", _in_each(narrow_logits), leaves_dead_code=True),
     Pass("hide_by_attributes", _in_each(hide_by_attributes), leaves_dead_code=True),
     Pass("flash_attention", flash_attention, has_flash_attention, leaves_dead_code=True),
-    Pass("give_probs", _in_each(give_probs), leaves_dead_code=True),
     Pass("pack_qkv_grads", _in_each(pack_qkv_grads)),
     Pass("recompute_probs", _in_each(recompute_probs), leaves_dead_code=True),
     Pass("reuse_dropout", _in_each(reuse_dropout)),

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from popxl_engine.ir import Block, Instr, Value
-from popxl_engine.ops.attention import (
-    attention,
-    attention_grad,
-    attention_with_statistics,
-)
+from popxl_engine.ops.attention import attention, attention_grad
 from popxl_engine.ops.gemm import masked_scores
 from popxl_engine.passes.rewriter import Rewriter, fused, kept_pattern, pattern
 
@@ -19,8 +15,6 @@ LAST = (-1, 3)
 """What says that an axis of four is the last one."""
 PLAIN = {"positions": None, "causal": False, "window": None, "softcap": 0.0}
 """Attributes of an attention that a program composes."""
-NO_STATISTICS = {"y": None, "statistics": None}
-"""Of a gradient that is given probabilities, or computes them again from nothing else."""
 
 
 def fuse_attention(block: Block) -> Block:
@@ -29,18 +23,12 @@ def fuse_attention(block: Block) -> Block:
 
 
 def _declared(block: Block) -> Block:
-    """The ops that a program declares attention with, where a kernel takes their operands."""
+    """The ops `attention` and `attention_grad`, where a kernel takes their operands."""
     rewriter = Rewriter(block)
     for i, instr in rewriter.ops("attention"):
         rewriter.replace(i, fused(instr, attention))
     for i, instr in rewriter.ops("attention_grad"):
-        arguments = {**instr.arguments, "mask": None, **NO_STATISTICS}
-        rewriter.replace(i, fused(instr, attention_grad, arguments))
-    for i, instr in rewriter.ops("attention_with_statistics"):
-        rewriter.replace(i, fused(instr, attention_with_statistics))
-    for i, instr in rewriter.ops("attention_with_statistics_grad"):
-        arguments = {**instr.arguments, "mask": None, "probs": None, "dropped_probs": None}
-        rewriter.replace(i, fused(instr, attention_grad, arguments))
+        rewriter.replace(i, fused(instr, attention_grad, {**instr.arguments, "mask": None}))
     return rewriter.result()
 
 
@@ -156,7 +144,6 @@ def _gradient_arguments(rewriter: Rewriter, parts: _Gradient) -> dict[str, Any]:
         **_dropped(rewriter, parts.dropping),
         "mask": None,
         **PLAIN,
-        **NO_STATISTICS,
     }
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 from popxl import dtypes
 from popxl.op_records import Op
-from popxl.ops.attention import statistics_spec
+from popxl.tensor import TensorSpec
 
 from popxl_engine.analysis.def_use import DefUse
 from popxl_engine.analysis.value_numbers import ValueNumbers
@@ -18,28 +18,23 @@ logger = logging.getLogger("popxl")
 
 
 def flash_attention(program: Block) -> Block:
-    """Causal attention without dropout gives its result and log-sum-exp instead of probabilities,
-    and so do its gradients take these.
+    """Causal attention without dropout gives its result and log-sum-exp instead of
+    probabilities.
 
     An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the
     same bits.
     """
     gradients_of: dict[Instr, list[Instr]] = {}
     refused: set[Op | None] = set()
-    replaced: dict[Instr, Instr] = {}
     for block in blocks_of(program):
         for instr in block.instrs:
-            if instr.definition is ops.attention_with_statistics and _is_plain(instr):
-                replaced[instr] = _streamed(instr)
-            elif instr.definition is ops.attention_grad:
-                if instr.arguments["statistics"] is not None and _is_plain(instr):
-                    replaced[instr] = _streamed_gradient(instr)
-            elif instr.definition is ops.attention:
+            if instr.definition is ops.attention:
                 found = _seen_by_gradients(block, instr) if _is_plain(instr) else None
                 if found is not None:
                     gradients_of[instr] = found
                 else:
                     refused.add(instr.source)
+    replaced: dict[Instr, Instr] = {}
     for forward, gradients in gradients_of.items():
         if forward.source not in refused:
             replaced.update(_replaced(forward, gradients))
@@ -47,11 +42,11 @@ def flash_attention(program: Block) -> Block:
 
 
 def _is_plain(instr: Instr) -> bool:
-    """Whether the kernels take it, or its gradient: as many keys as queries, each of which sees
-    those up to its own, and whole heads.
+    """Whether the kernels take it: as many keys as queries, each of which sees those up to its own,
+    and whole heads.
     """
     a = instr.arguments
-    query, value = (a["query"], a["value"]) if "query" in a else (a["dy"], a["key"])
+    query = a["query"]
     heads_fit = (
         query.shape[3] * query.dtype.itemsize % ops.ALIGNMENT == 0
         and query.dtype is not dtypes.float64
@@ -60,7 +55,7 @@ def _is_plain(instr: Instr) -> bool:
     if refused:
         _say_what_is_plain(" and ".join(refused))
     is_taken = a["causal"] and a["seed_tensor"] is None and not refused
-    return is_taken and heads_fit and query.shape == value.shape
+    return is_taken and heads_fit and query.shape == a["value"].shape
 
 
 @cache
@@ -99,33 +94,15 @@ def _is_gradient(block: Block, forward: Instr, gradient: Instr) -> bool:
     return are_given and a["seed_tensor"] is None and is_same
 
 
-def _streamed(forward: Instr) -> Instr:
-    """An attention with statistics by the kernels."""
-    statistics, y = forward.outputs
-    operands = {n: forward.arguments[n] for n in ("query", "key_t", "value", "scale")}
-    return _taken(fused(forward, ops.flash_attention, operands, (y, statistics)))
-
-
-def _streamed_gradient(gradient: Instr) -> Instr:
-    """A gradient that is given statistics by the kernels."""
-    names = ("dy", "query_t", "key", "value_t", "y", "statistics", "scale")
-    operands = {n: gradient.arguments[n] for n in names}
-    return _taken(fused(gradient, ops.flash_attention_grad, operands))
-
-
-def _taken(instr: Instr | None) -> Instr:
-    assert instr is not None, "_is_plain has asked for what the kernels take"
-    return instr
-
-
 def _replaced(forward: Instr, gradients: list[Instr]) -> dict[Instr, Instr]:
     of, (probs, y) = forward.arguments, forward.outputs
-    statistics = Value(f"statistics_of_{probs.name}", statistics_spec(y))
+    logsumexp = Value(f"logsumexp_of_{probs.name}", TensorSpec(y.shape[:3], dtypes.float32))
     operands = {n: of[n] for n in ("query", "key_t", "value", "scale")}
-    results = (y, statistics)
-    replaced = {forward: _taken(fused(forward, ops.flash_attention, operands, results))}
+    replaced = {forward: fused(forward, ops.flash_attention, operands, (y, logsumexp))}
     for gradient in gradients:
         operands = {n: gradient.arguments[n] for n in ("dy", "query_t", "key", "value_t")}
-        operands |= {"y": y, "statistics": statistics, "scale": of["scale"]}
-        replaced[gradient] = _taken(fused(gradient, ops.flash_attention_grad, operands))
-    return replaced
+        operands |= {"y": y, "logsumexp": logsumexp, "scale": of["scale"]}
+        replaced[gradient] = fused(gradient, ops.flash_attention_grad, operands)
+    instrs = {old: new for old, new in replaced.items() if new is not None}
+    assert len(instrs) == len(replaced), "_is_plain has asked for what the kernels take"
+    return instrs

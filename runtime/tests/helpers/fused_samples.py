@@ -208,26 +208,6 @@ def attention_no_probs(draw: Draw) -> Sample:
     return Sample(forward_operands(draw), oracle)
 
 
-def without_mask(draw: Draw, is_square: bool = False) -> dict[str, Any]:
-    """Operands of an attention that nothing but attributes hides from."""
-    while (found := forward_operands(draw, is_square)).pop("mask") is not None:
-        pass
-    return found
-
-
-def attention_with_statistics(draw: Draw) -> Sample:
-    def oracle(query, key_t, value, scale, seed_tensor, p, **rest):
-        mask, cap = added({"mask": None, **rest}, query.shape[2], key_t.shape[3]), rest["softcap"]
-        scores = query @ key_t * scale
-        scores = (torch.tanh(scores / cap) * cap if cap else scores) + mask
-        largest = scores.amax(-1)
-        sums = torch.exp(scores - largest[..., None]).sum(-1)
-        probs, dropped = probs_of(query, key_t, mask, scale, seed_tensor, p, cap)
-        return torch.stack((largest, 1 / sums)), dropped @ value
-
-    return Sample(without_mask(draw), oracle)
-
-
 def gradients(
     query_t, key, value_t, dy, mask, scale, seed, p, softcap=0.0
 ) -> tuple[torch.Tensor, ...]:
@@ -239,25 +219,18 @@ def gradients(
 
 
 def attention_grad(draw: Draw, is_square: bool = False) -> Sample:
-    """Probabilities are given or computed again, from statistics or without; what dropout let
-    through is drawn or shown.
-    """
-    ways = ("given", "given, with what hides", "computed again", "dropout is shown", "statistics")
-    way = draw.one_of(*ways)
-    of = without_mask(draw, is_square) if way == "statistics" else forward_operands(draw, is_square)
-    statistics, y = (
-        KERNELS["fused_attention_with_statistics"](**of) if way == "statistics" else (None, None)
-    )
-    of = {"mask": None, **of}
+    """Probabilities are given or computed again; what dropout let through is drawn or shown."""
+    of = forward_operands(draw, is_square)
     query, key_t, scale = (of[n] for n in ("query", "key_t", "scale"))
     seed, p, softcap = of["seed_tensor"], of["p"], of["softcap"]
     mask = added(of, query.shape[2], key_t.shape[3])
+    way = draw.one_of("given", "given, with what hides", "computed again", "dropout is shown")
     probs, dropped = (
         (
             t.to(draw.dtype)
             for t in probs_of(wide(query), wide(key_t), mask, scale, seed, p, softcap)
         )
-        if way not in ("computed again", "statistics")
+        if way != "computed again"
         else (None, None)
     )
 
@@ -275,8 +248,6 @@ def attention_grad(draw: Draw, is_square: bool = False) -> Sample:
         "seed_tensor": None if way == "dropout is shown" else seed,
         "p": p,
         **{n: of[n] for n in HIDING},
-        "y": y,
-        "statistics": statistics,
     }
     if way == "given":
         arguments |= {"mask": None, "positions": None, "causal": False, "window": None}
@@ -304,23 +275,21 @@ def flash_attention(draw: Draw) -> Sample:
 
     def oracle(query, key_t, value, scale):
         scores = query @ key_t * scale + hidden(*query.shape[2:3] * 2)
-        logsumexp = scores.logsumexp(-1)
-        statistics = torch.stack((logsumexp, torch.ones_like(logsumexp)))
-        return torch.softmax(scores, -1) @ value, statistics
+        return torch.softmax(scores, -1) @ value, scores.logsumexp(-1)
 
     return Sample({"query": query, "key_t": key.mT, "value": value, "scale": scale}, oracle)
 
 
 def flash_attention_grad(draw: Draw) -> Sample:
     (query, key, value, dy), scale = flash_operands(draw)
-    y, statistics = KERNELS["fused_flash_attention"](query, key.mT, value, scale)
+    y, logsumexp = KERNELS["fused_flash_attention"](query, key.mT, value, scale)
 
-    def oracle(dy, query_t, key, value_t, y, statistics, scale):
+    def oracle(dy, query_t, key, value_t, y, logsumexp, scale):
         mask = hidden(*dy.shape[2:3] * 2)
         return gradients(query_t, key, value_t, dy, mask, scale, None, 0.0)
 
     arguments = {"dy": dy, "query_t": query.mT, "key": key, "value_t": value.mT}
-    return Sample({**arguments, "y": y, "statistics": statistics, "scale": scale}, oracle)
+    return Sample({**arguments, "y": y, "logsumexp": logsumexp, "scale": scale}, oracle)
 
 
 # Products
@@ -518,7 +487,6 @@ MAKERS: dict[str, Callable[[Draw], Sample]] = {
     for make in (
         attention,
         attention_no_probs,
-        attention_with_statistics,
         attention_grad,
         attention_grad_packed,
         flash_attention,

@@ -10,12 +10,6 @@ from helpers.pass_programs import Build, normal
 from popxl import Tensor, ops
 from popxl.extensions import attention as attend_op
 from popxl.ops import var_updates
-from popxl.ops.attention import _attention as whole_attention
-from popxl.ops.attention import (
-    attention_grad,
-    attention_with_statistics,
-    attention_with_statistics_grad,
-)
 from popxl.ops.normalisation import softmax_grad
 from popxl.ops.transformer import softcap, softcap_grad
 from popxl.transforms.autodiff import autodiff
@@ -546,44 +540,6 @@ def bounded_scores(ir: popxl.Ir) -> list[Tensor]:
     return [call.outputs[0], *ops.call(info.graph, dy, inputs_dict=info.inputs_dict(call))]
 
 
-def streamed(name: str) -> list[Tensor]:
-    """Attention with statistics and its gradient by hand, with one thing otherwise."""
-    query, key, value, dy, other = (var(2, 2, 6, 8, seed=i) for i in range(5))
-    drawn: Any = (0.3, None, 0.0, None, True)
-    window = None if name == "by GPUs" else 3
-    operands = (key.transpose(SWAPPED), value, *drawn, window, 0.0)
-    statistics, y = attention_with_statistics(query, *operands)
-    given = dy, query.transpose(SWAPPED), other if name == "another key" else key
-    seen = 2 if name == "another window" else window
-    rest = (y, statistics, *drawn, seen, 0.0)
-    found = attention_with_statistics_grad(*given, value.transpose(SWAPPED), *rest)
-    return [y, *found, *([statistics * 2.0] if name == "statistics are read" else [])]
-
-
-def causal_gradient(ir: popxl.Ir) -> list[Tensor]:
-    """Causal attention whose gradient is given probabilities, which are written before."""
-    query, key, value, dy = (var(2, 2, 6, 8, seed=i) for i in range(4))
-    rest: Any = (0.3, None, 0.0, None, True, None, 0.0)
-    probs, y = whole_attention(query, key.transpose(SWAPPED), value, None, *rest)
-    ops.add_(probs, probs)
-    operands = (t.transpose(SWAPPED) if t is not key else t for t in (query, key, value))
-    return [y, *attention_grad(dy, *operands, probs, probs, *rest)]
-
-
-def statistics_leave_a_loop(ir: popxl.Ir) -> list[Tensor]:
-    """Attention in a loop whose body gives its statistics."""
-    query, rest = var(1, 1, 6, 8), (0.3, None, 0.0, None, True, 3, 0.0)
-    graph = ir.create_empty_graph("attend")
-    with graph:
-        q = popxl.graph_input(query.shape, query.dtype)
-        popxl.graph_input((2, 1, 1, 6), popxl.float32)
-        statistics, y = attention_with_statistics(q, q.transpose(SWAPPED), q, *rest)
-        popxl.graph_output(y)
-        popxl.graph_output(statistics)
-    start = popxl.constant(np.zeros((2, 1, 1, 6), np.float32))
-    return list(ops.repeat(graph, 2, query, start))
-
-
 def two_calls(ir: popxl.Ir) -> list[Tensor]:
     """A graph of attention that is called twice; one call's probabilities are read."""
     query = var(1, 1, 6, 8)
@@ -868,9 +824,6 @@ NEAR_MISSES: dict[str, Build] = {
     "attention: float64": of(wide_attention),
     "attention: two calls": two_calls,
     "attention: bounded scores": bounded_scores,
-    "attention: causal gradient": causal_gradient,
-    "attention: statistics leave a loop": statistics_leave_a_loop,
-    **every(streamed, "by GPUs", "another key", "another window", "statistics are read"),
     "attention: probs leave a loop": probs_leave_a_loop,
     "numbers: remote": of(remote),
     **{

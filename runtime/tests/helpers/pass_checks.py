@@ -18,7 +18,6 @@ BITWISE = frozenset(
     {
         "drop_casts",
         "hide_by_attributes",
-        "give_probs",
         "pack_qkv_grads",
         "recompute_probs",
         "reuse_dropout",
@@ -32,7 +31,6 @@ rounding in between.
 """
 NEEDS: dict[str, tuple[str, ...]] = {
     "fuse_attention": ("fuse_masked_scores",),
-    "give_probs": ("fuse_attention",),
     "pack_qkv_grads": ("fuse_attention",),
     "recompute_probs": ("fuse_masked_scores", "fuse_attention"),
     "reuse_dropout": ("fuse_masked_scores", "fuse_attention"),

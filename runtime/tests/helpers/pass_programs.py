@@ -336,29 +336,9 @@ def attention_op_gradients(
 ) -> Outputs:
     """All that hides keys, and gradients in a graph that computes probabilities again."""
 
-    return _op_gradients(between, q, k, v, dy, seed, at, keeps_probs=True)
-
-
-def attention_op_streamed(
-    between: Between, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, seed: Tensor, at: Tensor
-) -> Outputs:
-    """The same of an attention that keeps statistics."""
-    return _op_gradients(between, q, k, v, dy, seed, at, keeps_probs=False)
-
-
-def _op_gradients(
-    between: Between,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dy: Tensor,
-    seed: Tensor,
-    at: Tensor,
-    keeps_probs: bool,
-) -> Outputs:
     def attend(q: Tensor, k: Tensor, v: Tensor, seed: Tensor, at: Tensor) -> Tensor:
         hiding: Any = {"causal": True, "window": 3, "positions": at, "softcap": 1.5}
-        return attend_op(q, k, v, seed_tensor=seed, p=0.3, keeps_probs=keeps_probs, **hiding)
+        return attend_op(q, k, v, seed_tensor=seed, p=0.3, **hiding)
 
     graph = popxl.gcg().ir.create_graph(attend, q, k, v, seed, at)
     grad = addons.recompute_graph(
@@ -477,7 +457,6 @@ PATTERNS: dict[str, Pattern] = {
     "attention, dropping": Pattern(attention_dropping, {**HEADS, **SEED}, ("q", "k", "v")),
     "attention op": Pattern(attention_op, HEADS),
     "attention op, gradients": Pattern(attention_op_gradients, {**LEARNING, **SEED, "at": AT}),
-    "attention op, statistics": Pattern(attention_op_streamed, {**LEARNING, **SEED, "at": AT}),
     "gradients": Pattern(gradients, LEARNING, ("q", "k", "v", "dy")),
     "gradients, dropping": Pattern(gradients_dropping, {**LEARNING, **SEED}, tuple(LEARNING)),
     "gradients, recomputing": Pattern(gradients_recomputing, LEARNING, tuple(LEARNING)),

@@ -5,9 +5,6 @@ from itertools import combinations_with_replacement
 import numpy as np
 import pytest
 from popxl import extensions
-from popxl_engine.kernels import attention as kernels
-from popxl_engine.native import library as native
-from popxl_engine.passes import give_probs
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.execution import block_graphs
@@ -67,40 +64,16 @@ def test_losses_norms_and_weights_are_those_of_recomputation_bit_for_bit(case, m
             np.testing.assert_array_equal(array, trained[name], err_msg=name)
 
 
-@pytest.mark.slow
-def test_long_texts_have_the_same_bits_whatever_is_kept(monkeypatch):
-    """Their attention goes by blocks, whose gradient reads the result and its statistics."""
-    called = []
-    monkeypatch.setattr(kernels, "LONGEST_ROWS", 0)
-    monkeypatch.setitem(give_probs.__globals__, "LONGEST", 0)
-    call = native.call
-
-    def counted(name, *rest):
-        called.append(name)
-        call(name, *rest)
-
-    monkeypatch.setattr(native, "call", counted)
-    configs = (TRAINED, MIDDLE, override(TRAINED, recomputation=False))
-    (expected, weights), *others = [train(config) for config in configs]
-    assert "attend_blocks_grad" in called and "attend_grad" not in called
-    for results, trained in others:
-        assert results == expected
-        for name, array in weights.items():
-            np.testing.assert_array_equal(array, trained[name], err_msg=name)
-
-
 def test_levels_lead_from_nothing_to_all_each_with_more_bytes_and_fewer_operations():
     assert [level.words for level in LEVELS] == [
         "nothing",
-        "products but those of attention.qkv and feed_forward.up and attention",
-        "products but those of feed_forward.up and attention",
-        "products but those of attention",
+        "products but those of attention.qkv and feed_forward.up",
+        "products but those of feed_forward.up",
         "products",
         "all",
     ]
     rows = 2 * 12  # of one micro-batch; two of them, in bfloat16
-    # the sum after attention; queries, keys, values; wide layer; attention's result and statistics
-    widths = (0, 48, 4 * 48, 8 * 48, 9 * 48 + 2 * 4 * 2)
+    widths = (0, 48, 4 * 48, 8 * 48)  # the sum after attention; queries, keys, values; wide layer
     assert [level.kept_bytes for level in LEVELS[:-1]] == [2 * rows * 2 * w for w in widths]
     assert LEVELS[-1].kept_bytes == kept_bytes(TRAINED) > LEVELS[-2].kept_bytes
     for less, more in zip(LEVELS, LEVELS[1:]):
@@ -151,8 +124,7 @@ def test_a_plan_shows_what_is_kept_within_the_budget_and_what_it_spares():
     spared = LAYERS * rows * 2 * hidden * (hidden + 3 * hidden) + 2 * rows * 2 * hidden * wide
     assert products[0] - products[1] == spared
     text = (
-        "1 block keeps products but those of feed_forward.up and attention, 18.0 KiB each; "
-        "2 blocks keep products but those of attention"
+        "1 block keeps products but those of feed_forward.up, 18.0 KiB each; 2 blocks keep products"
     )
     assert stretches_text(stretches(MIDDLE)) == f"{text}, 36.0 KiB each"
 

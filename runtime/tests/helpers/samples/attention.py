@@ -28,7 +28,7 @@ def factors(seed_tensor, shape, p):
 
 def textbook(
     query, key, value, mask=None, causal=False, scale=None, seed_tensor=None, p=0.0,
-    window=None, positions=None, softcap=0.0, keeps_probs=True,
+    window=None, positions=None, softcap=0.0,
 ):  # fmt: skip
     scores = query @ key.mT * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
@@ -59,16 +59,6 @@ def textbook_grad(
     return d @ key, query_t @ d, np.swapaxes(dropped_probs, 2, 3) @ dy
 
 
-def grad_of_statistics(dy, query_t, key, value_t, y, statistics, **rest):
-    scores = np.swapaxes(query_t, 2, 3) @ np.swapaxes(key, 2, 3) * rest["scale"]
-    scores = rest["softcap"] * np.tanh(scores / rest["softcap"]) if rest["softcap"] else scores
-    shift, factor = statistics[..., None]
-    probs = dropped = np.exp(scores - shift) * factor
-    if rest["seed_tensor"] is not None:
-        dropped = probs * factors(rest["seed_tensor"], probs.shape, rest["p"]).numpy()
-    return textbook_grad(dy, query_t, key, value_t, probs, dropped, **rest)
-
-
 GRADIENT = {
     "dy": (1, 2, 3, 4),
     "query_t": (1, 2, 4, 3),
@@ -77,11 +67,6 @@ GRADIENT = {
     "probs": Operand((1, 2, 3, 5), low=0.0, high=0.4),
     "dropped_probs": Operand((1, 2, 3, 5), low=0.0, high=0.4),
 }
-STREAMED = {
-    **{n: GRADIENT[n] for n in ("dy", "query_t", "key", "value_t")},
-    "y": (1, 2, 3, 4),
-    "statistics": Operand((2, 1, 2, 3), dtype=popxl.float32, low=0.1, high=0.4),
-}
 POSITIONS = np.array([0, 3, 1], np.int32).reshape(1, 1, 3, 1).repeat(2, 0)
 PLAIN = {"causal": False, "window": None, "softcap": 0.0, "positions": None}
 
@@ -89,8 +74,7 @@ PLAIN = {"causal": False, "window": None, "softcap": 0.0, "positions": None}
 def sample(operands, **attrs):
     # Scale is rounded to the operands' type: 0.5 and 0.25 are the same in each.
     attrs = {"scale": 0.5, **attrs}
-    name = "attention" if attrs.get("keeps_probs", True) else "attention_with_statistics"
-    return Sample(name, operands=operands, attrs=attrs, autograd=textbook, build=attention)
+    return Sample("attention", operands=operands, attrs=attrs, autograd=textbook, build=attention)
 
 
 SAMPLES = [
@@ -108,9 +92,6 @@ SAMPLES = [
     sample({**HEADS, "seed_tensor": SEED}, p=0.3),
     sample({**HEADS, "mask": (3, 5), "seed_tensor": SEEDS}, p=0.5),
     sample({**SQUARE, "seed_tensor": SEED}, causal=True, p=0.25),
-    sample(HEADS, keeps_probs=False),
-    sample({**HEADS, "positions": POSITIONS}, causal=True, window=3, softcap=2.0, keeps_probs=False),
-    sample({**HEADS, "seed_tensor": SEEDS}, p=0.5, keeps_probs=False),
     Sample(
         "attention",
         operands=HEADS,
@@ -121,10 +102,6 @@ SAMPLES = [
            oracle=textbook_grad),
     Sample("attention_grad", operands={**GRADIENT, "seed_tensor": SEED},
            attrs={"scale": 0.25, "p": 0.3, **PLAIN, "softcap": 0.75}, oracle=textbook_grad),
-    Sample("attention_with_statistics_grad", operands=STREAMED,
-           attrs={"scale": 0.5, "seed_tensor": None, "p": 0.0, **PLAIN}, oracle=grad_of_statistics),
-    Sample("attention_with_statistics_grad", operands={**STREAMED, "seed_tensor": SEED},
-           attrs={"scale": 0.25, "p": 0.3, **PLAIN, "softcap": 0.75}, oracle=grad_of_statistics),
 ]  # fmt: skip
 
 
@@ -137,8 +114,6 @@ REFUSALS = [
     refusal(r"expected \[b, h, q, d\]", {n: shape[1:] for n, shape in HEADS.items()}),
     refusal("mask .*broadcasts", {**HEADS, "mask": (5, 3)}),
     refusal("both mask and causal", {**HEADS, "mask": (3, 5)}, ValueError, attrs={"causal": True}),
-    refusal("a mask with keeps_probs=False", {**HEADS, "mask": (3, 5)}, ValueError,
-            attrs={"keeps_probs": False}),
     refusal("window without causal", error=ValueError, attrs={"window": 2}),
     refusal("positions without causal", {**HEADS, "positions": POSITIONS}, ValueError),
     refusal("window 0; expected at least 1", error=ValueError, attrs={"causal": True, "window": 0}),

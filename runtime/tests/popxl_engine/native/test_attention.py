@@ -109,17 +109,6 @@ def run(
     return [y, d_query, d_key_t.mT, d_value]
 
 
-def run_by_statistics(case: Case, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same, whose gradients are given what the forward pass has found."""
-    query, key, value, dy = tensors
-    drawn = case.scale, case.seed, case.p
-    found = kernels.attention_with_statistics(query, key.mT, value, *drawn, *case.hides)
-    statistics, y = found
-    rest = (None, None, *drawn, None, *case.hides, y, statistics)
-    d_query, d_key_t, d_value = kernels.attention_grad(dy, query.mT, key, value.mT, *rest)
-    return [y, d_query, d_key_t.mT, d_value]
-
-
 def documents(batch: int, queries: int, keys: int) -> torch.Tensor:
     """Positions in documents of a length for each part of the batch."""
     own = torch.arange(queries) + keys - queries
@@ -147,15 +136,13 @@ def drawn(count: int) -> Iterator[Case]:
 
 def check(case: Case, dtype: torch.dtype) -> None:
     tensors = case.operands(dtype)
-    textbook = case.textbook(tensors)
-    for results in (run(case, tensors), run_by_statistics(case, tensors)):
-        for name, found, expected in zip(
-            ("y", "query", "key", "value"), results, textbook, strict=True
-        ):
-            assert found.dtype == dtype
-            assert not expected.any() or error(found, expected) < (
-                3e-6 if dtype == torch.float32 else 0.012
-            ), (name, case)
+    for name, found, expected in zip(
+        ("y", "query", "key", "value"), run(case, tensors), case.textbook(tensors), strict=True
+    ):
+        assert found.dtype == dtype
+        assert not expected.any() or error(found, expected) < (
+            3e-6 if dtype == torch.float32 else 0.012
+        ), (name, case)
 
 
 def kinds(of: dict[str, Any]) -> Any:
@@ -226,9 +213,8 @@ def test_memory_beside_operands_is_neither_read_nor_written(
     for case in EDGES:
         tensors = case.operands(dtype)
         with surrounded():
-            found = [*run(case, tensors), *run_by_statistics(case, tensors)]
-        again = [*run(case, tensors), *run_by_statistics(case, tensors)]
-        assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
+            found = run(case, tensors)
+        assert all(torch.equal(*pair) for pair in zip(found, run(case, tensors)))
         check(case, dtype)
 
 
@@ -246,8 +232,6 @@ def test_attributes_give_the_bits_of_a_dense_mask(kind: tuple[torch.dtype, str],
                 pairs = zip(run(case, tensors), run(case, tensors, mask), strict=True)
                 assert all(torch.equal(*pair) for pair in pairs), case
                 same_with_probs(case, tensors, mask)
-                pairs = zip(run(case, tensors), run_by_statistics(case, tensors), strict=True)
-                assert all(torch.equal(*pair) for pair in pairs), case
 
 
 def same_with_probs(case: Case, tensors: list[torch.Tensor], mask: torch.Tensor) -> None:
@@ -283,7 +267,7 @@ def test_blocks_give_the_same_bits_by_any_number_of_threads(
         tensors, found = case.operands(dtype), []
         for count in (1, 2, 5):
             threads(count)
-            found.append([*run(case, tensors), *run_by_statistics(case, tensors)])
+            found.append(run(case, tensors))
         for results in zip(*found):
             assert all(torch.equal(results[0], other) for other in results[1:])
 
