@@ -14,11 +14,11 @@ WITHOUT, WITH = (
         "lora_rank": one[4], "position_embedding": one[5], "wandb": one[6],
         "rotary_scaling": one[7], "qk_norm": one[8],
         "layer_pattern": one[9], "window": one[10], "base_batch_size": one[11],
-        "validate_every": one[12],
+        "validate_every": one[12], "data_parallel": one[13],
     }
     for one in (
-        ("adamw", "constant", 1.0, "off", 0, "learned", False, None, False, (), None, None, 0),
-        ("muon", "wsd", "auto", "skip", 0, "rotary", True, "linear", True, ("sliding",), 4, 8, 10),
+        ("adamw", "constant", 1.0, "off", 0, "learned", False, None, False, (), None, None, 0, 1),
+        ("muon", "wsd", "auto", "skip", 0, "rotary", True, "linear", True, ("sliding",), 4, 8, 10, 2),
     )
 )  # fmt: skip
 
