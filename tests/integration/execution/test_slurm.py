@@ -186,7 +186,8 @@ def test_tasks_that_are_cancelled_save(slurm, tmp_path):
     assert saved == [f"step_{steps:08d}"]
 
 
-ASKS = "import popdist; print(popdist.getNumInstances(), flush=True)"
+# mpirun joins what its processes print: a line's end before each number and after it
+ASKS = "import popdist; print('', popdist.getNumInstances(), sep=chr(10), flush=True)"
 PLACES = """#!/bin/bash
 asks() { "$@" "$PYTHON" -c "$ASKS" 2>&1 | grep -oE "^[0-9]+$" | sort -u; }
 mpirun() { command mpirun --allow-run-as-root --oversubscribe "$@"; }
