@@ -127,7 +127,10 @@ def test_gradients_of_one_step_and_activations_of_the_next_are_never_there_toget
     with session:
         run_steps(session, config, *step_arrays(config))
     assert min(gradients, activations) > 0.15 * whole
-    assert max(held) <= kept + max(gradients, activations)
+    # the head stores its own while the activations of its step are there
+    beside = sum(replica.rows[b].nbytes for b in rows_of_gradients if b.entries == 1)
+    assert 10 * beside < gradients
+    assert max(held) <= kept + max(gradients, activations + beside)
 
 
 @pytest.mark.slow
