@@ -181,7 +181,8 @@ class Counter {
 
   void taken(void* data) {
     int64_t now = live.fetch_add(bytes(data)) + bytes(data), known = most.load();
-    while (now > known && !most.compare_exchange_weak(known, now)) {}
+    while (now > known && !most.compare_exchange_weak(known, now)) {
+    }
   }
 
   void given(void* data) { live.fetch_sub(bytes(data)); }
