@@ -188,7 +188,7 @@ def test_tasks_that_are_cancelled_save(slurm, tmp_path):
 
 ASKS = "import popdist; print(popdist.getNumInstances(), flush=True)"
 PLACES = """#!/bin/bash
-asks() { "$@" "$PYTHON" -c "$ASKS" 2>&1 | grep -oE "^ *[0-9]+$" | sort -u; }
+asks() { "$@" "$PYTHON" -c "$ASKS" 2>&1 | grep -oE "^[0-9]+$" | sort -u; }
 mpirun() { command mpirun --allow-run-as-root --oversubscribe "$@"; }
 for place in "" "srun -n 1" "srun -n 4" "srun -n 2 -N 2" "srun -n 2 --mpi=pmi2" "mpirun -np 1" "mpirun -np 3"; do
     echo "script, $place: $(asks $place | xargs)"
@@ -209,7 +209,7 @@ def test_a_process_takes_itself_for_what_it_is(slurm, tmp_path):
     script, output = tmp_path / "script", tmp_path / "output"
     script.write_text(PLACES)
     # mpirun joins what its processes print: a line's end before each number, too
-    words = {"PYTHON": sys.executable, "ASKS": ASKS.replace("print(", "print(chr(10), ")}
+    words = {"PYTHON": sys.executable, "ASKS": ASKS.replace("print(", "print(); print(")}
     job = slurm.submit("--nodes", 2, "--ntasks", 4, "--output", output, script, **words)
     slurm.wait(job, *ENDED)
     found = dict(re.findall(r"^(script, .*): (.*)$", output.read_text(), re.MULTILINE))
