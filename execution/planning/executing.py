@@ -238,7 +238,7 @@ def resolved(
     """
     is_leader = popdist.getInstanceIndex() == 0
     values = _earlier(config, given) if is_leader else None
-    values = gather(values, patiently=True)[0]
+    values = _told(values)
     if values is not None:
         if is_leader:
             print("auto: executed as the run was that goes on")

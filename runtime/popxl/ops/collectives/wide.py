@@ -12,12 +12,14 @@ from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor, TensorSpec
 
 
-def _check(name: str, t: Tensor, op: CollectiveOps) -> None:
+def _checked(name: str, t: Tensor, op: CollectiveOps, group: ReplicaGrouping | None) -> int:
+    """The group's size, of arguments that fit."""
     check_reduction(name, t, op)
     if t.dtype not in WIDE:
         raise DTypeError(
             f"{name}: got t {t.spec}; expected float16, bfloat16 or float32. Cast it with ops.cast."
         )
+    return resolve_group(name, t, group).group_size
 
 
 @op(effects=("collective",), differentiable=False, names="{t}_all_reduce")
@@ -34,8 +36,7 @@ def wide_all_reduce(
         ValueError: for an unknown reduction, or a group of another Ir.
         DTypeError: for another type.
     """
-    _check("wide_all_reduce", t, op)
-    resolve_group("wide_all_reduce", t, group)
+    _checked("wide_all_reduce", t, op, group)
     return TensorSpec(t.shape, dtypes.float32)
 
 
@@ -61,8 +62,7 @@ def wide_reduce_scatter(
         ValueError: for an unknown reduction, or a group of another Ir.
         DTypeError: for another type.
     """
-    _check("wide_reduce_scatter", t, op)
-    size = resolve_group("wide_reduce_scatter", t, group).group_size
+    size = _checked("wide_reduce_scatter", t, op, group)
     return TensorSpec((shard_length(t.nelms, size),), dtypes.float32, t.shape)
 
 
