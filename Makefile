@@ -24,13 +24,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo shakespeare text_is_there test check format bench docs clean torture fuzz
+.PHONY: help demo shakespeare text_is_there test exhaustive check format bench docs clean torture fuzz
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    prepare real text, train a small GPT on it for three to five minutes, show what it learned"
 	@echo "make shakespeare TEXT=FILE   train nanoGPT's small model of characters on a text"
-	@echo "make test    every test that needs no GPU"
+	@echo "make test    the tests that need no GPU, each with some of its cases"
+	@echo "make exhaustive   the other cases, which take longer than make test"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
 	@echo "make fuzz    random programs through the compiler's passes for MINUTES (10)"
@@ -54,14 +55,18 @@ text_is_there:
 	    "Run: make shakespeare TEXT=FILE, with tinyshakespeare or any other text" >&2; exit 2; }
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu and not exhaustive"
+
+# What `make test` leaves out, for before a release: further cases, and tests of minutes.
+exhaustive: $(INSTALLED)
+	$(PYTEST) -m "not gpu and exhaustive"
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/python -m mypy
-	$(PYTEST) -m "not gpu and not slow and not multi"
+	$(PYTEST) -m "not gpu and not slow and not multi and not exhaustive"
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

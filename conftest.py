@@ -55,18 +55,19 @@ def pass_logs_on() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
-    """Mark what `quick_every` leaves out. Then files with slow tests first, and of these the ones
-    with few, which are the slowest: what is left at the end is short, and divided evenly between
-    the processes that run tests.
+    """Mark what `quick_every` and `sampled` leave out. Then files with slow tests first, and of
+    these the ones with few, which are the slowest: what is left at the end is short, and divided
+    evenly between the processes that run tests.
     """
-    cases: Counter[tuple[object, str]] = Counter()
-    for item in items:
-        share = item.get_closest_marker("quick_every")
-        if share is not None and not item.get_closest_marker("slow"):
-            test = (item.parent, getattr(item, "originalname", item.name))
-            if cases[test] % share.args[0]:
-                item.add_marker(pytest.mark.slow)
-            cases[test] += 1
+    for share, left_out in (("sampled", pytest.mark.exhaustive), ("quick_every", pytest.mark.slow)):
+        cases: Counter[tuple[object, str]] = Counter()
+        for item in items:
+            marker = item.get_closest_marker(share)
+            if marker is not None and not item.get_closest_marker(left_out.name):
+                test = (item.parent, getattr(item, "originalname", item.name))
+                if cases[test] % marker.args[0]:
+                    item.add_marker(left_out)
+                cases[test] += 1
     slow, tests = (
         {item.path for item in items if item.get_closest_marker("slow")},
         Counter(i.path for i in items),

@@ -359,9 +359,9 @@ def with_generated_parts(text: str, page: Path) -> str:
     return _PART.sub(lambda match: f"{match[1]}\n{parts[match['name']]()}\n{match[3]}", text)
 
 
-def main() -> None:
-    """Rewrite what is out of date."""
-    for page in (*PAGES, KEYWORDS):
+def main(names: "list[str]") -> None:
+    """Rewrite what is out of date, of the files that are named, or of all."""
+    for page in [Path(name).resolve() for name in names] or (*PAGES, KEYWORDS):
         before = page.read_text(encoding="utf-8")
         after = keywords() if page == KEYWORDS else with_generated_parts(before, page)
         if after != before:
@@ -371,4 +371,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     with exit_on_user_error():
-        main()
+        main(sys.argv[1:])

@@ -387,6 +387,7 @@ def copy(made, tmp_path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "a copy"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_mistake_is_told_in_one_message_and_changes_nothing(row, copy):
     row.fault(copy)
@@ -470,6 +471,7 @@ STARTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("problem, command", STARTS)
 def test_a_run_that_cannot_start_leaves_nothing_behind_and_all_that_it_would_continue(
     problem, command, copy
@@ -715,6 +717,7 @@ LOST = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lost", LOST)
 def test_metrics_that_were_lost_are_told_of_and_the_run_goes_on(lost, copy, monkeypatch, capfd):
     change, says = LOST[lost]

@@ -61,6 +61,7 @@ SHORTER = {
     "index.md: make demo": "make demo {make} --dry-run",
     'make demo DEMO_ARGS="--steps 200"': "make demo {make} --dry-run",
     "make test": "make test {make} --dry-run",
+    "make exhaustive": "make exhaustive {make} --dry-run",
     "make check": "make check {make} --dry-run",
     "make torture": "make torture {make} --dry-run",
     "make fuzz": "make fuzz {make} --dry-run",
@@ -106,7 +107,7 @@ SHORTER = {
     "--vocabulary_size 304",
     # Its runs are those of tests/same_numbers/.
     "python -m tests.same_numbers": "+ --help",
-    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan --devices ...": "+ --devices 1 2 4 8 "
+    "python demo/pretraining.py --config gpt3_2.7B_pod64 --plan --devices ...": "+ --devices 1 2 "
     "--layers 1 --hidden_size 64 --heads 8 --global_batch_size 8 --sequence_length 64 "
     "--vocabulary_size 304",
     "python tests/gpu_checks.py": "+ --device cpu --only rows",
@@ -116,12 +117,14 @@ SHORTER = {
     "--sequence_length 16 --max_positions 16 --vocabulary_size 64 --memmap_dir rows --host_memory 1MiB",
     "python execution/pretraining.py --config tiny": ALONE,
     # The search is held to its promises in test_auto.py.
-    "python execution/pretraining.py --config demo --auto": "+ --layers 2 --sequence_length 16 "
+    "python execution/pretraining.py --config demo --auto": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64 --auto_seconds 1",
+    "python execution/pretraining.py --config demo --micro_batch_group 4": "+ --layers 1 "
+    "--sequence_length 16 --vocabulary_size 64",
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
     # test_benchmarks_*.py.
     "python benchmarks/...": "+ --help",
-    "python benchmarks/shakespeare.py --text FILE": "+ --text letters.txt --steps 50 --seeds 1 "
+    "python benchmarks/shakespeare.py --text FILE": "+ --text letters.txt --steps 5 --seeds 1 "
     "--variants phased",
     # None gets kernels of its own: compiling them takes longer than all the rest, and has tests in
     # runtime/tests/popxl_engine/native/test_library.py.
@@ -132,6 +135,8 @@ SHORTER = {
     # They differ: diff says so with 1, and stops for a file that is not there with 2.
     "diff fused/*.py plain/*.py": "+ || test $? -eq 1",
     "python -m pytest ...": "+ -p no:xdist",
+    # All of them are in test_utils.py.
+    "python imgs/write_tables.py": "+ docs/settings.md",
 }
 
 

@@ -24,6 +24,7 @@ def test_the_first_token_is_counted_apart_from_the_others():
     assert speeds([[0.0, 5.0, 6.0, 8.0], [1.0, 4.0, 5.0, 6.0]]) == (4.0, 1.0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_both_write_in_alternation():
     flags = "--dtypes float32 --prompts 5 --batches 2 --tokens 4 --layers 1 --rounds 1".split()

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 3, "hidden_size": 64, "heads": 2, "sequence_length": 8, "vocabulary_size": 64}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.multi
 def test_state_in_files_is_measured_beside_the_same_steps_in_memory(tmp_path):
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]

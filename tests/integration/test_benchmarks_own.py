@@ -52,6 +52,7 @@ def case_of(name: str) -> Case:
     return found
 
 
+@pytest.mark.exhaustive
 def test_what_is_timed_and_what_stands_beside_it_take_turns():
     done = []
 
@@ -125,6 +126,7 @@ STEPS = ["profiling, preset tiny", *(
 )]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_steps_are_timed_beside_plain_ones(name, tmp_path):
@@ -146,6 +148,7 @@ def test_building_is_timed_by_op(part):
     assert sizes == [np.inf, np.inf, 1.2], "the largest beside the one before has a bar"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ops_and_starts_are_timed(monkeypatch, tmp_path):
     monkeypatch.setattr(own_programs, "SHORT", 2)
@@ -207,6 +210,7 @@ def test_a_consumer_waits_for_what_is_prepared(tmp_path, monkeypatch):
     assert 0 < share < 1 and 0 < longest
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_choice_of_auto_stands_beside_the_best_of_all(monkeypatch, capsys):
     small = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8}

@@ -77,6 +77,7 @@ def test_train_step_gives_both_the_same_micro_batches(widening):
         assert phased.step(1)["loss"] == pytest.approx(plain.step(tensors), rel=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.multi
 def test_train_step_holds_the_phased_step_to_its_bars():
     names = ["eager", "FSDP2", "phased", "phased, recomputing", "phased, wide"]

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.multi
 def test_layouts_are_measured_beside_the_single_replica():
     flags = [part for name, value in SIZES.items() for part in (f"--{name}", str(value))]

@@ -239,6 +239,7 @@ def test_every_weight_of_the_modern_baseline_is_trained():
     assert not [n for n, p in trainer.gpt.named_parameters() if torch.equal(p, before[n])]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_its_quick_form_measures_every_recipe_and_keeps_what_is_done(text, tmp_path):
     command = ["benchmarks/time_to_loss.py", "--text", str(text)]

@@ -90,6 +90,7 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.multi
 def test_the_benchmark_for_a_gpu_measures_its_cases_once(tmp_path):
     cases = "7b-all 7b-one-layer plain-8-layers"
@@ -205,6 +206,7 @@ def test_a_device_is_busy_where_any_kernel_runs(seed):
 PHASED = [case for case in gpu.CASES if case.kind == "phased"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", PHASED, ids=[case.name for case in PHASED])
 def test_a_case_fits_the_machines_that_it_is_for(case):
@@ -214,6 +216,7 @@ def test_a_case_fits_the_machines_that_it_is_for(case):
     assert 0 < gpu_steps.rows_of(ir) < 112 * 2**30
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["7b-22GiB", "32b-adapters-22GiB", "demo"])
 def test_a_cases_program_runs_on_a_fake_gpu(case):
@@ -222,6 +225,7 @@ def test_a_cases_program_runs_on_a_fake_gpu(case):
     assert fake_gpu.run_on_fake_gpu(pretraining.training_program(config)[0]) > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_plan_of_a_case_is_within_its_limit():
     """14 G parameters and more need what their embedding takes, at least: 1.5 GB and gradients."""

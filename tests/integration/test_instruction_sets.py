@@ -36,6 +36,7 @@ def environment(name: str) -> "dict[str, str]":
     return {**os.environ, **TORCH.get(name, {}), instruction_sets.VARIABLE: name}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_are_right(name):
@@ -65,6 +66,7 @@ def losses(folder: Path, variables: "dict[str, str]") -> "list[float]":
     return [record["loss"] for line in lines if "loss" in (record := json.loads(line))]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_has_the_losses_of_the_plain_kernels(name, plain, tmp_path):
@@ -72,6 +74,7 @@ def test_a_training_has_the_losses_of_the_plain_kernels(name, plain, tmp_path):
     assert len(found) == 4 and found == pytest.approx(plain, rel=2e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "variable, value",

@@ -164,6 +164,7 @@ def test_a_wheel_holds_every_source_and_the_kernels_once_and_nothing_else(wheel)
         assert f"Tag: py3-none-{where}" in file.read(about).decode().splitlines()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("without", ["a compiler", "compiling"])
 def test_a_wheel_without_compiled_kernels_is_for_any_machine(wheel, without, tmp_path):

@@ -39,18 +39,20 @@ from tests.torture.torture import Torture
 
 SHARE = {
     "kills": [1854077756],
-    "save_calls": [17, 65],
+    "save_calls": [17],
     "flipped_bytes": range(2400, 20000, 970),  # test_mutations.py flips bits of every file
     "disks": [4176489243],
-    "signals": [18, 39, 65],
+    "signals": [18, 65],
     "instances": [6],
     "same_seed": [0],
-    "layouts": [15, 50],
+    "layouts": [15],
     "soak": [0],
     "plans": [0, 8],
-    "large_models": [],  # minutes, and 35 GB of a disk
+    "large_models": [],
 }
-"""Cases of each kind; those that are made of tests are tests already."""
+"""Cases of each kind; those that are made of tests are tests already, and large models take minutes
+and 35 GB of a disk.
+"""
 
 
 SELECTED = {
@@ -66,9 +68,17 @@ def shop():
         yield shop
 
 
+def share_of(kind):
+    """A kind of torture, of which tests of minutes are for `make exhaustive`."""
+    marks = [pytest.mark.exhaustive] * (kind.name in ("soak", "plans"))
+    return pytest.param(kind, id=kind.name, marks=marks)
+
+
 @pytest.mark.slow
 @pytest.mark.multi
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in OF_TESTS], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kind", [share_of(k) for k in KINDS if k not in OF_TESTS and SHARE[k.name]]
+)
 def test_a_share_of_the_torture_breaks_no_promise(kind, shop):
     for case in SHARE[kind.name]:
         kind.trial(case, shop)

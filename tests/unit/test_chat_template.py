@@ -94,6 +94,7 @@ def folder_with(path, template, kind="bytes", as_file=False, **more):
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -186,6 +187,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_template_may_not_do_ends_in_a_sentence_that_names_its_file(
     tmp_path, name, monkeypatch

@@ -800,6 +800,7 @@ def test_a_killed_preparation_leaves_nothing_that_counts_and_the_next_clears_it(
     assert again.returncode == 0 and list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("stopped_at", ["the tokenizer", "documents", "validation", "the end"])
 @pytest.mark.parametrize("is_masked", [False, True])

@@ -57,6 +57,7 @@ def test_permute_sends_a_position_to_one_place_however_it_is_asked(size, key, da
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5, 10])
 def test_permutations_of_many_keys_are_uniform(size):

@@ -67,6 +67,7 @@ BAD = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BAD)
 def test_a_tokenizer_that_cannot_make_tokens_ends_in_a_sentence_that_names_it(case, soon):

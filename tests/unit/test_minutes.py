@@ -54,6 +54,7 @@ PACES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("name", cases(PACES, lambda name: name != "never as expected"))
 @pytest.mark.parametrize("iterations", [1, 4])
@@ -322,6 +323,7 @@ def test_a_validation_of_nothing_is_refused_before_the_trials(flag, files):
     assert not machine.tried
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [

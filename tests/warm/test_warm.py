@@ -80,6 +80,7 @@ def run(
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "words",
     [

@@ -306,6 +306,7 @@ def llama_loss(
     return lambda: torch.nn.functional.cross_entropy(model(words).logits.flatten(0, 1), following)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

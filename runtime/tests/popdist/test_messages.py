@@ -59,6 +59,7 @@ def content(source, target, tag, size):
     return np.random.default_rng([source, target, tag]).integers(0, 256, size, np.uint8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_messages_arrive_whole_in_whatever_order_the_ends_begin_them(three, seed):

@@ -30,6 +30,7 @@ def in_processes(folder, options, module="poprun", **environment):
         return dict(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options, module, environment",
     [

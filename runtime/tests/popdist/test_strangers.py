@@ -108,6 +108,7 @@ def garbage(path):
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(7))
 def test_garbage_is_neither_read_further_nor_answered(keeper, tmp_path, number):

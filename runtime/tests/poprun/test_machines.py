@@ -328,6 +328,7 @@ ENDS_ELSEWHERE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ENDS_ELSEWHERE)
 def test_an_instance_that(case, tmp_path):
     """.. ends the run on both machines, and both say which it was."""

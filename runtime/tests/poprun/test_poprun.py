@@ -63,6 +63,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("failure", FAILURES)
 def test_one_failing_instance_ends_all_and_has_the_last_word(failure, tmp_path):
     code, exit_code, says = FAILURES[failure]
@@ -153,6 +154,7 @@ def test_a_signal_to_the_launcher_reaches_instances_which_may_finish(number, tmp
     assert not left_over(tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "number, grace, again",
     [
@@ -177,6 +179,7 @@ def test_instances_that_do_not_finish_after_a_signal_are_ended(number, grace, ag
     assert not left_over(tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "numbers, pause",
     [([signal.SIGTERM] * 20, 0.02), ([signal.SIGINT] * 40, 0.0), ([signal.SIGHUP] * 2, 1.2)],
@@ -282,6 +285,7 @@ HANGS = r"Instance 1 \(process \d+ on .*\) does not wait: it is at <string>:\d+ 
 """What is said of one that sleeps, at the very end."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "mode, says",
     [

@@ -52,6 +52,7 @@ def run(program, instances=2, **more):
     return process.returncode, sorted(printed.splitlines()), said
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("failure", FAILURES)
 def test_all_instances_start_again_after(failure):
     program, code = FAILURES[failure]

@@ -739,6 +739,7 @@ def steps_of(ir: popxl.Ir) -> int:
     return steps.count
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [training, hub, wide, nested])
 def test_the_work_grows_with_the_program_and_nothing_is_left_undecided(program: Any) -> None:

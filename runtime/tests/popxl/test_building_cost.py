@@ -236,6 +236,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "leaf"), PROGRAMS)
 def test_making_a_session_is_linear_in_the_depth_of_calls(
@@ -251,6 +252,7 @@ def test_making_a_session_is_linear_in_the_depth_of_calls(
     grows_linearly(prepared, 40)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "leaf"), PROGRAMS)
 def test_a_session_is_made_where_a_run_would_do_more_calls_than_anybody_can_wait_for(

@@ -168,6 +168,7 @@ def test_the_update_is_the_formula_in_a_plain_loop(kernels):
         np.testing.assert_allclose(x, wanted, rtol=1 / 8, atol=1e-7)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("offset", [None, 0, 5, 65_530])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -74,6 +74,7 @@ def test_a_kernel_gives_its_results_on_the_device_of_its_operands(sample: Sample
             assert t.device.type == "cuda", f"{op}: a result on {t.device}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.quick_every(3)
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def with_rules(monkeypatch: Any, rules: frozenset[str], readable: bool) -> None:
     monkeypatch.setattr(residency, "Lifetimes", lifetimes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "readable, replicas",

@@ -56,6 +56,7 @@ def agree(a: np.ndarray, b: np.ndarray, dtype: Any) -> bool:
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("family", cases(sorted(FAMILIES), lambda family: family in QUICK))
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_engine_equals_interpreter_on_four_replicas(program: Any) -> None:
     assert differences(*program, replicas=4, overlaps=True) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(ALL_RULES))
 def test_without_any_one_rule_some_program_goes_wrong(rule: str) -> None:

@@ -23,6 +23,7 @@ print(session.get_tensor_data(v)[0, 0])
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.multi
 @pytest.mark.parametrize(
     ("given", "spins"),

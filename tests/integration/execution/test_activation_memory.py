@@ -46,6 +46,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_losses_norms_and_weights_are_those_of_recomputation_bit_for_bit(case, monkeypatch):

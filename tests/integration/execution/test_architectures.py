@@ -53,6 +53,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
@@ -70,6 +71,7 @@ def test_loss_and_every_gradient_equal_the_formula(name, layout):
     assert norm == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path):
@@ -96,6 +98,7 @@ def test_a_checkpoint_of_one_layout_is_the_same_bytes_in_another(name, tmp_path)
         initial_weights(place, small(heads=4))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 @pytest.mark.parametrize("name", MODELS)
@@ -231,6 +234,7 @@ def share_of_rate(name: str) -> float:
     return next((rate for end, rate in RATES.items() if name.endswith(end)), 1.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "all"))
 def test_embeddings_of_values_learn_faster_than_others_and_those_of_pairs_slower(layout):

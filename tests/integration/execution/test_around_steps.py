@@ -243,6 +243,7 @@ def test_a_generation_that_the_device_does_not_hold_costs_no_step(written, tmp_p
     assert list(saved(tmp_path / "run/checkpoints")) == [3]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "error",

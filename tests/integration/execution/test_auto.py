@@ -455,6 +455,7 @@ def test_activations_are_kept_as_far_as_they_fit(tmp_path):
     assert isinstance(all_given, str) and "needs" in all_given
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputes", [True, False])
 def test_micro_batches_run_in_the_largest_groups_that_fit(recomputes):

@@ -52,6 +52,7 @@ def trained(config: Config, steps: range = range(STEPS)) -> "tuple[object, list,
     return session, losses, weights
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases(WAYS, lambda name: name == "one"))
 def test_an_average_is_that_of_a_plain_loop_and_training_has_the_same_bits(

@@ -91,6 +91,7 @@ def test_a_run_has_the_losses_and_weights_of_a_plain_loop_with_its_batches(folde
         assert distance(array, trained[name]) < 1e-4, name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [3, 5, 6], ids=["in a stage", "between stages", "in the next"])
 def test_a_run_goes_on_bitwise_within_a_stage_and_between_stages(step, folder, tmp_path):
     checkpoint = folder / f"run/checkpoints/step_{step:08d}"

@@ -64,6 +64,7 @@ RESTORED = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", cases(RESTORED, lambda changes: not changes or "master_weights" in changes)
@@ -88,6 +89,7 @@ def whole(config: Config) -> "tuple[list[float], dict[str, np.ndarray]]":
     return train(session, config, range(8)), state_of(session)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("iterations", [(1, 2), (4, 1), (2, 4)], ids=str)
@@ -138,6 +140,7 @@ EIGHT_BIT = {"moment_precision": "8bit", "stochastic_rounding": True, "dropout":
 SPLITS = ("data_parallel", "tensor_parallel_1", "tensor_parallel_2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [(1, 1, 1), (2, 1, 1), (1, 2, 2)], ids=str)
 def test_moments_in_8_bits_go_on_in_any_layout(after, tmp_path):
@@ -235,6 +238,7 @@ def split(tmp_path_factory):
     return saved, weights, train(session, SPLIT, range(3, 6))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [(1, 1, 1), (1, 4, 2), (4, 1, 2)], ids=str)
 def test_a_checkpoint_loads_into_another_layout(layout, split, tmp_path):

@@ -142,6 +142,7 @@ def test_positions_are_cropped_or_extended_where_that_is_asked_for(theirs, tmp_p
     assert np.isfinite(found).all() and (found[12:].std() > 0.01 if positions > 12 else True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["theirs", "ours"])
 @pytest.mark.parametrize("layout", [(), ("--tensor_parallel_1", 3, "--tensor_parallel_2", 2)])

@@ -70,6 +70,7 @@ def per_document(gpt, words, labels):
     return torch.cat(rows).reshape(words.shape)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case", cases(CASES, lambda case: case in ("serialised attention", "split every way"))

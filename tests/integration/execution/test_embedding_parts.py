@@ -76,6 +76,7 @@ def test_training_with_parts_is_training_without(name):
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_checkpoint_is_the_same_whatever_the_parts(name, tmp_path):

@@ -104,6 +104,7 @@ def plain_loss(gpt, tokens, sequence, stride):
     return total, labels
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

@@ -338,6 +338,7 @@ def with_weights(
     return model.double()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda layout: layout == "tp"))
 @pytest.mark.parametrize("name", [*MODELS, "llama, dynamic"])
@@ -382,6 +383,7 @@ EXECUTIONS: "dict[str, dict[str, object]]" = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_twelve_steps_are_those_of_a_plain_loop(name, tmp_path):
@@ -452,6 +454,7 @@ def own_logits(saved: SavedRun, words: np.ndarray, **changes: object) -> np.ndar
         return logits(session, config, words, np.tile(np.arange(8), (2, 1))).reshape(2, 8, 37)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
@@ -486,6 +489,7 @@ def test_a_folder_gives_its_logits_and_goes_back_bit_by_bit(name, kind, tmp_path
     assert np.array_equal(their_logits(again, words), rounded)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 def test_greedy_texts_are_those_of_transformers(folder, tmp_path):
     path, model = folder

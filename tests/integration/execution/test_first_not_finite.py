@@ -63,6 +63,7 @@ def first_place(session, config: Config, words: np.ndarray, labels: np.ndarray) 
     return place
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes, micro_batch", LAYOUTS)
 def test_the_micro_batch_of_an_overflow_is_named(changes, micro_batch):
@@ -80,6 +81,7 @@ def test_the_micro_batch_of_an_overflow_is_named(changes, micro_batch):
     assert "(inf), by add of replica" in place and "embedding.py" in place
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, {"layers": 1}, {"device_iterations": 2}, {**KINDS, "layers": 4}]
@@ -126,6 +128,7 @@ def test_the_layer_of_an_overflow_in_a_later_group_is_named(layer, monkeypatch):
     assert "(inf), by mul of replica 0" in place
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("changes", [{}, {"tensor_parallel_1": 2}, {"device_iterations": 2}, KINDS])
@@ -141,6 +144,7 @@ def test_the_layer_of_a_weight_that_is_not_finite_is_named(layer, changes):
     assert "(nan), by remote_load" in place
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layer, changes",

@@ -91,6 +91,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", cases(LAYOUTS, lambda changes: len(changes) == 3))
 def test_layouts_and_memories_agree(changes, tmp_path):

@@ -189,6 +189,7 @@ def of_model(model: torch.nn.Module, tokens: "list[int]") -> np.ndarray:
         return model(torch.tensor([tokens])).logits[0].double().log_softmax(-1).numpy()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_llama_cpp_has_the_same_logits_and_writes_the_same_texts(name, tmp_path):
@@ -216,6 +217,7 @@ def test_llama_cpp_has_the_same_logits_and_writes_the_same_texts(name, tmp_path)
 ROUNDING = {"f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 0.57 / 127}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUNDING)
 @pytest.mark.parametrize("name", ["llama 3.1", "mistral nemo", "qwen2, yarn", "qwen3", "gpt2"])

@@ -56,6 +56,7 @@ def checkpoints(run: Path) -> "dict[str, tuple[dict[str, bytes], dict[str, objec
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_losses_and_checkpoints_are_those_of_our_messages(name: str, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ CASES = {
 """Each with two layers, and two runs of each phase: a first and one that goes on."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_mixes_no_devices_and_waits_for_no_number_of_the_device(name, monkeypatch):
@@ -71,6 +72,7 @@ def without_a_limit(replicas):
     return *train(config), smallest_memory(config)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2], ids=["one replica", "two replicas"])
 @pytest.mark.parametrize("share", [1, 1.3, None], ids=["least", "more", "all"])

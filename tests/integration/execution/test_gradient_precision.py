@@ -42,6 +42,7 @@ def gradients_in_turn(config: Config, steps: int) -> "list[dict[str, np.ndarray]
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",
     [

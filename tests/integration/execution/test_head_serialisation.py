@@ -28,6 +28,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case == "split every way"))
 def test_loss_and_every_gradient_equal_hugging_faces(case):

@@ -24,6 +24,7 @@ EVALUATED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", cases(EVALUATED, lambda changes: "widening" in changes or "precision" in changes)
@@ -48,6 +49,7 @@ OTHERWISE = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", OTHERWISE)
 def test_validation_is_executed_otherwise_than_training_with_the_same_result(changes):

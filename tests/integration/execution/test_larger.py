@@ -43,6 +43,7 @@ def in_memory(case):
     return train(CASES[case])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [ENOUGH, 1_300_000, "1GiB"])
 @pytest.mark.parametrize("case", CASES)
@@ -183,6 +184,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.multi
 @pytest.mark.parametrize(
     "way, error, words, code",

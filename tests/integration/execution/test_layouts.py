@@ -53,6 +53,7 @@ def check_same(
     assert found[2] == pytest.approx(expected[2], rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", cases(GRIDS, lambda grid: grid == (2, 2, 2)))
 def test_loss_and_gradients_are_those_of_one_replica(grid):
@@ -73,6 +74,7 @@ ODD = override(SMALL, **SIZES)
 ODD_GRIDS = cases([(3, 1, 1), (1, 4, 2), (3, 4, 2)], lambda grid: grid == (3, 1, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", ODD_GRIDS)
 def test_shards_that_are_padded_change_nothing(grid):
@@ -108,6 +110,7 @@ def trained_alone() -> "list[StepResult]":
     return results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", TRAINED_GRIDS, ids=str)
 def test_ten_steps_have_the_losses_of_one_replica(grid, trained_alone):
@@ -128,6 +131,7 @@ BITWISE_GRIDS = [(1, 2, 2), (4, 1, 1), (2, 2, 2)]
 SHARDED, WHOLE = {"replicated_tensor_sharding": True}, {"replicated_tensor_sharding": False}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("max_norm", [0.0, 1e3], ids=["without clipping", "never clipped"])
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
@@ -135,6 +139,7 @@ def test_replicated_tensor_sharding_changes_no_bit_where_nothing_is_clipped(grid
     check_bitwise(laid_out(TRAINED, grid, steps=3, max_norm=max_norm), SHARDED, WHOLE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_replicated_tensor_sharding_changes_clipped_steps_by_rounding_of_the_norm_alone(grid):
@@ -158,6 +163,7 @@ NARROW = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_shards_of_moments_and_gradients_in_bfloat16_round_as_whole_ones(grid):
@@ -184,6 +190,7 @@ def test_shards_of_moments_in_8_bits_round_as_whole_ones_but_for_the_smallest(gr
             np.testing.assert_allclose(array, others[name], rtol=1e-3, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", BITWISE_GRIDS)
 def test_recomputation_changes_no_bit(grid):
@@ -201,6 +208,7 @@ def trained(config: Config) -> "list[StepResult]":
     return train(config)[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "grid, changes",

@@ -150,6 +150,7 @@ def results_of(path):
     return numbers(json.loads(path.read_text())["results"])
 
 
+@pytest.mark.exhaustive
 def test_scores_are_those_of_the_harness_own_hugging_face_model(folder, shown):
     convert(["to_hugging_face", str(folder / "run"), str(folder / "gpt2")])
     done = subprocess.run(

@@ -110,6 +110,7 @@ def train_plainly(config):
     return found, {name: tensor.detach().numpy() for name, tensor in adapters.items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(LAYOUTS, lambda name: name == "split every way, whole"))
 def test_training_adapters_equals_a_plain_loop_and_leaves_the_rest_as_it_is(layout):

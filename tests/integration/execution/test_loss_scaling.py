@@ -93,6 +93,7 @@ def plain_loop(config: Config) -> "tuple[list[StepResult], dict[str, bytes]]":
     return results, state_of(last)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @every_layout
 def test_a_scale_that_the_program_finds_gives_the_bits_of_a_plain_loop(name):

@@ -72,6 +72,7 @@ def run(config, words, labels):
     return session, result
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, lambda case: "head" in case))
 def test_loss_and_every_gradient_equal_hugging_faces_with_ignored_labels(case):
@@ -170,6 +171,7 @@ def steps_of(session, config, data, first, count):
         return run_steps(session, config, *map(np.concatenate, zip(*chosen)), rates)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases(LAYOUTS, lambda name: name in ("one", "all")))
 def test_a_step_in_which_no_label_counts_changes_no_bit_and_is_counted(name):
@@ -199,6 +201,7 @@ def test_a_step_in_which_no_label_counts_changes_no_bit_and_is_counted(name):
     assert seen.spikes == 0 and 0 < seen.total < 6 if "scaled" in name else seen.total == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases(["one", "all", "all, muon"], lambda name: name == "all"))
 def test_training_equals_a_plain_loop_that_leaves_out_batches_without_labels(name):

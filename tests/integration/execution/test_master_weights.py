@@ -85,6 +85,7 @@ class Masters:
             update_(self.weights[name], momentum, blocks, self.training, rate)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name in ("one", "all", "dp and tp1, float16, by Muon"))

@@ -68,6 +68,7 @@ def alone(batch: int) -> int:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_replica_holds_its_share_of_the_live_buffers(grid):

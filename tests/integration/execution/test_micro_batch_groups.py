@@ -44,6 +44,7 @@ def at_once(case: str) -> "tuple[float, dict[str, np.ndarray], float]":
     return gradients_of(override(DROPPING, **{**ALONE, **REDUCED}[case]))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("case", cases(ALONE, lambda case: case == "dropout"))
@@ -60,6 +61,7 @@ def test_loss_and_every_gradient_have_the_bits_of_all_micro_batches_at_once(case
         np.testing.assert_array_equal(gradients[name], array, err_msg=name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("case", REDUCED)
@@ -90,6 +92,7 @@ def test_gradients_in_16_bits_are_rounded_for_each_group_by_itself(changes):
         assert abs(error.mean()) < steps * max(0.1, 2 / error.size**0.5), name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",

@@ -31,6 +31,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", cases(LAYOUTS, lambda name: name in ("one", "all, two steps a run"))

@@ -33,6 +33,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, lambda case: "head" in case))
 def test_losses_and_gradients_of_their_sum_equal_autograds(case):

@@ -37,6 +37,7 @@ def losses(run: Path) -> "list[float]":
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", cases(FORMS, lambda form: form == "first"))
 def test_a_run_goes_on_from_an_old_checkpoint_as_it_went_on_then(form, tmp_path):

@@ -69,6 +69,7 @@ def tensors(run: Path) -> "dict[str, bytes]":
     return {path.name: path.read_bytes() for path in checkpoint.glob("*.safetensors")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.multi
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_starts_one_run_with_the_bits_of_one_process(launcher, alone, tmp_path):

@@ -68,6 +68,7 @@ def padded(on_the_left: bool) -> "tuple[torch.Tensor, torch.Tensor]":
     return words, mask
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("on_the_left", [True, False])
 def test_logits_of_texts_with_padding_are_those_of_the_formula(exported, on_the_left):
@@ -152,6 +153,7 @@ def test_fresh_weights_make_a_model_that_knows_nothing(exported):
     assert model(text, labels=text).loss.item() == pytest.approx(np.log(37), rel=0.05)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 # Its new name is not known to the older of the versions that are pinned.
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")

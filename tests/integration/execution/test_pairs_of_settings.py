@@ -101,6 +101,7 @@ def test_any_two_choices_stand_together_in_few_rows():
         assert len(found) == len(CHOICES[first]) * len(CHOICES[second])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(ROWS)))
 def test_gradients_and_texts_of_settings_together_are_those_of_the_formula(number, tmp_path):

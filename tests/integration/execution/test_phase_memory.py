@@ -57,6 +57,7 @@ def check_tensors(found: Profile, planned: dict[str, PhaseNeeds]) -> None:
         assert phase.memory.resident > phase.memory.rows
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "grid, changes",
     [
@@ -84,6 +85,7 @@ def test_replicas_of_a_process_have_no_more_rows_at_a_time_than_is_planned(grid)
         assert 0.9 * planned[phase.name].rows <= phase.memory.rows <= planned[phase.name].rows
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("grid", [(1, 1, 1), (2, 1, 1)], ids=str)
 @pytest.mark.parametrize("setting", ["device_memory", "host_memory"])
 def test_memory_in_which_rows_come_and_go_is_what_the_limit_leaves(setting, grid, tmp_path):

@@ -56,6 +56,7 @@ def expected_of(config: Config) -> Expected:
 QUICK = ("plain", "serialised attention", "split every way")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case in QUICK))
 def test_loss_and_every_gradient_equal_hugging_faces(case):

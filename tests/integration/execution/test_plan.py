@@ -46,6 +46,7 @@ ROOT = Path(__file__).parents[3]
 # Work
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputation", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("grid", cases(GRIDS, lambda grid: grid == (1, 3, 2)))
@@ -121,6 +122,7 @@ def plans(tmp_path_factory) -> "list[dict[str, Any]]":
     return [json.loads((folder / "plan.json").read_text()) for folder in folders]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.multi
 @pytest.mark.parametrize("number", range(len(PLANNED)), ids=[str(case) for case in PLANNED])
 def test_bytes_and_calls_equal_the_counters_of_a_run_in_another_process(number, plans, monkeypatch):
@@ -464,6 +466,7 @@ def test_neither_a_session_nor_counting_flops_nor_a_plan_loads_the_compiler_of_p
 # Large models
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in preset_names() if "175B" not in name])
 def test_every_preset_can_be_planned(name):

@@ -180,6 +180,7 @@ def test_a_share_of_memory_that_nobody_knows_is_refused():
         search(device_memory=0.5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_of_several_numbers_the_fastest_layout_of_each_is_told(alone, capsys, tmp_path):
     options = PlanOptions(

@@ -99,6 +99,7 @@ def check_peaks(config: Any, peaks: "dict[bool, int]", monkeypatch: Any) -> None
             assert found == pytest.approx(peaks[borrows], rel=0.05), f"borrowed rows: {borrows}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -133,6 +134,7 @@ def test_peak_memory_is_within_five_percent_of_a_run(changes, monkeypatch):
     check_peaks(config, peaks, monkeypatch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "grid, changes",
@@ -170,6 +172,7 @@ def most_held(config: Any, of: "Callable[[Rows], int]", monkeypatch: Any) -> int
     return max(held)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "grid, changes",
@@ -273,6 +276,7 @@ def test_an_update_has_one_parameter_at_a_time_on_the_device():
     assert weight_gradient_and_moments < update.peak_bytes < 1.05 * weight_gradient_and_moments
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
     changes = {
@@ -287,6 +291,7 @@ def test_remembering_what_kernels_need_changes_no_peak(monkeypatch):
     assert planned.__wrapped__(config).program == remembered
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS[1:], ids=str)
 def test_peak_memory_of_replicas_in_one_process_is_within_five_percent_of_a_run(grid, monkeypatch):

@@ -93,6 +93,7 @@ def test_a_run_that_begins_with_a_model_keeps_its_tokenizer(folders, tmp_path, m
     assert trained(tmp_path, *begin, "tuned4", *go_on) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", [b"\xff", b"{}", b""])
 def test_a_damaged_tokenizer_beside_checkpoints_costs_no_save(folders, tmp_path, damage):
     words = "--input_files", folders[0], "--checkpoint.load", "auto"

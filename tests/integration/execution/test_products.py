@@ -111,6 +111,7 @@ def test_what_is_computed_again_has_the_same_bits(changes):
     check_bitwise(own_gradients_of(override(EXACT, **changes)), one_step(EXACT))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", [(1, 2, 1), (1, 1, 2), (2, 1, 1), (2, 2, 2)], ids=str)
 def test_gradients_of_layouts_are_those_of_one_replica_but_for_roundings(grid):
@@ -138,6 +139,7 @@ def trained(config: Config):
 of_memory = functools.cache(trained)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -155,6 +157,7 @@ def test_groups_files_and_budgets_change_no_bit(changes, tmp_path):
     check_bitwise(trained(override(EXACT, **changes, **files)), of_memory(EXACT))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",

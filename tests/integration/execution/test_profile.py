@@ -84,6 +84,7 @@ RECORDED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", RECORDED, ids=str)
 def test_what_instructions_do_adds_up_to_the_plan(changes, monkeypatch):

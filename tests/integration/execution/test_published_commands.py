@@ -116,6 +116,7 @@ def test_what_is_published_is_read_as_it_stands(program, characters):
         assert training.warmup_steps == math.ceil(0.00325 * 286000)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.parametrize("program", PUBLISHED)

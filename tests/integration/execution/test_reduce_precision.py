@@ -55,6 +55,7 @@ LAYOUTS: "list[dict[str, Any]]" = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", cases(LAYOUTS, lambda changes: len(changes) == 1), ids=str)
 def test_rows_are_float32_means_of_gradients_that_each_replica_rounds(changes):

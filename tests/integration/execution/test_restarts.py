@@ -129,6 +129,7 @@ def test_a_process_that_is_killed_goes_on_from_its_last_checkpoint_bitwise(undis
     assert "poprun: exit code 137; all instances start again, restart 1 of 2." in said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_instances_that_die_and_stop_start_again_and_train_the_same_bits(undisturbed, tmp_path):
     launcher = named(tmp_path, 2)

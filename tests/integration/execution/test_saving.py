@@ -73,6 +73,7 @@ BEHIND = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", BEHIND, ids=str)
 def test_what_is_written_behind_is_the_step_that_it_was_begun_after(changes, tmp_path, monkeypatch):

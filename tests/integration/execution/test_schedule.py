@@ -20,6 +20,7 @@ drawing = Later("imgs.draw_schedule")
 GRID = {"data_parallel": 2, "tensor_parallel_1": 2, "tensor_parallel_2": 2, "heads": 4}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("changes", [{}, {**GRID, "optimizer": "muon"}, {"micro_batch_group": 2}])
 def test_a_schedule_moves_what_the_plan_counts(changes):
     config = small(**changes)

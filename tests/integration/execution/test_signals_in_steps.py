@@ -90,6 +90,7 @@ BEFORE_A_STEP = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
 @pytest.mark.parametrize("state", BEFORE_A_STEP)
@@ -143,6 +144,7 @@ STATES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 def test_a_second_signal_ends_a_run_at_once_in_every_state(
@@ -157,6 +159,7 @@ def test_a_second_signal_ends_a_run_at_once_in_every_state(
     assert calls[-1] != "went on"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("second", [signal.SIGHUP, signal.SIGQUIT, None])
 def test_other_signals_that_come_again_are_the_same_wish(

@@ -111,6 +111,7 @@ def one_by_one(name: str) -> OneByOne:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @every_layout
 def test_a_step_with_an_infinite_gradient_changes_no_bit_of_the_state(name, poisoned):
@@ -126,6 +127,7 @@ def test_a_step_with_an_infinite_gradient_changes_no_bit_of_the_state(name, pois
     assert counts == [Skipped(*c) for c in ((0, 0), (0, 0), (1, 1), (2, 2), (2, 0), (2, 0), (3, 1))]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @every_layout
 def test_skipped_steps_are_the_same_with_several_device_iterations(name, poisoned):
@@ -138,6 +140,7 @@ def test_skipped_steps_are_the_same_with_several_device_iterations(name, poisone
     assert Skipped.of(session) == expected.counts[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -171,6 +174,7 @@ def test_a_run_with_skipped_steps_equals_a_plain_loop_that_leaves_them_out(chang
 UNROUNDED = [name for name, config in LAYOUTS.items() if not config.training.stochastic_rounding]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases(UNROUNDED, lambda name: name == "float32"))
 def test_plain_popxls_optimizer_skips_with_the_same_bits(name, poisoned, monkeypatch):

@@ -63,6 +63,7 @@ class PlainSpikes:
         return norm > limit
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases(LAYOUTS, lambda name: name in ("one", "all")))
 def test_spikes_are_left_out_as_in_a_plain_loop(name):

@@ -71,6 +71,7 @@ def with_and_without(config, on_a_processor):
     return kept, streamed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", cases([{}, {"widening": 2}, {"tensor_parallel_1": 3}], lambda changes: not changes)

@@ -22,6 +22,7 @@ plainly = functools.cache(train_plainly)
 """As `train_plainly`, which knows neither runs of several steps nor recomputation."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -56,6 +57,7 @@ def test_fifty_steps_equal_a_plain_pytorch_loop(changes):
 SOME = {"data_parallel": 2, "micro_batch_size": 1}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -263,6 +265,7 @@ def curve_and_second_moments(config: Config) -> "tuple[np.ndarray, float]":
     return running_mean(results), squares
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_moments_in_bfloat16_track_float32_over_500_steps():
     """The band is 0.001 nats around a curve that falls from 3.4 to 1.16.
@@ -286,6 +289,7 @@ def test_moments_in_bfloat16_track_float32_over_500_steps():
     assert 0 < np.abs(curve(eight) - expected).max() < 0.01
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bfloat16_with_stochastic_rounding_tracks_float32_over_500_steps():
     """The band is 0.01 nats around a curve that falls from 3.7 to 1.15.

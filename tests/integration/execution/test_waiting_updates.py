@@ -86,6 +86,7 @@ def contents(checkpoint: Path) -> "dict[str, object]":
     return {**found, **{k: v for k, v in manifest.items() if k not in ("config", "sha256")}}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @some_layouts
 def test_results_checkpoints_and_states_are_those_of_updates_that_wait_for_no_run(

@@ -48,6 +48,7 @@ def one_by_one(case: str) -> "tuple[float, dict[str, np.ndarray], float]":
     return gradients_of(CASES[case])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("widening", [2, 4])
 @pytest.mark.parametrize("case", cases(CASES, lambda case: case == "dropout"))
@@ -111,6 +112,7 @@ def test_a_widened_program_is_one_of_larger_micro_batches():
     assert found.inputs.words.shape == expected.inputs.words.shape
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, {"device_iterations": 2}, {"data_parallel": 2, "micro_batch_size": 1}], ids=str
@@ -132,6 +134,7 @@ def losses_of(session: addons.TaskSession, config: Config, steps: range) -> "lis
         ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("before, after", [(1, 4), (4, 2), (2, 1)])
 def test_a_checkpoint_loads_with_another_width(before, after, tmp_path, caplog):

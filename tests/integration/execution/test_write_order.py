@@ -11,6 +11,7 @@ from popxl_gpt.config.presets import preset, preset_names
 from popxl_gpt.execution.pretraining import training_program
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", preset_names())
 def test_the_writes_of_every_preset_are_ordered_and_found_so_in_linear_time(name):

@@ -74,6 +74,7 @@ def read(session, variables):
     return [found[v] for v in variables]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -53,6 +53,7 @@ INTERPRETED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @INTERPRETED
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -75,6 +76,7 @@ def test_a_program_gives_the_same_bits_with_its_rows_in_files(
     )
 
 
+@pytest.mark.sampled(2)
 @INTERPRETED
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(

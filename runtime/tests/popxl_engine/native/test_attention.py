@@ -153,6 +153,7 @@ def kinds(of: dict[str, Any]) -> Any:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", PATHS)
 @kinds({**KINDS, **PARTS})
 def test_what_is_drawn_is_the_textbooks(

@@ -481,6 +481,7 @@ def processes(tmp_path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("end", cases(ENDS, lambda end: end in ("the end", "SIGKILL")))
 def test_a_program_that_ends_early_leaves_no_compiler_and_no_parts(

@@ -265,6 +265,7 @@ def test_a_value_that_others_see_is_not_fused_away(name: str, use: str) -> None:
         assert not seen or found == ({"adamw"} if is_update else set())
 
 
+@pytest.mark.sampled(2)
 @patterns_of_few_places
 def test_an_operand_that_is_written_in_between_is_read_before(name: str) -> None:
     _, step, data = PATTERNS[name]
@@ -281,6 +282,7 @@ def test_an_operand_that_is_written_in_between_is_read_before(name: str) -> None
             check(program(name, popxl.float32, disturb), popxl.float32, runs=2, scale=4)
 
 
+@pytest.mark.sampled(2)
 @patterns_of_few_places
 def test_an_operand_that_is_read_in_between_has_the_value_of_that_place(name: str) -> None:
     for chosen in range(places_of(name)):

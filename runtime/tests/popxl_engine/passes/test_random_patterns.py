@@ -14,6 +14,7 @@ SEEDS = 60
 """Seeds of each part of the corpus: two or three programs for each pattern."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0, 1])
 def test_programs_are_right_with_all_passes_each_alone_and_each_left_out(
