@@ -59,11 +59,11 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
     these the ones with few, which are the slowest: what is left at the end is short, and divided
     evenly between the processes that run tests.
     """
-    for share, left_out in (("sampled", pytest.mark.exhaustive), ("quick_every", pytest.mark.slow)):
+    for share, left_out in (("sampled", "exhaustive"), ("quick_every", "slow")):
         cases: Counter[tuple[object, str]] = Counter()
         for item in items:
             marker = item.get_closest_marker(share)
-            if marker is not None and not item.get_closest_marker(left_out.name):
+            if marker is not None and not item.get_closest_marker(left_out):
                 test = (item.parent, getattr(item, "originalname", item.name))
                 if cases[test] % marker.args[0]:
                     item.add_marker(left_out)

@@ -45,7 +45,7 @@ from popxl_gpt.execution.inference.generation import CachedModel
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import UserError
 
-gguf, llama_cpp, transformers = Later("gguf"), Later("xllamacpp"), Later("transformers")
+gguf, transformers = Later("gguf"), Later("transformers")
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/model.md").read_text()
 WORDS = 288
@@ -130,22 +130,44 @@ def gelu_by_table(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
 
 
+SERVE = """
+import os, sys, xllamacpp
+asked = xllamacpp.CommonParams()
+asked.model.path, asked.n_ctx, asked.n_parallel, asked.warmup = sys.argv[1], 32, 1, False
+asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = 1
+asked.verbosity, asked.n_gpu_layers = -1, 0
+asked.cache_type_k = asked.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+asked.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+server = xllamacpp.Server(asked)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+"""Serves a model until its input ends. It is a process that is not tidied up: now and then the end of
+a server waits for one of its threads, with Python's lock held, for which that thread waits.
+"""
+
+
 class LlamaCpp:
-    """llama.cpp with a model, on one thread."""
+    """llama.cpp with a model, on one thread, while it is entered."""
 
     def __init__(self, file: Path):
-        asked = llama_cpp.CommonParams()
-        asked.model.path, asked.n_ctx, asked.n_parallel, asked.warmup = str(file), 32, 1, False
-        asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = 1
-        asked.verbosity, asked.n_gpu_layers = -1, 0
-        asked.cache_type_k = asked.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
-        kinds = llama_cpp.llama_flash_attn_type
-        asked.flash_attn_type = kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        self._server = llama_cpp.Server(asked)
+        self._words = [sys.executable, "-c", SERVE, str(file)]
+
+    def __enter__(self) -> "LlamaCpp":
+        self._server = subprocess.Popen(
+            self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._address = self._server.stdout.readline().strip()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._server:
+            self._server.kill()
 
     def ask(self, path: str, **values: object) -> "dict[str, object]":
         body, kind = json.dumps(values).encode(), {"Content-Type": "application/json"}
-        asked = urllib.request.Request(f"{self._server.listening_address}{path}", body, kind)
+        asked = urllib.request.Request(f"{self._address}{path}", body, kind)
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
 
@@ -194,11 +216,13 @@ def of_model(model: torch.nn.Module, tokens: "list[int]") -> np.ndarray:
 @pytest.mark.parametrize("name", EXPORTED)
 def test_llama_cpp_has_the_same_logits_and_writes_the_same_texts(name, tmp_path):
     file, model = exported(tmp_path, name)
-    program = LlamaCpp(file)
     prompts = [[3, 141, 59, 26, 53], [58, 97, 93], [238, 46]]
     texts = texts_of(tmp_path / "ours", prompts, 20)
-    assert [program.greedy(prompt, 20) for prompt in prompts] == texts
     whole = [*prompts[0], *texts[0]]
+    counts = (1, 5, 20, 25)
+    with LlamaCpp(file) as program:
+        assert [program.greedy(prompt, 20) for prompt in prompts] == texts
+        got = [program.logits(whole[:count]) for count in counts]
     for module in model.modules():
         for act in ("act", "act_fn"):
             if "GELU" in type(getattr(module, act, None)).__name__:
@@ -208,9 +232,8 @@ def test_llama_cpp_has_the_same_logits_and_writes_the_same_texts(name, tmp_path)
     # the table's steps: numbers beside one of them may be on its other side
     has_table = name.startswith(("gpt2", "pythia", "gemma"))
     rounding = 5e-4 if has_table else 1e-5
-    for count in (1, 5, 20, 25):
-        got = program.logits(whole[:count])
-        np.testing.assert_allclose(got, expected[count - 1], rtol=0, atol=rounding)
+    for count, logits in zip(counts, got, strict=True):
+        np.testing.assert_allclose(logits, expected[count - 1], rtol=0, atol=rounding)
 
 
 # of each: how far numbers may be from what they were, as a share of the largest of 32 beside them
@@ -309,21 +332,23 @@ def test_llama_cpp_cuts_text_as_the_tokenizer_does(patterns, ignore_merges, tmp_
     if ignore_merges:
         around = processors.TemplateProcessing("<|user|> $A", special_tokens=begin)
         tokenizer.post_processor = around
-    program = LlamaCpp(exported_tokenizer(tmp_path, tokenizer))
+    file = exported_tokenizer(tmp_path, tokenizer)
     ours = read_tokenizer(tmp_path / "ours")
-    for text in (*TEXTS, TEXT[:3000], "so <think>it is</think>"):
-        assert program.tokens(text) == ours.encode(text), text
-    text = "<|user|>Hi<|endoftext|> there"
-    assert program.tokens(text) != program.tokens(text, True) == ours.encode(text, True)
+    with LlamaCpp(file) as program:
+        for text in (*TEXTS, TEXT[:3000], "so <think>it is</think>"):
+            assert program.tokens(text) == ours.encode(text), text
+        text = "<|user|>Hi<|endoftext|> there"
+        assert program.tokens(text) != program.tokens(text, True) == ours.encode(text, True)
 
 
 @pytest.mark.slow
 def test_a_tokenizer_of_characters_is_one_of_bytes(tmp_path):
     tokenizer = character_tokenizer([*TEXTS, TEXT])
-    program = LlamaCpp(exported_tokenizer(tmp_path, tokenizer))
+    file = exported_tokenizer(tmp_path, tokenizer)
     ours = read_tokenizer(tmp_path / "ours")
-    for text in (*TEXTS, TEXT[:3000]):
-        assert program.tokens(text) == ours.encode(text), text
+    with LlamaCpp(file) as program:
+        for text in (*TEXTS, TEXT[:3000]):
+            assert program.tokens(text) == ours.encode(text), text
 
 
 def of_pieces(has_space: bool) -> Tokenizer:
@@ -364,10 +389,11 @@ def of_pieces(has_space: bool) -> Tokenizer:
 @pytest.mark.parametrize("has_space", [False, True])
 def test_pieces_of_sentencepiece_are_those_of_the_tokenizer(has_space, tmp_path):
     end = {"tokenizer_config__json": json.dumps({"bos_token": "<s>", "eos_token": "</s>"})}
-    program = LlamaCpp(exported_tokenizer(tmp_path, of_pieces(has_space), **end))
+    file = exported_tokenizer(tmp_path, of_pieces(has_space), **end)
     ours = read_tokenizer(tmp_path / "ours")
-    for text in (*TEXTS, TEXT[:3000], "so <think>it is</think>", "zzz", "aaaa  aaaaa"):
-        assert program.tokens(text) == ours.encode(text), text
+    with LlamaCpp(file) as program:
+        for text in (*TEXTS, TEXT[:3000], "so <think>it is</think>", "zzz", "aaaa  aaaaa"):
+            assert program.tokens(text) == ours.encode(text), text
 
 
 @pytest.mark.slow
@@ -392,7 +418,8 @@ def test_chat_template_and_sampling_leave_with_the_model(place, tmp_path, capsys
         'PARAMETER repeat_penalty 1.1\nPARAMETER stop "<|endoftext|>"\n'
         'PARAMETER stop "<|user|>"\nPARAMETER stop "$"\n'
     )
-    answer = LlamaCpp(file).ask("/apply-template", messages=[{"role": "user", "content": "Hi"}])
+    with LlamaCpp(file) as program:
+        answer = program.ask("/apply-template", messages=[{"role": "user", "content": "Hi"}])
     assert answer["prompt"] == "<|user|>Hi<|endoftext|>"
 
 
