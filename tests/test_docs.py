@@ -124,7 +124,7 @@ SHORTER = {
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
     # test_benchmarks_*.py.
     "python benchmarks/...": "+ --help",
-    "python benchmarks/shakespeare.py --text FILE": "+ --text letters.txt --steps 5 --seeds 1 "
+    "python benchmarks/shakespeare.py --text FILE": "+ --text letters.txt --steps 50 --seeds 1 "
     "--variants phased",
     # None gets kernels of its own: compiling them takes longer than all the rest, and has tests in
     # runtime/tests/popxl_engine/native/test_library.py.
