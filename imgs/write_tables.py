@@ -360,8 +360,15 @@ def with_generated_parts(text: str, page: Path) -> str:
 
 
 def main(names: "list[str]") -> None:
-    """Rewrite what is out of date, of the files that are named, or of all."""
-    for page in [Path(name).resolve() for name in names] or (*PAGES, KEYWORDS):
+    """Rewrite what is out of date, of the files that are named, or of all.
+
+    Raises:
+        UserError: if a file has no generated parts.
+    """
+    files = {str(file.relative_to(ROOT)): file for file in (*PAGES, KEYWORDS)}
+    if unknown := [name for name in names if name not in files]:
+        raise UserError(f"got {unknown}; expected names of {sorted(files)}")
+    for page in [files[name] for name in names or files]:
         before = page.read_text(encoding="utf-8")
         after = keywords() if page == KEYWORDS else with_generated_parts(before, page)
         if after != before:

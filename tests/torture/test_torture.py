@@ -46,13 +46,13 @@ SHARE = {
     "instances": [6],
     "same_seed": [0],
     "layouts": [15],
-    "soak": [0],
-    "plans": [0, 8],
-    "large_models": [],
+    "soak": [],
+    "plans": [],
+    "large_models": [],  # minutes, and 35 GB of a disk
 }
-"""Cases of each kind; those that are made of tests are tests already, and large models take minutes
-and 35 GB of a disk.
-"""
+"""Cases of each kind for `make test`; kinds that are made of tests are tests already."""
+FURTHER = {"save_calls": [65], "signals": [39], "layouts": [50], "soak": [0], "plans": [0, 8]}
+"""Cases for `make exhaustive`."""
 
 
 SELECTED = {
@@ -68,19 +68,22 @@ def shop():
         yield shop
 
 
-def share_of(kind):
-    """A kind of torture, of which tests of minutes are for `make exhaustive`."""
-    marks = [pytest.mark.exhaustive] * (kind.name in ("soak", "plans"))
-    return pytest.param(kind, id=kind.name, marks=marks)
+def shares():
+    """Each kind with its cases: those of `make test`, and the further ones."""
+    for kind in KINDS:
+        if kind not in OF_TESTS:
+            if cases := SHARE[kind.name]:
+                yield pytest.param(kind, cases, id=kind.name)
+            if cases := FURTHER.get(kind.name):
+                name = f"{kind.name}, further"
+                yield pytest.param(kind, cases, id=name, marks=pytest.mark.exhaustive)
 
 
 @pytest.mark.slow
 @pytest.mark.multi
-@pytest.mark.parametrize(
-    "kind", [share_of(k) for k in KINDS if k not in OF_TESTS and SHARE[k.name]]
-)
-def test_a_share_of_the_torture_breaks_no_promise(kind, shop):
-    for case in SHARE[kind.name]:
+@pytest.mark.parametrize("kind, cases", [*shares()])
+def test_a_share_of_the_torture_breaks_no_promise(kind, cases, shop):
+    for case in cases:
         kind.trial(case, shop)
         shop.sweep()
 
