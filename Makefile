@@ -30,8 +30,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    prepare real text, train a small GPT on it for three to five minutes, show what it learned"
 	@echo "make shakespeare TEXT=FILE   train nanoGPT's small model of characters on a text"
-	@echo "make test    the tests that need no GPU, each with some of its cases"
-	@echo "make exhaustive   the other cases, which take longer than make test"
+	@echo "make test    the tests that need no GPU, with a sample of the cases of costly ones"
+	@echo "make exhaustive   what make test leaves out: the other cases, and tests that take minutes"
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
 	@echo "make fuzz    random programs through the compiler's passes for MINUTES (10)"
@@ -57,7 +57,7 @@ text_is_there:
 test: $(INSTALLED)
 	$(PYTEST) -m "not gpu and not exhaustive"
 
-# What `make test` leaves out, for before a release: further cases, and tests of minutes.
+# Before a release: what `make test` leaves out.
 exhaustive: $(INSTALLED)
 	$(PYTEST) -m "not gpu and exhaustive"
 

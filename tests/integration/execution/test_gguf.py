@@ -143,8 +143,8 @@ print(server.listening_address, flush=True)
 sys.stdin.read()
 os._exit(0)
 """
-"""Serves a model until its input ends. It is a process that is not tidied up: now and then the end of
-a server waits for one of its threads, with Python's lock held, for which that thread waits.
+"""Serves a model until its standard input ends. The server is never destroyed: its destructor holds
+the GIL while it joins a thread, and hangs when that thread waits for the GIL.
 """
 
 
