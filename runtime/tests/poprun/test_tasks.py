@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from shlex import quote
+from pathlib import Path
+from shlex import join, quote
 
 import popdist
 import pytest
@@ -194,12 +195,20 @@ def test_one_poprun_on_each_machine_may_be_a_task_of_another_launcher(variables,
     )
 
 
-MEETS = "import popdist; from popdist import exchange; popdist.init(); "
-MEETS += "print(exchange.gather(popdist.getInstanceIndex()), flush=True)"
+MEETS = """import os, sys, popdist
+from popdist import exchange
+popdist.init()
+with open(f"{sys.argv[1]}/{os.getpid()}", "w") as answer:  # mpirun splits and joins what is printed
+    print(exchange.gather(popdist.getInstanceIndex()), end="", file=answer)
+"""
 OPEN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
 NO_SSH = ["--mca", "plm", "isolated"]
 """Open MPI looks for it, on one machine, too."""
 MPIRUN = {"Open MPI": [*OPEN, *NO_SSH], "MPICH": ["mpirun.mpich"]}
+
+
+def answers(folder: Path) -> "list[str]":
+    return [file.read_text() for file in folder.iterdir()]
 
 
 def found(words: "list[str]") -> "list[str]":
@@ -209,17 +218,17 @@ def found(words: "list[str]") -> "list[str]":
 
 @pytest.mark.multi
 @pytest.mark.parametrize("mpirun", MPIRUN.values(), ids=MPIRUN)
-def test_runs_of_mpirun_beside_each_other_meet_each_by_itself(mpirun):
-    in_shell = ["sh", "-c", f"{sys.executable} -c '{MEETS}'; exit"]
-    commands = [["-np", "2", sys.executable, "-c", MEETS], ["-np", "3", *in_shell]]
-    started = [
-        subprocess.Popen(
-            [*found(mpirun), *words], env=environment(), stdout=subprocess.PIPE, text=True
-        )
-        for words in commands
-    ]
-    first, second = (process.communicate(timeout=60)[0] for process in started)
-    assert (first.count("[0, 1]"), second.count("[0, 1, 2]")) == (2, 3)
+def test_runs_of_mpirun_beside_each_other_meet_each_by_itself(mpirun, tmp_path):
+    folders = [tmp_path / name for name in ("task", "task_of_a_shell")]
+    asks = [[sys.executable, "-c", MEETS, folder] for folder in folders]
+    in_shell = ["sh", "-c", f"{join(map(str, asks[1]))}; exit"]
+    commands = [["-np", "2", *asks[0]], ["-np", "3", *in_shell]]
+    for folder in folders:
+        folder.mkdir()
+    started = [subprocess.Popen([*found(mpirun), *words], env=environment()) for words in commands]
+    assert [process.wait(timeout=60) for process in started] == [0, 0]
+    assert answers(folders[0]) == ["[0, 1]"] * 2
+    assert answers(folders[1]) == ["[0, 1, 2]"] * 3
 
 
 CLONE_NEWNET = 0x40000000
@@ -269,7 +278,7 @@ def two_hosts(tmp_path):
 
 @pytest.mark.multi
 @pytest.mark.parametrize("name", MPIRUN)
-def test_mpirun_on_two_hosts_starts_processes_that_meet(name, two_hosts):
+def test_mpirun_on_two_hosts_starts_processes_that_meet(name, two_hosts, tmp_path):
     agent, (first, second) = two_hosts
     words = {
         "Open MPI": [*found(OPEN), "--mca", "plm_rsh_agent", agent, "-x", "PYTHONPATH", "-x",
@@ -277,8 +286,10 @@ def test_mpirun_on_two_hosts_starts_processes_that_meet(name, two_hosts):
         "MPICH": [*found(["mpirun.mpich"]), "-launcher", "ssh", "-launcher-exec", agent,
                   "-genv", "MASTER_ADDR", first, "-hosts"],
     }[name]  # fmt: skip
-    words += [f"{first},{second}", "-np", "2", sys.executable, "-c", MEETS]
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    words += [f"{first},{second}", "-np", "2", sys.executable, "-c", MEETS, str(folder)]
     done = subprocess.run(
         [agent, first, *map(quote, words)], env=environment(), capture_output=True, text=True, timeout=60
     )  # fmt: skip
-    assert done.stdout.count("[0, 1]") == 2, done.stderr
+    assert answers(folder) == ["[0, 1]"] * 2, done.stderr

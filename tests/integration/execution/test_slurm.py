@@ -187,8 +187,15 @@ def test_tasks_that_are_cancelled_save(slurm, tmp_path):
 
 
 ASKS = "import popdist; print(popdist.getNumInstances(), flush=True)"
+# mpirun splits and joins what its processes print: each answers in a file of its own
+ANSWER = (
+    "import os, sys; sys.stdout = open(f'{sys.argv[1]}/{os.uname().nodename}_{os.getpid()}', 'w'); "
+)
 PLACES = """#!/bin/bash
-asks() { "$@" "$PYTHON" -c "$ASKS" 2>&1 | grep -oE "^[0-9]+$" | sort -u; }
+asks() {
+    local answers=$(mktemp -d -p "$ANSWERS")
+    "$@" "$PYTHON" -c "$ASKS" "$answers" && sort "$answers"/*
+}
 mpirun() { command mpirun --allow-run-as-root --oversubscribe "$@"; }
 for place in "" "srun -n 1" "srun -n 4" "srun -n 2 -N 2" "srun -n 2 --mpi=pmi2" "mpirun -np 1" "mpirun -np 3"; do
     echo "script, $place: $(asks $place | xargs)"
@@ -197,19 +204,18 @@ done
 EXPECTED = {
     "script, ": "1",
     "script, srun -n 1": "1",
-    "script, srun -n 4": "4",
-    "script, srun -n 2 -N 2": "2",
-    "script, srun -n 2 --mpi=pmi2": "2",
+    "script, srun -n 4": "4 4 4 4",
+    "script, srun -n 2 -N 2": "2 2",
+    "script, srun -n 2 --mpi=pmi2": "2 2",
     "script, mpirun -np 1": "1",
-    "script, mpirun -np 3": "3",
+    "script, mpirun -np 3": "3 3 3",
 }
 
 
 def test_a_process_takes_itself_for_what_it_is(slurm, tmp_path):
     script, output = tmp_path / "script", tmp_path / "output"
     script.write_text(PLACES)
-    # mpirun joins what its processes print: a line's end before each number, too
-    words = {"PYTHON": sys.executable, "ASKS": ASKS.replace("print(", "print(); print(")}
+    words = {"PYTHON": sys.executable, "ASKS": ANSWER + ASKS, "ANSWERS": tmp_path}
     job = slurm.submit("--nodes", 2, "--ntasks", 4, "--output", output, script, **words)
     slurm.wait(job, *ENDED)
     found = dict(re.findall(r"^(script, .*): (.*)$", output.read_text(), re.MULTILINE))
@@ -225,10 +231,10 @@ MPIRUNS = {
 
 
 @pytest.mark.parametrize("mpirun", MPIRUNS.values(), ids=MPIRUNS)
-def test_mpirun_on_the_nodes_of_a_job_starts_processes_that_meet(mpirun, slurm):
-    words = ["salloc", "--nodes", 2, "--ntasks", 2, *mpirun.split(), "-np", 2]
-    done = slurm.run(*words, sys.executable, "-c", MEETS, POPDIST_SECRET="that of these tests")
-    assert done.stdout.count("[0, 1]") == 2
+def test_mpirun_on_the_nodes_of_a_job_starts_processes_that_meet(mpirun, slurm, tmp_path):
+    words = ["salloc", "--nodes", 2, "--ntasks", 2, *mpirun.split(), "-np", 2, sys.executable]
+    slurm.run(*words, "-c", ANSWER + MEETS, tmp_path, POPDIST_SECRET="that of these tests")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["[0, 1]\n"] * 2
 
 
 def test_tasks_on_two_nodes_with_two_secrets_do_not_meet(slurm, tmp_path):
