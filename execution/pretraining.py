@@ -175,10 +175,11 @@ def run_phases(step: TrainingStep, kept: NamedTensors) -> None:
 
 
 def updates_wait(execution: Execution) -> bool:
-    """Whether the updates of a run's last step wait for the next run, too: where rows are in files.
-    In memory, gradients would only stay for longer.
+    """Whether the updates of a run's last step wait for the next run, too: where rows come from
+    files, or over the link to a device that does not hold them all. Elsewhere gradients would only
+    stay for longer.
     """
-    return execution.host_memory is not None
+    return execution.host_memory is not None or execution.device_memory is not None
 
 
 def run_phases_that_wait(run: PhaseGraphs, variables: list[TensorByRef]) -> None:
