@@ -1,5 +1,6 @@
-"""Where rows are in files the decoder's updates of a run's last step wait for the next run: the same
-bits as without, fewer bytes moved, and nobody reads what an update is still due to.
+"""Where rows are in files, or not all on the device, the decoder's updates of a run's last step wait
+for the next run: the same bits as without, fewer bytes moved, and nobody reads what an update is
+still due to.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import numpy as np
 import popxl
 import pytest
 from helpers.quick import cases
-from popxl.extensions import plan
+from popxl.extensions import device_needs, plan
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
@@ -59,6 +60,16 @@ def in_files(config: Config, folder: Path) -> Config:
     return override(config, memmap_dir=str(folder), host_memory=memory)
 
 
+def on_a_small_device(config: Config) -> Config:
+    """With room for the rows in use and few others."""
+    streamed = override(config, device_memory=2**30)
+    ir, _, _ = pretraining.training_program(streamed)
+    return override(
+        streamed,
+        device_memory=device_needs(ir, device="cpu").least * config.execution.replication_factor,
+    )
+
+
 def take(session, config: Config, first: int, steps: int) -> "list[StepResult]":
     """Run some steps in an open block of a session."""
     iterations, data, results = config.execution.device_iterations, batches(config), []
@@ -102,6 +113,33 @@ def test_results_checkpoints_and_states_are_those_of_updates_that_wait_for_no_ru
     assert our_states == their_states and our_skipped == their_skipped
     assert contents(ours) == contents(theirs)
     assert our_states[0] != our_states[1] and our_skipped.total >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one", "all"])
+def test_a_device_without_all_rows_has_what_one_with_them_has(name, tmp_path, poisoned):
+    config = override(TRAINED, steps=STEPS, **LAYOUTS[name])
+    waiting = on_a_small_device(config)
+    assert pretraining.updates_wait(waiting.execution)
+    expected, theirs, their_states, their_skipped = half_saved(config, tmp_path / "plain")
+    results, ours, our_states, our_skipped = half_saved(waiting, tmp_path / "waiting")
+    assert str(results) == str(expected)
+    assert our_states == their_states and our_skipped == their_skipped
+    assert contents(ours) == contents(theirs)
+
+
+@pytest.mark.slow
+def test_rows_come_to_a_device_once_for_an_update_and_the_next_forward_pass(monkeypatch):
+    config, moved = override(TRAINED, steps=STEPS, layers=8), []
+    for waits in (False, True):
+        monkeypatch.setattr(pretraining, "updates_wait", lambda execution, waits=waits: waits)
+        session = session_of(on_a_small_device(config))
+        with session:
+            take(session, config, 0, 2)
+            before = file_traffic(session).read_bytes
+            take(session, config, 2, STEPS - 2)
+            moved.append(file_traffic(session).read_bytes - before)
+    assert moved[1] < 0.98 * moved[0], moved
 
 
 @pytest.mark.slow
