@@ -21,9 +21,8 @@ from popxl import ops  # noqa: E402
 from popxl_engine.ir import Block, to_text  # noqa: E402
 from popxl_engine.lowering import lower  # noqa: E402
 from popxl_engine.passes import (  # noqa: E402
-    LINKS,
-    LINKS_ALL,
     PASSES,
+    PASSES_APART,
     Pass,
     PassManager,
     enabled_passes,
@@ -153,11 +152,10 @@ def watch_all() -> "dict[str, tuple[list[str], list[str]]]":
     ]
     others = composed_attention(), sum_over_replicas(), loop_over_replicas()
     programs = [*steps, *((ir, "cpu", ()) for ir in others)]
-    everywhere = dict(zip(LINKS, LINKS_ALL))
     for ir, device, left_out in programs:
         where = torch.device(device)
-        passes = [p for p in enabled_passes(where) if p.name not in left_out]
-        manager = Watching([everywhere.get(p, p) for p in passes])
+        enabled = enabled_passes(where, PASSES_APART)
+        manager = Watching([p for p in enabled if p.name not in left_out])
         manager.run_on_program(lower(ir.main_graph, manager.run_on_graph))
     return Watching.changes
 

@@ -157,6 +157,19 @@ def address_of(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_on_one_machine() -> bool:
+    """Whether all instances of this run are on this machine, as the launcher's variables tell."""
+    named = os.environ.get(RENDEZVOUS)
+    if named is not None:
+        return named.startswith("/")
+    task = tasks.several()
+    return (
+        is_one_machine(os.environ.get("MASTER_ADDR", "localhost"))
+        if task is None
+        else task.is_on_one_machine
+    )
+
+
 def is_one_machine(host: str) -> bool:
     """Whether all instances of a run that was not started by poprun are on this machine."""
     own = os.environ.get("LOCAL_WORLD_SIZE")

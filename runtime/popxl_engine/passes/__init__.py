@@ -38,7 +38,11 @@ from popxl_engine.passes.gemm import fuse_gemm_bias, fuse_masked_scores, tile_ge
 from popxl_engine.passes.hide_by_attributes import hide_by_attributes
 from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
 from popxl_engine.passes.narrow_logits import narrow_logits
-from popxl_engine.passes.overlap_collectives import leaves_process, overlapped
+from popxl_engine.passes.overlap_collectives import (
+    are_links_apart,
+    leaves_process,
+    overlapped,
+)
 from popxl_engine.passes.pack_qkv_grads import pack_qkv_grads
 from popxl_engine.passes.pipeline_loops import pipelined
 from popxl_engine.passes.reuse_dropout import recompute_probs, reuse_dropout
@@ -102,10 +106,10 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
 
 LINKS, LINKS_ALL = (
     (
-        Pass("overlap_collectives", _in_each(partial(overlapped, is_split=is_split))),
-        Pass("pipeline_loops", _in_each(partial(pipelined, is_split=is_split))),
+        Pass("overlap_collectives", _in_each(partial(overlapped, is_split=is_split)), devices),
+        Pass("pipeline_loops", _in_each(partial(pipelined, is_split=is_split)), devices),
     )
-    for is_split in (leaves_process, _anywhere)
+    for is_split, devices in ((leaves_process, are_links_apart), (_anywhere, _anywhere))
 )
 """What orders a program for links that work while processors do, before copies are decided about:
 where collectives leave this process, or as if all did.
@@ -119,10 +123,14 @@ LEGALIZATION: tuple[Pass, ...] = (
 """What makes a program one that code can be generated for."""
 
 PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS, *LEGALIZATION)
+PASSES_APART: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS_ALL, *LEGALIZATION)
+"""The same for a program as it is where each replica has a machine."""
 
 
-def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:
-    """The passes for a device, without those that ``POPXL_PASSES`` turns off.
+def enabled_passes(
+    device: torch.device = CPU, passes: tuple[Pass, ...] = PASSES
+) -> tuple[Pass, ...]:
+    """Those of some passes that run on a device, without those that ``POPXL_PASSES`` turns off.
 
     Raises:
         EnvironmentVariableError: it names a pass that is not there, or without which programs
@@ -139,7 +147,7 @@ def enabled_passes(device: torch.device = CPU) -> tuple[Pass, ...]:
         )
     return tuple(
         p
-        for p in PASSES
+        for p in passes
         if p.devices(device) and not (p.is_optional and (f"-{p.name}" in off or "-all" in off))
     )
 

@@ -10,7 +10,9 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import groupby
 
+import torch
 from popdist import getNumInstances
+from poprun.rendezvous import is_on_one_machine
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.analysis.effects import is_exchange
@@ -75,6 +77,13 @@ class Laps:
                 yield replace(lap)
                 self._begun = lap
             yield instr
+
+
+def are_links_apart(device: torch.device) -> bool:
+    """Whether messages travel while processors compute: between GPUs and between machines. Between
+    processes of one machine its processors move them, and gain nothing by doing so in between.
+    """
+    return device.type != "cpu" or getNumInstances() == 1 or not is_on_one_machine()
 
 
 def leaves_process(instr: Instr) -> bool:

@@ -12,14 +12,11 @@ from popxl_engine.checks import check_executable
 from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.ir import Block
 from popxl_engine.machine.paging.paged_buffer import nbytes_of
-from popxl_engine.passes import LEGALIZATION, LINKS, LINKS_ALL, enabled_passes
+from popxl_engine.passes import LEGALIZATION, LINKS_ALL, PASSES_APART, enabled_passes
 from popxl_engine.planner.costs import CostCounter, Costs
 from popxl_engine.planner.dry_run import peak_bytes
 from popxl_engine.planner.phases import in_phases, runs_of, steps_of_run
 from popxl_engine.planner.timeline import timelines
-
-EVERYWHERE = dict(zip(LINKS, LINKS_ALL))
-"""What passes for links are where each replica has a process."""
 
 
 def make_plan(
@@ -32,8 +29,7 @@ def make_plan(
     """See `popxl.planning.plan`."""
     check_executable(ir)
     # work and traffic are those of the program, before any fusion, as if each replica had a process
-    enabled = enabled_passes()
-    links = [where_all for each, where_all in EVERYWHERE.items() if each in enabled]
+    links = enabled_passes(passes=LINKS_ALL)
     block = compile(ir, passes=(*links, *LEGALIZATION)).block
     counter = CostCounter(block)
     costs: defaultdict[str, Costs] = defaultdict(Costs)
@@ -76,8 +72,7 @@ def make_plan(
 
 def _apart(ir: Ir, device: torch.device) -> Block:
     """A program as it is compiled where each replica has a process."""
-    passes = [EVERYWHERE.get(each, each) for each in enabled_passes(device)]
-    return compile(ir, device, passes).block
+    return compile(ir, device, enabled_passes(device, PASSES_APART)).block
 
 
 def _phase(

@@ -108,6 +108,7 @@ def test_a_task_is_found_by_its_launchers_variables(values, expected, variables)
     assert (tasks.index_here(), tasks.count_here()) == (index_here, here)
     place = rendezvous.find(index)
     assert ([] if place.folder is not None else [place.address[0]]) == host
+    assert rendezvous.is_on_one_machine() == (not host)
 
 
 @pytest.mark.parametrize("values", ALONE.values(), ids=ALONE)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -40,7 +41,7 @@ def environment():
         for key, value in os.environ.items()
         if not key.startswith(("RANK", "WORLD_SIZE", "POPDIST_"))
     }
-    return {**plain, "OMP_NUM_THREADS": "1"}
+    return {**plain, "OMP_NUM_THREADS": "1", "POPDIST_SECRET": "that of these tests"}
 
 
 def train(folder, instances, *flags):
@@ -48,6 +49,22 @@ def train(folder, instances, *flags):
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment())
     assert done.returncode == 0, done.stderr
     return done
+
+
+def train_as_machines(folder, instances, *flags):
+    """Each process takes itself for one on a machine of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    started = []
+    for number in range(instances):
+        places = ("--nnodes", instances, "--node-rank", number, "--rdzv-endpoint", endpoint)
+        words = command(instances, "--run_folder", folder, *flags, options=map(str, places))
+        started.append(
+            subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment())
+        )
+    errors = [process.communicate(timeout=SECONDS)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * instances, errors
 
 
 def files_of(run, step):
@@ -79,9 +96,9 @@ def test_two_processes_with_state_in_files_give_the_run_of_one_bitwise(alone, tm
     assert any((tmp_path / "state").iterdir())
 
 
-def test_four_processes_go_on_where_one_has_stopped_bitwise(alone, tmp_path):
+def test_four_machines_go_on_where_one_process_has_stopped_bitwise(alone, tmp_path):
     stopped = alone / "tiny" / "checkpoints" / "step_00000002"
-    train(tmp_path, 4, "--checkpoint.load", stopped, "--interleaving", 2)
+    train_as_machines(tmp_path, 4, "--checkpoint.load", stopped, "--interleaving", 2)
     metrics = metrics_of(tmp_path / "tiny").splitlines()
     assert metrics == metrics_of(alone / "tiny").splitlines()[2:]
     assert files_of(tmp_path, 4) == files_of(alone, 4)
@@ -93,7 +110,7 @@ def test_gradients_that_travel_in_16_bits_are_rounded_alike_in_one_process_and_s
     run_job(*FLAGS, *narrow, "--run_folder", tmp_path / "one")
     train(tmp_path / "two", 2, *narrow)
     stopped = tmp_path / "two" / "tiny" / "checkpoints" / "step_00000002"
-    train(tmp_path / "four", 4, *narrow, "--checkpoint.load", stopped)
+    train_as_machines(tmp_path / "four", 4, *narrow, "--checkpoint.load", stopped)
     metrics = [metrics_of(tmp_path / name / "tiny").splitlines() for name in ("one", "two", "four")]
     assert metrics[0] == metrics[1] == [*metrics[0][:2], *metrics[2]]
     files = [files_of(tmp_path / name, 4) for name in ("one", "two", "four")]

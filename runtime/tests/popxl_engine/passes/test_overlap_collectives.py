@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import popxl
 import pytest
+import torch
 from popxl import Tensor, extensions, ops
 from popxl.ops.collectives import replicated_all_gather, replicated_all_reduce
 from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.ir import Block
 from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.lockstep import run_lockstep
-from popxl_engine.passes import LEGALIZATION, LINKS, LINKS_ALL, Pass
+from popxl_engine.passes import LEGALIZATION, LINKS, LINKS_ALL, Pass, enabled_passes
 
 Build = Callable[[Tensor], Any]
 
@@ -121,6 +122,22 @@ def test_a_row_is_loaded_before_another_is_stored_and_never_before_the_same() ->
 
 def test_in_one_process_nothing_is_moved() -> None:
     assert not [name for name in shown(two_chains, LINKS[0]) if "begin" in name]
+
+
+@pytest.mark.parametrize(
+    ("here", "device", "expected"),
+    [(2, "cpu", []), (1, "cpu", [*LINKS]), (2, "cuda", [*LINKS])],
+    ids=["one machine", "two machines", "GPUs of one machine"],
+)
+def test_messages_run_beside_computation_where_processors_do_not_move_them(
+    here: int, device: str, expected: list[Pass], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": here, "MASTER_ADDR": "other"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    found = enabled_passes(torch.device(device))
+    assert [each for each in found if each in LINKS] == expected
+    assert enabled_passes(passes=LINKS_ALL) == LINKS_ALL
 
 
 def test_a_replica_goes_on_before_the_others_have_come() -> None:
