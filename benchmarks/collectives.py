@@ -53,6 +53,8 @@ FLAGS: Flags = {
     "--seconds": flag(0.15, "of a round, at least"),
     **CHECK,
 }
+BURST = 128 * 1024
+"""Bytes that a link lets through at once: two of the largest packets."""
 
 
 def ip(*words: str) -> None:
@@ -60,12 +62,21 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
 
 
+def can_play_machines(script: str) -> bool:
+    """Whether namespaces and shaped links can be made here; if not, print what a script needs."""
+    can = os.geteuid() == 0 and shutil.which("tc") is not None
+    if not can:
+        print(f"{script}: expected root, ip and tc. sudo apt install iproute2", file=sys.stderr)
+    return can
+
+
 @contextmanager
 def machines(count: int, gigabits: float) -> Iterator[list[str]]:
     """Network namespaces 10.98.9.1 and on, each with a link to a switch, shaped at both ends."""
     names = [f"popxl{os.getpid()}_{n}" for n in range(count)]
     switch = f"popxl{os.getpid()}_switch"
-    limit = ["tbf", "rate", f"{gigabits:g}gbit", "burst", "1mb", "latency", "50ms"]
+    burst = str(max(BURST, int(gigabits * 1e9 / 8 * 1e-3)))  # bytes: of a millisecond
+    limit = ["tbf", "rate", f"{gigabits:g}gbit", "burst", burst, "latency", "50ms"]
     try:
         for name in (switch, *names):
             ip("netns", "add", name)
@@ -90,37 +101,43 @@ def machines(count: int, gigabits: float) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
 
+def outputs(names: Sequence[str], program: Sequence[str], **variables: str) -> list[str]:
+    """What a program prints in each machine, as one run of as many processes of one thread."""
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(len(names)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "10.98.9.1",
+        "MASTER_PORT": "29500",
+        "POPDIST_SECRET": "of machines that are played",
+        "GLOO_SOCKET_IFNAME": CABLE,
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    started = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, *program],
+            cwd=ROOT,
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, name in enumerate(names)
+    ]
+    printed = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise BenchmarkError(f"{len(names)} processes of {' '.join(program)[:200]}: one failed")
+    return printed
+
+
 def measured(processes: int, gigabits: float, arguments: argparse.Namespace) -> list[Figures]:
     """Seconds of every case by every way."""
     with machines(processes, gigabits) as names, tempfile.TemporaryDirectory() as folder:
         options = {"store": f"{folder}/gloo", "rounds": arguments.rounds}
         options["seconds"] = arguments.seconds
-        environment = {
-            **os.environ,
-            "WORLD_SIZE": str(processes),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "10.98.9.1",
-            "MASTER_PORT": "29500",
-            "POPDIST_SECRET": "of machines that are played",
-            "GLOO_SOCKET_IFNAME": CABLE,
-            "OMP_NUM_THREADS": "1",
-        }
-        program = [sys.executable, "-c", INSTANCE, json.dumps(options)]
-        started = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, *program],
-                cwd=ROOT,
-                env={**environment, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, name in enumerate(names)
-        ]
-        told = [process.communicate()[0] for process in started]
-        if any(process.returncode for process in started):
-            raise BenchmarkError(f"{processes} processes at {gigabits:g} Gb/s: one failed")
-    return [json.loads(line) for line in told[0].splitlines()]
+        printed = outputs(names, ["-c", INSTANCE, json.dumps(options)])
+    return [json.loads(line) for line in printed[0].splitlines()]
 
 
 def figures_of(told: Mapping[str, Any], processes: int, gigabits: float) -> Figures:
@@ -159,8 +176,7 @@ def main() -> int:
     machine cannot play others.
     """
     arguments = make_parser(__doc__, FLAGS).parse_args()
-    if os.geteuid() != 0 or shutil.which("tc") is None:
-        print("collectives: expected root, ip and tc. sudo apt install iproute2", file=sys.stderr)
+    if not can_play_machines("collectives"):
         return 2
     found: Sequence[Figures] = [
         figures_of(told, processes, gigabits)
