@@ -30,7 +30,7 @@ from popxl_gpt.utils.units import bytes_text, counted, duration, si
 ASSUMPTIONS = (
     "Per replica and step, the mean of a run's. Every FLOP at the device's speed; rows come and "
     "go while the device computes, and messages as far as\nnothing needs them: each replica has a "
-    "process; exposed is what is waited for.\nPeak memory: of a device with "
+    "machine or a GPU of its own; exposed is what is waited for.\nPeak memory: of a device with "
     "memory of its own; a CPU uses remote rows where they lie. Remote memory: of the buffers "
     "that a phase reaches.\nA ring of n sends 2 (n-1)/n of an all-reduce's tensor, (n-1)/n of an "
     "all-gather's or a reduce-scatter's, padded.\nPhysical limit of a phase: the larger of FLOPs "

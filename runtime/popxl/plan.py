@@ -82,7 +82,7 @@ class Phase:
     """Remote memory, on one replica, of the buffers that the phase loads from or stores to."""
     collectives: tuple[Collective, ...]
     timeline: tuple[TimelineStep, ...] = field(default=(), repr=False)
-    """The order of what processors and links do, where each replica has a process of its own; none:
+    """The order of what processors and links do, where each replica has a machine of its own; none:
     collectives are waited for.
     """
 

@@ -28,7 +28,7 @@ def make_plan(
 ) -> Plan:
     """See `popxl.planning.plan`."""
     check_executable(ir)
-    # work and traffic are those of the program, before any fusion, as if each replica had a process
+    # work and traffic are those of the program, before any fusion, as if each replica had a machine
     links = enabled_passes(passes=LINKS_ALL)
     block = compile(ir, passes=(*links, *LEGALIZATION)).block
     counter = CostCounter(block)
@@ -71,7 +71,7 @@ def make_plan(
 
 
 def _apart(ir: Ir, device: torch.device) -> Block:
-    """A program as it is compiled where each replica has a process."""
+    """A program as it is compiled where each replica has a machine."""
     return compile(ir, device, enabled_passes(device, PASSES_APART)).block
 
 
