@@ -35,13 +35,13 @@ class Execution:
     """
     micro_batch_group: Count | None = None
     """Micro-batches that run through all layers, forward and backward, before the next ones do:
-    activations of that many are kept at a time, and weights and gradients are loaded once for each
-    group; the same numbers up to rounding, the same bits without data_parallel and without sharding
-    over replicas; none: all of a step.
+    activations of that many are kept at a time, weights are loaded twice for each group, gradients
+    once; the same numbers up to rounding, the same bits where no replicas reduce or share gradients
+    and these are float32; none: all of a step.
     """
     interleaving: SameNumbers[Annotated[Count, Largest(8)]] = 1
-    """Runs of a layer, at most, that alternate: links work for one while another is computed, for
-    the memory of all; as many as divide its runs in a step.
+    """Runs of a layer, at most 8, that alternate: links between machines or GPUs work for one while
+    another is computed, for the memory of all; as many as divide its runs in a step.
     """
     data_parallel: ObjectCount = 1
     """Replicas that hold the same weights and see different sequences."""
@@ -59,12 +59,12 @@ class Execution:
     """
     activation_memory: SameNumbers[Memory | None] = None
     """Remote memory of each replica for what decoder blocks keep of their forward pass, of all
-    micro-batches: what spares most for its size, and more in the last blocks; the rest is computed
+    micro-batches of a step or a group: what spares most for its size, and more in the last blocks; the rest is computed
     again; none: recomputation decides for all.
     """
     head_serialisation: Annotated[Count, Largest(2**10)] = 1
     """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its
-    gradient: only one piece's logits are held at once.
+    gradient: only one piece's logits are held at once; not given, on a GPU: as many as they need.
     """
     embedding_serialisation: Annotated[Count, Largest(2**10)] = 1
     """Parts that the rows of the word embedding, and of the matrix of a head that is not tied, are

@@ -106,8 +106,9 @@ class Rounding:
     """What is kept in 16 bits or fewer, and what draws are drawn from."""
 
     moment_precision: Literal["float32", "bfloat16", "8bit"] = "float32"
-    """Data type of Adam's two moments; bfloat16 takes half the memory, 8bit (floating-point numbers
-    in blocks that share an exponent) a quarter, and both need stochastic_rounding.
+    """Data type of Adam's two moments, and of Muon's momentum; bfloat16 takes half the memory, 8bit
+    (floating-point numbers in blocks that share an exponent; AdamW alone) a quarter, and both need
+    stochastic_rounding.
     """
     gradient_precision: Literal["float32", "bfloat16"] = "float32"
     """Data type of gradients that wait for the update; bfloat16 takes half the memory and traffic,

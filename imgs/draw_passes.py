@@ -41,6 +41,7 @@ The compiler runs these passes in this order. Each takes a program, as blocks of
 gives another one that does the same. Those of a graph work on the block of a single graph, before
 calls are inlined: they do the same wherever it is called. `POPXL_PASSES=-name,-name` turns passes
 off, `POPXL_PRINT_AFTER=name` prints the program after one, `POPXL_VERIFY=1` checks it after each.
+A few run on some devices alone, and say so.
 The lines below are from training steps of the `mini` preset, from attention that a program
 composes of products and a softmax, and from a sum and a loop over replicas: what was there, and
 what a pass puts there.

@@ -119,7 +119,7 @@ SHORTER = {
     # The search is held to its promises in test_auto.py.
     "python execution/pretraining.py --config demo --auto": "+ --layers 1 --sequence_length 16 "
     "--vocabulary_size 64 --auto_seconds 1",
-    "python execution/pretraining.py --config demo --micro_batch_group 4": "+ --layers 1 "
+    "python execution/pretraining.py --config demo --micro_batch_size 1 --micro_batch_group 4": "+ --layers 1 "
     "--sequence_length 16 --vocabulary_size 64",
     # What these measure is in tests of their own: test_gpu_scripts.py, test_benchmarks.py and
     # test_benchmarks_*.py.

@@ -271,8 +271,8 @@ def alternate_steps(ir: Ir, together: int) -> None:
     """Let batch-serialised loops do at most so many steps in an iteration, as many as divide
     theirs.
 
-    Their collectives go on beside each other's computation, where replicas are in several
-    processes. The numbers are the same.
+    Their collectives go on beside each other's computation, between machines and between GPUs. The
+    numbers are the same.
 
     Raises:
         ValueError: less than one.

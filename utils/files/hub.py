@@ -63,7 +63,7 @@ def hub_hint(path: Path) -> str:
     if not is_name or path.exists() or (path.parent != Path() and path.parent.exists()):
         return ""
     return (
-        " If it is a name at Hugging Face's hub, from which nothing is downloaded here, run `hf "
+        " If it is a name at Hugging Face's hub, run `hf "
         f"download {path} --local-dir FOLDER` and give FOLDER."
     )
 

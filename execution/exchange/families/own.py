@@ -1,4 +1,4 @@
-"""Our own family, which every model is of: its code goes beside the weights."""
+"""Our own family, for models of no other one: its code goes beside the weights."""
 
 from pathlib import Path
 

@@ -435,7 +435,8 @@ concat_ = alias(concat)
     names=lambda t, output_name: [output_name or "identity"],
 )
 def identity(t: Tensor, output_name: str | None = None) -> TensorSpec:
-    """A copy of a tensor, called ``output_name`` if that is given. Also known as `rename`.
+    """A copy of a tensor, called ``output_name`` if that is given. `identity` and `rename` are
+    one op.
 
     Shapes: t [a], any dtype -> [a], t's dtype.
     """

@@ -34,7 +34,7 @@ NAMES = json.loads((Path(__file__).parent / "public_names.json").read_text(encod
 ]
 HEADER = """# Ops
 
-Written by `make docs` from the declarations in `runtime/popxl/ops/`, the kernels in
+Written by `make docs` from the declarations in `runtime/popxl/ops/` and `runtime/popxl_addons/ops/`, the kernels in
 `runtime/popxl_engine/kernels/` and the samples in `runtime/tests/helpers/samples/`.
 
 - **Data types** are those of the first operand, or of the results of its samples where there is none. Sessions refuse
@@ -251,7 +251,7 @@ def page() -> str:
         for name in others
     ]
     parts.append(
-        table("Ops that gradients and add-ons make", ["op", "declared in", *head[3:]], inner)
+        table("Ops of popxl.extensions, of gradients and of add-ons", ["op", "declared in", *head[3:]], inner)
     )
     composed = [
         [f"`{n}`", " ".join(inspect.getdoc(function(n)).partition("\n\n")[0].split())]
